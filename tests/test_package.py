@@ -38,6 +38,11 @@ HEAVY = {
     "wandb",
     "trackio",
     "gymnasium",
+    "textworld",
+    "scienceworld",
+    "openenv",
+    "starlette",
+    "uvicorn",
 }
 
 
@@ -56,8 +61,8 @@ def test_import_loads_nothing_heavy():
 
 def test_layer_one_loads_nothing_heavy():
     names = (
-        "advantages surrogates corrections regularizers curation evolution rewards aggregate "
-        "logprobs diagnostics recipes"
+        "advantages surrogates corrections regularizers curation evolution diffusion rewards "
+        "aggregate logprobs diagnostics recipes"
     )
     code = (
         "import sys, jaxrl_llm as jr\n"
@@ -91,7 +96,7 @@ def test_base_dependencies():
 
 def test_jax_is_not_pinned_to_a_platform():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"train", "envs", "sinks", "quant", "test", "dev"}
+    assert set(extras) == {"train", "envs", "openenv", "serve", "sinks", "quant", "test", "dev"}
     every = [requirement for extra in extras.values() for requirement in extra]
     assert not [requirement for requirement in every if requirement.startswith("jax[")]
 

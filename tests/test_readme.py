@@ -47,10 +47,11 @@ def test_every_command_is_one_line():
 
 
 def test_ci_runs_the_test_command_of_the_readme():
+    """With the tests marked slow in the same processes, which share their programs."""
     command = blocks("bash")[1].strip().rsplit(" && ", 1)[1]
     _, arguments = command.split("bin/python ")
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert f'"$bin/python" {arguments}' in lines
+    assert f'"$bin/python" {arguments} -m "slow or not slow"' in lines
 
 
 def test_fill_needs_its_markers():

@@ -5,9 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import branch_advantages, depth_advantages, grpo, node_rewards
+from jaxrl_llm.advantages import (
+    branch_advantages,
+    depth_advantages,
+    dr_grpo,
+    grpo,
+    node_rewards,
+    shared_prefix_advantages,
+    sibling_advantages,
+    spo_tree,
+    whiten_segments,
+)
+from jaxrl_llm.curation import segment_tokens
 
-rewards_of = jax.jit(node_rewards, static_argnames=("max_depth", "alpha"))
+rewards_of = jax.jit(node_rewards, static_argnames=("max_depth", "alpha", "over"))
+siblings_of = jax.jit(sibling_advantages, static_argnames=("scale", "ddof"))
+spo_of = jax.jit(spo_tree, static_argnames=("scale", "max_depth"))
+shared_of = jax.jit(shared_prefix_advantages)
 advantages_of = jax.jit(depth_advantages, static_argnames=("trees", "max_depth", "bound"))
 branch_of = jax.jit(branch_advantages, static_argnames=("alpha", "max_depth"))
 # A root, two children, four leaves.
@@ -20,6 +34,31 @@ def test_the_worked_tree():
     np.testing.assert_allclose(rewards[:3], [0.75, 0.5, 1.0])
     ours = advantages_of(rewards, DEPTH, jnp.zeros(7, int), trees=1, max_depth=2)
     np.testing.assert_allclose(ours, [0, -0.707107, 0.707107, 0.5, -1.5, 0.5, 0.5], atol=1e-5)
+
+
+def test_the_worked_tree_of_segments():
+    values = rewards_of(PARENTS, DEPTH, LEAVES, max_depth=2, over="children")
+    np.testing.assert_allclose(values[:3], [0.75, 0.5, 1.0])
+    edges = np.asarray(siblings_of(values, PARENTS))
+    np.testing.assert_allclose(edges, [0, -0.25, 0.25, 0.5, -0.5, 0, 0])
+    scaled = siblings_of(values, PARENTS, scale="std")
+    np.testing.assert_allclose(scaled, [0, -1, 1, 1, -1, 0, 0], rtol=1e-6)
+    # Path sums telescope.
+    for leaf, parent in ((3, 1), (4, 1), (5, 2), (6, 2)):
+        np.testing.assert_allclose(edges[leaf] + edges[parent], LEAVES[leaf] - 0.75, rtol=1e-6)
+    # A child that ended early counts as much as its sibling's two.
+    ragged = (
+        jnp.array([-1, 0, 0, 1, 1]),
+        jnp.array([0, 1, 1, 2, 2]),
+        LEAVES[jnp.array([0, 1, 3, 3, 4])],
+    )
+    over = {
+        name: float(rewards_of(*ragged, max_depth=2, over=name)[0])
+        for name in ("children", "leaves")
+    }
+    assert over == pytest.approx({"children": 0.75, "leaves": 2 / 3})
+    equal = spo_of(jnp.ones(4), jnp.array([[0, 2], [0, 3], [1, 4], [1, 5]]), jnp.ones((4, 2), bool))
+    assert not np.asarray(equal).any()
 
 
 def random_trees(seed, size=24):
@@ -65,6 +104,18 @@ def test_rewards_equal_a_walk_over_the_tree(seed):
     flat = rewards_of(parents, depth, leaf_rewards, max_depth=4, edge_logp=logp, alpha=0.0)
     even = plain(parents, np.float64(leaf_rewards), np.zeros(24))
     np.testing.assert_allclose(flat, even, atol=1e-5)
+    mean = np.float64(rewards_of(parents, depth, leaf_rewards, max_depth=4, over="children"))
+    np.testing.assert_allclose(mean, even, atol=1e-5)
+    for scale in (None, "std"):
+        options = {"scale": scale} if scale is None else {"scale": scale, "ddof": 0}
+        edges = siblings_of(mean.astype(np.float32), parents, tree_ids=tree, **options)
+        for i in range(24):
+            same_root = tree == tree[i] if parents[i] < 0 else True
+            x = mean[(parents == parents[i]) & same_root]
+            expected = mean[i] - x.mean()
+            if scale == "std":
+                expected = 0.0 if len(x) == 1 else expected / (x.std() + 1e-8)
+            np.testing.assert_allclose(edges[i], expected, atol=1e-4)
     advantages = advantages_of(ours, depth, tree, trees=2, max_depth=4, bound=1.2)
     for t in range(2):
         for d in range(5):
@@ -127,6 +178,50 @@ def test_tokens_have_the_advantage_of_their_node(seed):
         w = np.exp(2.0 * np.array(mean))
         return sum(w / w.sum() * [value(c, depth + 1) for c in sorted(children)])
 
+    # Segments: the value of a node minus that of its parent; the prompt is the root.
+    segments = spo_of(junk, ids, mask, where=where, max_depth=2)
+    scaled = spo_of(junk, ids, mask, where=where, scale="std", max_depth=2)
+
+    def children(parent, depth):
+        rows = present if parent is None else below(parent)
+        return sorted({paths[g][depth][0] for g in rows if len(paths[g]) > depth})
+
+    def mean_value(node, depth):
+        under = children(node, depth + 1)
+        if not under:
+            return np.float64(rewards[below(node)[0]])
+        return np.mean([mean_value(c, depth + 1) for c in under])
+
+    for depth in range(3):
+        above = {paths[g][depth - 1][0] for g in present if len(paths[g]) >= max(depth, 1)}
+        for parent in above if depth else [None]:
+            family = children(parent, depth)
+            v = np.array([mean_value(c, depth) for c in family])
+            for node, x in zip(family, v, strict=True):
+                tokens = mask & (ids == node) & where[:, None]
+                np.testing.assert_allclose(np.asarray(segments)[tokens], x - v.mean(), atol=1e-4)
+                unit = 0.0 if len(v) == 1 else (x - v.mean()) / (v.std() + 1e-8)
+                np.testing.assert_allclose(np.asarray(scaled)[tokens], unit, atol=1e-4)
+    # A token's mean over the rows that have it, and each segment once, with its uncertain tokens.
+    shared = np.asarray(shared_of(junk, ids, mask, where=where))
+    keep = np.asarray(segment_tokens(segments, mask, ids, logp, max_prob=0.5))
+    seen = set()
+    for g in range(6):
+        for t in np.flatnonzero(mask[g]):
+            if not where[g]:
+                assert shared[g, t] == 0 and not keep[g, t]
+                continue
+            rows = [h for h in present if mask[h, t] and ids[h, t] == ids[g, t]]
+            np.testing.assert_allclose(shared[g, t], np.mean(rewards[rows]), atol=1e-5)
+            new = (ids[g, t], t) not in seen
+            seen.add((ids[g, t], t))
+            differs = abs(float(segments[g, t])) > 0
+            assert keep[g, t] == (new and differs and np.exp(old_logp[g, t]) < 0.5)
+    white = np.float64(whiten_segments(segments, mask, node_ids=ids, old_logp=logp, max_prob=0.5))
+    taken = np.float64(segments)[keep]
+    np.testing.assert_allclose(white[keep], (taken - taken.mean()) / taken.std(ddof=1), atol=1e-3)
+    assert not white[~keep].any()
+
     for depth in range(3):
         nodes = sorted({paths[g][depth][0] for g in present if len(paths[g]) > depth})
         plainly = np.array([np.float64(rewards[below(n)]).mean() for n in nodes])
@@ -153,12 +248,32 @@ def test_members_in_another_order_and_chains():
     flat = np.broadcast_to(grpo(rewards, eps=1e-8)[:, None], (6, 9)) * mask
     for names in (alone, unknown):
         np.testing.assert_allclose(branch_of(rewards, names, mask), flat, atol=1e-5)
+        plain_mean = np.broadcast_to(dr_grpo(rewards)[:, None], (6, 9)) * mask
+        np.testing.assert_allclose(spo_of(rewards, names, mask), plain_mean, atol=1e-5)
+        own = np.broadcast_to(rewards[:, None], (6, 9)) * mask
+        np.testing.assert_allclose(shared_of(rewards, names, mask), own, atol=1e-6)
     batch = branch_of(np.stack([rewards, rewards]), np.stack([ids, alone]), np.stack([mask] * 2))
     np.testing.assert_allclose(batch, np.stack([ours, flat]), atol=1e-5)
     with pytest.raises(ValueError, match="alpha=2.0 has no effect without edge_logp"):
         branch_advantages(rewards, ids, mask, alpha=2.0)
     with pytest.raises(ValueError, match=r"branch_advantages: .*node_ids"):
         branch_advantages(rewards, ids[:, :4], mask)
+
+
+def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
+    """ARPO's worked number; and a sum over all copies, in which shared logits are one parameter."""
+    ids = jnp.array([[0, 1], [0, 2], [0, 3]])
+    mask, soft = jnp.ones((3, 2), bool), jnp.array([1.0, -1.0, 0.2])
+    hard = shared_of(soft, ids, mask)
+    np.testing.assert_allclose(hard, [[0.2 / 3, 1.0], [0.2 / 3, -1.0], [0.2 / 3, 0.2]], rtol=1e-5)
+
+    def gradient(advantages):
+        def loss(logp):
+            return -jnp.sum(advantages * logp[ids])
+
+        return jax.grad(loss)(jnp.zeros(4))
+
+    np.testing.assert_allclose(gradient(soft[:, None]), gradient(hard), atol=1e-6)
 
 
 def test_chains_are_grpo_at_every_depth():
@@ -202,6 +317,28 @@ def test_absent_nodes_are_not_read(junk):
             lambda: node_rewards(PARENTS, DEPTH, LEAVES, max_depth=2, alpha=1.0),
             ValueError,
             "node_rewards: alpha=1.0 has no effect without edge_logp",
+        ),
+        (
+            lambda: node_rewards(
+                PARENTS, DEPTH, LEAVES, max_depth=2, over="leaves", edge_logp=LEAVES
+            ),
+            ValueError,
+            "node_rewards: over='leaves' has no effect with edge_logp",
+        ),
+        (
+            lambda: sibling_advantages(LEAVES, PARENTS, eps=0.1),
+            ValueError,
+            "sibling_advantages: eps=0.1 has no effect without scale",
+        ),
+        (
+            lambda: spo_tree(jnp.ones(2), jnp.ones((2, 3)), jnp.ones((2, 3), bool)),
+            TypeError,
+            "spo_tree: node_ids must hold integers",
+        ),
+        (
+            lambda: segment_tokens(jnp.ones((2, 3)), jnp.ones((2, 3), bool), jnp.ones((2, 3), int)),
+            ValueError,
+            "segment_tokens: max_prob needs old_logp",
         ),
         (
             lambda: depth_advantages(LEAVES, 1.0 * DEPTH, DEPTH, trees=1, max_depth=2),

@@ -7,7 +7,18 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxrl_llm as jr
-from jaxrl_llm.advantages import rloo, trloo, turn_returns, turns_to_tokens
+from jaxrl_llm.advantages import (
+    dr_grpo,
+    equal_turns,
+    grpo,
+    mc_turns,
+    rloo,
+    trloo,
+    turn_grpo,
+    turn_returns,
+    turns_to_tokens,
+    ui_s1,
+)
 from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(trloo, static_argnames=("singleton",))
@@ -120,6 +131,105 @@ def test_gradient_permutation_bfloat16_and_leading_axes():
     assert compiled(half, **kept).dtype == jnp.float32
     np.testing.assert_array_equal(compiled(half, **kept), compiled(half.astype("float32"), **kept))
     np.testing.assert_allclose(trloo(rewards, **kept), out, atol=1e-6)
+
+
+def test_returns_end_where_the_expert_is_left():
+    rewards, matches = jnp.array([1.0, 1.0, 0.1, 1.0]), jnp.array([True, True, False, True])
+    out = turn_returns(rewards, matches=matches, gamma=0.5)
+    np.testing.assert_allclose(out, [1.5, 1.0, 0.1, 1.0], atol=1e-6)
+    every = jnp.ones(4, bool)
+    plain = turn_returns(rewards, gamma=0.5)
+    np.testing.assert_array_equal(turn_returns(rewards, matches=every, gamma=0.5), plain)
+    np.testing.assert_allclose(turn_returns(rewards, matches=matches, gamma=0.0), rewards)
+    # A turn that did not happen deviates from nothing.
+    there = jnp.array([True, True, False, True])
+    gap = turn_returns(rewards, turn_where=there, matches=matches, gamma=0.5)
+    np.testing.assert_allclose(gap, [1.625, 1.25, 0.0, 1.0])
+
+
+def test_turns_standardized_together():
+    rewards = jnp.array([[0.2, 0.3, 1.0], [0.1, -0.1, 0.0]])
+    one = [[-0.1270, 0.1270, 1.9050], [-0.3810, -0.8890, -0.6350]]
+    to_come = [[1.9050, 2.0320, 1.9050], [-1.9050, -1.5240, -0.6350]]
+    np.testing.assert_allclose(turn_grpo(rewards, gamma=0.0), one, atol=6e-5)
+    np.testing.assert_allclose(turn_grpo(rewards), to_come, atol=1e-4)
+    assert not np.asarray(turn_grpo(jnp.full((2, 3), 0.1))).any()
+    assert turn_grpo(jnp.array([[3.0]])).tolist() == [[0.0]]
+    single, _, where = sample(8)
+    np.testing.assert_allclose(
+        turn_grpo(single[..., :1], where=where)[..., 0],
+        grpo(single[..., 0], where=where),
+        atol=1e-6,
+    )
+
+
+def test_monte_carlo_returns_minus_each_baseline():
+    rewards, turn_where, where = sample(9)
+    options = {"turn_where": turn_where, "where": where, "gamma": 0.7}
+    taken = turn_where & where[..., None]
+    returns = np.where(taken, turn_returns(rewards, turn_where=taken, gamma=0.7), np.nan)
+    by_turn = returns - np.nanmean(np.where(taken.any(-2, keepdims=True), returns, 0), -2)[:, None]
+    joint = returns - np.nanmean(returns, (-1, -2))[:, None, None]
+    for baseline, expected in (("none", returns), ("turn", by_turn), ("group", joint)):
+        out = jax.jit(mc_turns, static_argnames="baseline")(rewards, baseline=baseline, **options)
+        np.testing.assert_allclose(out, np.nan_to_num(expected), atol=2e-6)
+    out = mc_turns(rewards[..., :1], where=where)[..., 0]
+    np.testing.assert_allclose(out, dr_grpo(rewards[..., 0], where=where), atol=1e-6)
+
+
+def test_ui_s1_adds_steps_and_episodes():
+    rewards, turn_where, where = sample(10)
+    rng = np.random.default_rng(11)
+    matches = rng.random(rewards.shape) < 0.7
+    options = {"matches": matches, "turn_where": turn_where, "where": where}
+    static = ("scale", "episode", "singleton")
+    credit = jax.jit(ui_s1, static_argnames=static)
+    taken = turn_where & where[..., None]
+    returns = turn_returns(rewards, turn_where=taken, matches=matches, gamma=0.5)
+    across = grpo(jnp.swapaxes(returns, 1, 2), where=np.swapaxes(taken, 1, 2))
+    step = np.swapaxes(across, 1, 2)
+    np.testing.assert_allclose(credit(rewards, episode_weight=0.0, **options), step, atol=1e-6)
+    together = np.asarray(turn_grpo(rewards, turn_where=turn_where, where=where, gamma=0.0))
+    out = credit(rewards, step_weight=2.0, episode_weight=0.5, **options)
+    np.testing.assert_allclose(out, 2.0 * step + 0.5 * together, atol=1e-5)
+    total = grpo(np.where(taken, rewards, 0.0).sum(-1), where=where)
+    out = credit(rewards, episode="rollouts", **options)
+    expected = step + np.where(taken, np.asarray(total)[..., None], 0.0)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    junk = np.where(taken, rewards, np.nan)
+    np.testing.assert_array_equal(credit(junk, episode="rollouts", **options), out)
+
+
+def test_a_turn_counts_once_whatever_its_length():
+    rng = np.random.default_rng(12)
+    turn_ids = jnp.array([[[0, 0, 0, -1, 1], [0, 1, 1, 2, 2]]])
+    mask = jnp.array([[[True, True, True, True, True], [True, True, True, True, False]]])
+    advantages = jnp.asarray(rng.normal(size=(1, 2, 5)), jnp.float32)
+    out = equal_turns(advantages, mask, turn_ids=turn_ids)
+    a = np.float64(advantages[0])
+    turns = [a[0, :3], a[0, 4:5], a[1, :1], a[1, 1:3], a[1, 3:4]]
+    # Of the eight tokens of a turn, under a mean over those.
+    assert float(out.sum()) / 8 == pytest.approx(np.mean([x.mean() for x in turns]), abs=1e-6)
+    assert not np.asarray(out)[0, 0, 3] and not np.asarray(out)[0, 1, 4]
+    loud = equal_turns(jnp.where(mask, advantages, jnp.nan), mask, turn_ids=turn_ids)
+    np.testing.assert_array_equal(loud, out)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda r: mc_turns(r, baseline="leave"), ValueError, "mc_turns: baseline must be one of"),
+        (lambda r: turn_grpo(r, scale="none", eps=0.1), ValueError, "eps=0.1 has no effect"),
+        (lambda r: turn_grpo(r[0, 0]), ValueError, "rewards must have at least 2 axes"),
+        (lambda r: ui_s1(r, matches=r), TypeError, "ui_s1: matches must be bool"),
+        (lambda r: ui_s1(r, matches=r > 0, step_weight=-1.0), ValueError, "step_weight must not"),
+        (lambda r: ui_s1(r, matches=r[0] > 0), ValueError, "these must have one shape"),
+        (lambda r: turn_returns(r, matches=r), TypeError, "turn_returns: matches must be bool"),
+    ],
+)
+def test_bad_input_of_turns(make, error, words):
+    with pytest.raises(error, match=words):
+        make(jnp.zeros((2, 3, 4)))
 
 
 def test_tokens_take_the_value_of_their_turn():

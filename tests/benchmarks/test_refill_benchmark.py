@@ -12,4 +12,6 @@ def test_three_ways_collect_the_same(capsys):
         "rounds/barrier",
         "slots/barrier",
     }
-    assert all(way["tokens"] == 1.0 for way in result["ours"].values())  # no group is dropped here
+    # No group is dropped here; slots begin with half a batch more.
+    assert [result["ours"][name]["tokens"] for name in ("barrier", "rounds")] == [1.0, 1.0]
+    assert 1.0 <= result["ours"]["slots"]["tokens"] < 1.6

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from benchmarks import sampler, train_step
+from benchmarks import dpo_step, sampler, train_step
 
 
 @pytest.mark.parametrize(
     "name, benchmark, options",
     [
         ("sampler", sampler, []),
-        ("train_step_short", train_step, ["--case", "short"]),
+        ("dpo_step_precomputed", dpo_step, ["--case", "precomputed"]),
         ("train_step_bfloat16", train_step, ["--case", "bfloat16"]),
     ],
 )

@@ -11,6 +11,7 @@ from jaxrl_llm import rewards
 from jaxrl_llm.cli import COMMANDS, main, train
 from jaxrl_llm.cli.options import load_config, load_target, parse_config
 from jaxrl_llm.cli.rewards import find_reward
+from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
 
@@ -252,6 +253,12 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     code, _, err = run(capsys, "train", path, *options)
     assert code == 1
     one_sentence(err, "already holds a run; go on with it (--resume)", "(--run-dir)")
+    lock = FolderLock("run")
+    for words in ([], ["--resume"]):
+        code, _, err = run(capsys, "train", path, *options, "--steps", "3", *words)
+        assert code == 2
+        one_sentence(err, "is in use by process", "since")
+    lock.release()
     code, out, err = run(capsys, "train", path, *options, "--steps", "3", "--resume")
     assert code == 0 and "The checkpoint of step 3" in out, err
 

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxrl_llm.core.packing import Packing, check_packing, pack, plan_packing, plan_tree, unpack
+from jaxrl_llm.core.packing import (
+    Packing,
+    check_packing,
+    pack,
+    plan_packing,
+    plan_tree,
+    row_trees,
+    unpack,
+)
 
 
 def mask_of(lengths, size):
@@ -251,3 +259,27 @@ def test_bad_input_is_named(call, error, message):
     check_packing("f", PACKING, (1, 2, 3))
     with pytest.raises(error, match=message):
         call()
+
+
+def test_rows_that_are_trees_know_what_each_token_comes_after():
+    rng = np.random.default_rng(0)
+    ends = np.full((2, 3, 12), 12)
+    for row in ends.reshape(-1, 12)[1:]:  # the first is no tree
+        path, t = [], 0
+        while t < 12:
+            keep = int(rng.integers(0, len(path) + 1))
+            row[path[keep:]] = t
+            path = path[:keep]
+            grow = int(rng.integers(1, 5))
+            path += range(t, min(t + grow, 12))
+            t += grow
+    tree = row_trees(ends)
+    for place in np.ndindex(2, 3, 12):
+        row, t = ends[place[:2]], place[2]
+        before = [s for s in range(t) if row[s] > t]
+        assert tree.depths[place] == len(before)
+        assert tree.parents[place] == (before[-1] if before else -1)
+    assert (tree.cells == np.arange(36).reshape(3, 12)).all()
+    for wrong in ([3, 1, 3], [2, 3, 3], [0, 3, 3]):
+        with pytest.raises(ValueError, match="must be above its place and at most"):
+            row_trees(np.array([[wrong]]))

@@ -49,6 +49,33 @@ def test_centroids():
     np.testing.assert_array_equal(ours, expected)
 
 
+def test_clusters_of_utterances_and_pairs_of_strategies():
+    rng = np.random.default_rng(1)
+    places = np.array([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
+    kinds = rng.integers(0, 3, 40)
+    x = (places[kinds] + rng.normal(0, 0.3, (40, 2))).astype(np.float32)
+    where = np.arange(40) < 36
+    junk = np.where(where[:, None], x, np.nan)
+    for seed in range(3):
+        centers = curation.k_means(junk, jax.random.key(seed), clusters=3, where=where)
+        ours = np.asarray(curation.nearest_centroid(x, centers))
+        expected = [x[where & (kinds == k)].mean(0) for k in range(3)]
+        for k in range(3):
+            (found,) = set(ours[where & (kinds == k)].tolist())
+            np.testing.assert_allclose(centers[found], expected[k], atol=1e-5)
+    # More clusters than points: the same ones again, and nothing non-finite.
+    few = curation.k_means(jnp.ones((2, 1)), jax.random.key(0), clusters=4)
+    np.testing.assert_array_equal(few, 1.0)
+    strategies, values = jnp.array([[2, 0, 1, 0], [1, 1, 1, 1]]), jnp.array([[0.1, 0.5, 0.4]] * 2)
+    pair = curation.strategy_pair(strategies, values)
+    assert pair.chosen.tolist() == [2, 0] and pair.rejected.tolist() == [1, 0]
+    assert pair.where.tolist() == [True, False]
+    there = jnp.array([[True, False, False, True], [False] * 4])
+    pair = curation.strategy_pair(jnp.where(there, strategies, 99), values, where=there)
+    assert (int(pair.chosen[0]), int(pair.rejected[0])) == (0, 3)
+    assert pair.where.tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("regrets", "policy"),
     [

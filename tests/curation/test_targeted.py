@@ -212,6 +212,22 @@ def test_all_prompts_are_references_where_there_are_few():
     assert len(batch.requests) == N + P and len(rows) == P
 
 
+def test_texts_are_embedded_once_a_run():
+    texts = []
+
+    def embed(text):
+        texts.append(text)
+        return angle(text)
+
+    collector = targeted(references=R, embed=embed, every=1)
+    state = collector.init(N)
+    for step in range(2):
+        # As a run does.
+        of_batch = sized(collector, group_size=G, max_new_tokens=T, num_groups=P)
+        _, _, state = play(of_batch, state, step)
+    assert texts == [row["text"] for row in DATA]
+
+
 def test_what_cannot_be_is_said():
     collector, state = started()
 

@@ -1,5 +1,7 @@
 """A population in one batch of the built-in model: each row is the model of its member."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,7 @@ def everything():
     return model, params, leaf_classes(params, rules=[("embed/*", "embedding")], others="full")
 
 
+@functools.partial(jax.jit, static_argnames=("model", "remat"))
 def hidden(model, params, delta=None, tokens=TOKENS, remat="none"):
     context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
     positions = POSITIONS[: tokens.shape[0], : tokens.shape[1]]
@@ -77,7 +80,8 @@ def test_rows_may_share_the_factors_of_their_pair(everything):
         out, _ = model.apply(params, tokens, positions, context, delta=delta)
         return jnp.mean(out**3), out
 
-    (found, expected) = (jax.value_and_grad(mean, has_aux=True)(given) for given in (shared, each))
+    grad = jax.jit(jax.value_and_grad(mean, has_aux=True))
+    found, expected = grad(shared), grad(each)
     np.testing.assert_allclose(found[0][1], expected[0][1], atol=1e-5)
     # The gradient of what is shared is the sum of both members'.
     summed = jax.tree.map(
@@ -96,10 +100,14 @@ def test_every_hook_is_there(everything, leaf):
     model, params, classes = everything
     kind = "embedding" if leaf == "embed/*" else "full"
     alone = leaf_classes(params, rules=[(leaf, kind), ("*", "frozen")])
-    delta = model_delta(params, alone, KEY, 4, MEMBERS, sigma=0.2)
-    found = hidden(model, params, delta)
-    moved = perturb(params, alone, KEY, 4, MEMBERS[1, 0], sigma=0.2)
-    expected = hidden(model, moved)
+
+    @jax.jit
+    def both(params):
+        delta = model_delta(params, alone, KEY, 4, MEMBERS, sigma=0.2)
+        moved = perturb(params, alone, KEY, 4, MEMBERS[1, 0], sigma=0.2)
+        return hidden(model, params, delta), hidden(model, moved)
+
+    found, expected = both(params)
     np.testing.assert_allclose(found[1, 0], expected[1, 0], atol=2e-4)
     assert np.abs(expected - hidden(model, params)).max() > 1e-3
 
@@ -109,7 +117,7 @@ def test_a_population_decodes_in_the_slots_of_one_engine():
     model, params = tiny_model(num_layers=1)
     classes = leaf_classes(params, others="full")
     members, noise = jnp.arange(5), {"sigma": 0.3, "rank": 2}
-    deltas = model_delta(params, classes, KEY, 0, members, **noise)
+    deltas = jax.jit(lambda p: model_delta(p, classes, KEY, 0, members, **noise))(params)
     sizes = {"rows": 2, "width": 1, "prompt_length": 8, "max_new_tokens": 6}
     engine = make_engine(model, temperature=0.0, **sizes)
 
@@ -121,8 +129,9 @@ def test_a_population_decodes_in_the_slots_of_one_engine():
     groups = [Group(n, [5, 60, 7], (n,), adapter=n) for n in range(5)]
     found = decode(params, *groups, deltas=deltas)
     assert len(set(found.values())) > 2
+    member = jax.jit(lambda p, n: perturb(p, classes, KEY, 0, n, **noise))
     for n in (0, 1, 4):
-        moved = perturb(params, classes, KEY, 0, n, **noise)
+        moved = member(params, n)
         assert found[n] == decode(moved, groups[n]._replace(adapter=0))[n]
 
 

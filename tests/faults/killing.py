@@ -88,12 +88,9 @@ def child(folder: Path, *, staleness: int) -> None:
     print(f"ended {digest.hexdigest()}", flush=True)
 
 
-def start(folder: Path, cache: Path, *, staleness: int = 0) -> subprocess.Popen:
-    """A process that runs :func:`child`.
-
-    Its programs are kept in a cache of its own: one that is killed may leave half of an entry.
-    """
-    environment = dict(
+def environment(cache: Path) -> dict[str, str]:
+    """Variables of a process on one CPU device."""
+    return dict(
         os.environ,
         JAX_PLATFORMS="cpu",
         JAX_NUM_CPU_DEVICES="1",
@@ -102,8 +99,15 @@ def start(folder: Path, cache: Path, *, staleness: int = 0) -> subprocess.Popen:
         JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
         MPLBACKEND="Agg",
     )
+
+
+def start(folder: Path, cache: Path, *, staleness: int = 0) -> subprocess.Popen:
+    """A process that runs :func:`child`.
+
+    Its programs are kept in a cache of its own: one that is killed may leave half of an entry.
+    """
     command = [sys.executable, __file__, "--child", str(folder), "--staleness", str(staleness)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment(cache), stdout=subprocess.PIPE, text=True)
 
 
 def follow(process: subprocess.Popen, *, kill_after: float | None = None) -> Ended | None:

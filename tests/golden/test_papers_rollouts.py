@@ -6,7 +6,16 @@ import jax.numpy as jnp
 import pytest
 from golden_data import Ours
 
-from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
+from jaxrl_llm import (
+    advantages,
+    aggregate,
+    corrections,
+    curation,
+    preferences,
+    regularizers,
+    rewards,
+    surrogates,
+)
 
 
 def selection(count, least):
@@ -118,6 +127,94 @@ def crpg(a):
     return {"rewards": rewards.constrained_rewards(calibrated, budget=5.0, **constraints)}
 
 
+def tree_values(a):
+    nodes = advantages.node_rewards(
+        a["parents"], a["depth"], a["rewards"], max_depth=3, over="children"
+    )
+    return {"values": nodes}
+
+
+def segments(scale):
+    def run(a):
+        values = advantages.node_rewards(
+            a["parents"], a["depth"], a["rewards"], max_depth=3, over="children"
+        )
+        return {"advantages": advantages.sibling_advantages(values, a["parents"], scale=scale)}
+
+    return Ours(run)
+
+
+def whitened(a):
+    ids = jnp.arange(4)[:, None] + jnp.zeros_like(a["mask"], jnp.int32)
+    taken = {"node_ids": ids, "old_logp": a["old_logp"], "max_prob": 0.9}
+    x = advantages.whiten_segments(a["advantages"], a["mask"], **taken)
+    return {
+        "advantages": x,
+        "keep": curation.segment_tokens(a["advantages"], a["mask"], **taken),
+    }
+
+
+def of_the_batch(a):
+    centered = advantages.dr_grpo(a["rewards"], singleton="raw")
+    return {"advantages": advantages.clip(advantages.batch_normalize(centered), bound=3.0)}
+
+
+def factor(a):
+    moved = corrections.sequential_factor(a["factor"], a["logp"], a["old_logp"], a["mask"])
+    return {"factor": moved}
+
+
+def agents(a):
+    taken = curation.entropy_branches(a["first"], a["now"], a["draws"], slots=a["slots"])
+    return {"taken": taken}
+
+
+def first_tokens(a):
+    return {"entropy": curation.top_k_entropy(a["logp"], vocab_size=151936, reduce="sum")}
+
+
+def progress(a):
+    return {"rewards": rewards.progress_rewards(a["rewards"], embeddings=a["embeddings"])}
+
+
+def turns(a, name):
+    """Rows of turns as one row a rollout."""
+    return a[name].reshape(*a[name].shape[:2], -1)
+
+
+def turn_ids(a):
+    shape = a["mask"].shape
+    return jnp.broadcast_to(jnp.arange(shape[2])[:, None], shape).reshape(*shape[:2], -1)
+
+
+def two_levels(base):
+    def run(a):
+        return {
+            "advantages": advantages.oprl(
+                a["rewards"],
+                prm_logp=turns(a, "prm_logp"),
+                old_logp=turns(a, "old_logp"),
+                mask=turns(a, "mask"),
+                turn_ids=turn_ids(a),
+                turn_where=a["turn_where"],
+                alpha=0.7,
+                base=base,
+            )
+        }
+
+    return Ours(run)
+
+
+def process_loss(a):
+    def loss(prm_logp):
+        return preferences.trajectory_dpo(
+            prm_logp, turns(a, "old_logp"), turns(a, "mask"), a["rewards"], turn_ids=turn_ids(a)
+        )
+
+    value, gradient = jax.value_and_grad(loss)(turns(a, "prm_logp"))
+    return {"loss": value, "gradient": gradient.reshape(a["mask"].shape)}
+
+
 def majority(a):
     ids = a["answer_ids"]
     votes = rewards.majority_rewards(jnp.zeros(ids.shape), answer_ids=ids)
@@ -163,6 +260,20 @@ TABLES = {
     "ttrl": {"majority": Ours(majority)},
     "scaf_grpo": {"least": Ours(lambda a: {"level": curation.minimal_hint(a["rewards"])})},
     "dart": {"pool": Ours(pool)},
+    "spo": {
+        "values": Ours(tree_values),
+        "rloo": segments(None),
+        "grpo": segments("std"),
+        "whiten": Ours(whitened),
+    },
+    "seeupo": {
+        name: Ours(of_the_batch) for name in ("worked", "binary", "outlier", "equal", "alone")
+    }
+    | {"factor": Ours(factor)},
+    "arpo": {"branches": Ours(agents), "entropy": Ours(first_tokens)},
+    "siirl": {"progress": Ours(progress)},
+    "istar": {base: two_levels(base) for base in ("rloo", "grpo", "center")}
+    | {"loss": Ours(process_loss)},
 }
 PEERS = {name: golden_data.load(name) for name in TABLES}
 CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]

@@ -1,4 +1,4 @@
-"""Our self-distillation against the numbers of TRL's own."""
+"""Our distillation, from another model and from the policy itself, against TRL's numbers."""
 
 import golden_data
 import jax
@@ -6,9 +6,7 @@ import jax.numpy as jnp
 import pytest
 from golden_data import Ours
 
-from jaxrl_llm import surrogates
-
-TRL = golden_data.load("trl_distillation")
+from jaxrl_llm import advantages, surrogates
 
 
 def chosen(logits, targets):
@@ -65,7 +63,66 @@ def sampled(is_clip):
     return distilled(each)
 
 
-TABLE = {
+def whole(alpha):
+    """Over the full vocabulary, as a loss of the divergence."""
+
+    def each(logits, a):
+        logp = chosen(logits, a["targets"])
+        divergence = surrogates.teacher_divergence(
+            logits, teacher_logits=a["teacher_logits"], alpha=alpha
+        )
+        mask = jnp.ones(logp.shape, bool)
+        return surrogates.gkd(logp, None, jnp.zeros(logp.shape), mask, divergence=divergence)
+
+    return distilled(each)
+
+
+def sent(rest):
+    """Over the tokens that a server sends, the teacher's most probable ones."""
+
+    def each(logits, a):
+        tokens = surrogates.top_tokens(a["teacher_logits"], count=3)
+        logp = chosen(logits, a["targets"])
+        loss = surrogates.sdpo(
+            logp,
+            None,
+            jnp.zeros(logp.shape),
+            jnp.ones(logp.shape, bool),
+            student_logp=surrogates.support_log_probs(logits, support=tokens),
+            teacher_logp=surrogates.top_log_probs(a["teacher_logits"], count=3),
+            alpha=0.0,
+            rest=rest,
+            is_clip=None,
+        )
+        return loss.mean()
+
+    return distilled(each)
+
+
+def earned(a, **options):
+    """What the teacher gives the sampled tokens."""
+    of_teacher = surrogates.target_log_probs(a["teacher_logits"], a["targets"])
+    mask = jnp.ones(of_teacher.shape, bool)
+    return advantages.teacher_advantages(
+        jnp.zeros(of_teacher.shape),
+        mask,
+        old_logp=a["old_logp"],
+        teacher_token_logp=of_teacher,
+        **options,
+    )
+
+
+def prefix(gamma):
+    def each(logits, a):
+        logp = chosen(logits, a["targets"])
+        mask = jnp.ones(logp.shape, bool)
+        weighted = advantages.prefix_weighted(earned(a), mask, gamma=gamma)
+        return surrogates.reinforce(logp, None, weighted, mask).mean()
+
+    return distilled(each)
+
+
+SELF = {
     "sdpo_full_0.0": Ours(support(0.0, "none", 5)),
     "sdpo_full_0.3": Ours(support(0.3, "none", 5)),
     "sdpo_full_0.5": Ours(support(0.5, "none", 5)),
@@ -77,10 +134,36 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), TRL.cases())
-def test_numbers_of_trl(name, case):
-    golden_data.check(TRL, TABLE, name, case)
+TEACHERS = {
+    "gkd_0.0": Ours(whole(0.0)),
+    "gkd_0.3": Ours(whole(0.3)),
+    "gkd_0.5": Ours(whole(0.5)),
+    "gkd_1.0": Ours(whole(1.0)),
+    "distillation_0.0": Ours(whole(0.0)),
+    "distillation_0.3": Ours(whole(0.3)),
+    "distillation_1.0": Ours(whole(1.0)),
+    "server_tail": Ours(sent("tail")),
+    "server_renormalized": Ours(sent("renormalize")),
+    "iw_opd_0.0": Ours(prefix(0.0)),
+    "iw_opd_0.5": Ours(prefix(0.5)),
+}
+
+MINILLM = {
+    "minillm_0.0": Ours(lambda a: {"advantages": earned(a)}),
+    "minillm_0.9": Ours(lambda a: {"advantages": earned(a, discount=0.9, normalize=True)}),
+    "minillm_1.0": Ours(lambda a: {"advantages": earned(a, discount=1.0, normalize=True)}),
+}
+
+TABLES = {"trl_distillation": SELF, "trl_teachers": TEACHERS, "trl_minillm": MINILLM}
+PEERS = {name: golden_data.load(name) for name in TABLES}
+CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]
 
 
-def test_every_entry_is_compared():
-    golden_data.check_complete(TRL, TABLE)
+@pytest.mark.parametrize(("peer", "name", "case"), CASES)
+def test_numbers_of_trl(peer, name, case):
+    golden_data.check(PEERS[peer], TABLES[peer], name, case)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_entry_is_compared(peer):
+    golden_data.check_complete(PEERS[peer], TABLES[peer])

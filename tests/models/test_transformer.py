@@ -50,6 +50,11 @@ def _shared(model, params, remat="none"):
     )
 
 
+def _shared_arrays(model, params):
+    """The same as NumPy arrays, compiled as one program."""
+    return jax.tree.map(np.asarray, jax.jit(functools.partial(_shared, model))(params))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_prefix_equals_one_row_a_rollout(family):
     model, params = tiny_model(**FAMILIES[family])
@@ -70,14 +75,17 @@ def test_shared_prefix_equals_one_row_a_rollout(family):
 
 def test_cached_decoding_equals_one_pass():
     model, params = tiny_model()
-    inputs, positions, context, expected = _shared(model, params)
-    cache, out = empty_cache(model, (P, G), T), []
+    inputs, positions, context, expected = _shared_arrays(model, params)
+    cache, out, step_mask = empty_cache(model, (P, G), T), [], jnp.ones((P, G, 1), bool)
+
+    @jax.jit
+    def step(tokens, positions, cache, index):
+        here = context._replace(mask=step_mask, cache=cache, index=index)
+        return model.apply(params, tokens, positions, here)
+
     for t in range(T):
-        step = context._replace(
-            mask=jnp.ones((P, G, 1), bool), cache=cache, index=jnp.full((P, G), t, jnp.int32)
-        )
-        here = slice(t, t + 1)
-        hidden, cache = model.apply(params, inputs[..., here], positions[..., here], step)
+        here, index = slice(t, t + 1), jnp.full((P, G), t, jnp.int32)
+        hidden, cache = step(inputs[..., here], positions[..., here], cache, index)
         out.append(hidden)
     np.testing.assert_allclose(jnp.concatenate(out, 2), expected, atol=1e-5)
 
@@ -150,10 +158,11 @@ def test_low_rank_delta_equals_changed_kernels(leading):
     positions = np.broadcast_to(np.arange(T), tokens.shape)
     context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
     delta = _delta(params, leading)
-    hidden, _ = model.apply(params, tokens, positions, context, delta=delta)
+    apply = jax.jit(model.apply)
+    hidden, _ = apply(params, tokens, positions, context, delta=delta)
     for p, g in np.ndindex(P, G):
         row = (p, min(g, leading[1] - 1)) if leading else ()
-        expected, _ = model.apply(_merged(params, delta, row), tokens, positions, context)
+        expected, _ = apply(_merged(params, delta, row), tokens, positions, context)
         np.testing.assert_allclose(hidden[p, g], expected[p, g], atol=5e-5)
 
 
@@ -161,8 +170,8 @@ def test_low_rank_delta_equals_changed_kernels(leading):
 def test_cached_decoding_with_a_delta_equals_one_pass(leading):
     model, params = tiny_model()
     delta = _delta(params, leading)
-    inputs, positions, context, _ = _shared(model, params)
-    expected, _ = model.apply(params, inputs, positions, context, delta=delta)
+    inputs, positions, context, _ = _shared_arrays(model, params)
+    expected, _ = jax.jit(model.apply)(params, inputs, positions, context, delta=delta)
     cache, out, step_mask = empty_cache(model, (P, G), T), [], jnp.ones((P, G, 1), bool)
 
     @jax.jit
@@ -181,10 +190,10 @@ def test_bfloat16_compute_keeps_float32_parameters():
     model = make_model(tiny_config(dtype="bfloat16"))
     params = model.init(jax.random.key(0))
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
-    hidden = _shared(model, params)[-1]
-    exact = _shared(make_model(tiny_config()), params)[-1]
+    hidden = _shared_arrays(model, params)[-1]
+    exact = _shared_arrays(make_model(tiny_config()), params)[-1]
     assert hidden.dtype == jnp.bfloat16
-    np.testing.assert_allclose(hidden.astype(jnp.float32), exact, atol=0.15)
+    np.testing.assert_allclose(hidden.astype(np.float32), exact, atol=0.15)
 
 
 def test_shapes_and_count_without_allocating():

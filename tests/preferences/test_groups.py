@@ -111,6 +111,13 @@ def test_what_cannot_be_is_said():
         preferences.paired(
             logp, None, ADVANTAGES, MASK, ref_logp=ref, center=0.1, loss=preferences.dpo
         )
+    for option in ({"gold": True}, {"margins": jnp.zeros(P)}):
+        with pytest.raises(ValueError, match=f"{next(iter(option))} has no effect on ipo"):
+            preferences.paired(
+                logp, None, ADVANTAGES, MASK, ref_logp=ref, loss=preferences.ipo, **option
+            )
+    with pytest.raises(ValueError, match="excess must be in"):
+        preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, excess=2.0)
     with pytest.raises(ValueError, match="paired: .*advantages"):
         preferences.paired(logp, None, ADVANTAGES[0], MASK, ref_logp=ref)
     with pytest.raises(ValueError, match="running_center: beta"):

@@ -16,6 +16,7 @@ LAYERS = (
     "advantages",
     "surrogates",
     "preferences",
+    "diffusion",
     "corrections",
     "regularizers",
     "curation",
@@ -26,7 +27,7 @@ LAYERS = (
 )
 # Of these layers the modules that hold methods; the others grade text, or run a model.
 METHODS = {
-    "rewards": ("shaping", "length", "meta", "paraphrases", "votes"),
+    "rewards": ("agents", "progress", "shaping", "length", "meta", "paraphrases", "votes"),
     "rollout": ("admission", "request_arrays", "rounds", "scheduler", "speculative"),
 }
 # No methods of their own, but what a row may point to.
@@ -66,12 +67,14 @@ def test_presets_and_catalog_agree():
     named = [m.preset for m in catalog.CATALOG if m.preset]
     assert sorted(named) == sorted(EVERY_PRESET)
     public = {n for n in jr.recipes.__all__ if inspect.isfunction(getattr(jr.recipes, n))}
-    assert public - {"validate_batch"} == set(EVERY_PRESET)
+    makers = {"listwise", "pairwise"}  # recipes of any loss
+    assert public - {"validate_batch"} - makers == set(EVERY_PRESET)
 
 
 def modules_in(recipe: Recipe) -> set[str]:
     """Modules of all functions in the slots of a recipe."""
     left, found = [r.function for part in wiring.readers(recipe) for r in part], set()
+    left += recipe.likelihood or ()
     if recipe.collector is not None:
         parts = (recipe.collector, getattr(recipe.collector, "policy", None))
         found |= {type(part).__module__ for part in parts}
@@ -86,8 +89,8 @@ def modules_in(recipe: Recipe) -> set[str]:
     return found
 
 
-# Their functions say how many rollouts to sample, before there is a batch.
-BEFORE_THE_BATCH = {"brorl", "dars"}
+# Their functions say how many rollouts to sample, or which tokens train, before there is a batch.
+BEFORE_THE_BATCH = {"brorl", "dars", "mua_rl"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -174,7 +177,7 @@ def test_a_table_for_the_readme_says_what_is_missing_and_who_confirmed_what():
         ({"name": "dapo"}, {"dapo_clip"}),  # a preset's name
         ({"name": "GSPO t"}, set()),
         ({"name": "passk"}, {"grpo_passk", "passk_training"}),
-        ({"kind": "reference"}, {"salsa_soup_ref"}),
+        ({"kind": "reference"}, {"accelerated_po", "merge", "mwa", "salsa_soup_ref"}),
         ({"kind": "surrogate", "name": "dcpo"}, {"dcpo_dynamic_clip"}),
     ],
 )

@@ -16,7 +16,7 @@ from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import init_critic, init_state, make_step
 
 A, S, C, W = jr.advantages, jr.surrogates, jr.corrections, jr.aggregate
-STEPS, COMBINATIONS = 2, 210
+STEPS, COMBINATIONS = 2, 105
 
 ADVANTAGES = {
     "grpo": jr.stateless(A.grpo),
@@ -170,10 +170,10 @@ def train(recipe: Recipe, steps: int = STEPS, *, moves: bool = True) -> None:
 
 
 def some_that_train() -> list[Slots]:
-    """A third of the combinations, and those in which a function stands first."""
+    """The combinations in which a function stands first."""
     seen, chosen = set(), []
-    for i, choice in enumerate(GOOD):
-        if i % 3 == 0 or not seen.issuperset(enumerate(choice)):
+    for choice in GOOD:
+        if not seen.issuperset(enumerate(choice)):
             chosen.append(choice)
         seen.update(enumerate(choice))
     return chosen

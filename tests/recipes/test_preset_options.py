@@ -7,9 +7,17 @@ from jaxrl_llm.recipes import PRESETS, catalog
 
 CORRECTION = jr.corrections.rollout_correction
 
+# The masks of a likelihood.
+DRAWN = "masked masked_prompt noise written"
 # What the recipe of each preset requires beyond rewards, tokens and masks.
 REQUIRED = {
     "ace": "old_logp ref_logp",
+    "oprl": "old_logp prm_logp turn_ids turn_where",
+    "polychromic": "answer_ids ref_logp",
+    "portool": "node_ids turn_ids turn_where",
+    "seeupo": "ref_logp turn_ids turn_where",
+    "spo_tree": "node_ids old_logp",
+    "srpo_vla": "embeddings",
     "adaptive_kl": "old_logp old_values ref_logp values",
     "adhint": "hint_mask old_entropy steered",
     "ampo": "entropy old_logp roles steered",
@@ -27,6 +35,8 @@ REQUIRED = {
     "fapo": "flawed",
     "gdpo": "reward_components",
     "grpo": "ref_logp",
+    "gae_token": "old_values turn_ids turn_rewards turn_where values",
+    "gae_turn": "old_values turn_ids turn_rewards turn_where values",
     "hapo": "old_entropy",
     "hbpo": "budgets",
     "icepop": "behavior_logp old_logp",
@@ -37,10 +47,36 @@ REQUIRED = {
     "luffy_shaping": "entropy steered",
     "mc_grpo": "ref_logp",
     "minpro": "behavior_logp",
+    "brain": "behavior_logp ref_logp",
+    "dpo": "ref_logp",
+    "accelerated_po": "ref_logp",
+    "aot": "old_logp ref_logp",
+    "apo": "ref_logp",
+    "bco": "old_logp ref_logp",
+    "discopop": "ref_logp",
+    "exo_pair": "ref_logp",
+    "fspo": "ref_logp",
+    "ld_dpo": "ref_logp",
+    "nash_md": "old_logp ref_logp",
+    "nca": "ref_logp",
+    "wpo": "old_logp ref_logp sum_pi_sq",
+    "xpo": "ref_logp steered",
+    "inpo": "behavior_logp ref_logp",
+    "ipo": "ref_logp",
+    "kto": "kl_logp kl_ref_logp ref_logp",
+    "lipo_lambda": "ref_logp",
+    "online_dpo": "ref_logp",
+    "process_reward_model": "turn_ids turn_rewards turn_where",
+    "p3o": "ref_logp",
+    "plackett_luce": "ref_logp",
+    "sppo": "behavior_logp",
     "mpo": "old_logp ref_logp",
     "mssr": "old_logp prompt_ids ref_logp",
     "otb": "old_logp sum_pi_sq",
+    "pav": "prefix_values segment_ids segment_where",
+    "pdppo": "old_values turn_ids turn_rewards turn_where values",
     "pf_ppo": "old_logp old_values ref_logp values",
+    "poad": "old_values turn_ids turn_rewards turn_where values",
     "ppo_max": "old_logp old_values ref_logp values",
     "prompt_gdro": "prompt_ids ref_logp",
     "ps_grpo": "similarity",
@@ -53,11 +89,17 @@ REQUIRED = {
     "rover": "old_mean_log_probs",
     "safe": "entropy old_entropy old_logp old_values ref_logp values",
     "scope": "hint_mask",
+    "iw_opd": "old_logp teacher_token_logp",
+    "minillm": "old_logp teacher_token_logp",
+    "on_policy_distillation": "old_logp teacher_token_logp",
+    "span_distillation": "old_logp span_ids teacher_span_logp",
     "sdpo": "has_teacher teacher_logp top_ids",
     "sol_rl": "behavior_logp old_logp",
+    "spo_chain": "old_logp prefix_values segment_ids segment_where",
     "spo_tracker": "policy_shift prompt_ids",
     "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
     "ssb": "behavior_logp",
+    "t_ppo": "old_values unfinished values versions",
     "trloo": "turn_ids turn_rewards turn_where",
     "ttrl_majority": "answer_ids ref_logp",
     "ettrl": "answer_ids old_entropy ref_logp",
@@ -66,18 +108,43 @@ REQUIRED = {
     "v05_baseline": "prior",
     "vcpo": "behavior_logp old_logp",
     "verpo": "test_passes test_where turn_ids turn_where",
+    "vineppo": "prefix_values segment_ids segment_where",
+    "seppo": "ref_logp steered",
+    "vlm_spo": "ref_logp reward_components",
+    "vtrace": "behavior_logp old_logp old_values values",
     "vespo": "behavior_logp",
     "xrpo": "old_logp",
     "m2po": "behavior_logp old_logp",
     "dppo_tv": "behavior_logp",
     "dppo_kl": "behavior_logp",
-    "epo": "entropy old_entropy",
+    "epo": "entropy old_entropy turn_ids",
+    "mc_return": "turn_ids turn_rewards turn_where",
+    "gigpo": "ref_logp state_ids turn_ids turn_rewards turn_where",
+    "hgpo": "ref_logp state_ids turn_ids turn_rewards turn_where",
+    "salt": "action_ids next_state_ids state_ids turn_ids turn_where",
+    "ui_s1": "expert_match ref_logp turn_ids turn_rewards turn_where",
+    "eapo": "turn_ids turn_where",
+    "gated_reward": "step_rewards turn_ids turn_rewards turn_where",
+    "practitioner_recipe": "old_logp ref_logp turn_ids turn_rewards turn_where won",
+    "mua_rl": "ref_logp",
+    "igpo": "answer_logp ref_logp turn_ids turn_where",
+    "diffu_grpo": f"{DRAWN} ref_logp",
+    "coupled_grpo": f"{DRAWN} ref_logp",
+    "espo": f"{DRAWN} ref_logp",
+    "elbo_grpo": DRAWN,
+    "gdpo_elbo": DRAWN,
+    "spg": DRAWN,
+    "wd1": DRAWN,
+    "bgpo": f"{DRAWN} old_draw_logp",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
-    answer_ids behavior_logp budgets flawed greedy_rewards has_teacher hint_mask imitated
-    node_ids prior prompt_ids reward_components roles satisfied similarity steered test_passes
-    test_where turn_ids turn_rewards turn_where
+    answer_ids behavior_logp budgets embeddings flawed greedy_rewards has_teacher hint_mask imitated
+    node_ids prefix_values prior prompt_ids reward_components roles satisfied
+    segment_ids segment_where similarity span_ids steered teacher_span_logp test_passes test_where
+    turn_ids turn_rewards turn_where unfinished versions
+    action_ids expert_match next_state_ids state_ids step_rewards won
+    masked masked_prompt noise written
 """
 
 
@@ -95,10 +162,12 @@ def test_what_a_preset_requires(name):
         (
             "group_relative",
             False,
-            "adaptive_kl cgpo mssr otr pf_ppo ppo_max reinforce_pp remax safe sdpo spo_tracker "
-            "v05_baseline",
+            "adaptive_kl bco cgpo gae_token gae_turn gkd iw_opd kto mssr "
+            "on_policy_distillation otr pav pdppo pf_ppo poad ppo_max process_reward_model "
+            "reinforce_pp remax safe sdpo span_distillation spo_chain spo_tracker t_ppo "
+            "v05_baseline vineppo vtrace",
         ),
-        ("uses_ratio", False, "cgpo gpg opo otr prefix_rl remax rloo vcpo"),
+        ("uses_ratio", False, "cgpo gpg nash_md opo otr prefix_rl remax rloo spg vcpo vtrace wd1"),
         ("draws", True, "clip_cov icpo mc_grpo"),
     ],
 )
@@ -110,6 +179,18 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: jr.recipes.salt(base="ppo"), "salt: base must be one of"),
+        (lambda: jr.recipes.eapo(multiple=0), "eapo: multiple must be an integer above 0"),
+        (lambda: jr.recipes.gigpo(omega=-1.0), "omega must not be negative"),
+        (lambda: jr.recipes.hgpo(history=-1), "history must be an integer from 0 on"),
+        (lambda: jr.recipes.practitioner_recipe(lam=0.9), "lam=0.9 has no effect"),
+        (
+            lambda: jr.recipes.practitioner_recipe(dense=False, max_total=2.0),
+            "max_total=2.0 has no effect without dense",
+        ),
+        (lambda: jr.recipes.reward_model(margin=-1.0), "margin must not be negative"),
+        (lambda: jr.recipes.reward_model_listwise(size=1), "size must be at least 2"),
+        (lambda: jr.recipes.process_reward_model(separator=""), "separator must not be empty"),
         (lambda: jr.recipes.remax(kl_coef=-1.0), "remax: kl_coef must not be negative"),
         (lambda: jr.recipes.reinforce_pp(gamma=1.5), r"gamma must be in \[0, 1\]"),
         (lambda: jr.recipes.reinforce_pp(kl_coef=-0.1), "kl_coef must not be negative"),
@@ -201,6 +282,14 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
             lambda: jr.recipes.spo_tracker(num_prompts=1, rho=1.0),
             r"spo_tracker: rho must be in \[0, 1\)",
         ),
+        (lambda: jr.recipes.arpo(credit="mean"), "arpo: credit must be one of 'soft', 'hard'"),
+        (lambda: jr.recipes.oprl(base="mean"), "two_level: base must be one of"),
+        (lambda: jr.recipes.polychromic(size=1), "polychromic: size must be at least 2"),
+        (lambda: jr.recipes.portool(gamma=2.0), r"gamma must be in \[0, 1\]"),
+        (lambda: jr.recipes.seeupo(order="last"), "TurnUpdates: order must be one of"),
+        (lambda: jr.recipes.spo_tree(branches=(4, 5)), "one number for each of 3 levels"),
+        (lambda: jr.recipes.spo_tree(max_prob=1.5), r"max_prob must be in \(0, 1\]"),
+        (lambda: jr.recipes.srpo_vla(radius=-1.0), "radius must be above 0"),
         (lambda: jr.recipes.trloo(gamma=2.0), r"gamma must be in \[0, 1\]"),
         (lambda: jr.recipes.trloo(singleton="keep"), "trloo: singleton must be one of"),
         (lambda: jr.recipes.verpo(sigma=0.0), "density_weights: sigma must be above 0"),

@@ -242,8 +242,8 @@ LATE = (Computed("late", lambda advantages: jnp.float32(1.0), "batch"),)
         # Rows of tokens reach a function of logits, and nothing else does.
         (
             {"computed": (of("a", lambda logits, targets, mask: logits, "policy"),)},
-            r"computed 'a' \(policy\) <lambda> needs 'mask'.* has logits, targets, and the extras "
-            ".* that have a value a token",
+            r"computed 'a' \(policy\) <lambda> needs 'mask'.* has logits, targets, "
+            "teacher_logits, and the extras .* that have a value a token",
         ),
         (
             {"computed": (of("a", lambda logits, targets, *, prompt_ids: logits, "old_policy"),)},
@@ -471,7 +471,7 @@ def test_a_selection_leaves_baselines_alone_and_no_value_behind():
         (
             {"computed": (of("dial", jr.stateless(lambda rewards: rewards), "controller"),)},
             ValueError,
-            r"Recipe 'plain': computed 'dial' must have shape \(\); got \(2, 3\)",
+            r"Recipe 'plain': computed 'dial' must have shape \(\) or \(2, 3, 4\); got \(2, 3\)",
         ),
         (
             {"computed": (of("mine", lambda advantages: advantages.mean(0)),)},

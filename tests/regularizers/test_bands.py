@@ -126,6 +126,25 @@ def test_a_history_of_one_turn_is_a_controller():
         np.testing.assert_allclose(value, after, rtol=1e-6)
 
 
+def test_each_turn_has_a_history_of_the_steps_in_which_it_occurred():
+    history = reg.entropy_history(turns=2)
+    state, mask = history.init(), jnp.array([[[True, False, True, True]]])
+    entropy = jnp.array([[[1.0, jnp.nan, 3.0, 5.0]]])
+    turns = jnp.array([[[0, -1, 1, 1]]])
+    context = {"old_entropy": entropy, "mask": mask}
+    value, state = history.update(jnp.ones((1, 1)), state, turn_ids=turns, **context)
+    assert value.tolist() == [[[1.0, 0.0, 4.0, 4.0]]]
+    # Only the first turn occurs, and the third has no history.
+    late = jnp.array([[[0, -1, 0, 2]]])
+    value, state = history.update(jnp.ones((1, 1)), state, turn_ids=late, **context)
+    assert value.tolist() == [[[1.5, 0.0, 1.5, 0.0]]] and state.mean.tolist() == [1.5, 4.0]
+    nobody = jnp.zeros((1, 1), bool)
+    _, same = history.update(jnp.ones((1, 1)), state, turn_ids=turns, where=nobody, **context)
+    assert same.mean.tolist() == [1.5, 4.0] and same.steps.tolist() == [2.0, 1.0]
+    with pytest.raises(ValueError, match="entropy_history: turns must be above 0; got 0"):
+        reg.entropy_history(turns=0)
+
+
 def test_without_turns_the_band_is_that_of_one_turn():
     turns = jnp.zeros_like(BAND["turn_ids"])
     options = {name: x for name, x in BAND.items() if name not in ("turn_ids", "history")}

@@ -1,11 +1,16 @@
-"""Soups, moving averages and resets of parameters."""
+"""Moving averages and resets of parameters."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.regularizers import ema_reference, reset_reference, soup
+from jaxrl_llm.regularizers import (
+    ema_reference,
+    extrapolated,
+    random_reference,
+    reset_reference,
+)
 
 
 def tree(seed, dtype=jnp.float32):
@@ -22,37 +27,13 @@ def assert_same(a, b, **options):
 
 
 def test_worked_numbers():
-    mixed = soup(({"w": jnp.array([2.0, 4.0])}, {"w": jnp.array([0.0, 2.0])}), (0.5, 0.5))
-    np.testing.assert_array_equal(mixed["w"], [1.0, 3.0])
     reference = {"w": jnp.zeros(1)}
     for _ in range(10):
         reference = ema_reference(reference, {"w": jnp.ones(1)})
     np.testing.assert_allclose(reference["w"], 0.401263, atol=1e-6)
 
 
-def test_soup_of_one_side_and_of_equals():
-    a, b = tree(1), tree(2)
-    assert_same(soup((a, b), (1.0, 0.0)), a)
-    assert_same(soup((a, a), (0.3, 0.7)), a, rtol=1e-6)
-    assert_same(soup((a, b)), soup((b | {"count": a["count"]}, a), (0.5, 0.5)))
-
-
-def test_soup_of_three_with_traced_weights():
-    trees, weights = [tree(i) for i in range(3)], jnp.array([0.2, 0.3, 0.5])
-    mixed = jax.jit(soup)(trees, weights)
-    expected = sum(w * np.asarray(t["head"], np.float64) for w, t in zip(weights, trees))  # noqa: B905
-    np.testing.assert_allclose(mixed["head"], expected, rtol=1e-5, atol=1e-6)
-    assert mixed["count"] == 0
-
-
-def test_averages_are_float32_and_cast_back():
-    # 1 + 1/256 is no bfloat16, but three of them and a 1 average to one that is.
-    a = {"w": jnp.full(2, 1.0, jnp.bfloat16)}
-    b = {"w": jnp.full(2, 1.0 + 1 / 128, jnp.bfloat16)}
-    mixed = soup([a, b, b, b])
-    assert mixed["w"].dtype == jnp.bfloat16
-    exact = np.float32(1 + 3 / 4 / 128)
-    np.testing.assert_array_equal(mixed["w"], jnp.full(2, exact).astype(jnp.bfloat16))
+def test_a_moving_average_is_float32():
     reference = ema_reference({"w": jnp.zeros(1)}, {"w": jnp.ones(1, jnp.bfloat16)}, rate=0.001)
     assert reference["w"].dtype == jnp.float32
     np.testing.assert_allclose(reference["w"], 0.001, rtol=1e-6)
@@ -78,22 +59,56 @@ def test_resets_come_at_multiples_but_not_at_the_start():
     np.testing.assert_array_equal(step(4)["head"], a["head"])
 
 
+def test_a_random_reference_is_each_policy_so_far_with_one_probability():
+    """The policy at the beginning of iteration k is k."""
+
+    def last(seed):
+        reference = jnp.float32(0.0)
+        for step in range(1, 9):
+            reference = random_reference(reference, jnp.float32(step / 2), step, every=2, seed=seed)
+        return reference
+
+    drawn = np.asarray(jax.jit(jax.vmap(last))(jnp.arange(2000)))
+    counts = np.array([(drawn == k).sum() for k in range(5)])
+    assert counts.sum() == 2000 and (abs(counts - 400) < 80).all()
+
+
+def test_an_iteration_begins_beyond_the_policy_of_the_last_one():
+    rule = extrapolated(every=2, alpha=0.5)
+    state, step = rule.init(tree(1)), jax.jit(rule)
+    same, params = step(state, tree(2), 1)
+    assert_same((same, params), (state, tree(2)))
+    state, params = step(state, tree(2), 2)
+    a, b = tree(1)["head"], tree(2)["head"]
+    np.testing.assert_allclose(params["head"], b + 0.5 * (b - a), rtol=1e-6)
+    assert_same(state.reference, params)
+    assert_same(state.previous, tree(2))
+    # The next step is measured from where the policy was, and not from beyond.
+    c = tree(3)["head"]
+    _, params = step(state, tree(3), 4)
+    np.testing.assert_allclose(params["head"], c + 0.5 * (c - b), rtol=1e-6)
+    state, params = extrapolated(every=1, alpha=0.0)(rule.init(tree(1)), tree(2), 1)
+    assert_same(state.reference, reset_reference(tree(1), tree(2), 1, every=1))
+    assert_same(params, tree(2))
+
+
 TREE = tree(1)
 
 
 @pytest.mark.parametrize(
     ("message", "call"),
     {
-        "soup: there must be at least one tree": lambda: soup(()),
-        "soup: 2 trees need 2 weights; got 3": lambda: soup((TREE, TREE), (0.2, 0.3, 0.5)),
-        "soup: the weights must add up to 1; got 0.9": lambda: soup((TREE, TREE), (0.4, 0.5)),
-        "soup: the trees must have one structure": lambda: soup((TREE, {"head": TREE["head"]})),
+        "ema_reference: .*one structure; 'count' is in the first alone": lambda: ema_reference(
+            TREE, {name: TREE[name] for name in ("head", "layers")}
+        ),
         r"ema_reference: .*layers/0 has \(2, 3\) and \(3, 2\)": lambda: ema_reference(
             TREE, {**TREE, "layers": [jnp.zeros((3, 2))]}
         ),
         r"ema_reference: rate must be in \[0, 1\]; got 1.5": lambda: ema_reference(
             TREE, TREE, rate=1.5
         ),
+        r"extrapolated: alpha must be in \[0, 1\); got 1": lambda: extrapolated(every=1, alpha=1),
+        "extrapolated: every must be above 0": lambda: extrapolated(every=0),
         "reset_reference: every must be above 0": lambda: reset_reference(TREE, TREE, 0, every=0),
     }.items(),
 )

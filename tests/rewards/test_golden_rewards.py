@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -76,12 +77,15 @@ def test_functions_of_a_text_agree_with_released_code(peer, function, ours):
 
 
 def test_repetition_is_that_of_trl():
-    for tokens, ngram, most, value in rows("TRL", "get_repetition_penalty_reward"):
-        # Junk behind the response, as padding may be.
-        padded = jnp.array([*tokens, 7, 7, 7, 7, 7], jnp.int32)
-        mask = jnp.arange(len(padded)) < len(tokens)
-        options = {"ngram": ngram, "max_penalty": most}
-        penalty = rewards.repetition_penalty(padded, mask, **options)
+    cases = rows("TRL", "get_repetition_penalty_reward")
+    length = max(len(tokens) for tokens, *_ in cases) + 5
+    penalty_of = jax.jit(rewards.repetition_penalty, static_argnames=("ngram", "max_penalty"))
+    for tokens, ngram, most, value in cases:
+        # Junk behind the response, as padding may be, up to one length.
+        padded = np.full(length, 7, np.int32)
+        padded[: len(tokens)] = tokens
+        mask = np.arange(length) < len(tokens)
+        penalty = penalty_of(padded, mask, ngram=ngram, max_penalty=most)
         assert penalty == pytest.approx(value, abs=1e-6), tokens
 
 

@@ -133,12 +133,3 @@ def assert_same():
                 np.testing.assert_allclose(x, y, atol=atol, err_msg=f"{name} of {request}")
 
     return assert_same
-
-
-@pytest.fixture
-def optimized():
-    """Programs as users get them: tests compile without most optimizations."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

@@ -18,7 +18,7 @@ from jaxrl_llm.curation import (
     learnability,
 )
 from jaxrl_llm.curation.collectors.hints.hinted import HintPolicy
-from jaxrl_llm.curation.collectors.protocol import sized
+from jaxrl_llm.curation.collectors.protocol import TurnStart, sized
 from jaxrl_llm.curation.collectors.trees.pruned import SurvivalRule
 from jaxrl_llm.curation.collectors.two_phase import Memory
 from jaxrl_llm.data import Prompt
@@ -50,6 +50,17 @@ def question(n):
         "answer": "c",
         "paraphrases": [f"please: {n}", f"problem {n}"],
         "prior": 0.1 + 0.05 * n,
+        "chosen": "abcdefg"[: 3 + n % 3],
+        "rejected": "ABCD"[: 2 + n % 3],
+        "reference": "abcd",
+        "user": n % 3,
+        "stage": n // 6,
+        "responses": ["ab", "cd", "ef"][: 2 + n % 2],
+        "rewards": [0.5, 0.0, 1.0][: 2 + n % 2],
+        "completion": "abc",
+        "label": n % 3 > 0,
+        "completions": ["ab", "cd"],
+        "labels": [n % 3 > 0, n % 2 > 0],
     }
     prompt = Prompt(f"problem {n:02}", "c", metadata=columns, id=str(n))
     return Question(prompt, list(prompt.text.encode()))
@@ -120,7 +131,9 @@ def graded(asked, step, reward):
             scores = Scores(rewards, parts, np.zeros(len(chosen), bool))
     by_run = asked.request.reward is None and bool(members)
     scores = all_scores(asked, members, scores)
-    return Graded(rollout, texts, scores, entropy, second, by_run)
+    ends = rollout.mask[0].sum(-1)
+    starts = tuple(tuple(TurnStart(n) for n in range(2, end, 2)) for end in ends.tolist())
+    return Graded(rollout, texts, scores, entropy, second, by_run, turn_starts=starts)
 
 
 class Stopped(Exception):
@@ -268,6 +281,7 @@ COLLECTORS = {
     ),
     "partial": curation.partial_rollouts(segments=3),
     "partial, fresh": curation.partial_rollouts(segments=2, max_staleness=1, source=BY_RATE),
+    "windowed": curation.windowed(segments=3),
     "budgeted": curation.budgeted((2, 4, 8)),
     "paraphrased": curation.paraphrased(source=BY_RATE),
     "two phases": curation.two_phase(more_where_mixed, max_rollouts=9, first=2, source=BY_RATE),
@@ -279,6 +293,12 @@ COLLECTORS = {
     "forked": curation.forked(curation.top_entropy_forks, forks=1, branches=2),
     "segments": curation.forked(curation.segment_forks, forks=1, rounds=2, segment=2),
     "branched": curation.branched(source=BY_RATE),
+    "valued": curation.valued(jr.bind(curation.stretch_starts, length=3), rollouts=2),
+    "cut points": curation.valued(
+        jr.bind(curation.spo_cutpoints, interval=2), rollouts=1, segments=2, source=BY_RATE
+    ),
+    "uncertain": curation.entropy_branched(segment=2, first=2, tokens=2, source=BY_RATE),
+    "turns": curation.turn_branched(first=2, tokens=2, source=BY_RATE),
     "lookahead": curation.lookahead(ages=(2,), max_distance=0.5),
     "pruned": curation.pruned(likely, limit=3),
     "quality": curation.pruned(curation.quality_survivors(warmup=1), limit=3, first=8),
@@ -295,7 +315,14 @@ COLLECTORS = {
     "demonstrations": curation.demonstrations(),
     "probes": curation.demonstrations(when="failed", probe="answer"),
     "only": curation.only_demonstrations(),
+    "pairs": curation.offline_pairs(),
+    "triples": curation.offline_triples(),
+    "few_shot": curation.few_shot_pairs(shots=2),
+    "lists": curation.offline_lists(3),
+    "labels": curation.offline_labels(),
+    "steps": curation.offline_steps(),
     "epochs": curation.in_epochs(seed=3),
+    "staged": curation.staged((1, 9), seed=3),
     "mixed": curation.mixed(
         (curation.refill(informative_groups, max_rounds=3), 0.5), (LADDER, 0.25), (BY_RATE, 0.25)
     ),
@@ -328,6 +355,13 @@ def test_every_collector_is_listed():
     assert {"in_order", "judged", "ladder", "remembered_rates", "quality_survivors"} <= names
     called = {each for x in COLLECTORS.values() for each in re.findall(r"\w+(?=\()", repr(x))}
     assert sorted(names - called) == []
+
+
+def test_collectors_are_values_that_print_themselves():
+    for collector in COLLECTORS.values():
+        assert not re.search("Hint| at 0x", repr(collector)) and repr(collector)[0].islower()
+        assert collector == dataclasses.replace(collector)
+        hash(collector)
 
 
 def assert_same(a, b):

@@ -55,7 +55,7 @@ def test_a_token_is_drawn_at_the_temperature_of_its_entropy():
 def slots_of(settings):
     grid = (2, 3)
     zeros = jnp.zeros(grid, jnp.int32)
-    requests = Requests(zeros, zeros, {k: jnp.full(grid, v) for k, v in settings.items()})
+    requests = Requests(zeros, zeros, zeros, {k: jnp.full(grid, v) for k, v in settings.items()})
     return Slots(None, None, requests, jnp.ones(grid, bool), zeros, zeros, zeros, None)
 
 

@@ -36,7 +36,7 @@ def fill(tiny, engine):
         slots = engine.call("put_prompts", slots, *prompt_arrays(engine.spec, groups))
         (rows,) = row_arrays(engine.spec, groups, engine.row_counts)
         slots = engine.call("fill_prompts", tiny[1], slots, rows, None)
-        asked = Requests(ids, np.full_like(ids, limit), {})
+        asked = Requests(ids, np.full_like(ids, limit), np.zeros_like(ids), {})
         return engine.call("start", slots, take, asked)
 
     return fill
@@ -154,7 +154,7 @@ def test_refilled_responses_have_the_keys_and_values_of_decoding(tiny, engine, f
 def test_start_resume_and_end_by_hand(engine):
     slots = engine.init()
     take = np.array([[True, False, False], [False, True, True]])
-    slots = start(slots, take, Requests(IDS, IDS + 10, {}))
+    slots = start(slots, take, Requests(IDS, IDS + 10, 0 * IDS, {}))
     assert slots.active.tolist() == take.tolist()
     assert slots.requests.id.tolist() == [[0, 0, 0], [0, 4, 5]]
     assert slots.requests.limit.tolist() == [[10, 0, 0], [0, 14, 15]]
@@ -171,7 +171,7 @@ def test_start_resume_and_end_by_hand(engine):
     assert slots.active.tolist() == [[False] * 3, [False, False, True]]
     # Those that were not active keep why they ended.
     assert slots.finish.tolist() == [[LENGTH, 0, 0], [0, LENGTH, UNFINISHED]]
-    again = start(slots, take, Requests(IDS, IDS + 10, {}))
+    again = start(slots, take, Requests(IDS, IDS + 10, 0 * IDS, {}))
     assert again.length.tolist() == [[0] * 3] * 2 and again.finish[0, 0] == UNFINISHED
 
 

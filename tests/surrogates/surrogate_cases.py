@@ -66,6 +66,13 @@ def _same_side(logp, old_logp, advantages):
     return {"median_advantages": advantages}
 
 
+TURNS = np.array([0, 1, 1, 2, 2])
+
+
+def _turns(logp, old_logp, advantages):
+    return {"turn_ids": jnp.broadcast_to(TURNS[: jnp.shape(logp)[-1]], jnp.shape(logp))}
+
+
 def ratio(x, old):
     return np.exp(np.clip(x - old, -20, 20))
 
@@ -116,6 +123,14 @@ def ref_gspo(x, fixed, old, a, mask):
 def ref_gspo_dual(x, fixed, old, a, mask):
     loss = ref_gspo(x, fixed, old, a, mask)
     return np.where(a < 0, np.minimum(loss, -a * 1.05), loss)
+
+
+def ref_gspo_turns(x, fixed, old, a, mask):
+    mean = np.zeros(x.shape)
+    for k in range(3):
+        member = mask & (k == TURNS)
+        mean += np.where(member, mean_log_ratio(fixed, old, member)[..., None], 0.0)
+    return clipped(np.exp(mean + x - fixed), a, 0.9, 1.15)
 
 
 def ref_gspo_token_dual(x, fixed, old, a, mask):
@@ -216,6 +231,11 @@ CASES = {
     ),
     "gspo": (S.gspo, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo),
     "gspo_token": (S.gspo_token, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo_token),
+    "gspo_turns": (
+        with_context(S.gspo_turns, _turns),
+        {"eps_low": 0.1, "eps_high": 0.15},
+        ref_gspo_turns,
+    ),
     "gspo_dual": (S.gspo, {"eps_low": 0.1, "eps_high": 0.15, "dual_clip": 1.05}, ref_gspo_dual),
     "gspo_token_dual": (
         S.gspo_token,

@@ -11,6 +11,7 @@ from jaxrl_llm.surrogates import (
     add_tail,
     distillation_divergence,
     entropy_weights,
+    gkd,
     keep_taught,
     ppo_clip,
     sdpo,
@@ -19,6 +20,9 @@ from jaxrl_llm.surrogates import (
     srpo_route,
     srpo_weights,
     support_log_probs,
+    target_log_probs,
+    teacher_divergence,
+    top_log_probs,
     top_tokens,
     topk_with_tail,
 )
@@ -342,3 +346,26 @@ def test_bad_values_are_named(message, call):
 def test_bad_types_are_named(message, call):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+def test_the_full_vocabulary_and_the_top_of_a_teacher():
+    logits, others = (jax.random.normal(jax.random.key(i), (4, 6)) for i in range(2))
+    s, t = (np.asarray(jax.nn.log_softmax(x), np.float64) for x in (logits, others))
+    for alpha in (0.0, 0.3, 1.0):
+        out = teacher_divergence(logits, teacher_logits=others, alpha=alpha)
+        want = [divergence(np.exp(a), np.exp(b), alpha) for a, b in zip(s, t, strict=True)]
+        np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-6)
+    # A token that neither can sample counts as nothing, and has no gradient.
+    cut = lambda x: jnp.where(jnp.arange(6) < 4, x, -jnp.inf)  # noqa: E731
+    loss = lambda x: teacher_divergence(cut(x), teacher_logits=cut(others), alpha=0.3).sum()  # noqa: E731
+    gradient = jax.grad(loss)(logits)
+    assert np.isfinite(gradient).all() and not gradient[:, 4:].any() and gradient[:, :4].any()
+    targets = jnp.array([0, 5, 2, 2])
+    np.testing.assert_allclose(
+        target_log_probs(others, targets), t[np.arange(4), targets], rtol=1e-5
+    )
+    np.testing.assert_allclose(top_log_probs(others, count=2), -np.sort(-t)[:, :2], rtol=1e-5)
+    mask = jnp.array([True, False, True, True])
+    values = jnp.array([1.0, jnp.nan, 2.0, 3.0])
+    out = gkd(jnp.zeros(4), None, jnp.zeros(()), mask, divergence=values)
+    assert out.tolist() == [1.0, 0.0, 2.0, 3.0]

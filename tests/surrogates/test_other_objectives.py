@@ -53,6 +53,10 @@ def ref_otr(x, c):
     return x["one_token_loss"]
 
 
+def ref_gkd(x, c):
+    return x["divergence"]
+
+
 def ref_sdpo(x, c, alpha=0.3):
     weight = np.minimum(_ratio(c["logp"], c["old_logp"]), 1.1)
     return weight * _divergence(x["student_logp"], c["teacher_logp"], alpha)
@@ -95,6 +99,7 @@ CASES = {
         ref_rover,
     ),
     "otr": (surrogates.otr, {}, {"one_token_loss": "token"}, ref_otr),
+    "gkd": (surrogates.gkd, {}, {"divergence": "token"}, ref_gkd),
     "sdpo": (surrogates.sdpo, {"alpha": 0.3, "is_clip": 1.1}, SDPO, ref_sdpo),
     "sdpo_taught": (
         surrogates.sdpo,
@@ -115,6 +120,7 @@ CASES = {
 }
 every = pytest.mark.parametrize("name", CASES)
 MOVING = {"rover": ("logp",), "otr": ("one_token_loss",), "sdpo": ("student_logp",)} | {
+    "gkd": ("divergence",),
     "sdpo_taught": ("student_logp",),
     "srpo": ("logp", "student_logp"),
 }

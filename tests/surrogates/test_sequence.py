@@ -11,6 +11,7 @@ from jaxrl_llm.surrogates import (
     gmpo,
     gspo,
     gspo_token,
+    gspo_turns,
     luspo,
     ppo_clip,
     reinforce,
@@ -173,6 +174,26 @@ def test_luspo_refuses_bad_options():
         luspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
     with pytest.raises(ValueError, match="luspo: eps_low must not be negative"):
         luspo(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
+
+
+def test_one_turn_is_a_sequence_and_turns_are_sequences():
+    one = {"turn_ids": jnp.zeros((6, 5), jnp.int32)}
+    options = {"eps_low": 0.1, "eps_high": 0.15}
+    plain = loss_and_gradient(gspo_token, LOGP, **options)
+    turns = loss_and_gradient(gspo_turns, LOGP, **options, **one)
+    for got, expected in zip(turns, plain, strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    # Two turns in one row are two rows; what is of no turn is not read.
+    logp, old = LOGP[:1], OLD[:1]
+    turn_ids = jnp.array([[0, 0, -1, 1, 1]])
+    both = gspo_turns(logp.at[0, 2].set(9.0), old, ADVANTAGES[:1], MASK[:1], turn_ids=turn_ids)
+    for turn in (slice(0, 2), slice(3, 5)):
+        mask = jnp.ones((1, 2), bool)
+        alone = gspo(logp[:, turn], old[:, turn], ADVANTAGES[:1], mask)
+        np.testing.assert_allclose(both[:, turn], alone, atol=1e-6)
+    assert float(both[0, 2]) == 0.0
+    with pytest.raises(TypeError, match="gspo_turns: turn_ids must hold integers"):
+        gspo_turns(LOGP, OLD, ADVANTAGES, MASK, turn_ids=LOGP)
 
 
 def test_gspo_refuses_token_advantages():

@@ -128,11 +128,13 @@ def test_every_mesh_gives_the_same(recipe):
 def test_a_train_step_on_other_meshes():
     sizes = ((1, 8, 1), (1, 1, 8), (4, 2, 1))
     train_checks.check_train_step(preset("grpo"), sizes=sizes)
+    train_checks.check_train_step(preset("grpo"), rows=False)
 
 
 def test_a_train_step_on_one_device(monkeypatch):
     monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
-    train_checks.check_train_step(preset("grpo"))
+    for microbatches, rows in ((2, False), (4, True)):
+        train_checks.check_train_step(preset("grpo"), microbatches=microbatches, rows=rows)
     with pytest.raises(AssertionError, match="the update in 2 microbatches"):
         train_checks.check_train_step(plain(surrogate=part_mean))
 

@@ -18,8 +18,10 @@ from jaxrl_llm.recipes import Critic, Recipe
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.testing.model_checks import model, packed
 from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
-from jaxrl_llm.train.batches import pack_batch
+from jaxrl_llm.train.batches import accumulate_gradients, pack_batch
 from jaxrl_llm.train.mesh import make_mesh
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
 
 
 def batch_of(lengths, size):
@@ -42,7 +44,7 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
     ],
 )
 def test_the_measured_padding_decides(lengths, packing, packed, padding, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.batches._MIN_SAVED", 8)
+    monkeypatch.setattr("jaxrl_llm.train.batches.MIN_SAVED", 8)
     batch, numbers = pack_batch(batch_of(lengths, 8), packing, model=model()[0])
     assert numbers == pytest.approx({"packed": packed, "padding": padding})
     assert (batch.packing is None) == (packing == "never" or (packed, packing) == (1.0, "auto"))
@@ -190,3 +192,29 @@ def test_the_loop_packs_and_says_so(tmp_path):
             assert packed_line["padding"] < line["padding"]
             for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap"):
                 assert packed_line[name] == pytest.approx(line[name], rel=1e-4, abs=1e-6)
+
+
+def test_microbatches_without_a_token_that_trains_are_not_computed():
+    rng = np.random.default_rng(0)
+    scale, x = jnp.asarray(rng.normal(size=3)), jnp.asarray(rng.normal(size=(8, 2, 3)))
+    mask = np.zeros((8, 2, 3), bool)
+    mask[[2, 3, 6]] = True  # of neighbors 0 to 3 two groups, of 4 to 7 one
+    batch = make_batch(group=2, length=3, mask=mask, advantages=x)
+    computed = []
+
+    def loss(params, part):
+        jax.debug.callback(lambda: computed.append(1))
+        values = jnp.where(part.mask, (part.advantages * params) ** 2, 0.0)
+        return values.sum(), values
+
+    once = accumulate_gradients(loss, scale, batch, 1)
+    jax.effects_barrier()
+    computed.clear()
+    parts = accumulate_gradients(loss, scale, batch, 4)
+    jax.effects_barrier()
+    assert len(computed) == 2
+    for got, want in zip(parts, once, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    nothing = accumulate_gradients(loss, scale, batch.replace(mask=jnp.zeros_like(batch.mask)), 4)
+    jax.effects_barrier()
+    assert len(computed) == 2 and float(jnp.abs(nothing[2]).sum()) == 0

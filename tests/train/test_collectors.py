@@ -14,6 +14,8 @@ from jaxrl_llm.curation import Decision, Request, Response, Row
 from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig, TrainingError, train
 
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 
 

@@ -20,6 +20,7 @@ from jaxrl_llm.train.fields import (
     check_fields,
     check_rewards,
     host_fields,
+    needs_environment,
 )
 
 P, G, T = 2, 3, 4
@@ -71,6 +72,7 @@ def bring(
     metadata=(),
     greedy=None,
     room=1000,
+    asked=None,
     **rollout,
 ):
     tokens = np.zeros((P, G, T), np.int32)
@@ -104,9 +106,15 @@ def bring(
         ),
         step=7,
         indices=[9, 4],
-        questions=questions(**dict(metadata)),
+        questions=questions(**dict(metadata)) if asked is None else asked,
         texts=Texts(
-            RESPONSES, [[None] * G] * P, encode, lambda tokens: bytes(tokens).decode(), room
+            RESPONSES,
+            [[None] * G] * P,
+            encode,
+            lambda tokens: bytes(tokens).decode(),
+            room,
+            write=lambda text: list(text.encode()),
+            context=room,
         ),
         greedy=greedy or (lambda: pytest.fail("nobody asked for greedy responses")),
     )
@@ -232,12 +240,14 @@ def test_what_is_nowhere_or_no_number_is_one_sentence(names, options, words):
         bring(recipe, **options)
 
 
-def test_a_run_brings_what_every_preset_needs():
+def test_a_run_brings_what_every_preset_needs_that_is_whole():
     refused = {}
-    for name in PRESETS:
+    for name in (method.preset for method in catalog.CATALOG if method.whole):
         try:
             recipe = catalog.preset(name, length=8, num_prompts=P)
-            check_fields(recipe, questions(prior=[0.5, 0.5]))
+            if not recipe.forward_only:
+                environment = needs_environment(recipe)
+                check_fields(recipe, questions(prior=[0.5, 0.5]), environment=environment)
         except ValueError as error:
             refused[name] = str(error)
     assert not refused
@@ -339,6 +349,24 @@ def test_a_teacher_reads_the_solution_of_a_sibling_or_feedback():
     narrow = bring(recipe, room=10).extras
     assert not narrow["has_teacher"].any() and narrow["teacher_prompt_mask"].sum(-1).max() == 2
     assert narrow["teacher_prompt_tokens"].shape == (P, G, 16)
+
+
+def test_an_answer_stands_behind_what_a_recipe_puts_before_it():
+    recipe = jr.recipes.igpo(before="A: ")
+    assert host_fields(recipe) == {"ground_truth", "ground_truth_mask", "turn_ids", "turn_where"}
+    turns = {"turn_rewards": [[1.0]] * 6}
+    asked = [Question(Prompt(f"q{i}", answer, id=f"q{i}"), [1, 2]) for i, answer in enumerate("xy")]
+    extras = bring(recipe, details=turns, asked=asked).extras
+    tokens, mask = extras["ground_truth"], extras["ground_truth_mask"]
+    assert tokens.shape == (P, 16) and tokens[mask].tolist() == list(b"xy")
+    assert bytes(tokens[0, :4].tolist()) == b"A: x" and mask.sum() == 2
+    with pytest.raises(ValueError, match="'igpo': prompt 'q0' has 2 tokens and its answer 4, .* 5"):
+        bring(recipe, details=turns, asked=asked, room=5)
+    with pytest.raises(ValueError, match="answer_texts: prompt 'q0' has the answer None"):
+        bring(recipe, details=turns)
+    blank = Computed("answer_texts", lambda texts: [("", "")] * P, "responses")
+    with pytest.raises(ValueError, match="'igpo': the answer of prompt 'q0' has no token"):
+        bring(recipe.replace(computed=(blank,)), details=turns)
 
 
 def test_srpo_has_the_prompts_of_sdpo_from_its_threshold_on():

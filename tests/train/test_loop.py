@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import itertools
 import json
 import shutil
@@ -15,6 +16,7 @@ from tiny_run import prompts as tiny_prompts
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
+from jaxrl_llm.models import average_params
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
@@ -22,6 +24,7 @@ from jaxrl_llm.train import (
     CheckpointError,
     Checkpoints,
     EvaluationConfig,
+    LoRAConfig,
     MeshConfig,
     SamplingConfig,
     TrainingError,
@@ -29,6 +32,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.setup import load_experiment
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def remember(log):
@@ -373,6 +378,36 @@ def test_other_reference_weights_are_refused(tmp_path):
     assert int(train(config(1.0, steps=2), resume=True).state.step) == 2
 
 
+def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
+    """SALSA: a penalty towards the average of two models, which the policy is not at first."""
+    model, params = tiny_model(num_layers=1)
+    other = jax.tree.map(lambda x: 0.5 * x, params)
+
+    def soup():
+        return model, average_params([params, other]), ByteTokenizer()
+
+    kl = jr.recipes.grpo(kl_coef=0.1)
+
+    def config(name, **changes):
+        return tiny_run(tmp_path / name, **{"recipe": kl, "steps": 1} | changes)
+
+    plain = train(config("plain"))
+    assert_same(train(config("same", reference=CONFIG.model)).state, plain.state)
+    away = train(config("soup", reference=soup)).history[0]
+    assert away["loss"] > plain.history[0]["loss"] + 1e-3  # at the first step already
+    adapter = {"lora": LoRAConfig(rank=2), "optimizer": CONFIG.optimizer}
+    assert train(config("lora", reference=soup, **adapter)).history[0]["loss"] == pytest.approx(
+        away["loss"], rel=1e-4
+    )
+    with pytest.raises(ValueError, match="was made with another reference: the parameters of the"):
+        train(config("soup", reference=CONFIG.model, steps=2), resume=True)
+    with pytest.raises(ValueError, match="reference has no effect: recipe 'dr_grpo' reads none"):
+        config("none", reference=soup, recipe="dr_grpo")
+    wide = config("wide", reference=wide_model)
+    with pytest.raises(ValueError, match="model and reference must have leaves of the same shapes"):
+        train(wide)
+
+
 def test_a_reference_may_come_with_a_resumed_run(tmp_path):
     train(tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.0), steps=1))
     config = tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.1), steps=2)
@@ -515,6 +550,7 @@ def test_resume_frees_the_fresh_state_before_it_reads_the_saved_one(tmp_path, mo
 
     def spy(self, like):
         assert not any(isinstance(x, jax.Array) for x in jax.tree.leaves(like[:3]))
+        gc.collect()  # which the tests put off
         alive.extend(x for x in jax.live_arrays() if x.shape == mark.shape)
         return restore(self, like)
 

@@ -25,6 +25,8 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.setup import Experiment, load_experiment
 
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
 CRITIC = OptimizerConfig(learning_rate=1e-2)
 
 
@@ -307,3 +309,40 @@ def test_a_reference_may_be_the_policy_of_the_step_before(tmp_path):
     recipe = jr.recipes.grpo(kl_coef=0.1).replace(reference=latest)
     state = train(tiny_run(tmp_path, recipe=recipe, steps=2)).state
     assert_same(state.reference, state.params)
+
+
+def test_an_iteration_begins_beyond_the_policy_and_has_itself_as_the_reference(tmp_path):
+    recipe = jr.recipes.accelerated_po(alpha=0.5, every=2)
+    config = tiny_run(tmp_path, recipe=recipe, steps=2)
+    state = train(config).state
+    assert_same(state.reference_policy, state.params)
+    first, last = config.model()[1], state.reference.previous
+    beyond = jax.tree.map(lambda x, y: x + 0.5 * (x - y), last, first)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), state.params, beyond)
+    assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (last, first)), strict=True))
+
+
+def test_a_reference_that_moves_may_sample(tmp_path):
+    """One that never does samples as a policy that does not learn."""
+    seen = []
+
+    def reward(prompt, completion, metadata):
+        seen[-1].append(completion)
+        return low_bytes(prompt, completion, metadata)
+
+    def never(reference, params, step):
+        return reference
+
+    recipe = jr.recipes.grpo(kl_coef=0.1).replace(reference=never)
+    by_reference = recipe.replace(sampled_by="reference")
+    still = OptimizerConfig(learning_rate=1e-12)
+    for name, changes in (
+        ("by the reference", {"recipe": by_reference}),
+        ("still", {"recipe": recipe, "optimizer": still}),
+        ("by the policy", {"recipe": recipe}),
+    ):
+        seen.append([])
+        train(tiny_run(tmp_path / name, reward=reward, steps=2, **changes))
+    assert seen[0] == seen[1] != seen[2]
+    with pytest.raises(ValueError, match="sampled_by='reference' needs a reference that moves"):
+        jr.recipes.grpo().replace(sampled_by="reference")

@@ -241,6 +241,8 @@ def test_what_a_plan_counts(plans):
     assert parts.step["activations"] == whole.step["activations"] / 2
     assert plan(remat="full").step["activations"] >= whole.step["activations"]  # of one layer
     assert plan(recipe="grpo").state["reference"] == 4 * numbers
+    assert plan(recipe="dpo").state["reference"] == 4 * numbers
+    assert "reference" not in plan(recipe="dpo", reference_logp="refs.npz").state
     table = 4 * 259 * 32  # two moments of the output matrix, and a count
     capo = plan(recipe="capo")
     assert capo.state["moments of the last layer"] == 2 * table + 4
@@ -271,6 +273,8 @@ def test_an_adapter_takes_little(plans):
         "weights": 4 * (jr.core.trees.size(inputs.params) + numbers),
         "optimizer": 8 * numbers + 4,
     }  # its reference is the base
+    other = plan(lora=LoRAConfig(rank=4), recipe="grpo", reference="a soup")
+    assert other.state["reference"] == 4 * jr.core.trees.size(inputs.params)
 
 
 def test_evolution_keeps_no_activations_but_its_members(plans):
@@ -428,6 +432,23 @@ def test_blocks_of_logits_grow_with_the_hidden_states():
     assert logits_bytes(2**18, tokens, width, mesh=mesh) == 3 * 4 * tokens * 2 * width / 64
 
 
+def test_responses_of_a_denoiser_have_a_prompt_each(plans):
+    config, _, causal = plans
+
+    def model():
+        model, params, tokenizer = config.model()
+        shape = dataclasses.replace(model.config, causal=False, mask_id=model.config.vocab_size - 1)
+        return make_model(shape), params, tokenizer
+
+    own = dataclasses.replace(config, model=model, recipe="espo")
+    inputs = load_inputs(own)
+    plan = make_plan(own, inputs, accelerator=True)
+    assert plan.step["activations"] > causal().step["activations"]
+    sampling = own.sampling  # of a tiny vocabulary the logits of all cells are there at one time
+    cells = own.prompts_per_step * sampling.group_size * sampling.max_new_tokens
+    assert plan.sampling["logits of the sampler"] >= 4 * 4 * cells * inputs.model.config.vocab_size
+
+
 def test_a_model_of_which_little_is_known(plans):
     config, inputs, _ = plans
     names = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
@@ -514,6 +535,24 @@ def test_a_plan_counts_the_prompts_of_a_teacher(plans):
     assert activations("sdpo") == activation_bytes(shape, batch, remat="none")
     with pytest.raises(ValueError, match="sends no text and which has no teacher"):
         activations("grpo", 60)
+
+
+@pytest.mark.parametrize(("name", "itemsize"), [("some/model", 2), (None, 4)])
+def test_a_plan_counts_another_model_that_teaches(plans, monkeypatch, name, itemsize):
+    """The matrices of a name are read in the dtype of the products, a function's in float32."""
+    config, _, _ = plans
+    model = make_model(tiny_config(width=48, dtype="bfloat16"))
+    made = (model, param_shapes(model), ByteTokenizer())
+    monkeypatch.setattr(memory_plan, "abstract_model", lambda config: made)
+    config = dataclasses.replace(config, recipe="gkd", teacher=name or (lambda: None))
+    plan = make_plan(config, load_inputs(config))
+    leaves = jax.tree.leaves(made[1])
+    want = sum(x.size * (itemsize if x.ndim > 1 else 4) for x in leaves)
+    assert plan.state["teacher"] == want
+    sampling = config.sampling
+    tokens = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
+    copies = 1 if config.microbatches == 1 else 2
+    assert plan.step["hidden states of the teacher"] == copies * tokens * 48 * 2
 
 
 def test_what_fits_and_which_option_helps(plans):

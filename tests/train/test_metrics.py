@@ -3,7 +3,7 @@ import numpy as np
 from helpers import make_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
+from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics, scored_items
 
 
 def test_numbers_of_a_batch():
@@ -76,3 +76,26 @@ def test_two_rules_of_one_function_have_numbers():
     shares = rejection_metrics(recipe, batch, batch.mask)
     assert shares["rejected_tokens/veto_mask_1"] == shares["rejected_tokens"] == 1
     assert shares["rejected_tokens/veto_mask_2"] == shares["rejected_sequences/veto_mask_2"] == 0
+
+
+def test_a_step_without_a_token_is_not_put_in_order():
+    """It begins and ends within a token, so that a process reward model has no value of it."""
+    mask = jnp.ones((1, 1, 3), bool)
+    extras = {
+        "turn_ids": jnp.array([[[0, 0, 2]]]),
+        "turn_rewards": jnp.array([[[1.0, 0.0, 1.0]]]),
+        "turn_where": jnp.ones((1, 1, 3), bool),
+    }
+    batch = jr.recipes.Batch(
+        tokens=jnp.zeros((1, 1, 3), int),
+        mask=mask,
+        rewards=jnp.zeros((1, 1)),
+        where=mask[..., 0],
+        prompt_tokens=jnp.zeros((1, 1), int),
+        prompt_mask=jnp.ones((1, 1), bool),
+        extras=extras,
+    )
+    values = jnp.array([[[9.0, -1.0, -2.0]]])
+    items = scored_items(jr.recipes.process_reward_model(), values, None, batch)
+    assert items.where.tolist() == [[True, False, True]]
+    assert items.scores[0, ::2].tolist() == [-1.0, -2.0]

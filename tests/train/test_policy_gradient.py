@@ -34,10 +34,11 @@ OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
 def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, **options):
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    options = {"remat": "none"} | options  # quicker to compile
     step = make_step(model, recipe, optimizer, mesh=mesh, **options)
     for _ in range(steps):
         state, metrics = step(state, place_batch(batch, mesh))
@@ -49,7 +50,7 @@ def assert_close(a, b, atol=2e-5):
 
 
 def test_one_step_is_the_gradient_of_the_recipe():
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     recipe, batch = jr.recipes.rloo(), make_batch(prompts=2)
     state, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0))
 
@@ -98,7 +99,7 @@ def test_a_mesh_changes_nothing(axes):
 
 def test_second_call_does_not_compile_and_state_is_donated():
     recipe, batch = jr.recipes.dr_grpo(length=5), make_batch(prompts=2)
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0), data_cursor=(0, 3))
     step = make_step(model, recipe, OPTIMIZER)
     after, _ = step(state, batch)
@@ -112,7 +113,7 @@ def test_second_call_does_not_compile_and_state_is_donated():
 
 def test_epochs_hold_old_logp_fixed():
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     scored = batch.replace(old_logp=make_scorer(model, microbatches=2)(params, batch))
     computed, metrics, _ = run(recipe, batch, epochs=3, optimizer=optax.sgd(1.0))
     state = init_state(params, optax.sgd(1.0), recipe, key=jax.random.key(0))
@@ -134,7 +135,7 @@ def test_epochs_hold_old_logp_fixed():
 def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     """Advantages of the whole batch, weights of each minibatch, one old policy, a random order."""
     recipe, batch = jr.recipes.dapo(dynamic_sampling=False), make_batch(prompts=8)
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     optimizer, key = optax.sgd(1.0), jax.random.key(0)
     options = {"epochs": 2, "minibatches": 4, "microbatches": microbatches}
     after, metrics, _ = run(recipe, batch, optimizer=optimizer, **options)
@@ -170,7 +171,7 @@ def test_minibatches_are_the_same_on_a_mesh():
 
 def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     batch = batch.replace(behavior_logp=make_scorer(model)(params, batch))
     for options in ({"epochs": 3}, {"minibatches": 2}, {}):
         _, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)
@@ -191,7 +192,7 @@ def test_the_kl_term_of_drpo_is_that_of_each_update():
     parts = run(recipe, batch, optimizer=sgd, epochs=2, microbatches=2)[0].params
     assert distance(parts, twice[0]) < 1e-5 < distance(twice[0], once[0])
     # By hand, in float64: the divergence is a mean over tokens, its coefficient that of the hinge.
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     old_logp = make_scorer(model)(params, batch)
     recipe = jr.recipes.drpo_len(length=5)
     ready, _ = recipe.prepare(batch.replace(old_logp=old_logp), recipe.init())
@@ -217,7 +218,7 @@ def test_the_kl_of_an_update_is_measured_after_it(options):
     recipe = recipe.replace(
         computed=(jr.recipes.Computed("kl_coef", barrier, "controller"),), regularizers=(term,)
     )
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     before = make_scorer(model)(params, batch)
     state, *_ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)
     after = make_scorer(model)(state.params, batch)
@@ -263,7 +264,7 @@ def test_bad_numbers_are_named(recipe, options, message):
 
 
 def test_an_old_style_key_is_refused():
-    params = tiny_model()[1]
+    params = tiny_model(num_layers=1)[1]
     with pytest.raises(TypeError, match="init_state: key must be a typed key"):
         init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
@@ -450,6 +451,22 @@ def test_a_teacher_reads_prompts_of_its_own():
         run_steps(recipe, missing)
 
 
+def test_the_policy_reads_the_answer_after_each_turn():
+    recipe, (network, params) = jr.recipes.igpo(), model()
+    batch = batch_of(recipe, without=("answer_logp",))
+    state = init_state(params, optax.sgd(1.0), recipe, key=jax.random.key(0))
+    step = make_step(network, recipe, optax.sgd(1.0), remat="none", microbatches=2)
+    prepared = step.prepared(state, batch).extras["answer_logp"]
+    np.testing.assert_allclose(prepared, Scorer(network).answers(params, batch), atol=2e-5)
+    assert np.ptp(prepared, axis=-1).max() > 1e-3
+    brought = batch_of(recipe)
+    given = step.prepared(state, brought).extras["answer_logp"]
+    np.testing.assert_array_equal(given, brought.extras["answer_logp"])
+    missing = batch_of(recipe, without=("answer_logp", "ground_truth_mask", "ground_truth"))
+    with pytest.raises(ValueError, match="'igpo': the batch has no ground_truth and no ground_tr"):
+        run_steps(recipe, missing)
+
+
 CRITIC = Critic(
     returns=jr.pipe(jr.advantages.terminal_rewards, jr.advantages.gae_returns),
     loss=jr.bind(jr.surrogates.value_loss, eps=0.2),
@@ -522,8 +539,8 @@ def start(recipe, **options):
             "the advantage reads values, and there is no critic",
         ),
         (
-            lambda: init_critic(*model(), heads=0, key=jax.random.key(0)),
-            "heads must be above 0",
+            lambda: init_critic(*model(), heads=-1, key=jax.random.key(0)),
+            "heads must not be negative",
         ),
     ],
 )
@@ -635,7 +652,7 @@ def test_a_controller_sees_how_far_the_last_update_went():
 
 def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
     """Two rules: one takes out a sequence, the other tokens, and neither counts the padding."""
-    model, params = tiny_model()
+    model, params = tiny_model(num_layers=1)
     batch = make_batch(prompts=2)
     prompts = (batch.prompt_tokens, batch.prompt_mask)
     logp, _ = jr.train.score(model, params, *prompts, batch.tokens, batch.mask)
@@ -721,7 +738,7 @@ def test_a_state_learns_of_the_update_by_the_policy_before_each_minibatch():
 
 
 def capo_run(schedule, batch, *, mesh=None, **options):
-    network, params = tiny_model()
+    network, params = tiny_model(num_layers=1)
     recipe = jr.recipes.capo(tau_h=0.05, tau_f=3e-4)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     if mesh is not None:
@@ -741,7 +758,7 @@ def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
     batch = make_batch(prompts=4, length=4)
     schedule = optax.linear_schedule(2e-3, 1e-3, 2)
     recipe, state, step = capo_run(schedule, batch, microbatches=2, temperature=0.7)
-    network, rule = tiny_model()[0], recipe.computed_from("optimizer")["step_effects"]
+    network, rule = tiny_model(num_layers=1)[0], recipe.computed_from("optimizer")["step_effects"]
     moments = rule.init(*network.output_matrix(state.params).shape)
     inputs = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
     for made in range(2):
@@ -770,7 +787,9 @@ def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
 
 def test_capo_on_a_mesh_and_in_packed_rows():
     batch, results = make_batch(prompts=8, length=4), []
-    rows, _ = jr.train.pack_batch(jax.tree.map(np.asarray, batch), "always", model=tiny_model()[0])
+    rows, _ = jr.train.pack_batch(
+        jax.tree.map(np.asarray, batch), "always", model=tiny_model(num_layers=1)[0]
+    )
     for data, mesh in ((batch, None), (rows, None), (batch, make_mesh(data=4, fsdp=2))):
         _, state, step = capo_run(1e-3, batch, mesh=mesh)
         state, _ = step(state, place_batch(data, mesh))
@@ -781,7 +800,7 @@ def test_capo_on_a_mesh_and_in_packed_rows():
 
 
 def test_what_a_rule_of_the_optimizer_needs_is_named():
-    (network, params), batch = tiny_model(), make_batch(prompts=2)
+    (network, params), batch = tiny_model(num_layers=1), make_batch(prompts=2)
     recipe, optimizer = jr.recipes.capo(), optax.adamw(1e-3)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
     with pytest.raises(ValueError, match="'capo' computes step_effects .* output_shape"):

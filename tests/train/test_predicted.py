@@ -12,6 +12,8 @@ import jaxrl_llm as jr
 from jaxrl_llm.curation import JUDGE, OWN
 from jaxrl_llm.train import CheckpointConfig, TrainingError, train
 
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
 
 def parse(text):
     """A prediction of every text that the tiny model writes."""

@@ -134,7 +134,10 @@ def ahead(monkeypatch, most, make, pending=(), steps=40, start=0, follows=None):
     config = SimpleNamespace(steps=steps, asynchrony=AsyncConfig(max_staleness=most))
     return AsyncRollouts(
         SimpleNamespace(
-            config=config, sampler_mesh=None, collector=SimpleNamespace(follows=follows)
+            config=config,
+            sampler_mesh=None,
+            collector=SimpleNamespace(follows=follows),
+            recipe=SimpleNamespace(sampled_by="policy"),
         ),
         state_of(start),
         pending,

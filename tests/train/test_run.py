@@ -25,6 +25,8 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.rollouts import AsyncRollouts, SyncRollouts
 from jaxrl_llm.train.run import NonFiniteGuard
 
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
 HUGE = 50.0
 
 

@@ -14,6 +14,8 @@ from jaxrl_llm.train.logging import RunFolder
 from jaxrl_llm.train.logging.results import JsonLines, plot_reward, read_jsonl, samples_table
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
 
 def parted(prompt, completion, metadata):
     right = low_bytes(prompt, completion, metadata)

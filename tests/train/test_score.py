@@ -1,5 +1,7 @@
 """Scores of a batch; what all its prompts begin with is computed once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,50 @@ def forward(model, params, row):
 
 
 _forward = jax.jit(lambda apply, *args: apply(*args)[0], static_argnums=0)
+
+
+def test_an_answer_is_read_where_the_next_turn_begins():
+    model, params = tiny_model()
+    batch, rng = make_batch(), np.random.default_rng(5)
+    P, G, T = batch.tokens.shape
+    # Two turns with an observation of two tokens between them; the last response has one turn.
+    turn_ids = np.where(np.asarray(batch.mask), np.array([0, 0, -1, -1] + [1] * (T - 4)), -1)
+    turn_ids[-1, -1] = np.where(np.arange(T) < 3, 0, -1)
+    frames, answers = rng.integers(1, 90, (P, 2)), rng.integers(1, 90, (P, 3))
+    lengths = [1 + p % 3 for p in range(P)]
+    extras = {
+        "ground_truth": jnp.asarray(np.hstack([frames, answers]), jnp.int32),
+        "ground_truth_mask": jnp.array([[False] * 2 + [t < n for t in range(3)] for n in lengths]),
+        "turn_ids": jnp.asarray(turn_ids, jnp.int32),
+        "turn_where": jnp.asarray(np.stack([(turn_ids == k).any(-1) for k in range(2)], -1)),
+    }
+    batch = batch.replace(extras=extras)
+    scorer = Scorer(model, 0.7)
+    out = np.asarray(jax.jit(scorer.answers)(params, batch))
+    expected, table = np.zeros((P, G, 3)), np.asarray(model.output_matrix(params), np.float64)
+    for p, g, k in np.ndindex(P, G, 3):
+        prompt = np.asarray(batch.prompt_tokens[p])[np.asarray(batch.prompt_mask[p])]
+        ids = turn_ids[p, g]
+        end = next((t for t in range(T) if ids[t] == k), np.flatnonzero(ids >= 0)[-1] + 1)
+        answer = answers[p, : lengths[p]]
+        before = [*prompt, *np.asarray(batch.tokens[p, g])[:end], *frames[p]]
+        row = np.zeros(32, np.int32)
+        row[: len(before) + len(answer)] = [*before, *answer]
+        hidden = np.asarray(forward(model, params, jnp.asarray(row)), np.float64)
+        logits = hidden[len(before) - 1 :][: len(answer)] @ table.T / 0.7
+        log_p = logits - np.logaddexp.reduce(logits, -1, keepdims=True)
+        expected[p, g, k] = log_p[np.arange(len(answer)), answer].mean()
+    np.testing.assert_allclose(out, expected, atol=2e-5)
+    assert np.ptp(out, axis=-1)[:-1].min() > 1e-3
+    # What stands behind an answer, and behind a response, is not read.
+    late = np.arange(T) > np.max(np.where(turn_ids >= 0, np.arange(T), -1), -1)[..., None]
+    tokens = jnp.where(late, 10**6, batch.tokens)
+    after = jnp.cumsum(extras["ground_truth_mask"][:, ::-1], axis=-1)[:, ::-1] == 0
+    ground_truth = jnp.where(after, 10**6, extras["ground_truth"])
+    junk = batch.replace(tokens=tokens, extras=extras | {"ground_truth": ground_truth})
+    np.testing.assert_array_equal(jax.jit(scorer.answers)(params, junk), out)
+    on_devices = jax.jit(on_mesh(scorer.answers, make_mesh(data=2, fsdp=4)))
+    np.testing.assert_allclose(on_devices(params, batch), out, atol=2e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -195,6 +241,7 @@ def test_statistics_of_a_tree_read_the_rows_of_each_response():
     batch = tree_batch()
     batch = batch.replace(extras={"x": jnp.arange(batch.mask.size * 1.0).reshape(batch.mask.shape)})
 
+    @jax.jit
     def numbers(batch):
         functions = {"top": lambda z, y: z.max(-1), "mine": lambda z, y, x: x + 0 * z[:, 0]}
         return Scorer(model)(params, batch, functions).statistics
@@ -341,14 +388,10 @@ def test_fewer_tokens_pass_through_the_layers(tiny):
 
     tokens = jnp.zeros((3, 1, 2), int)
     for shared_prefix_len in (0, COMMON):
-        score(
-            model._replace(apply=apply),
-            params,
-            *_padded(),
-            tokens,
-            tokens == 0,
-            shared_prefix_len=shared_prefix_len,
+        scored = functools.partial(
+            score, model._replace(apply=apply), shared_prefix_len=shared_prefix_len
         )
+        jax.eval_shape(scored, params, *_padded(), tokens, tokens == 0)
     width = _padded()[0].shape[1]
     assert seen == [3 * (width + 2), COMMON, 3 * (width - COMMON), 3 * 2]
 
@@ -416,13 +459,13 @@ def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, pack
     assert not packed or packing.members.shape[1] < 3
     weights = jnp.asarray(np.random.default_rng(0).normal(size=batch.mask.sum()), jnp.float32)
 
-    def loss(params, each, packing=None):
+    def loss(params, each, at, packing=None):
         arrays = (each.prompt_tokens, each.prompt_mask, each.tokens, each.mask)
         logp, entropy = score(model, params, *arrays, packing=packing)
-        at = np.nonzero(np.asarray(each.mask))
         return jnp.sum(weights * logp[at]) + jnp.sum(entropy[at]), logp[at]
 
-    (_, want), want_gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
-    (_, got), gradient = jax.value_and_grad(loss, has_aux=True)(params, cut, packing)
+    grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (_, want), want_gradient = grad(params, batch, np.nonzero(np.asarray(batch.mask)))
+    (_, got), gradient = grad(params, cut, np.nonzero(np.asarray(cut.mask)), packing)
     expect_equal(got, want)
     expect_equal(gradient, want_gradient)

@@ -10,7 +10,11 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.train import CheckpointConfig, train
+from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, train
+from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.setup import load_experiment
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
 
 
 def low(prompt, completion, metadata):
@@ -74,3 +78,39 @@ def test_what_a_run_remembers_is_what_its_method_says(whole):
     else:
         center = result.state.algo_state.controllers["center"]
         assert float(center.count) > 0 and float(center.mean) != 0.0
+
+
+def test_an_evaluation_has_the_library_in_its_prompts(tmp_path, capsys):
+    """What a run has learned without weights is in the prompts of its evaluations."""
+    config = tiny_run(
+        tmp_path / "run",
+        recipe=RECIPES["training_free_grpo"](),
+        reward=low,
+        steps=2,
+        checkpoint=CheckpointConfig(every=1, keep=2),
+        evaluation=EvaluationConfig(samples=2),
+    )
+    result = train(config)
+    rows = [row["held_out"] for row in result.history if "held_out" in row]
+    experiment, params = load_experiment(config)
+    sent, greedy = [], experiment.samplers.greedy
+
+    def sample(params, key, prompts):
+        sent.append([bytes(t for t in tokens if t < 256).decode() for tokens in prompts])
+        return greedy(params, key, prompts)
+
+    samplers = experiment.samplers._replace(greedy=sample)
+    experiment = dataclasses.replace(experiment, samplers=samplers)
+    state = result.state.collector_state
+    (first, *_) = jr.curation.experience_texts(state).values()
+    now, _ = experiment.evaluate(params, result.state.key, collector_state=state)
+    assert all(first in text for text in sent[0])
+    assert now["greedy"].mean == rows[-1]["greedy"]["mean"]
+    before, _ = experiment.evaluate(
+        params, result.state.key, collector_state=experiment.collector.init(10)
+    )
+    assert not any(first in text for text in sent[1])
+    assert before["greedy"].mean == rows[0]["greedy"]["mean"]
+    restored = Checkpoints(tmp_path / "run" / "checkpoints", model=experiment.model)
+    again = restored.restore_collector(experiment.collector.init(8))
+    jax.tree.map(np.testing.assert_array_equal, again, state)

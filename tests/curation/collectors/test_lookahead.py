@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches_of_collectors import play_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome, Response, lookahead
@@ -62,40 +63,21 @@ def sample(request, prompt, member, seed):
     )
 
 
+def outcome(request, number):
+    place = number if request.extends is None else request.extends
+    responses = request.responses
+    if request.sampled:
+        responses = tuple(sample(request, place, j, number) for j in range(request.rollouts))
+    finish = np.array([y.finish for y in responses])
+    where = finish != UNFINISHED
+    lengths = np.array([len(y.tokens) for y in responses])
+    zeros = np.zeros(len(where), np.float32)
+    return Outcome(place, zeros, where, lengths, where & False, {}, responses)
+
+
 def play(collector, state=(), *, step=0, order=None, one_by_one=False):
-    """A batch: decision, state and the collection, outcomes in some order of arrival."""
-    rng = np.random.default_rng(order)
-    collection = Collection(P, G, step=step, stop_ids=(STOP,))
-    while True:
-        decision, after = collector.observe(state, collection)
-        if decision.rows is not None:
-            return decision.rows, after, collection
-        requests = decision.requests
-        if decision.ask:
-            count = 1 if one_by_one else decision.ask
-            requests, state = collector.propose(state, jax.random.key(0), collection, count)
-        if requests:
-            collection = collection._replace(
-                requests=collection.requests + tuple(requests),
-                outcomes=collection.outcomes + (None,) * len(requests),
-            )
-            continue
-        waiting = [i for i, x in enumerate(collection.outcomes) if x is None]
-        assert waiting, "nothing is asked for and nothing is sampled"
-        outcomes = list(collection.outcomes)
-        for i in waiting if order is None else [rng.choice(waiting)]:
-            request = collection.requests[i]
-            place = i if request.extends is None else request.extends
-            if request.sampled:
-                responses = tuple(sample(request, place, j, i) for j in range(request.rollouts))
-            else:
-                responses = request.responses
-            finish = np.array([y.finish for y in responses])
-            where = finish != UNFINISHED
-            lengths = np.array([len(y.tokens) for y in responses])
-            zeros = np.zeros(len(where), np.float32)
-            outcomes[i] = Outcome(place, zeros, where, lengths, where & False, {}, responses)
-        collection = collection._replace(outcomes=tuple(outcomes))
+    batch = Collection(P, G, step=step, stop_ids=(STOP,))
+    return play_batch(collector, state, batch, outcome, order=order, one_by_one=one_by_one)
 
 
 prune = jax.jit(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches_of_collectors import play_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome, Request, Response, forked, pruned
@@ -53,32 +54,12 @@ def outcome(request, place, number):
 
 
 def play(collector, state, *, step=0, order=None, one_by_one=False, size=G):
-    """A batch: decision, state and the collection, outcomes in some order of arrival."""
-    rng = np.random.default_rng(order)
-    collection = Collection(P, size, step=step)
-    while True:
-        decision, after = collector.observe(state, collection)
-        if decision.rows is not None:
-            return decision.rows, after, collection
-        requests = decision.requests
-        if decision.ask:
-            count = 1 if one_by_one else decision.ask
-            requests, state = collector.propose(state, KEY, collection, count)
-        if requests:
-            collection = collection._replace(
-                requests=collection.requests + tuple(requests),
-                outcomes=collection.outcomes + (None,) * len(requests),
-            )
-            continue
-        waiting = [i for i, x in enumerate(collection.outcomes) if x is None]
-        assert waiting, "nothing is asked for and nothing is sampled"
-        chosen = waiting if order is None else [rng.choice(waiting)]
-        outcomes = list(collection.outcomes)
-        for i in chosen:
-            request = collection.requests[i]
-            place = (i if i < P else request.extends) + P * step
-            outcomes[i] = outcome(request, place, i)
-        collection = collection._replace(outcomes=tuple(outcomes))
+    def answer(request, number):
+        place = (number if number < P else request.extends) + P * step
+        return outcome(request, place, number)
+
+    batch = Collection(P, size, step=step)
+    return play_batch(collector, state, batch, answer, order=order, one_by_one=one_by_one)
 
 
 def likely(old_logp, mask, unfinished):
@@ -92,6 +73,7 @@ COLLECTORS = {
     "forked": forked(TOP, forks=1, branches=2),
     "rounds": forked(TOP, forks=1, branches=1, rounds=2),
     "segments": SEGMENTS,
+    "entropy": jr.curation.entropy_branched(segment=2, first=3, scale=1.0, tokens=2),
     "pruned": pruned(likely, limit=3),
     "quality": pruned(jr.curation.quality_survivors(warmup=1), limit=3, first=8),
 }
@@ -198,6 +180,32 @@ def test_branches_split_at_scheduled_depths():
                 begun = [tuple(y.tokens) for y in request.responses]
                 assert begun[::2] == begun[1::2]
     assert for_run(jr.curation.branched(), 3) == jr.curation.in_order()
+    # As wide as there is room for, in segments; or with a width for each split.
+    wide = jr.curation.branched(splits=3, branches=None, segment=2)
+    shapes = {
+        size: (for_run(wide, size).branches, for_run(wide, size).segment) for size in (8, 27, 30)
+    }
+    assert shapes == {8: (2, (2, 4)), 27: (3, (2, 4)), 30: (3, (2, 4))}
+    assert for_run(wide, 6).segment == (2,)  # there is no room for three splits
+    assert for_run(wide, 3) == jr.curation.in_order()
+    long = sized(
+        jr.curation.branched(splits=3, branches=None, segment=30),
+        group_size=216,
+        max_new_tokens=1024,
+    )
+    assert (long.branches, long.segment, long.rounds) == (6, (30, 60), 2)
+    mixed = for_run(jr.curation.branched(branches=(2, 3, 2)), 12)
+    rows, _, collection = play(mixed, mixed.init(N), size=12)
+    assert [r.rollouts for r in collection.requests[:P]] == [2] * P
+    for p, row in enumerate(rows):
+        counts = [0, 0, 0]
+        for request in collection.requests:
+            if request.extends == p:
+                counts[request.round] += request.rollouts
+                texts = [tuple(y.tokens) for y in request.responses]
+                width = {1: 3, 2: 2}[request.round]
+                assert texts[::width] == texts[width - 1 :: width]
+        assert counts[1] % 3 == 0 and counts[2] % 2 == 0 and len(row.members) <= 12
     with pytest.raises(ValueError, match="a tree has 16 leaves, more than a group of 6"):
         for_run(jr.curation.branched(splits=4))
     with pytest.raises(ValueError, match="8 tokens cannot split at 9 places"):
@@ -206,6 +214,14 @@ def test_branches_split_at_scheduled_depths():
         jr.curation.branched(branches=1)
     with pytest.raises(ValueError, match="splits must rise"):
         jr.curation.branched(splits=(3, 3))
+    with pytest.raises(ValueError, match="segment=3 has no effect with the places of the splits"):
+        jr.curation.branched(splits=(2, 4), segment=3)
+    with pytest.raises(ValueError, match="branches=None takes a number of splits"):
+        jr.curation.branched(branches=None)
+    with pytest.raises(ValueError, match="branches must have one number for each split"):
+        jr.curation.branched(splits=2, branches=(2, 2, 2))
+    with pytest.raises(ValueError, match="branches must be one number, or 2, one a round"):
+        forked(jr.curation.segment_forks, rounds=2, segment=2, branches=(3,))
     with pytest.raises(ValueError, match="segment must have 2 rising lengths, one a round"):
         forked(jr.curation.segment_forks, rounds=2, segment=(3,))
     with pytest.raises(ValueError, match="needs the sizes of a run"):
@@ -329,3 +345,43 @@ def test_they_print_what_differs():
     assert repr(SEGMENTS) == "forked(segment_forks, forks=1, branches=2, rounds=2, segment=2)"
     assert repr(pruned(likely, limit=3, first=8)) == "pruned(likely, limit=3, first=8)"
     assert dataclasses.replace(SEGMENTS) == SEGMENTS
+
+
+def test_responses_branch_where_entropy_has_risen():
+    collector = for_run(jr.curation.entropy_branched(segment=2, first=2, prob=0.0, scale=0.1))
+    rows, _, collection = play(collector, collector.init(N), step=1)
+    branched = 0
+    for p, row in enumerate(rows):
+        assert len(row.members) == G
+        mine = [p] + [i for i, r in enumerate(collection.requests) if r.extends == p]
+        for i in mine:
+            request = collection.requests[i]
+            if not request.responses:
+                continue
+            # Of the round before, all that had not ended, and copies of those that rose.
+            texts = [tuple(y.tokens) for y in request.responses]
+            before = [j for j in mine if collection.requests[j].round == request.round - 1]
+            live = [
+                y for j in before for y in collection.outcome(j).responses if y.finish == UNFINISHED
+            ]
+            assert texts[: len(live)] == [tuple(y.tokens) for y in live]
+            for text in texts[len(live) :]:
+                (source,) = [y for y in live if tuple(y.tokens) == text]
+                sampled = source.entropy[2 * (request.round - 1) :]
+                assert sampled.sum() > source.entropy[:2].sum()
+                branched += 1
+    assert branched
+    never = for_run(jr.curation.entropy_branched(segment=2, first=2, prob=0.0, weight=0.0))
+    rows, _, collection = play(never, never.init(N))
+    for request in collection.requests:
+        texts = [tuple(y.tokens) for y in request.responses]
+        assert len(set(texts)) == len(texts)
+    assert all(len(row.members) == G for row in rows)
+    with pytest.raises(ValueError, match="segment must be below the 8 tokens of a response"):
+        for_run(jr.curation.entropy_branched(segment=8))
+    with pytest.raises(ValueError, match="first must be at most a group of 6"):
+        for_run(jr.curation.entropy_branched(first=7))
+    with pytest.raises(ValueError, match="needs the sizes of a run"):
+        jr.curation.entropy_branched().observe((), Collection(1, 4))
+    text = "entropy_branched(segment=2, weight=0.5)"
+    assert repr(jr.curation.entropy_branched(segment=2, weight=0.5)) == text

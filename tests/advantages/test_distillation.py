@@ -1,0 +1,108 @@
+"""Advantages from a teacher: sums by hand, the gradient of the reverse KL, spans."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import prefix_weighted, span_advantages, teacher_advantages
+
+RNG = np.random.default_rng(0)
+MASK = np.array([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
+OLD, TEACHER = (np.where(MASK, -RNG.gamma(2.0, 0.5, MASK.shape), np.nan) for _ in range(2))
+BEFORE = RNG.normal(size=3)
+
+
+@pytest.mark.parametrize(("discount", "normalize"), [(0.0, False), (0.7, False), (1.0, True)])
+def test_sums_of_the_rest(discount, normalize):
+    out = jax.jit(
+        lambda *x: teacher_advantages(
+            x[0], x[1], old_logp=x[2], teacher_token_logp=x[3], coef=2.0, discount=discount,
+            normalize=normalize,
+        )
+    )(BEFORE, MASK, OLD, TEACHER)  # fmt: skip
+    want = np.zeros(MASK.shape)
+    for i in range(3):
+        places = np.flatnonzero(MASK[i])
+        for k, t in enumerate(places):
+            powers = discount ** np.arange(len(places) - k)
+            total = np.sum(powers * (TEACHER - OLD)[i, places[k:]])
+            want[i, t] = BEFORE[i] + 2.0 * total / (powers.sum() if normalize else 1.0)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_expected_gradient_is_that_of_the_reverse_kl():
+    """Of all texts of two tokens from a vocabulary of three, the second one after the first."""
+    first, second, t_first, t_second = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([3, (3, 3)] * 2)
+    )
+    texts = np.array(list(itertools.product(range(3), repeat=2)))
+
+    def logp(params):
+        a, b = (jax.nn.log_softmax(x) for x in params)
+        return jnp.stack([a[texts[:, 0]], b[texts[:, 0], texts[:, 1]]], -1)
+
+    ours, theirs = (first, second), (t_first, t_second)
+    old = logp(ours)
+
+    def surrogate(params, discount):
+        advantages = teacher_advantages(
+            jnp.zeros(9), jnp.ones((9, 2), bool), old_logp=old, teacher_token_logp=logp(theirs),
+            discount=discount,
+        )  # fmt: skip
+        return -jnp.sum(jnp.exp(old.sum(-1)) * jnp.sum(advantages * logp(params), -1))
+
+    def divergence(params, by_token):
+        x = logp(params)
+        if by_token:  # the prefixes are a constant: the divergence of each next token
+            a, b, c, d = (jax.nn.log_softmax(y) for y in (*params, *theirs))
+            of_second = jnp.sum(jnp.exp(b) * (b - d), -1)
+            return jnp.sum(jnp.exp(a) * (a - c)) + jnp.sum(jax.nn.softmax(ours[0]) * of_second)
+        return jnp.sum(jnp.exp(x.sum(-1)) * (x - logp(theirs)).sum(-1))
+
+    for discount, by_token in ((0.0, True), (1.0, False)):
+        a = jax.grad(surrogate)(ours, discount)
+        b = jax.grad(divergence)(ours, by_token)
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_allclose(x, y, atol=2e-6)
+
+
+def test_prefix_weights():
+    advantages = np.where(MASK, RNG.normal(size=MASK.shape), np.nan)
+    out = prefix_weighted(advantages, MASK, gamma=0.5)
+    want = np.zeros(MASK.shape)
+    for i in range(2):
+        size = np.abs(np.where(MASK[i], advantages[i], 0.0))
+        before = np.concatenate([[0.0], np.cumsum(size)[:-1]])
+        weight = 1 + 0.5 * (1 - before / size.sum())
+        want[i] = np.where(MASK[i], weight * np.nan_to_num(advantages[i]), 0.0)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    same = prefix_weighted(advantages, MASK, gamma=0.0)
+    np.testing.assert_array_equal(same, np.where(MASK, advantages, 0.0).astype(np.float32))
+
+
+def test_spans():
+    ids = np.array([[0, 0, -1, 1, 1], [0, 1, -1, 0, 0], [0, 1, 2, 3, 4]])
+    out = span_advantages(BEFORE, MASK, old_logp=OLD, teacher_span_logp=TEACHER, span_ids=ids)
+    want = np.zeros(MASK.shape)
+    for i, t in np.argwhere(MASK):
+        there = MASK[i] & (ids[i] == ids[i, t])
+        ratio = TEACHER[i, t] - OLD[i, there].sum() if ids[i, t] >= 0 else 0.0
+        want[i, t] = BEFORE[i] + ratio
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    alone = np.broadcast_to(np.arange(5), MASK.shape)
+    each = span_advantages(BEFORE, MASK, old_logp=OLD, teacher_span_logp=TEACHER, span_ids=alone)
+    token = teacher_advantages(BEFORE, MASK, old_logp=OLD, teacher_token_logp=TEACHER)
+    np.testing.assert_allclose(each, token, atol=1e-6)
+
+
+def test_bad_options():
+    arrays = {"old_logp": OLD, "teacher_token_logp": TEACHER}
+    with pytest.raises(ValueError, match=r"discount must be in \[0, 1\]; got 2"):
+        teacher_advantages(BEFORE, MASK, discount=2.0, **arrays)
+    with pytest.raises(ValueError, match="normalize has no effect with discount 0"):
+        teacher_advantages(BEFORE, MASK, normalize=True, **arrays)
+    with pytest.raises(ValueError, match="gamma"):
+        prefix_weighted(OLD, MASK, gamma=-1.0)

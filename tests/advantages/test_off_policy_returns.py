@@ -1,0 +1,212 @@
+"""V-trace, Retrace, n-step returns, weighed errors: loops in float64, gaps, reductions to GAE."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages as adv
+
+SHAPE = (2, 3, 7)
+
+
+def sample(seed):
+    rng = np.random.default_rng(seed)
+    rewards, values, q = rng.normal(size=(3, *SHAPE)).astype(np.float32)
+    mask = rng.random(SHAPE) < 0.7
+    mask[0, 2] = False
+    logps = -rng.exponential(size=(2, *SHAPE)).astype(np.float32)
+    return rewards, values, q, mask, dict(zip(("old_logp", "behavior_logp"), logps, strict=True))
+
+
+def at_most(x, bound):
+    return x if bound is None else np.minimum(x, bound)
+
+
+def rows(mask, *arrays, bootstrap):
+    """Each rollout as lists of its unmasked tokens, with the value that follows each."""
+    for index in np.ndindex(mask.shape[:-1]):
+        keep = mask[index]
+        yield index, keep, float(bootstrap[index]), [np.float64(x[index][keep]) for x in arrays]
+
+
+def check(out, mask, make, arrays, bootstrap):
+    for index, keep, last, columns in rows(mask, *arrays, bootstrap=bootstrap):
+        np.testing.assert_allclose(np.asarray(out)[index][keep], make(last, *columns), rtol=2e-5,
+                                   atol=2e-5)  # fmt: skip
+        assert not np.asarray(out)[index][~keep].any()
+
+
+CLIPS = [(1.0, 1.0, 1.0), (1.5, 0.8, 2.0), (None, None, None)]
+
+
+@pytest.mark.parametrize(("clip_rho", "clip_trace", "clip_advantage"), CLIPS)
+def test_vtrace_equals_its_sum_over_later_tokens(clip_rho, clip_trace, clip_advantage):
+    rewards, values, _, mask, logps = sample(0)
+    gamma, lam, boot = 0.9, 0.7, np.float32([[0.5, -1, 2], [0, 1, 3]])
+    clips = {"clip_rho": clip_rho, "clip_trace": clip_trace}
+    options = {**logps, **clips, "gamma": gamma, "lam": lam, "bootstrap_value": boot}
+    returns = jax.jit(
+        lambda r, v: adv.vtrace_returns(r, v, mask, **options)
+    )(rewards, values)  # fmt: skip
+    credit = adv.vtrace(rewards, values, mask, **options, clip_advantage=clip_advantage)
+
+    def targets(last, r, v, old, behavior):
+        rho, after = np.exp(old - behavior), np.append(v[1:], last)[: len(v)]
+        delta = at_most(rho, clip_rho) * (r + gamma * after - v)
+        c, out = lam * at_most(rho, clip_trace), v.copy()
+        for t in range(len(r)):
+            for s in range(t, len(r)):
+                out[t] += gamma ** (s - t) * np.prod(c[t:s]) * delta[s]
+        return out
+
+    def advantages(last, r, v, old, behavior):
+        vs = np.append(targets(last, r, v, old, behavior)[1:], last)[: len(v)]
+        after = np.append(v[1:], last)[: len(v)]
+        q = r + gamma * (lam * vs + (1 - lam) * after)
+        return at_most(np.exp(old - behavior), clip_advantage) * (q - v)
+
+    arrays = (rewards, values, logps["old_logp"], logps["behavior_logp"])
+    check(returns, mask, targets, arrays, boot)
+    check(credit, mask, advantages, arrays, boot)
+
+
+@pytest.mark.parametrize("clip_trace", [1.0, None])
+def test_retrace_equals_its_sum_over_later_tokens(clip_trace):
+    rewards, values, q, mask, logps = sample(1)
+    gamma, lam, boot = 0.8, 0.9, np.float32([[0.5, -1, 2], [0, 1, 3]])
+    out = adv.retrace_returns(
+        rewards, values, mask, action_values=q, **logps, gamma=gamma, lam=lam,
+        clip_trace=clip_trace, bootstrap_value=boot,
+    )  # fmt: skip
+
+    def targets(last, r, v, q, old, behavior):
+        """Q plus the discounted errors of later tokens, each by the traces up to it."""
+        c = lam * at_most(np.exp(old - behavior), clip_trace)
+        delta = r + gamma * np.append(v[1:], last)[: len(v)] - q
+        found = q.copy()
+        for t in range(len(r)):
+            for s in range(t, len(r)):
+                found[t] += gamma ** (s - t) * np.prod(c[t + 1 : s + 1]) * delta[s]
+        return found
+
+    arrays = (rewards, values, q, logps["old_logp"], logps["behavior_logp"])
+    check(out, mask, targets, arrays, boot)
+
+
+@pytest.mark.parametrize(("n", "lam"), [(1, 1.0), (3, 1.0), (2, 0.6), (9, 1.0)])
+def test_n_steps_equal_the_sum_of_rewards_and_the_value_after(n, lam):
+    rewards, values, _, mask, _ = sample(2)
+    boot = np.float32([[0.5, -1, 2], [0, 1, 3]])
+    out = adv.n_step_returns(rewards, values, mask, n=n, gamma=0.9, lam=lam, bootstrap_value=boot)
+
+    def whole(t, m, last, r, v):
+        m = min(m, len(r) - t)
+        total = sum(0.9**i * r[t + i] for i in range(m))
+        return total + 0.9**m * (v[t + m] if t + m < len(v) else last)
+
+    def targets(last, r, v):
+        found = np.zeros(len(r))
+        for t in range(len(r)):
+            # Of m = 1 .. n steps with weights (1 - lam) lam^(m - 1), the rest on the last.
+            weights = [(1 - lam) * lam ** (m - 1) for m in range(1, n)] + [lam ** (n - 1)]
+            found[t] = sum(w * whole(t, m, last, r, v) for m, w in enumerate(weights, 1))
+        return found
+
+    check(out, mask, targets, (rewards, values), boot)
+
+
+def test_weighed_errors_are_vtrace_without_bounds():
+    rewards, values, _, mask, logps = sample(3)
+    options = {**logps, "gamma": 0.9, "lam": 0.8}
+    errors = adv.corrected_td_errors(rewards, values, mask, **options)
+    returns = adv.vtrace_returns(rewards, values, mask, **options, clip_rho=None, clip_trace=None)
+    np.testing.assert_allclose(errors, np.where(mask, returns - values, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_on_policy_all_of_them_are_gae():
+    rewards, values, _, mask, logps = sample(4)
+    same = {name: logps["old_logp"] for name in logps}
+    options = {"gamma": 0.9, "lam": 0.8}
+    plain = adv.gae(rewards, values, mask, **options)
+    returns = adv.gae_returns(rewards, values, mask, **options)
+    near = {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(
+        adv.vtrace_returns(rewards, values, mask, **same, **options), returns, **near
+    )
+    np.testing.assert_allclose(
+        adv.corrected_td_errors(rewards, values, mask, **same, **options), plain, **near
+    )
+    found = adv.retrace_returns(rewards, values, mask, action_values=values, **same, **options)
+    np.testing.assert_allclose(found, returns, **near)
+    one = adv.vtrace(rewards, values, mask, **same, gamma=0.9, lam=1.0)
+    full = adv.gae(rewards, values, mask, gamma=0.9, lam=1.0)
+    np.testing.assert_allclose(one, full, **near)
+    steps = adv.n_step_returns(rewards, values, mask, n=7, gamma=0.9)
+    np.testing.assert_allclose(steps, np.where(mask, full + values, 0), **near)
+
+
+def test_turns_take_the_place_of_tokens():
+    """Two turns of several tokens are two tokens with the ratios of the turns."""
+    ids = jnp.array([[0, 0, 1, 1, 1]])
+    mask = jnp.array([[True, True, False, True, True]])
+    old, behavior = -jnp.array([[[0.1, 0.2, 9.0, 0.3, 0.4]], [[0.3, 0.2, 1.0, 0.1, 0.4]]])
+    turn = [adv.turn_sums(x, mask, turn_ids=ids, turns=2) for x in (old, behavior)]
+    out = adv.vtrace_returns(
+        jnp.array([[0.0, 1.0]]), jnp.array([[0.5, 0.25]]), jnp.ones((1, 2), bool),
+        old_logp=turn[0], behavior_logp=turn[1], gamma=0.9,
+    )  # fmt: skip
+    rho = np.exp([0.2, -0.2])
+    e1 = min(1, rho[1]) * (1 - 0.25)
+    e0 = min(1, rho[0]) * (0.9 * 0.25 - 0.5) + 0.9 * min(1, rho[0]) * e1
+    np.testing.assert_allclose(out, [[0.5 + e0, 0.25 + e1]], rtol=1e-5)
+
+
+def test_what_is_masked_is_never_read():
+    rewards, values, q, mask, logps = sample(5)
+
+    @jax.jit
+    def run(rewards, values, q, old_logp, behavior_logp):
+        def total(values):
+            same = {"old_logp": old_logp, "behavior_logp": behavior_logp}
+            parts = [
+                adv.vtrace(rewards, values, mask, **same),
+                adv.retrace_returns(rewards, values, mask, action_values=q, **same),
+                adv.corrected_td_errors(rewards, values, mask, **same),
+                adv.n_step_returns(rewards, values, mask, n=2),
+            ]
+            return sum(jnp.sum(x**2) for x in parts)
+
+        return jax.value_and_grad(total)(values)
+
+    arrays = (rewards, values, q, *logps.values())
+    clean = run(*arrays)
+    for junk in np.float32([1e4, np.nan, -np.inf]):
+        dirty = run(*(np.where(mask, x, junk) for x in arrays))
+        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
+SAME = {"old_logp": X, "behavior_logp": X}
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "make"),
+    [
+        (ValueError, "vtrace: old_logp is None",
+         lambda: adv.vtrace(X, X, MASK, old_logp=None, behavior_logp=X)),
+        (ValueError, "vtrace_returns: clip_rho must be above 0",
+         lambda: adv.vtrace_returns(X, X, MASK, **SAME, clip_rho=0.0)),
+        (ValueError, "vtrace: clip_advantage must be above 0",
+         lambda: adv.vtrace(X, X, MASK, **SAME, clip_advantage=-1.0)),
+        (ValueError, "retrace_returns: .*action_values",
+         lambda: adv.retrace_returns(X, X, MASK, action_values=X[:1], **SAME)),
+        (ValueError, "n_step_returns: n must be an integer above 0",
+         lambda: adv.n_step_returns(X, X, MASK, n=0)),
+        (ValueError, r"corrected_td_errors: lam must be in \[0, 1\]",
+         lambda: adv.corrected_td_errors(X, X, MASK, **SAME, lam=2.0)),
+    ],
+)  # fmt: skip
+def test_bad_input(error, match, make):
+    with pytest.raises(error, match=match):
+        make()

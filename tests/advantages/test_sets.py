@@ -1,0 +1,118 @@
+"""Sets of rollouts by reward and diversity, against every set."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import dr_grpo, polychromic, set_advantages, set_scores
+
+compiled = jax.jit(polychromic, static_argnames=("size", "sets"))
+PAIRS = jnp.array([[0, 1], [2, 3]])
+
+
+def test_worked_numbers():
+    rewards, ids = jnp.array([1.0, 1.0, 0.0, 0.0]), jnp.arange(4)
+    scores = set_scores(rewards, ids, PAIRS)
+    assert scores.tolist() == [1.0, 0.0]
+    expected = [0.5, 0.5, -0.5, -0.5]
+    assert set_advantages(scores, PAIRS, group_size=4).tolist() == expected
+    assert compiled(rewards, answer_ids=ids, size=2, sets="disjoint").tolist() == expected
+    # Right ones alike, and one of two right ones apart, score the same.
+    alike = jnp.array([1.0, 1.0, 0.0, 1.0]), jnp.array([0, 0, 1, 2])
+    assert set_scores(*alike, PAIRS).tolist() == [0.5, 0.5]
+    ours = compiled(alike[0], answer_ids=alike[1], size=2, sets="disjoint")
+    assert not np.asarray(ours).any()
+    # Nothing right is 0 whatever differs; an answer given twice lowers a set of equal reward.
+    assert not np.asarray(set_scores(jnp.zeros(4), jnp.arange(4), PAIRS)).any()
+    assert set_scores(jnp.ones(4), jnp.array([0, 0, 1, 2]), PAIRS).tolist() == [0.5, 1.0]
+    # A member of two sets has the mean of them; one of none 0.
+    overlap = jnp.array([[0, 1], [1, 2]])
+    ours = set_advantages(jnp.array([1.0, 0.0]), overlap, group_size=4)
+    assert ours.tolist() == [0.5, 0.0, -0.5, 0.0]
+
+
+def every_set(rewards, ids, where, size):
+    """The mean over all sets with a member, minus that over all sets."""
+    out = np.zeros(rewards.shape)
+    for p in range(len(rewards)):
+        there = np.flatnonzero(where[p])
+        n = min(size, len(there))
+        scores = {}
+        for s in itertools.combinations(there, n):
+            distinct = len({ids[p, i] for i in s if ids[p, i] >= 0})
+            scores[s] = np.mean(np.float64(rewards[p, list(s)])) * distinct / n
+        for i in there:
+            mine = [f for s, f in scores.items() if i in s]
+            out[p, i] = np.mean(mine) - np.mean(list(scores.values()))
+    return out
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_closed_form_is_the_mean_over_every_set(size):
+    rng = np.random.default_rng(size)
+    rewards = rng.random((6, 7)).astype(np.float32)
+    ids = rng.integers(-1, 4, (6, 7))
+    where = rng.random((6, 7)) < 0.8
+    where[0], where[1] = True, np.arange(7) < 1
+    ids[2], rewards[3] = 2, 1.0
+    junk = np.where(where, rewards, np.nan)
+    ours = compiled(junk, answer_ids=ids, where=where, size=size)
+    np.testing.assert_allclose(ours, every_set(rewards, ids, where, size), atol=2e-6)
+    order = rng.permutation(7)
+    moved = compiled(junk[:, order], answer_ids=ids[:, order], where=where[:, order], size=size)
+    np.testing.assert_allclose(moved, np.asarray(ours)[:, order], atol=1e-6)
+
+
+def test_constant_diversity_is_a_mean_baseline_and_equal_rollouts_are_0():
+    rewards = jnp.array([[1.0, 0.0, 0.5, 0.25]])
+    ours = compiled(rewards, answer_ids=jnp.arange(4)[None], size=2)
+    # A member's mean over sets moves by (N - n) / (n (N - 1)) of its reward.
+    np.testing.assert_allclose(ours, dr_grpo(rewards) / 3, atol=1e-6)
+    same = jnp.full((1, 4), 0.1)
+    assert not np.asarray(compiled(same, answer_ids=jnp.full((1, 4), 3), size=2)).any()
+    assert not np.asarray(compiled(rewards, answer_ids=jnp.arange(4)[None], size=4)).any()
+    assert not np.asarray(compiled(rewards, answer_ids=jnp.arange(4)[None], size=9)).any()
+
+
+def test_members_that_take_no_part_leave_their_sets_smaller():
+    rewards = jnp.array([1.0, jnp.nan, 0.5, 1.0, jnp.nan, 0.0])
+    where = jnp.array([True, False, True, True, False, True])
+    ids, sets = jnp.arange(6), jnp.array([[0, 1], [2, 3], [4, 5]])
+    assert set_scores(rewards, ids, sets, where=where).tolist() == [0.0, 0.75, 0.0]
+    ours = compiled(rewards, answer_ids=ids, where=where, size=2, sets="disjoint")
+    assert not np.asarray(ours).any()  # one set of two is left
+    ours = compiled(rewards, answer_ids=ids, where=where, size=3, sets="disjoint")
+    assert ours.tolist() == [0.125, 0.0, 0.125, -0.125, 0.0, -0.125]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: polychromic(jnp.ones(4), answer_ids=jnp.ones(4)),
+            TypeError,
+            "polychromic: answer_ids must hold integers",
+        ),
+        (
+            lambda: polychromic(jnp.ones(4), answer_ids=jnp.arange(4), size=1),
+            ValueError,
+            "polychromic: size must be at least 2; got 1",
+        ),
+        (
+            lambda: polychromic(jnp.ones(4), answer_ids=jnp.arange(4), sets="some"),
+            ValueError,
+            "polychromic: sets must be one of 'all', 'disjoint'",
+        ),
+        (
+            lambda: set_advantages(jnp.ones(3), PAIRS, group_size=4),
+            ValueError,
+            "set_advantages: sets must have one set for each of scores",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

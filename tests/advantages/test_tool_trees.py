@@ -1,0 +1,122 @@
+"""Turns of episodes that fork: their rewards, and against their siblings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import fork_advantages, grpo, portool, step_rewards, turn_nodes
+
+values_of = jax.jit(step_rewards, static_argnames=("gamma",))
+forks_of = jax.jit(fork_advantages, static_argnames=("scale",))
+STEPS, THERE = jnp.array([[0, 2], [0, 3], [1, 4]]), jnp.ones((3, 2), bool)
+
+
+def test_worked_numbers():
+    outcome = jnp.array([1.0, 0.0, 0.0])
+    values = values_of(outcome, STEPS, turn_where=THERE)
+    np.testing.assert_allclose(values, [[0.475, 1.0], [0.475, 0.0], [0.0, 0.0]], atol=1e-6)
+    forks = forks_of(values, STEPS, turn_where=THERE)
+    np.testing.assert_allclose(forks, [[0.2375, 0.5], [0.2375, -0.5], [-0.2375, 0.0]], atol=1e-6)
+    # An earlier success is worth more.
+    short = values_of(outcome, STEPS, turn_where=THERE.at[0, 1].set(False))
+    assert short[0, 0] == 0.5 and short[0, 1] == 0.0
+
+
+def tree(seed, G=7, K=4):
+    """Rows that share their first turns, as the turns of each, -1 beyond its last."""
+    rng = np.random.default_rng(seed)
+    steps, number = np.full((G, K), -1), 100
+    for g in range(G):
+        shared = 0
+        if g and rng.random() < 0.7:
+            parent = rng.integers(g)
+            last = (steps[parent] >= 0).sum()
+            shared = rng.integers(1, last + 1) if last < K else rng.integers(1, K)
+            steps[g, :shared] = steps[parent, :shared]
+        for k in range(shared, max(rng.integers(1, K + 1), shared + 1)):
+            steps[g, k], number = number, number + 1
+    order = rng.permutation(G)
+    return steps[order], rng
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_turn_equals_a_walk_over_the_tree(seed):
+    steps, rng = tree(seed)
+    G, K = steps.shape
+    there, where = steps >= 0, np.arange(G) != 2
+    outcome = rng.random(G).astype(np.float32)
+    formats = rng.random((G, K)).astype(np.float32)
+    for g, k in np.ndindex(G, K):  # equal for all that have a turn
+        formats[g, k] = formats[np.argmax(steps[:, k] == steps[g, k]), k]
+    junk = np.where(where, outcome, np.nan)
+    options = {"turn_where": there, "where": where}
+    values = values_of(
+        junk, steps, turn_formats=np.where(there, formats, np.inf), gamma=0.9, **options
+    )
+    forks = forks_of(values, steps, **options)
+    scaled = forks_of(values, steps, scale="std", **options)
+    last = there.sum(1)
+
+    def value(node, k):
+        rows = [g for g in range(G) if where[g] and there[g, k] and steps[g, k] == node]
+        return (
+            np.mean([0.9 ** (last[g] - 1 - k) * np.float64(outcome[g]) for g in rows])
+            + (formats[rows[0], k])
+        )
+
+    for g, k in np.ndindex(G, K):
+        if not (there[g, k] and where[g]):
+            assert values[g, k] == forks[g, k] == scaled[g, k] == 0
+            continue
+        family = {
+            steps[h, k]
+            for h in range(G)
+            if where[h] and there[h, k] and (k == 0 or steps[h, k - 1] == steps[g, k - 1])
+        }
+        v = np.array([value(node, k) for node in sorted(family)])
+        mine = value(steps[g, k], k)
+        np.testing.assert_allclose(values[g, k], mine, atol=1e-5)
+        np.testing.assert_allclose(forks[g, k], mine - v.mean(), atol=1e-5)
+        unit = (mine - v.mean()) / (v.std(ddof=1) + 1e-6) if len(v) > 1 else 0.0
+        np.testing.assert_allclose(scaled[g, k], unit, atol=1e-3)
+    order = rng.permutation(G)
+    moved = {name: x[order] for name, x in options.items()}
+    again = forks_of(np.asarray(values)[order], steps[order], **moved)
+    np.testing.assert_allclose(again, np.asarray(forks)[order], atol=1e-6)
+
+
+def test_turns_of_tokens_and_no_forks():
+    ids = jnp.array([[0, 0, 0, 5, 5], [0, 0, 9, 9, 9], [7, 7, 7, 7, 7]])
+    turn_ids = jnp.array([[0, 0, -1, 1, 1]] * 3)
+    mask = turn_ids >= 0
+    assert turn_nodes(ids, mask, turn_ids, turns=2).tolist() == [[0, 5], [0, 9], [7, 7]]
+    rewards, there = jnp.array([1.0, 0.5, 0.0]), jnp.ones((3, 2), bool)
+    arrays = {"node_ids": ids, "mask": mask, "turn_ids": turn_ids, "turn_where": there}
+    outcome = grpo(rewards)[:, None]
+    alone = portool(rewards, **arrays, fork_weight=0.0)
+    np.testing.assert_allclose(alone, jnp.repeat(outcome, 2, 1), atol=1e-6)
+    both = portool(rewards, **arrays, gamma=1.0, trajectory_weight=2.0)
+    # First turns are worth 0.75 and 0; the second ones of the first two fork.
+    forks = np.array([[0.375, 0.25], [0.375, -0.25], [-0.375, 0.0]])
+    np.testing.assert_allclose(both, 2 * np.asarray(outcome) + forks, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: step_rewards(jnp.ones(2), STEPS, turn_where=THERE),
+            ValueError,
+            r"step_rewards: rewards must have shape \(3,\)",
+        ),
+        (
+            lambda: fork_advantages(jnp.ones((3, 2)), STEPS, turn_where=THERE, eps=0.1),
+            ValueError,
+            "fork_advantages: eps=0.1 has no effect without scale",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,254 @@
+"""A critic of tokens read at turns: worked numbers, step tables in float64, reductions to GAE."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from jaxrl_llm import advantages as adv
+
+ONES = jnp.ones((1, 4), bool)
+
+
+def sample(seed, shape=(3, 2, 9), turns=4):
+    """Rewards of turns, values, a mask with observations between turns, ids, and which happened."""
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.integers(0, turns, shape), axis=-1)
+    mask = rng.random(shape) < 0.7
+    ids = np.where(rng.random(shape) < 0.15, -1, ids)
+    # Where a token is of no turn, the turns around it go on.
+    rewards = rng.normal(size=(*shape[:-1], turns)).astype(np.float32)
+    values = rng.normal(size=shape).astype(np.float32)
+    happened = np.arange(turns) < rng.integers(2, turns + 1, shape[:-1])[..., None]
+    return rewards, values, mask, ids.astype(np.int32), happened
+
+
+def steps_of(values, mask, ids, happened, rewards):
+    """The step table of one rollout: its turns with their tokens, rewards, first and last value."""
+    rows = []
+    for k in np.flatnonzero(happened):
+        tokens = np.flatnonzero(mask & (ids == k))
+        if len(tokens):
+            v = np.float64(values[tokens])
+            rows.append((k, tokens, np.float64(rewards[k]), v[0], v[-1]))
+    return rows
+
+
+def backward(r, v, after, discount, trace):
+    """delta = r + discount after - v, summed back with discount trace."""
+    out, running = np.zeros(len(r)), 0.0
+    for i in range(len(r) - 1, -1, -1):
+        running = r[i] + discount[i] * after[i] - v[i] + discount[i] * trace * running
+        out[i] = running
+    return out
+
+
+def test_worked_numbers_of_tokens():
+    rewards, values = jnp.array([[0.0, 0, 0, 1]]), jnp.array([[0.2, 0.9, 0.4, 0.5]])
+    mask = jnp.array([[True, False, True, True]])
+    out = adv.gae(rewards, values, mask, lam=0.5)
+    np.testing.assert_allclose(out, [[0.375, 0, 0.35, 0.5]], atol=1e-6)
+
+
+def test_worked_numbers_of_poad_and_egae():
+    rewards, values = jnp.array([[0.0, 0, 0, 1]]), jnp.array([[0.1, 0.2, 0.4, 0.7]])
+    ids = jnp.array([[0, 0, 1, 1]])
+    for intra, expected in (
+        (1.0, [0.727166, 0.660175, 0.585, 0.3]),
+        (0.9, [0.572444, 0.575958, 0.4865, 0.3]),
+    ):
+        out = adv.poad(rewards, values, ONES, turn_ids=ids, gamma=0.9, intra_gamma=intra, lam=0.95)
+        np.testing.assert_allclose(out, [expected], atol=1e-5)
+    values = jnp.array([[0.2, 0.5, 0.6]] * 2)
+    out = adv.egae(
+        jnp.zeros((2, 3)), values, jnp.ones((2, 3), bool), unfinished=jnp.array([True, False])
+    )
+    np.testing.assert_allclose(out, [[0.395, 0.1, 0], [-0.1465, -0.47, -0.6]], atol=1e-6)
+
+
+def test_starts_ends_and_rewards_of_turns():
+    ids = jnp.array([[0, 0, -1, 1, -1, 1, 3]])
+    mask = jnp.array([[True, True, True, True, False, True, True]])
+    assert adv.turn_starts(mask, turn_ids=ids)[0].tolist() == [1, 0, 0, 1, 0, 0, 1]
+    assert adv.turn_ends(mask, turn_ids=ids)[0].tolist() == [0, 1, 0, 0, 0, 1, 1]
+    assert adv.turn_borders(mask, turn_ids=ids)[0].tolist() == [1, 1, 0, 1, 0, 1, 1]
+    # The turn without a token loses its reward, and so does one that did not happen.
+    rewards = jnp.array([[1.0, 2.0, 3.0, jnp.nan]])
+    happened = jnp.array([[True, True, True, False]])
+    out = adv.turn_end_rewards(rewards, mask, turn_ids=ids, turn_where=happened)
+    assert out.tolist() == [[0, 1, 0, 0, 0, 2, 0]]
+
+
+def test_sums_of_turns_equal_a_loop_and_leave_out_what_is_of_none():
+    _, values, mask, ids, _ = sample(0)
+    out = jax.jit(adv.turn_sums, static_argnames="turns")(values, mask, turn_ids=ids, turns=3)
+    for k in range(3):
+        expected = np.where(mask & (ids == k), values, 0).sum(-1)
+        np.testing.assert_allclose(out[..., k], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.6), (0.5, 0.0)])
+def test_turns_equal_the_step_table(gamma, lam):
+    rewards, values, mask, ids, happened = sample(1)
+    options = {"turn_ids": ids, "turn_where": happened, "gamma": gamma, "lam": lam}
+    turn = jax.jit(adv.turn_gae)(rewards, values, mask, **options)
+    returns = jax.jit(adv.turn_gae_returns)(rewards, values, mask, **options)
+    both = {
+        name: adv.pdppo(rewards, values, mask, **options, combine=name)
+        for name in ("max", "mean", "before")
+    }
+    targets = adv.pdppo_returns(rewards, values, mask, **options)
+    for index in np.ndindex(mask.shape[:-1]):
+        table = steps_of(*(x[index] for x in (values, mask, ids, happened, rewards)))
+        want, want_returns = np.zeros(rewards.shape[-1]), np.zeros(mask.shape[-1])
+        later, want_targets = np.zeros(rewards.shape[-1]), np.zeros(mask.shape[-1])
+        if table:
+            places, tokens, r, first, last = zip(*table, strict=True)
+            a = backward(r, first, [*first[1:], 0.0], [gamma] * len(r), lam)
+            want[list(places)] = a
+            y = a + np.array(first)
+            later[list(places)] = np.array(r) + [*last[:-1], 0.0] - np.array(first)
+            for i, t in enumerate(tokens):
+                # A turn of one token learns the first.
+                want_targets[t[-1]] = gamma * y[i + 1] if i + 1 < len(y) else 0.0
+                want_targets[t[0]] = want_returns[t[0]] = y[i]
+        np.testing.assert_allclose(turn[index], want, atol=1e-5)
+        np.testing.assert_allclose(returns[index], want_returns, atol=1e-5)
+        np.testing.assert_allclose(both["before"][index], want, atol=1e-5)
+        np.testing.assert_allclose(both["mean"][index], (want + later) / 2, atol=1e-5)
+        np.testing.assert_allclose(both["max"][index], np.maximum(want, later), atol=1e-5)
+        np.testing.assert_allclose(targets[index], want_targets, atol=1e-5)
+
+
+@pytest.mark.parametrize("intra", [1.0, 0.7])
+def test_poad_equals_a_scan_through_the_tokens_of_each_action(intra):
+    rewards, values, mask, ids, happened = sample(2)
+    mask = mask & (ids >= 0)
+    options = {"turn_ids": ids, "gamma": 0.7, "intra_gamma": intra, "lam": 0.8}
+    placed = adv.turn_end_rewards(rewards, mask, turn_ids=ids, turn_where=happened)
+    out = jax.jit(adv.poad)(placed, values, mask, **options)
+    returns = jax.jit(adv.poad_returns)(placed, values, mask, **options)
+    for index in np.ndindex(mask.shape[:-1]):
+        tokens = np.flatnonzero(mask[index])
+        turn = ids[index][tokens]
+        ends = np.append(turn[1:] != turn[:-1], True) if len(turn) else np.zeros(0, bool)
+        r = [rewards[index][k] * happened[index][k] * e for k, e in zip(turn, ends, strict=True)]
+        v = np.float64(values[index][tokens])
+        expected = backward(r, v, np.append(v[1:], 0.0), np.where(ends, 0.7, intra), 0.8)
+        np.testing.assert_allclose(np.asarray(out[index])[tokens], expected, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(returns[index])[tokens], expected + v, atol=1e-5)
+
+
+def test_with_lambda_one_returns_do_not_depend_on_how_many_tokens_an_action_has():
+    rewards, where = jnp.array([[1.0, 2.0]]), jnp.ones((1, 2), bool)
+    firsts = []
+    for ids in ([[0, 1]], [[0, 0, 0, 1, 1]]):
+        ids = jnp.array(ids)
+        mask = jnp.ones(ids.shape, bool)
+        values = jax.random.normal(jax.random.key(len(firsts)), ids.shape)
+        placed = adv.turn_end_rewards(rewards, mask, turn_ids=ids, turn_where=where)
+        plain = adv.poad_returns(placed, values, mask, turn_ids=ids, gamma=0.5, lam=1.0)
+        naive = adv.poad_returns(
+            placed, values, mask, turn_ids=ids, gamma=0.5, intra_gamma=0.5, lam=1.0
+        )
+        firsts.append((float(plain[0, 0]), float(naive[0, 0])))
+    assert firsts[0][0] == pytest.approx(firsts[1][0]) == pytest.approx(2.0)
+    assert firsts[1][1] < 1.0 < firsts[0][1]
+
+
+def test_one_token_a_turn_is_plain_gae_and_gamma_one_makes_poad_gae():
+    rng = np.random.default_rng(3)
+    rewards, values = rng.normal(size=(2, 2, 5)).astype(np.float32)
+    ids, mask = np.broadcast_to(np.arange(5), (2, 5)), np.ones((2, 5), bool)
+    plain = adv.gae(rewards, values, mask, gamma=0.9, lam=0.5)
+    out = adv.turn_gae(rewards, values, mask, turn_ids=ids, gamma=0.9, lam=0.5)
+    np.testing.assert_allclose(out, plain, atol=1e-6)
+    out = adv.poad(rewards, values, mask, turn_ids=ids, gamma=0.9, lam=0.5)
+    np.testing.assert_allclose(out, plain, atol=1e-6)
+    ids = np.broadcast_to([0, 0, 1, 1, 1], (2, 5))
+    out = adv.poad(rewards, values, mask, turn_ids=ids, gamma=1.0, lam=0.5)
+    np.testing.assert_allclose(out, adv.gae(rewards, values, mask, lam=0.5), atol=1e-6)
+
+
+def test_egae_of_what_ended_is_gae_and_of_what_did_not_ignores_a_constant():
+    rng = np.random.default_rng(4)
+    rewards, values = rng.normal(size=(2, 3, 6)).astype(np.float32)
+    mask = rng.random((3, 6)) < 0.7
+    options = {"gamma": 0.9, "lam": 0.8}
+    ended = adv.egae(rewards, values, mask, unfinished=jnp.zeros(3, bool), **options)
+    np.testing.assert_array_equal(ended, adv.gae(rewards, values, mask, **options))
+    cut = jnp.ones(3, bool)
+    one = adv.egae(rewards, values, mask, unfinished=cut)
+    two = adv.egae(rewards, values + 7.0, mask, unfinished=cut)
+    np.testing.assert_allclose(one, two, atol=2e-5)
+
+
+def test_a_post_decision_value_that_is_the_next_value_gives_the_one_step_error():
+    values = jnp.array([[0.5, 0.4, 0.8, 0.3]])
+    rewards, ids = jnp.array([[0.2, 1.0]]), jnp.array([[0, 0, 1, 1]])
+    # At the last token of turn 0 the value is 0.5 times that of turn 1.
+    out = adv.pdppo(rewards, values, ONES, turn_ids=ids, gamma=0.5, lam=0.0, combine="mean")
+    np.testing.assert_allclose(
+        out, adv.turn_gae(rewards, values, ONES, turn_ids=ids, gamma=0.5, lam=0.0), atol=1e-6
+    )
+
+
+def test_what_is_masked_is_never_read_in_value_or_gradient():
+    rewards, values, mask, ids, happened = sample(5)
+
+    @jax.jit
+    def run(rewards, values):
+        def total(r, v):
+            options = {"turn_ids": ids, "turn_where": happened}
+            turns = adv.turn_gae(r, v, mask, **options, gamma=0.9)
+            turns += adv.pdppo(r, v, mask, **options)
+            tokens = adv.poad(
+                adv.turn_end_rewards(r, mask, **options), v, mask, turn_ids=ids, gamma=0.8
+            )
+            return jnp.sum(turns**2) + jnp.sum(tokens**2)
+
+        return jax.value_and_grad(total, argnums=(0, 1))(rewards, values)
+
+    clean = run(rewards, values)
+    for junk in np.float32([1e4, np.nan, np.inf]):
+        dirty = run(np.where(happened, rewards, junk), np.where(mask, values, junk))
+        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+def test_gradients_equal_finite_differences():
+    rewards, values, mask, ids, happened = sample(6, shape=(1, 2, 6), turns=3)
+
+    def function(r, v):
+        options = {"turn_ids": ids, "turn_where": happened, "gamma": 0.9}
+        return adv.turn_gae(r, v, mask, **options), adv.turn_gae_returns(r, v, mask, **options)
+
+    check_grads(function, (rewards, values), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
+
+
+X, IDS = jnp.ones((1, 4)), jnp.zeros((1, 4), int)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "make"),
+    [
+        (ValueError, "turn_gae: turn_rewards must hold at least one turn",
+         lambda: adv.turn_gae(X[0], X, ONES, turn_ids=IDS)),
+        (TypeError, "turn_starts: turn_ids must hold integers",
+         lambda: adv.turn_starts(ONES, turn_ids=X)),
+        (ValueError, "turn_ends: .*one shape", lambda: adv.turn_ends(ONES, turn_ids=IDS[:, 1:])),
+        (ValueError, r"poad: gamma must be in \[0, 1\]",
+         lambda: adv.poad(X, X, ONES, turn_ids=IDS, gamma=1.5)),
+        (ValueError, "pdppo: combine must be one of .*Did you mean 'max'",
+         lambda: adv.pdppo(X, X, ONES, turn_ids=IDS, combine="maxi")),
+        (ValueError, "egae: unfinished must have shape",
+         lambda: adv.egae(X, X, ONES, unfinished=ONES)),
+        (ValueError, "turn_sums: turns must be an integer above 0",
+         lambda: adv.turn_sums(X, ONES, turn_ids=IDS, turns=0)),
+        (TypeError, "turn_end_rewards: turn_where must be bool",
+         lambda: adv.turn_end_rewards(X, ONES, turn_ids=IDS, turn_where=X)),
+    ],
+)  # fmt: skip
+def test_bad_input(error, match, make):
+    with pytest.raises(error, match=match):
+        make()

@@ -1,0 +1,174 @@
+"""What turns earn: discounted outcomes, information, gates, places of tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.advantages import (
+    gate_turn_rewards,
+    gated_rewards,
+    geometric_rewards,
+    info_gain_rewards,
+    place_turn_rewards,
+    terminal_rewards,
+    token_totals,
+)
+
+
+def test_outcomes_are_discounted_to_the_end():
+    where = jnp.array([[True, True, True], [True, True, False], [True, True, True]])
+    outcome = jnp.array([1.0, 1.0, 0.0])
+    out = jax.jit(geometric_rewards)(outcome, turn_where=where, gamma=0.9)
+    expected = [[0.81, 0.9, 1.0], [0.9, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+    even = geometric_rewards(outcome, turn_where=where, gamma=1.0)
+    np.testing.assert_array_equal(even, np.where(where, outcome[:, None], 0.0))
+    last = jax.jit(geometric_rewards)(outcome, turn_where=where, gamma=0.0)
+    assert last.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    none = geometric_rewards(jnp.array([jnp.nan]), turn_where=jnp.zeros((1, 2), bool))
+    assert none.tolist() == [[0.0, 0.0]]
+
+
+def test_information_telescopes_and_the_last_turn_has_the_outcome():
+    rng = np.random.default_rng(0)
+    share = rng.uniform(0.05, 0.9, (3, 5)).astype(np.float32)
+    where = np.arange(4) < np.array([4, 2, 1])[:, None]
+    outcome = np.array([1.0, 0.0, 0.5], np.float32)
+    logp = np.where(np.arange(5) <= np.array([4, 2, 1])[:, None], np.log(share), np.nan)
+    out = np.asarray(jax.jit(info_gain_rewards)(outcome, answer_logp=logp, turn_where=where))
+    np.testing.assert_allclose(out[0, :3], np.diff(share[0])[:3], atol=1e-6)
+    assert out[0, :3].sum() == pytest.approx(share[0, 3] - share[0, 0], abs=1e-6)
+    assert out[0, 3] == 1.0 and out[1, 1] == 0.0 and not out[1, 2:].any()
+    np.testing.assert_allclose(out[1, 0], share[1, 1] - share[1, 0], atol=1e-6)
+    np.testing.assert_allclose(out[2], [0.5, 0.0, 0.0, 0.0])
+    # All answers wrong, and yet turns differ.
+    wrong = info_gain_rewards(jnp.zeros(3), answer_logp=jnp.log(share))
+    assert np.asarray(jr.advantages.turn_grpo(wrong)).any()
+
+
+def test_gates():
+    step = {"step": jnp.array([0.3, 0.3]), "outcome": jnp.array([0.0, 1.0])}
+    order = ("step", "outcome")
+    out = gated_rewards(step, order=order, thresholds=(0.0,))
+    np.testing.assert_allclose(out, [0.0, 1.3], atol=1e-6)
+    direct = gated_rewards(step, order=order, thresholds=(-np.inf,))
+    np.testing.assert_allclose(direct, [0.3, 1.3], atol=1e-6)
+    three = {"a": jnp.array(0.2), "b": jnp.array(0.5), "c": jnp.array(1.0)}
+    three = {name: x[None] for name, x in three.items()}
+    out = gated_rewards(three, order=("a", "b", "c"), thresholds=(0.6, 0.0))
+    np.testing.assert_allclose(out, [1.5], atol=1e-6)
+    # The threshold itself does not pass; a weight scales.
+    out = gated_rewards(three, order=("a", "b", "c"), thresholds=(0.5, 0.9), weights=(1, 2, 3))
+    np.testing.assert_allclose(out, [4.0], atol=1e-6)
+    loud = gated_rewards(
+        {"step": jnp.array([0.3, jnp.nan]), "outcome": jnp.array([1.0, jnp.nan])},
+        order=order, thresholds=(0.0,), where=jnp.array([True, False]),
+    )  # fmt: skip
+    np.testing.assert_allclose(loud, [1.3, 0.0], atol=1e-6)
+
+
+def test_steps_count_only_behind_the_outcome():
+    rng = np.random.default_rng(1)
+    steps = rng.uniform(0, 1, (4, 3)).astype(np.float32)
+    turn_rewards = np.zeros((4, 3), np.float32)
+    turn_rewards[:, 2] = outcome = np.array([0.0, 1.0, 0.4, 0.6], np.float32)
+    gate = jax.jit(gate_turn_rewards)
+    out = gate(outcome, step_rewards=steps, turn_rewards=turn_rewards, threshold=0.4, weight=0.5)
+    passed = np.array([0, 1, 0, 1])[:, None]
+    np.testing.assert_allclose(out, turn_rewards + 0.5 * passed * steps, atol=1e-6)
+    # A failed rollout never has more than its outcome.
+    np.testing.assert_array_equal(np.asarray(out).sum(-1)[[0, 2]], outcome[[0, 2]])
+    direct = gate(outcome, step_rewards=steps, threshold=-np.inf)
+    np.testing.assert_allclose(direct, steps, atol=1e-6)
+    where = jnp.arange(3) < jnp.array([3, 2, 1, 3])[:, None]
+    junk = jnp.where(where, steps, jnp.nan)
+    assert np.isfinite(gate(outcome, step_rewards=junk, turn_where=where)).all()
+
+
+TURN_IDS = jnp.array([[0, 0, -1, 1, 2, -1], [0, -1, 1, 1, -1, 2], [0, 0, 1, 1, 1, 1]])
+MASK = TURN_IDS >= 0
+INTERM = jnp.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+FINAL = jnp.array([1.0, 0.0, 1.0])
+
+
+def test_places_of_turn_rewards():
+    place = jax.jit(place_turn_rewards, static_argnames="mode")
+    out = place(FINAL, MASK, turn_ids=TURN_IDS, turn_rewards=INTERM, max_total=4.0)
+    expected = np.zeros((3, 6))
+    expected[0, [3, 4]] = 0.5  # won: shares of what was earned
+    expected[1, [3, 5]] = 0.25  # lost: of what there was
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+    single = place(FINAL, MASK, turn_ids=TURN_IDS, mode="single")
+    np.testing.assert_array_equal(single, terminal_rewards(FINAL, MASK))
+    # The third rollout's last turn lies beyond the tokens there are.
+    where = jnp.ones((3, 3), bool)
+    cut = place(FINAL, MASK, turn_ids=TURN_IDS, mode="single", turn_where=where)
+    assert cut[0].tolist() == single[0].tolist() and not np.asarray(cut[2]).any()
+    beyond = place(FINAL, MASK, turn_ids=TURN_IDS, turn_rewards=jnp.ones((3, 3)), max_total=4.0)
+    np.testing.assert_allclose(beyond.sum(-1), [1.0, 0.75, 2 / 3], atol=1e-6)
+
+
+def test_an_episode_is_won_where_the_environment_says_so():
+    won = jnp.zeros((3, 3), bool).at[1, 2].set(True)
+    options = {"turn_ids": TURN_IDS, "turn_rewards": INTERM, "max_total": jnp.array([4.0, 4, 4])}
+    out = place_turn_rewards(FINAL, MASK, won=won, **options)
+    np.testing.assert_allclose(out.sum(-1), [0.5, 1.0, 0.0], atol=1e-6)
+    junk = options | {"turn_rewards": INTERM.at[1, 2].set(jnp.nan)}
+    where = jnp.ones((3, 3), bool).at[1, 2].set(False)
+    assert np.isfinite(place_turn_rewards(FINAL, MASK, won=won, turn_where=where, **junk)).all()
+
+
+def test_totals_are_over_the_tokens_of_the_mask():
+    tokens = np.random.default_rng(2).normal(size=(3, 6)).astype(np.float32)
+    expected = np.where(MASK, tokens, 0.0).sum(-1)
+    junk = jnp.where(MASK, tokens, jnp.nan)
+    np.testing.assert_allclose(token_totals(junk, MASK), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (
+            lambda: geometric_rewards(FINAL, turn_where=jnp.ones(3, bool)),
+            ValueError,
+            "geometric_rewards: there must be turns for each of the rewards",
+        ),
+        (
+            lambda: info_gain_rewards(FINAL, answer_logp=jnp.zeros((2, 4))),
+            ValueError,
+            "info_gain_rewards: answer_logp must have shape",
+        ),
+        (
+            lambda: gated_rewards({"a": FINAL}, order=("a",), thresholds=(0.0,)),
+            ValueError,
+            "1 rewards take 0 thresholds and 1 weights; got 1 and 1",
+        ),
+        (
+            lambda: gated_rewards({"a": FINAL}, order=("b",), thresholds=()),
+            ValueError,
+            "gated_rewards: order must be one of 'a'",
+        ),
+        (
+            lambda: gate_turn_rewards(FINAL, step_rewards=INTERM, weight=-1.0),
+            ValueError,
+            "weight must not be negative",
+        ),
+        (
+            lambda: place_turn_rewards(FINAL, MASK, turn_ids=TURN_IDS),
+            ValueError,
+            "turn_rewards is None; mode='dense' requires it",
+        ),
+        (
+            lambda: place_turn_rewards(
+                FINAL, MASK, turn_ids=TURN_IDS, mode="single", max_total=2.0
+            ),
+            ValueError,
+            "max_total=2.0 has no effect with mode='single'",
+        ),
+    ],
+)
+def test_bad_input(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

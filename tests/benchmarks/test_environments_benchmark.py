@@ -1,0 +1,13 @@
+"""The benchmark of episodes samples as many tokens in each of its ways."""
+
+import json
+
+from benchmarks import environments
+
+
+def test_three_ways_sample_as_much(capsys):
+    sizes = ["--episodes", "8", "--group-size", "2", "--slots", "4", "--turn-tokens", "4"]
+    environments.main(["--tiny", *sizes])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["workload"]["episodes"] == 8
+    assert result["ratios"].keys() == {"fast/single", "slow/fast"}

@@ -1,0 +1,158 @@
+"""`jaxrl-llm merge`: several models as one folder that loads."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_cli import config_file, one_sentence, run
+from tiny_run import model
+
+from jaxrl_llm import models
+from jaxrl_llm.cli import merge
+from jaxrl_llm.models import load_model, save_safetensors
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Three models: a base and two that moved away from it. Tokenizers are left out."""
+    root = tmp_path_factory.mktemp("merge")
+    module, base, _ = model()
+    for seed, name in enumerate(("base", "a", "b")):
+        noise = 0.0 if name == "base" else 0.1
+        keys = iter(jax.random.split(jax.random.key(seed), 64))
+        params = jax.tree.map(
+            lambda x, keys=keys, noise=noise: x + noise * jax.random.normal(next(keys), x.shape),
+            base,
+        )
+        save_safetensors(params, root / name, config=module.config)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_tokenizers(monkeypatch):
+    from jaxrl_llm import data
+
+    monkeypatch.setattr(data, "load_tokenizer", lambda name: None)
+
+
+def loaded(*paths):
+    return [load_model(path)[1] for path in paths]
+
+
+def assert_same(found, expected, **options):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **options), found, expected)
+
+
+CASES = {
+    "average --weights 0.25 0.75": lambda a, b, c: models.average_params([a, b], [0.25, 0.75]),
+    "extrapolate --alpha 0.5": lambda a, b, c: models.extrapolate(a, b, alpha=0.5),
+    "slerp": lambda a, b, c: models.slerp(a, b, t=0.5),
+    "task_arithmetic --scale 0.5 --weights 1 2": lambda a, b, c: models.task_arithmetic(
+        c, [models.task_vector(x, c) for x in (a, b)], scale=(0.5, 1.0)
+    ),
+    "ties --density 0.5": lambda a, b, c: models.ties_merge(
+        c, [models.task_vector(x, c) for x in (a, b)], density=0.5
+    ),
+    "dare --drop 0.0": lambda a, b, c: models.task_arithmetic(
+        c, [models.task_vector(x, c) for x in (a, b)]
+    ),
+    "model_stock": lambda a, b, c: models.model_stock(c, [a, b]),
+    "iso_c --scale 0.5": lambda a, b, c: models.iso_c(
+        c, [models.task_vector(x, c) for x in (a, b)], scale=0.5
+    ),
+}
+
+
+def test_every_method_is_its_function_and_the_folder_loads(capsys, folders, tmp_path):
+    a, b, base = loaded(folders / "a", folders / "b", folders / "base")
+    for number, (words, function) in enumerate(CASES.items()):
+        method, *rest = words.split()
+        if "base" in merge._READS[method]:
+            rest += ["--base", folders / "base"]
+        out = tmp_path / f"out{number}"
+        code, text, err = run(
+            capsys, "merge", folders / "a", folders / "b", "--out", out, "--method", method, *rest
+        )
+        assert code == 0, err
+        assert text.startswith(f"The {method} of {folders / 'a'}, {folders / 'b'} is in {out}")
+        assert_same(loaded(out)[0], function(a, b, base), rtol=1e-5, atol=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"out{n}" for n in range(len(CASES))
+    )
+
+
+def test_a_run_is_merged_with_a_model_in_bfloat16(capsys, folders, tmp_path):
+    path = config_file(tmp_path, "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)")
+    assert run(capsys, "train", path, "--run-dir", tmp_path / "run", "--steps", 1)[0] == 0
+    assert run(capsys, "export", tmp_path / "run", tmp_path / "trained")[0] == 0
+    words = ["--out", tmp_path / "out", "--dtype", "bfloat16"]
+    code, _, err = run(capsys, "merge", tmp_path / "run", folders / "a", *words)
+    assert code == 0, err
+    expected = models.average_params(loaded(tmp_path / "trained", folders / "a"))
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), expected)
+    assert_same(loaded(tmp_path / "out")[0], half)
+
+
+def test_checkpoints_of_a_run_are_weighed_by_step_or_loss(capsys, tmp_path):
+    path = config_file(tmp_path, "checkpoint=dataclasses.replace(config.checkpoint, every=1)")
+    run_dir = tmp_path / "run"
+    assert run(capsys, "train", path, "--run-dir", run_dir)[0] == 0
+    each = []
+    for step in (1, 2):
+        folder = tmp_path / f"step{step}"
+        assert run(capsys, "export", run_dir, folder, "--step", step)[0] == 0
+        each += loaded(folder)
+    names = [f"{run_dir}@{step}" for step in (1, 2)]
+    code, _, err = run(capsys, "merge", *names, "--out", tmp_path / "late", "--by", "step")
+    assert code == 0, err
+    assert_same(loaded(tmp_path / "late")[0], models.average_params(each, [1 / 3, 2 / 3]))
+    rows = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
+    for scale, words in ((-1.0, "needs a loss above 0 at each step"), (1.0, "")):
+        lines = [json.dumps({"step": s, "loss": scale * abs(losses[s]) + scale}) for s in losses]
+        (run_dir / "metrics.jsonl").write_text("\n".join(lines))
+        by_loss = ["--by", "loss", "--power", 2]
+        code, _, err = run(capsys, "merge", *names, "--out", tmp_path / "low", *by_loss)
+        assert (code == 2 and words in err) if words else code == 0
+    inverse = np.array([(1 + abs(losses[s])) ** -2.0 for s in (1, 2)])
+    expected = models.average_params(each, [float(x) for x in inverse / inverse.sum()])
+    assert_same(loaded(tmp_path / "low")[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--method average needs at least 2 models; got 1"),
+        (["--method", "slerp"], "--method slerp needs two models; got 1"),
+        (["--method", "ties"], "--method ties needs --base"),
+        (["--t", "0.5"], "--t has no effect with --method average"),
+        (["b", "--power", "2"], "--power has no effect without --by"),
+        (["b", "--by", "step"], "--by needs checkpoints, RUN@STEP"),
+        (["--method", "iso_c", "--base", "x", "--weights", "1"], "--weights has no effect"),
+        (["--method", "ties", "--base", "x", "--weights", "1", "2"], "1 models need 1 --weights"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(capsys, folders, tmp_path, words, message):
+    code, _, err = run(capsys, "merge", folders / "a", *words, "--out", tmp_path / "new")
+    assert code == 2 and message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err and not (tmp_path / "new").exists()
+
+
+def test_what_cannot_be_merged_is_one_sentence(capsys, folders, tmp_path):
+    pair, new = [folders / "a", folders / "b"], tmp_path / "new"
+    code, _, err = run(capsys, "merge", *pair, "--out", tmp_path)
+    assert code == 2
+    one_sentence(err, "exists already; name a folder that does not")
+    code, _, err = run(capsys, "merge", *pair, "--out", new, "--weights", "0.5", "0.6")
+    assert code == 1
+    one_sentence(err, "average_params: the weights must add up to 1; got 1.1")
+    module, params, _ = model()
+    other = dataclasses.replace(module.config, rope_theta=5.0)
+    save_safetensors(params, tmp_path / "c", config=other)
+    code, _, err = run(capsys, "merge", folders / "a", tmp_path / "c", "--out", new)
+    assert code == 2
+    one_sentence(err, "are of different architectures: rope_theta is", "and 5.0")
+    assert not new.exists()

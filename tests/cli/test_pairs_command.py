@@ -1,0 +1,131 @@
+"""`jaxrl-llm pairs`: right over wrong answers of a model, and a run that learns from the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli import one_sentence, run
+
+from jaxrl_llm.cli.options import load_target
+from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.setup import load_prompts
+
+# Odd bytes end a response, so that some of a random model do. Prompts of an even number have no
+# right answer, and every prompt comes twice.
+CONFIG = """
+import dataclasses
+from tiny_run import CONFIG
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig
+
+class Tokenizer(ByteTokenizer):
+    eos_ids = (257, *range(1, 256, 2))
+
+def model():
+    return *tiny_model(num_layers=1), Tokenizer()
+
+def prompts():
+    every = range(20)
+    rows = (Prompt(f"q{n % 10:02}", f"{n % 10}", {"n": [n % 10]}, f"id{n % 10}") for n in every)
+    return PromptSet(rows, source="test")
+
+def even(prompt, completion, metadata):
+    assert prompt == f"q{int(metadata['answer']):02}" and metadata["n"] == [int(prompt[1:])]
+    return float(len(completion) % 2) if metadata["n"][0] % 2 else 0.0
+
+config = dataclasses.replace(
+    CONFIG,
+    model=model,
+    data=DataConfig(prompts=prompts, chat=False),
+    reward=even,
+    evaluation=EvaluationConfig(),
+    sampling=SamplingConfig(group_size=2, max_new_tokens=6),
+    steps=2,
+)
+learn = dataclasses.replace(
+    config, recipe="dpo", data=DataConfig(prompts="pairs.jsonl", chat=False), run_dir="run"
+)
+played = dataclasses.replace(learn, reward=None)
+
+def with_sets():
+    rows = (Prompt(f"q{n}", "1", {"n": {n}}, f"id{n}") for n in range(4))
+    return PromptSet(rows, source="test")
+
+sets = dataclasses.replace(config, data=DataConfig(prompts=with_sets, chat=False))
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(CONFIG)
+    return tmp_path
+
+
+def rows_of(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_the_file_is_right_over_wrong_and_a_run_learns_from_it(capsys, here):
+    words = ("pairs", "task.py", "--samples", 12, "--pairs", 2, "--seed", 1)
+    code, out, err = run(capsys, *words, "--out", "pairs.jsonl")
+    assert code == 0, err
+    rows = rows_of("pairs.jsonl")
+    assert f"pairs.jsonl holds {len(rows)} pairs." in out and len(rows) >= 4
+    config, _ = load_target("task.py")
+    train, held_out, _ = load_prompts(config)
+    odd = {prompt.text for prompt in train if int(prompt.answer) % 2}
+    assert {row["prompt"] for row in rows} <= odd
+    assert not {row["prompt"] for row in rows} & set(held_out.texts)
+    chosen = {}
+    for row in rows:
+        assert len(row["chosen"]) % 2 == 1 and len(row["rejected"]) % 2 == 0
+        assert (row["answer"], row["n"]) == (row["id"][2:], [int(row["prompt"][1:])])
+        chosen.setdefault(row["prompt"], set()).add(row["chosen"])
+    assert {len(texts) for texts in chosen.values()} == {1}  # the shortest
+    assert len({(r["prompt"], r["chosen"], r["rejected"]) for r in rows}) == len(rows)
+    assert f"{12 * len(train)} answers to {len(train)} prompts" in out
+    assert f"{len(chosen)} prompts have a right and a wrong answer" in out
+    assert find_prompts("pairs.jsonl")[0].metadata["chosen"] == rows[0]["chosen"]
+    # The same words make the same file; others, with another seed or choice, another one.
+    for name, more, same in (
+        ("again", (), True),
+        ("any", ("--prefer", "any"), False),
+    ):
+        assert run(capsys, *words, *more, "--out", f"{name}.jsonl")[0] == 0
+        assert (rows_of(f"{name}.jsonl") == rows) == same
+    # A run on it, and pairs of the trained policy for another one.
+    assert run(capsys, "train", "task.py:learn")[0] == 0
+    last = rows_of("run/metrics.jsonl")[-1]["held_out"]
+    questions = len({row["prompt"] for row in rows})
+    assert set(last) == {"greedy", "sampled", "pairs"}
+    # Rows of one prompt are one question.
+    assert last["greedy"]["questions"] == max(round(0.2 * questions), 1)
+    assert last["pairs"]["questions"] == last["greedy"]["questions"]
+    assert run(capsys, "pairs", "run", "--out", "next.jsonl")[0] == 0
+    texts = [row["prompt"] for row in rows_of("next.jsonl")]
+    assert len(set(texts)) == len(texts) and set(texts) < {row["prompt"] for row in rows}
+
+
+def test_what_cannot_make_pairs_is_one_sentence(capsys, here):
+    Path("there.jsonl").write_text("")
+    for words, part in (
+        (("task.py", "--out", "there.jsonl"), "'there.jsonl' exists already"),
+        (("task.py:played", "--out", "a.jsonl"), "has no reward, which tells right answers"),
+        (("task.py:sets", "--out", "a.jsonl"), "cannot be written as JSON (Object of type set"),
+        (("task.py", "--out", "a.jsonl", "--success", 9), "no prompt has both a right and a wrong"),
+        (("task.py", "--out", "a.jsonl", "--best"), "--best has no effect on 'task.py'"),
+    ):
+        code, _, err = run(capsys, "pairs", *words)
+        assert code == 2
+        one_sentence(err, part)
+    for words, part in (
+        (("--out", "a.json"), "--out must end in .jsonl"),
+        (("--out", "a.jsonl", "--samples", 1), "--samples must be at least 2"),
+        (("--out", "a.jsonl", "--pairs", 16), "--pairs 16 needs more --samples than that"),
+        (("--out", "a.jsonl", "--limit", 0), "--limit must be at least 1"),
+    ):
+        code, _, err = run(capsys, "pairs", "task.py", *words)
+        assert code == 2 and part in " ".join(err.replace("│", " ").split())
+    assert not Path("a.jsonl").exists()

@@ -1,0 +1,94 @@
+"""``jaxrl-llm serve``: what it refuses, and a server in a process of its own until Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+# The command with the tiny model in place of a named one.
+PROGRAM = """
+import sys
+import jaxrl_llm as jr
+from jaxrl_llm.cli import main
+jr.models.load_model = lambda name, *, dtype: jr.testing.tiny_model(dtype=dtype)
+jr.data.load_tokenizer = lambda name: jr.testing.ByteTokenizer()
+sys.exit(main(["serve", "tiny", "--port", "0", "--max-new-tokens", "192", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--slots", "0"], "--slots must be at least 1; got 0"),
+        (["--slots", "4", "--width", "3"], "--width 3 must divide --slots 4"),
+        (["--port", "70000"], "--port must be from 0 to 65535"),
+        (["--key", ""], "--key must not be empty"),
+        (["--host", "0.0.0.0"], "needs a key: set JAXRL_LLM_KEY, or --key"),
+        (["--host", "256.0.0.1", "--key", "x"], "Cannot listen at 256.0.0.1:8000"),
+        (["--port", "BUSY"], "Address already in use"),
+    ],
+)
+def test_wrong_words_are_refused_before_a_model_is_loaded(arguments, part, capsys, monkeypatch):
+    monkeypatch.delenv("JAXRL_LLM_KEY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        words = [port if word == "BUSY" else word for word in arguments]
+        assert main(["serve", "tiny", *words]) == 2
+    err = capsys.readouterr().err
+    assert part in " ".join(err.split()) and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_it_serves_until_ctrl_c_and_then_answers_with_what_there_is():
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "--slots", "2"],
+        cwd=ROOT,
+        env=os.environ | {"JAXRL_LLM_KEY": "secret"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    replies = []
+
+    def ask(url, tokens, choices):
+        params = {"max_tokens": tokens, "n": choices, "min_p": 0.0}
+        body = json.dumps({"token_ids": [1, 2], "sampling_params": params}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+        request = urllib.request.Request(f"{url}/inference/v1/generate", body, headers)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            replies.append(json.load(response)["choices"])
+
+    def open_requests(url):
+        with urllib.request.urlopen(f"{url}/health", timeout=120) as response:
+            return json.load(response)["open_requests"]
+
+    try:
+        lines = iter(process.stderr.readline, "")
+        url = next(m[0] for line in lines if (m := re.search(r"http://\S+", line)))
+        ask(url, 3, 1)
+        assert len(replies[0][0]["token_ids"]) <= 3
+        threads = [threading.Thread(target=ask, args=(url, 192, 64)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while open_requests(url) < 4:
+            threads[0].join(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        for thread in threads:
+            thread.join(60)
+        assert process.stderr.read().endswith("Stopped.\n")
+    finally:
+        process.kill()
+        process.stderr.close()
+    finishes = {choice["finish_reason"] for choices in replies for choice in choices}
+    assert len(replies) == 5 and "abort" in finishes <= {"abort", "stop", "length"}

@@ -1,0 +1,86 @@
+"""Where segments begin: lines, stretches, uncertain tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.curation import (
+    ended_tokens,
+    line_starts,
+    spo_cutpoints,
+    stretch_starts,
+    window_tokens,
+)
+
+ONES = np.ones(8, bool)
+
+
+def test_lines_begin_after_breaks_and_empty_ones_belong_to_the_line_before():
+    cases = {
+        "........": [0],
+        ".n..n...": [0, 2, 5],
+        ".nn.nn..": [0, 3, 6],
+        "n.......": [0, 1],
+        ".......n": [0],
+    }
+    for text, expected in cases.items():
+        breaks = jnp.array([c == "n" for c in text])
+        assert lines(breaks, jnp.array(ONES), 8) == expected
+    # What does not fit belongs to the last; padding begins nothing.
+    breaks = jnp.array([c == "n" for c in ".n..n..."])
+    assert lines(breaks, jnp.array(ONES), 2) == [0, 2]
+    assert lines(breaks, jnp.arange(8) < 4, 8) == [0, 2]
+    assert lines(breaks, jnp.zeros(8, bool), 8) == []
+
+
+def lines(breaks, mask, count):
+    return [x for x in line_starts(breaks, mask, count=count).tolist() if x >= 0]
+
+
+def test_stretches_and_cut_points_equal_a_loop():
+    rng = np.random.default_rng(0)
+    mask = np.arange(9) < rng.integers(0, 10, (4, 3))[..., None]
+    old_logp = np.where(mask, np.log(rng.uniform(0.05, 1.0, mask.shape)), np.nan)
+    stretches = stretch_starts(mask, count=3, length=4)
+    cuts = jax.jit(spo_cutpoints, static_argnames=("count", "interval"))(
+        old_logp, mask, count=4, rho=0.6, interval=2
+    )
+    for index in np.ndindex(4, 3):
+        n = mask[index].sum()
+        expected = [*range(0, n, 4)] + [-1] * 3
+        assert stretches[index].tolist() == expected[:3]
+        unlikely = np.flatnonzero(np.exp(old_logp[index]) < 0.6)
+        assert cuts[index].tolist() == [*unlikely[::2].tolist(), -1, -1, -1, -1][:4]
+
+
+def test_the_tokens_of_a_window():
+    versions = jnp.array([[3, 3, 4, 4], [4, 4, 4, 9], [2, 3, 3, 3]])
+    mask = jnp.array([[True] * 4, [True, True, True, False], [True] * 4])
+    numbers = {"unfinished": jnp.array([True, False, False]), "versions": versions}
+    out = window_tokens(mask, **numbers, drop_tail=1)
+    none = [False] * 4
+    assert out.tolist() == [[False, False, True, False], [True, True, True, False], none]
+    assert window_tokens(mask, **numbers).sum() == 5
+    assert ended_tokens(mask, **numbers).tolist() == [none, [True, True, True, False], none]
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "make"),
+    [
+        (ValueError, "line_starts: count must be an integer above 0",
+         lambda: line_starts(ONES, ONES, count=0)),
+        (TypeError, "line_starts: breaks must be bool",
+         lambda: line_starts(np.ones(8), ONES, count=1)),
+        (ValueError, "stretch_starts: length must be an integer above 0",
+         lambda: stretch_starts(ONES, count=1, length=0)),
+        (ValueError, "spo_cutpoints: rho must be above 0",
+         lambda: spo_cutpoints(np.zeros(8, np.float32), ONES, count=1, rho=0.0)),
+        (ValueError, "window_tokens: drop_tail must not be negative",
+         lambda: window_tokens(ONES[None], unfinished=ONES[:1],
+                               versions=np.zeros((1, 8), int), drop_tail=-1)),
+    ],
+)  # fmt: skip
+def test_bad_input(error, match, make):
+    with pytest.raises(error, match=match):
+        make()

@@ -1,0 +1,95 @@
+"""Rows of preferences in conversational form, as TRL's data sets have them."""
+
+import json
+
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.data import Prompt, encode_prompts, from_file, split_distinct
+from jaxrl_llm.data.questions import TextEncoder
+
+TURNS = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "3+3?"},
+]
+GOOD, BAD = ([{"role": "assistant", "content": x}] for x in ("6", "7"))
+
+
+def read(tmp_path, *rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return from_file(path, needs_answer=False)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": TURNS, "chosen": GOOD, "rejected": BAD},
+        {"prompt": TURNS, "chosen": TURNS + GOOD, "rejected": TURNS + BAD},
+        {"chosen": TURNS + GOOD, "rejected": TURNS + BAD},
+    ],
+)
+def test_the_forms_of_a_conversation_are_one(tmp_path, row):
+    (prompt,) = read(tmp_path, row)
+    assert (prompt.text, list(prompt.messages)) == ("3+3?", TURNS)
+    assert (prompt.metadata["chosen"], prompt.metadata["rejected"]) == ("6", "7")
+    tokenizer = jr.testing.ByteTokenizer()
+    (question,) = encode_prompts([prompt], tokenizer, room=200)
+    text = tokenizer.decode(question.tokens)
+    assert text.index("2+2?") < text.index("4") < text.index("3+3?")
+    with_system = TextEncoder(tokenizer, 200, system="be brief").conversation(TURNS, "a")
+    assert "be brief" in tokenizer.decode(with_system)
+
+
+def test_one_message_is_a_text(tmp_path):
+    prompt = read(tmp_path, {"prompt": TURNS[:1], "completion": GOOD, "label": True})[0]
+    assert (prompt.text, prompt.messages, prompt.metadata["completion"]) == ("2+2?", None, "6")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": TURNS + GOOD, "chosen": GOOD, "rejected": BAD},
+            "must end with a text of the user",
+        ),
+        (
+            {"prompt": TURNS, "chosen": GOOD + BAD, "rejected": BAD},
+            "row 0 of .*'chosen' must be one message",
+        ),
+        (
+            {"prompt": TURNS, "chosen": TURNS, "rejected": BAD},
+            "row 0 of .*'chosen' must be one message",
+        ),
+        ({"chosen": GOOD, "rejected": BAD}, "row 0 of .*have no messages in common"),
+    ],
+)
+def test_what_is_no_preference_is_named(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, row | {"rejected": BAD})
+
+
+def test_messages_need_the_template(tmp_path):
+    prompts = read(tmp_path, {"prompt": TURNS, "chosen": GOOD, "rejected": BAD})
+    with pytest.raises(ValueError, match="is a list of messages, which needs the chat template"):
+        encode_prompts(prompts, jr.testing.ByteTokenizer(), room=200, chat=False)
+    with pytest.raises(ValueError, match="leaves room for 10"):
+        encode_prompts(prompts, jr.testing.ByteTokenizer(), room=10)
+
+
+def test_a_row_without_a_prompt_that_is_no_conversation_is_named(tmp_path):
+    row = {"chosen": TURNS + GOOD, "rejected": TURNS + BAD}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(x) + "\n" for x in (row, row | {"chosen": []})))
+    with pytest.raises(ValueError, match="row 1 .* its 'chosen' must be a list of messages"):
+        from_file(path, needs_answer=False)
+
+
+def test_conversations_that_end_alike_are_two_prompts():
+    first = [{"role": "user", "content": "2+2?"}, GOOD[0]]
+    prompts = [
+        Prompt("yes", messages=[*x, {"role": "user", "content": "yes"}]) for x in ([], first)
+    ]
+    train, held_out = split_distinct(prompts, held_out=0.5)
+    assert (len(train), len(held_out)) == (1, 1)

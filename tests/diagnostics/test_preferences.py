@@ -1,0 +1,44 @@
+"""How scores order responses, by enumeration."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.diagnostics import pair_order, response_scores
+
+
+def test_pairs_are_counted_one_by_one():
+    random = np.random.default_rng(0)
+    scores = random.integers(0, 3, (5, 4)).astype(np.float32)
+    rewards = random.integers(0, 3, (5, 4)).astype(np.float32)
+    where = random.random((5, 4)) < 0.8
+    right, margins = [], []
+    for p, i, j in itertools.product(range(5), range(4), range(4)):
+        if where[p, i] and where[p, j] and rewards[p, i] > rewards[p, j]:
+            gap = scores[p, i] - scores[p, j]
+            right.append(0.5 if gap == 0 else float(gap > 0))
+            margins.append(gap)
+    junk = np.where(where, scores, np.nan), np.where(where, rewards, 1e4)
+    for s, r in ((scores, rewards), junk):
+        order = pair_order(jnp.array(s), jnp.array(r), where=jnp.array(where))
+        np.testing.assert_allclose(order.accuracy, np.mean(right), rtol=1e-6)
+        np.testing.assert_allclose(order.margin, np.mean(margins), rtol=1e-6)
+        np.testing.assert_allclose(order.chosen - order.rejected, order.margin, atol=1e-6)
+        assert order.pairs == len(right)
+
+
+def test_no_pair_is_zero():
+    order = pair_order(jnp.ones((2, 1)), jnp.ones((2, 1)))
+    assert [float(x) for x in order] == [0.0] * 5
+
+
+def test_response_scores_of_sums_and_means():
+    logp, ref_logp = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[-1.5, -1.0, jnp.nan]])
+    mask = jnp.array([[True, True, False]])
+    np.testing.assert_allclose(response_scores(logp, ref_logp, mask), [-0.5])
+    np.testing.assert_allclose(response_scores(logp, None, mask), [-1.5])
+    with pytest.raises(ValueError, match="pair_order: these must have one shape"):
+        jr.diagnostics.pair_order(jnp.ones(3), jnp.ones(2))

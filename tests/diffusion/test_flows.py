@@ -1,0 +1,221 @@
+"""Flow policies: steps as Gaussians, their divergence, and one loss for text and image."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages, diffusion, preferences, surrogates
+from jaxrl_llm.core import masking
+
+ONE, HALF = jnp.ones(1), jnp.full(1, 0.5)
+
+
+def step(v, **options):
+    return diffusion.flow_sde_step(ONE, jnp.full(1, v), 0.8, 0.6, sigma_1=0.9, **options)
+
+
+def test_flow_grpo_worked_numbers():
+    a = step(0.5, eps=jnp.full(1, 0.3))
+    for name, value in (("std", 1.4), ("scale", 0.626099), ("logp", -0.495692)):
+        np.testing.assert_allclose(getattr(a, name), value, rtol=1e-5)
+    np.testing.assert_allclose(a.mean, [0.6305], rtol=1e-6)
+    np.testing.assert_allclose(a.x, [0.818330], rtol=1e-5)
+    b = step(0.6, x_next=a.x)
+    np.testing.assert_allclose(b.mean, [0.6056], rtol=1e-5)
+    np.testing.assert_allclose(b.logp - a.logp, -0.012722, rtol=1e-4)
+    np.testing.assert_allclose(diffusion.latent_kl(b.mean, a.mean, a.std), 1.58166e-4, rtol=1e-4)
+    true = diffusion.latent_kl(b.mean, a.mean, a.scale)
+    np.testing.assert_allclose(true, 7.90829e-4, rtol=1e-4)
+    first = diffusion.flow_sde_step(ONE, HALF, 1.0, 0.9, sigma_1=0.9, eps=ONE)
+    np.testing.assert_allclose(first.std, 2.213594, rtol=1e-6)
+    still = diffusion.flow_sde_step(ONE, HALF, 0.8, 0.6, sigma_1=0.9, noise=1e-4, eps=ONE)
+    np.testing.assert_allclose(still.mean, [0.9], rtol=1e-6)
+    # UniGRPO on the same step.
+    normed = diffusion.ratio_norm(b.logp - a.logp, b.mean, a.mean, a.scale)
+    np.testing.assert_allclose(normed, -0.00747, rtol=1e-4)
+    weight = 0.2 / 2 * (1.4 * (1 - 0.8) / (2 * 0.8) + 1 / 1.4) ** 2
+    mse = diffusion.velocity_mse(jnp.full(1, 0.6), HALF)
+    np.testing.assert_allclose(weight, 0.0790829, rtol=1e-5)
+    np.testing.assert_allclose(weight * mse, true, rtol=1e-4)
+
+
+def test_the_sampler_keeps_the_marginals_of_the_flow():
+    """From N(0, 1) noise to N(2, 0.5^2) data, whose exact velocity is known, in many small steps.
+
+    The latent at sigma is (1 - sigma) data + sigma noise.
+    """
+    steps, rows = 200, 20000
+    levels = np.linspace(1.0, 0.0, steps + 1)
+
+    def velocity(x, sigma):
+        variance = (1 - sigma) ** 2 * 0.25 + sigma**2
+        residual = (x - (1 - sigma) * 2.0) / variance
+        return sigma * residual - (2.0 + (1 - sigma) * 0.25 * residual)
+
+    keys = jax.random.split(jax.random.key(0), steps + 1)
+
+    def body(x, inputs):
+        sigma, following, key = inputs
+        made = diffusion.flow_sde_step(
+            x,
+            velocity(x, sigma),
+            sigma,
+            following,
+            sigma_1=levels[1],
+            eps=jax.random.normal(key, x.shape),
+        )
+        return made.x, None
+
+    x = jax.random.normal(keys[-1], (rows, 1))
+    inputs = jnp.float32(levels[:-1]), jnp.float32(levels[1:]), keys[:-1]
+    x, _ = jax.jit(lambda x: jax.lax.scan(body, x, inputs))(x)
+    np.testing.assert_allclose(x.mean(), 2.0, atol=0.03)
+    np.testing.assert_allclose(x.std(), 0.5, atol=0.03)
+
+
+def sample(seed=0, shape=(3, 2, 4)):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(4)]
+
+
+def test_scoring_a_sampled_latent_gives_its_density_and_a_gradient_through_the_mean():
+    x, v, old_v, eps = sample()
+    sigma = jnp.array([[0.9, 0.5], [0.7, 0.3], [1.0, 0.2]])
+    options = {"sigma_1": 0.95, "reduce": "sum"}
+    made = diffusion.flow_sde_step(x, v, sigma, sigma - 0.1, eps=eps, **options)
+    scored = diffusion.flow_sde_step(x, v, sigma, sigma - 0.1, x_next=made.x, **options)
+    np.testing.assert_allclose(made.logp, scored.logp, rtol=1e-6)
+    log_density = -0.5 * eps**2 - jnp.log(made.scale)[..., None] - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(made.logp, log_density.sum(-1), rtol=1e-4)
+
+    def total(v, **kwargs):
+        return diffusion.flow_sde_step(x, v, sigma, sigma - 0.1, **options, **kwargs).logp.sum()
+
+    sampled, again = jax.grad(total)(v, eps=eps), jax.grad(total)(v, x_next=made.x)
+    np.testing.assert_allclose(sampled, again, rtol=1e-5)
+    assert np.abs(again).min() > 0
+    # The mean over dimensions is the sum over their number.
+    mean = diffusion.flow_sde_step(x, v, sigma, sigma - 0.1, sigma_1=0.95, x_next=made.x)
+    np.testing.assert_allclose(4 * mean.logp, scored.logp, rtol=1e-5)
+    # A normed ratio is the shift along the noise that was drawn, for both reductions.
+    for reduce, reduced in (("sum", jnp.sum), ("mean", jnp.mean)):
+        args = {"sigma_1": 0.95, "reduce": reduce, "x_next": made.x}
+        old = diffusion.flow_sde_step(x, old_v, sigma, sigma - 0.1, **args)
+        new = diffusion.flow_sde_step(x, v, sigma, sigma - 0.1, **args)
+        normed = diffusion.ratio_norm(
+            new.logp - old.logp, new.mean, old.mean, new.scale, reduce=reduce
+        )
+        noise = (made.x - old.mean) / old.scale[..., None]
+        expected = reduced((new.mean - old.mean) * noise, axis=-1)
+        np.testing.assert_allclose(normed, expected, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            diffusion.ratio_norm(new.logp - new.logp, new.mean, new.mean, 1.0), 0.0
+        )
+
+
+def test_branch_step_against_float64():
+    x, v, _, eps = (np.float64(a) for a in sample(1))
+    sigma, following, eta = 0.7, 0.55, 0.3
+    start = x - sigma * v
+    score = -(x - (1 - sigma) * start) / sigma**2
+    mean = x + (following - sigma) * (v - 0.5 * eta**2 * score)
+    scale = eta * np.sqrt(sigma - following)
+    arrays = jnp.float32(x), jnp.float32(v)
+    for noise in (1.0, 4.0):
+        made = diffusion.branch_sde_step(
+            *arrays, sigma, following, noise_scale=noise, eps=jnp.float32(eps)
+        )
+        np.testing.assert_allclose(made.mean, mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(made.x, mean + noise * scale * eps, rtol=1e-4, atol=1e-5)
+        # The density is that of the noise before it is enlarged.
+        density = (-0.5 * (noise * eps) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)).mean(-1)
+        np.testing.assert_allclose(made.logp, density, rtol=1e-3, atol=1e-4)
+
+
+def test_flow_grpo_is_ppo_over_steps():
+    rng = np.random.default_rng(2)
+    logp, old = rng.normal(size=(2, 4, 5)).astype(np.float32) * 1e-4
+    A, mask = jnp.array([9.0, -9.0, 1.0, 0.0]), jnp.ones((4, 5), bool)
+    cut = jnp.clip(A, -5.0, 5.0)
+    loss = surrogates.ppo_clip(logp, old, cut, mask, eps_low=1e-4, eps_high=1e-4)
+    ratio = np.exp(np.float64(logp) - old)
+    a = np.asarray(cut)[:, None]
+    expected = np.maximum(-a * ratio, -a * np.clip(ratio, 1 - 1e-4, 1 + 1e-4))
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+def test_penalties_are_zero_at_the_reference_and_ignore_other_steps():
+    v, ref, _, _ = sample(3)
+    where = jnp.array([[True, False]] * 3)
+    mse = diffusion.velocity_mse(jnp.where(where[..., None], v, jnp.nan), ref, where=where)
+    expected = ((np.float64(v) - np.float64(ref)) ** 2).sum(-1)
+    np.testing.assert_allclose(mse, np.where(where, expected, 0.0), rtol=1e-5)
+    assert not diffusion.velocity_mse(v, v).any() and not diffusion.latent_kl(v, v, 0.1).any()
+    # No step of a window: no penalty.
+    none = masking.masked_mean(diffusion.velocity_mse(v, ref, where=where & False), where & False)
+    assert none == 0
+    reference = jax.grad(lambda x: diffusion.velocity_mse(v, x).sum())(ref)
+    assert not reference.any()
+    np.testing.assert_allclose(diffusion.diffusion_mse(v, ref), expected, rtol=1e-5)
+
+
+def test_errors_of_noise_stand_where_log_probabilities_of_pairs_stand():
+    noise = jnp.zeros((4, 1, 2))
+    errors = jnp.array([0.30, 0.50, 0.40, 0.45])[:, None]
+    predicted = jnp.stack([jnp.sqrt(errors), jnp.zeros_like(errors)], axis=-1)
+    mse = diffusion.diffusion_mse(noise, predicted)
+    np.testing.assert_allclose(mse, errors, rtol=1e-6)
+    loss = preferences.seppo(-mse[0], -mse[1], -mse[2], -mse[3], beta=1.0)
+    np.testing.assert_allclose(loss, [0.620957], rtol=1e-5)
+
+
+def test_trees_of_latents():
+    tree = diffusion.flow_tree(20, (0, 3, 6, 9))
+    inner = np.unique(tree.parents[1:])
+    assert (len(tree.parents) - 1, len(inner), (tree.depth == 20).sum()) == (218, 203, 16)
+    assert (tree.depth[tree.parents[1:]] == tree.depth[1:] - 1).all()
+    assert (np.diff(tree.depth) >= 0).all()
+    # The worked numbers of a binary tree of two splits.
+    small = diffusion.flow_tree(2, (0, 1))
+    leaves = jnp.zeros(7).at[3:].set(jnp.array([1.0, 3.0, 2.0, 6.0]))
+    args = {"max_depth": 2}
+    rewards = advantages.node_rewards(small.parents, small.depth, leaves, **args)
+    np.testing.assert_allclose(rewards[1:3], [2.0, 4.0])
+    credit = advantages.depth_advantages(rewards, small.depth, jnp.zeros(7, int), trees=1, **args)
+    expected = [0, -0.707107, 0.707107, -0.925820, 0, -0.462910, 1.388730]
+    np.testing.assert_allclose(credit, expected, atol=1e-5)
+    edges = jnp.array([0.0, -1.0, -2.0, -1.0, -2.0, -1.0, -2.0])
+    weighted = advantages.node_rewards(small.parents, small.depth, leaves, edge_logp=edges, **args)
+    np.testing.assert_allclose(weighted[1:3], [1.537883, 3.075766], rtol=1e-5)
+    # One split at the start is a group: each edge of a path has its sample's advantage.
+    group = diffusion.flow_tree(3, (0,), children=4)
+    scores = jnp.zeros(13).at[9:].set(jnp.array([1.0, 3.0, 2.0, 6.0]))
+    rewards = advantages.node_rewards(group.parents, group.depth, scores, max_depth=3)
+    credit = advantages.depth_advantages(
+        rewards, group.depth, jnp.zeros(13, int), trees=1, max_depth=3
+    )
+    one = advantages.grpo(jnp.array([1.0, 3.0, 2.0, 6.0]), eps=1e-8)
+    np.testing.assert_allclose(credit[1:].reshape(3, 4), np.tile(one, (3, 1)), rtol=1e-5)
+
+
+def test_bad_input():
+    x, v, _, eps = sample()
+    with pytest.raises(ValueError, match="give either eps"):
+        diffusion.flow_sde_step(x, v, 0.8, 0.6, sigma_1=0.9)
+    with pytest.raises(ValueError, match="noise must be above 0"):
+        diffusion.flow_sde_step(x, v, 0.8, 0.6, sigma_1=0.9, noise=0.0, eps=eps)
+    with pytest.raises(ValueError, match=r"sigma_next 0.8 must be below sigma 0.6"):
+        diffusion.flow_sde_step(x, v, 0.6, 0.8, sigma_1=0.9, eps=eps)
+    with pytest.raises(ValueError, match="sigma must have shape"):
+        diffusion.flow_sde_step(x, v, jnp.ones(3), 0.5, sigma_1=0.9, eps=eps)
+    with pytest.raises(ValueError, match="has no effect without eps"):
+        diffusion.branch_sde_step(x, v, 0.8, 0.6, noise_scale=4.0, x_next=x)
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        diffusion.latent_kl(x, v, 1.0, reduce="max")
+    with pytest.raises(ValueError, match="splits must be ascending"):
+        diffusion.flow_tree(3, (0, 3))
+    with pytest.raises(ValueError, match="children must be at least 2"):
+        diffusion.flow_tree(3, (0,), children=1)
+    with pytest.raises(ValueError, match="text must have 0 axes"):
+        diffusion.joint_loss(jnp.ones(2), jnp.ones(2), jnp.ones(2), gamma=0.1)

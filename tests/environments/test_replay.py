@@ -1,0 +1,191 @@
+"""Environments with live instances: forks, resumes, the bound on instances, what differs."""
+
+import copy
+import dataclasses
+import gc
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxrl_llm.environments import Observation, Parsed, Replay
+from jaxrl_llm.testing import check_env
+
+OPEN: list["Counter"] = []  # instances that have not been closed
+STARTED: list["Counter"] = []
+
+
+class Counter:
+    """Adds numbers up; ends at 10, is cut off below 0, and raises at "raise"."""
+
+    def __init__(self, total):
+        self.total, self.closed, self.lock = total, 0, threading.Lock()
+        OPEN.append(self)
+        STARTED.append(self)
+
+    def step(self, action):
+        assert self.lock.acquire(blocking=False), "two threads step one instance"
+        try:
+            self.total += int(action.text)
+            message = {"role": "user", "content": str(self.total)}
+            return Observation([message], 0.5, self.total >= 10, self.total < 0)
+        finally:
+            self.lock.release()
+
+    def close(self):
+        self.closed += 1
+        OPEN.remove(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Replay):
+    offset: int = 0
+
+    def start(self, task, seed):
+        counter = Counter(self.offset + seed + task.get("from", 0))
+        return counter, Observation([{"role": "user", "content": str(counter.total)}])
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    OPEN.clear()
+    STARTED.clear()
+    yield
+    gc.collect()
+    assert all(counter.closed == 1 for counter in STARTED)
+
+
+def test_obeys_the_laws_of_an_environment():
+    check_env(Counting(), [{}, {"from": 2}], ["1", "3", "-9"])
+    check_env(Counting(live=0), [{}], ["1", "4"])
+
+
+def test_an_episode_uses_one_instance():
+    env = Counting()
+    state, seen = env.reset({}, 1)
+    for text, total in (("2", "3"), ("3", "6")):
+        state, seen = env.step(state, Parsed(text))
+        assert seen.messages[0]["content"] == total
+    assert len(STARTED) == 1
+    assert state.actions == (Parsed("2"), Parsed("3")) and (state.task, state.seed) == ({}, 1)
+
+
+def test_forks_go_on_from_one_state_and_do_not_meet():
+    env = Counting()
+    state, _ = env.step(env.reset({}, 0)[0], Parsed("1"))
+    ways = [env.step(state, Parsed(text)) for text in ("2", "3", "2")]
+    assert [seen.messages[0]["content"] for _, seen in ways] == ["3", "4", "3"]
+    assert [env.step(s, Parsed("1"))[1].messages[0]["content"] for s, _ in ways] == ["4", "5", "4"]
+    assert len(STARTED) == 3  # the first way took the instance, the others one each
+
+
+def test_a_group_that_starts_at_once_starts_each_instance_once():
+    env = Counting()
+    states = [env.reset({}, 3)[0] for _ in range(4)]
+    assert len(set(map(pickle.dumps, states))) == 1
+    for state in states:
+        env.step(state, Parsed("1"))
+    assert len(STARTED) == 4
+
+
+def test_resumes_in_another_process_as_it_were():
+    env = Counting(offset=1)
+    state, _ = env.step(env.reset({"from": 2}, 0)[0], Parsed("1"))
+    restored, other = pickle.loads(pickle.dumps((state, env)))
+    assert other == env and restored == state
+    assert other.step(restored, Parsed("2"))[1] == env.step(state, Parsed("2"))[1]
+
+
+def test_waiting_instances_are_bounded_and_the_oldest_is_closed():
+    env = Counting(live=2)
+    states = [env.reset({}, seed)[0] for seed in range(4)]
+    assert [counter.total for counter in OPEN] == [2, 3]
+    # An episode whose instance was closed goes on.
+    _, seen = env.step(states[0], Parsed("1"))
+    assert seen.messages[0]["content"] == "1" and len(OPEN) == 2
+
+
+@pytest.mark.parametrize("text", ["99", "-99"])
+def test_an_ended_episode_closes_its_instance_and_is_not_stepped(text):
+    env = Counting()
+    state, seen = env.step(env.reset({}, 0)[0], Parsed(text))
+    assert (seen.done, seen.stopped) == (text == "99", text == "-99")
+    assert state.ended and not OPEN
+    with pytest.raises(ValueError, match=r"Counting.step: the episode has ended after 1 actions\."):
+        env.step(state, Parsed("1"))
+
+
+def test_an_instance_that_raises_is_closed_and_the_state_goes_on():
+    env = Counting()
+    state, _ = env.reset({}, 0)
+    with pytest.raises(ValueError, match="invalid literal"):
+        env.step(state, Parsed("a word"))
+    assert not OPEN
+    assert env.step(state, Parsed("1"))[1].messages[0]["content"] == "1"
+
+
+def test_an_environment_that_draws_elsewhere_is_reported():
+    drawn = iter(range(100))
+
+    class Drawing(Replay):
+        def start(self, task, seed):
+            return Counter(0), Observation([{"role": "user", "content": "begin"}])
+
+    class Unseeded(Counter):
+        def step(self, action):
+            self.total = next(drawn)
+            return super().step(action)
+
+    env = Drawing(live=0)
+    state, _ = env.step(env.reset({}, 0)[0], Parsed("1"))
+    env.step(state, Parsed("1"))  # 1 again
+    Drawing.start = lambda self, task, seed: (Unseeded(0), Observation([]))
+    with pytest.raises(
+        RuntimeError, match=r"Drawing: seed 0 and .* led elsewhere at reset, to \[\]"
+    ):
+        env.step(state, Parsed("1"))
+    first = Observation([{"role": "user", "content": "begin"}])
+    Drawing.start = lambda self, task, seed: (Unseeded(0), first)
+    with pytest.raises(RuntimeError, match=r"after action 1 of 1, to .*'\d'"):
+        next(drawn)
+        env.step(state, Parsed("1"))
+
+
+def test_closes_with_the_environment_and_goes_on_after_close():
+    env = Counting()
+    state, _ = env.reset({}, 0)
+    env.close()
+    assert not OPEN
+    env.step(state, Parsed("1"))
+    assert len(OPEN) == 1
+    del env
+    gc.collect()
+    assert not OPEN
+
+
+def test_threads_step_episodes_of_one_environment():
+    env = Counting(live=3)
+
+    def episode(seed):
+        state, _ = env.reset({}, seed % 4)
+        for _ in range(5):
+            state, seen = env.step(state, Parsed("1"))
+        return int(seen.messages[0]["content"])
+
+    with ThreadPoolExecutor(8) as pool:
+        totals = list(pool.map(episode, range(64)))
+    assert totals == [seed % 4 + 5 for seed in range(64)]
+    assert len(OPEN) <= 3
+
+
+def test_options_are_a_value():
+    env = Counting(2, live=5)
+    assert env == Counting(2, live=5) != Counting(3, live=5)
+    assert repr(env) == "Counting(live=5, offset=2)" and hash(env) == hash(Counting(2, live=5))
+    changed = dataclasses.replace(copy.deepcopy(env), offset=4)
+    assert changed.reset({}, 0)[1].messages[0]["content"] == "4"
+    with pytest.raises(ValueError, match="Counting: live must be at least 0, got -1"):
+        Counting(live=-1)
+    with pytest.raises(NotImplementedError, match="Replay.start"):
+        Replay().reset({}, 0)

@@ -1,0 +1,307 @@
+import json
+import sys
+import types
+from typing import Any, Literal, Optional
+
+import pytest
+
+from jaxrl_llm.data.parsing import parse_turn
+from jaxrl_llm.environments import (
+    Parsed,
+    ToolCall,
+    ToolEnv,
+    ToolSpec,
+    calculator,
+    call_tool,
+    python,
+    tool,
+)
+from jaxrl_llm.rewards import SandboxError, check_sandbox, sandbox
+
+
+@tool
+def search(
+    query: str,
+    count: int = 3,
+    weights: list[float] | None = None,
+    unit: Literal["km", "miles"] = "km",
+    exact: bool = False,
+    options: dict[str, int] = {},  # noqa: B006
+    anything: Any = None,
+    size: Optional[float] = None,  # noqa: UP045
+) -> dict:
+    """Searches
+    the index.
+
+    It is small.
+
+    Args:
+      query: What to search: words,
+        or phrases.
+      count (int): How many: 1 to 9.
+      unit: Of distances.
+
+    Returns:
+      The rows.
+    """
+    return {"query": query, "count": count, "weights": weights}
+
+
+def ask(name, arguments, tools=(search, calculator)):
+    message = call_tool(tools, ToolCall(name, arguments))
+    assert message["role"] == "tool"
+    return message["content"]
+
+
+def test_a_schema_from_signature_and_docstring():
+    assert search.name == "search"
+    assert search.description == "Searches the index. It is small."
+    assert search.parameters == {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "What to search: words, or phrases."},
+            "count": {"type": "integer", "description": "How many: 1 to 9.", "default": 3},
+            "weights": {
+                "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "null"}],
+                "default": None,
+            },
+            "unit": {"enum": ["km", "miles"], "description": "Of distances.", "default": "km"},
+            "exact": {"type": "boolean", "default": False},
+            "options": {
+                "type": "object",
+                "additionalProperties": {"type": "integer"},
+                "default": {},
+            },
+            "anything": {"default": None},
+            "size": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+        },
+        "required": ["query"],
+    }
+
+
+def no_docstring(a: int):
+    return a
+
+
+def no_type(a):
+    """Adds."""
+
+
+def bytes_type(a: bytes):
+    """Adds."""
+
+
+def many(*a: int):
+    """Adds."""
+
+
+def positional(a: int, /):
+    """Adds."""
+
+
+def bad_default(a: float = float("nan")):
+    """Adds."""
+
+
+def bad_keys(a: dict[int, str]):
+    """Adds."""
+
+
+def other_argument(a: int):
+    """Adds.
+
+    Args:
+      b: The other.
+    """
+
+
+async def later(a: int):
+    """Adds."""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (no_docstring, "no_docstring needs a docstring"),
+        (no_type, "`a` of no_type has no type"),
+        (bytes_type, "`a` of bytes_type has the type .*bytes"),
+        (many, "must have names"),
+        (positional, "cannot be passed by its name"),
+        (bad_default, "a default of bad_default is not JSON"),
+        (bad_keys, "keys of JSON are texts"),
+        (other_argument, "describes 'b', which is no argument"),
+        (later, "later is async"),
+    ],
+)
+def test_functions_that_are_no_tools(function, message):
+    with pytest.raises(ValueError, match=message):
+        tool(function)
+
+
+def test_answers():
+    assert json.loads(ask("search", {"query": "a", "weights": [1, 2.5]})) == {
+        "query": "a",
+        "count": 3,
+        "weights": [1, 2.5],
+    }
+    assert ask("calculator", {"expression": "1/3 + 2/3"}) == "1"
+    # No text, no JSON, no UTF-8, no end.
+    odd = ToolSpec(
+        "odd", "", {"properties": {"n": {}}}, lambda n: [1, {2}, "\ud800", "a" * 9000][n]
+    )
+    assert ask("odd", {"n": 0}, [odd]) == "1"
+    assert ask("odd", {"n": 1}, [odd]) == "{2}"
+    assert ask("odd", {"n": 2}, [odd]) == "?"
+    assert ask("odd", {"n": 3}, [odd]) == "a" * 4000 + "\n... (5000 more characters)"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("serach", {}, 'there is no tool "serach"; the tools are: search, calculator'),
+        ("x" * 9000, {}, "there is no tool"),
+        ("search", {}, 'search: argument "query" is required'),
+        ("search", {"query": 3}, 'argument "query" must be a text, not 3'),
+        ("search", {"query": "a", "count": "3"}, '"count" must be an integer, not "3"'),
+        ("search", {"query": "a", "count": True}, "must be an integer, not true"),
+        ("search", {"query": "a", "count": 1.5}, "must be an integer, not 1.5"),
+        ("search", {"query": "a", "exact": 1}, "must be true or false, not 1"),
+        ("search", {"query": "a", "unit": "m"}, '"unit" must be one of "km", "miles", not "m"'),
+        ("search", {"query": "a", "weights": 1}, '"weights" must be a list, not 1'),
+        ("search", {"query": "a", "weights": [1, "b"]}, 'an entry of argument "weights" must be'),
+        ("search", {"query": "a", "options": {"b": "c"}}, 'an entry of argument "options" must be'),
+        ("search", {"query": "a", "limit": 1}, 'there is no argument "limit"; the arguments are'),
+        ("calculator", {"expression": "9**9**9"}, "Error: ValueError: the power is too large"),
+    ],
+)
+def test_the_policy_is_told_what_is_wrong(name, arguments, message):
+    text = ask(name, arguments)
+    assert text.startswith("Error: ") and message in text and len(text) < 300
+
+
+def test_a_tool_that_raises_or_exits_ends_nothing():
+    def stop(n: int):
+        """Ends."""
+        if n == 0:
+            raise KeyError("x")
+        if n == 1:
+            sys.exit(3)
+        return 10**5000
+
+    assert ask("stop", {"n": 0}, [tool(stop)]) == "Error: KeyError: 'x'"
+    assert ask("stop", {"n": 1}, [tool(stop)]) == "Error: SystemExit: 3"
+    assert ask("stop", {"n": 2}, [tool(stop)]).startswith("Error: ValueError: Exceeds the limit")
+
+
+def test_adversarial_calls_are_answered():
+    deep: Any = []
+    for _ in range(10_000):
+        deep = [deep]
+    hostile = ["\ud800", "\x00", "a" * 10_000, 10**300, -(10**300), 1e308, None, [], {}, deep]
+    hostile += ["__import__('os')", "(" * 500, "9" * 999, "1/" * 400 + "0", "1e-999999999", "\n"]
+    for value in hostile:
+        for arguments in ({"query": value}, {"expression": value}, {"query": "a", "count": value}):
+            for name in ("search", "calculator"):
+                text = ask(name, arguments)
+                assert len(text) < 4100
+                text.encode()
+
+
+def graded(prompt, completion, metadata):
+    right = completion == metadata["answer"]
+    return {"reward": float(right), "length": len(completion), "share": float("nan"), "note": "x"}
+
+
+TASK = {"text": "12 * 12?", "answer": "144"}
+CALL = ToolCall("calculator", {"expression": "12 * 12"})
+
+
+def test_an_episode_with_a_tool():
+    env = ToolEnv([calculator], graded, max_turns=3)
+    start, seen = env.reset(TASK, seed=0)
+    assert seen.messages == [{"role": "user", "content": "12 * 12?"}]
+    state, seen = env.step(start, Parsed("", calls=(CALL,)))
+    assert [m["content"] for m in seen.messages] == ["144"] and not seen.done
+    # A state is a value: the same step from it is the same.
+    assert env.step(start, Parsed("", calls=(CALL,))) == (state, seen)
+    _, seen = env.step(state, Parsed("144"))
+    assert (seen.reward, seen.done, seen.info) == (1.0, True, {"length": 3.0})
+    _, seen = env.step(state, Parsed("12"))
+    assert (seen.reward, seen.done) == (0.0, True)
+
+
+def test_what_is_unfinished_earns_nothing():
+    env = ToolEnv([calculator], lambda *_: 1.0, max_turns=2)
+    state, _ = env.reset(TASK, seed=0)
+    _, seen = env.step(state, Parsed("144", complete=False))
+    assert (seen.reward, seen.done, seen.stopped) == (0.0, False, True)
+    state, seen = env.step(state, Parsed("", error="A tool call is not valid JSON."))
+    assert seen.messages[0]["content"] == "Error: A tool call is not valid JSON."
+    assert not seen.stopped
+    _, seen = env.step(state, Parsed("", calls=(CALL,)))
+    assert (seen.reward, seen.done, seen.stopped) == (0.0, False, True)
+    _, seen = env.step(state, Parsed("144"))
+    assert (seen.reward, seen.done) == (1.0, True)
+
+
+def test_calls_beside_a_malformed_one_and_too_many():
+    env = ToolEnv([calculator], graded, max_calls=2)
+    state, _ = env.reset(TASK, seed=0)
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
+    _, seen = env.step(state, parse_turn(f"{call}<tool_call>{{</tool_call>"))
+    assert [m["content"][:9] for m in seen.messages] == ["2", "Error: A "]
+    _, seen = env.step(state, parse_turn(call * 5))
+    assert [m["content"] for m in seen.messages[:2]] == ["2", "2"]
+    assert seen.messages[2]["content"].startswith("Error: 3 calls were not made: at most 2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": [calculator, calculator]}, "two tools have the name 'calculator'"),
+        ({"tools": [ToolSpec("a", "", {})]}, "the tool 'a' has no function"),
+        ({"max_turns": 0}, "must be positive, got 0, 8"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        ToolEnv(**{"tools": [calculator], "reward": graded, **options})
+
+
+def test_the_python_tool_answers_with_what_is_printed(monkeypatch):
+    results = {
+        "print(1)": ("1\n", "", 0, "exit"),
+        "1/0": ("", "ZeroDivisionError\n", 1, "exit"),
+        "pass": ("", "", 0, "exit"),
+        "loop": ("a\n", "", None, "time"),
+    }
+
+    def run_python(code):
+        names = ("stdout", "stderr", "exit_code", "ended")
+        return types.SimpleNamespace(**dict(zip(names, results[code], strict=True)))
+
+    sandbox = types.ModuleType("sandbox")
+    sandbox.run_python = run_python
+    monkeypatch.setitem(sys.modules, "jaxrl_llm.rewards.sandbox", sandbox)
+    answers = [ask("python", {"code": code}, [python]) for code in results]
+    assert answers == [
+        "1",
+        "ZeroDivisionError",
+        "(nothing printed; exit code 0)",
+        "a\nError: the program was ended (time)",
+    ]
+
+
+def test_the_python_tool_runs_in_the_sandbox(monkeypatch):
+    try:
+        check_sandbox()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    answers = [
+        ask("python", {"code": x}, [python]) for x in ("print(6 * 7)", "open('/etc/passwd')")
+    ]
+    assert answers[0] == "42" and answers[1].endswith("or directory: '/etc/passwd'")
+    sandbox._engine.cache_clear()
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    with pytest.raises(SandboxError, match="needs Linux"):  # the policy could do nothing about it
+        ask("python", {"code": "print(1)"}, [python])

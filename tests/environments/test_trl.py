@@ -1,0 +1,89 @@
+"""TRL's environment classes: prompts, answers of tools and rewards as its trainer makes them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm.environments import Parsed, ToolCall, TRLEnv
+from jaxrl_llm.testing import check_env
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+DATA = json.loads((GOLDEN / "trl_environment.json").read_text())
+sys.path.insert(0, str(GOLDEN))
+from trl_class import EPISODES, ROW, Shop  # noqa: E402
+
+sys.path.remove(str(GOLDEN))
+
+
+def reply(calls):
+    calls = tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
+    return Parsed("" if calls else "That is it.", calls=calls)
+
+
+@pytest.mark.parametrize("k", range(len(EPISODES)))
+def test_an_episode_is_what_the_trainer_of_trl_makes(k):
+    turns, most = EPISODES[k]
+    expected = DATA["episodes"][k]
+    env = TRLEnv(Shop, call_turns=most)
+    state, seen = env.reset(ROW, 0)
+    assert list(seen.messages) == expected["prompt"]
+    answers, rewards = [], []
+    for calls in turns:
+        assert not (seen.done or seen.stopped)
+        state, seen = env.step(state, reply(calls))
+        answers += seen.messages
+        rewards.append(seen.reward)
+    assert (seen.done, seen.stopped) == (not turns[-1], bool(turns[-1]))
+    assert len(turns) == expected["turns"]
+    assert rewards == [0.0] * (len(turns) - 1) + [expected["reward"]]
+    if k == 5:  # TRL answers async methods after all others; ours keep the order of the calls
+        assert answers == expected["answers"][::-1] != expected["answers"]
+    else:
+        assert answers == expected["answers"]
+
+
+def test_tools_are_those_that_transformers_shows():
+    tools = TRLEnv(Shop).tools
+    assert [tool.name for tool in tools] == [tool["name"] for tool in DATA["tools"]]
+    for ours, theirs in zip(tools, DATA["tools"], strict=True):
+        assert ours.description == theirs["description"] and ours.function is None
+        assert ours.parameters.get("required", []) == theirs["parameters"].get("required", [])
+        properties = theirs["parameters"]["properties"]
+        assert ours.parameters["properties"].keys() == properties.keys()
+        for name, schema in properties.items():
+            mine = ours.parameters["properties"][name]
+            assert {key: mine[key] for key in schema} == schema
+
+
+def test_obeys_the_laws_of_an_environment():
+    replies = [*map(reply, EPISODES[0][0]), Parsed("", error="not JSON")]
+    check_env(TRLEnv(Shop, call_turns=2), [ROW], replies)
+
+
+def test_a_call_that_cannot_be_read_is_told_and_the_episode_goes_on():
+    env = TRLEnv(Shop)
+    _, seen = env.step(env.reset(ROW, 0)[0], Parsed("", error="not JSON"))
+    (message,) = seen.messages
+    assert message == {"role": "tool", "name": "unknown", "content": "{'error': 'not JSON'}"}
+    assert not seen.done
+
+
+def test_reset_gets_the_columns_that_it_names():
+    class Named(Shop):
+        def reset(self, seed, prompt):
+            self.basket = []
+            return f" {seed} {prompt[0]['content']}"
+
+    _, seen = TRLEnv(Named).reset({"text": "x", "answer": None}, 4)
+    assert seen.messages[0]["content"] == "x 4 x"
+
+
+def test_a_class_that_lacks_a_method_is_refused():
+    class Bare:
+        def reset(self, **columns):
+            return None
+
+    with pytest.raises(ValueError, match="TRLEnv: Bare has no method 'get_reward'"):
+        TRLEnv(Bare).reset({}, 0)

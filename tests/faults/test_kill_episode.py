@@ -1,0 +1,95 @@
+"""kill -9 while an environment steps: the run that goes on is the one that was never killed."""
+
+import hashlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "train")]
+
+from killing import environment, told  # noqa: E402
+
+STEPS = 4
+
+
+def play(folder: Path, *, waits: bool) -> None:
+    """The run itself; where it waits, in the middle of an episode after its first checkpoint."""
+    import jax
+    import numpy as np
+    from test_episodes import SAMPLING, TURNS
+    from tiny_run import tiny_run
+
+    from jaxrl_llm.environments import NumberGuess, Replay
+    from jaxrl_llm.train import CheckpointConfig, train
+
+    class Game:
+        """A game that lives in its process: nothing but its actions brings it back."""
+
+        def __init__(self, task, seed):
+            self.state, self.first = NumberGuess().reset({}, seed)
+
+        def step(self, action):
+            self.state, seen = NumberGuess().step(self.state, action)
+            if waits and self.state.turn == 2 and any(saved.glob("step_????????")):
+                print("inside", flush=True)
+                time.sleep(600)
+            return seen
+
+        def close(self):
+            pass
+
+    class Played(Replay):
+        def start(self, task, seed):
+            game = Game(task, seed)
+            return game, game.first
+
+    saved = folder / "checkpoints"
+    config = tiny_run(
+        folder,
+        steps=STEPS,
+        reward=None,
+        recipe="gigpo",
+        environment=Played(),
+        episodes=TURNS,
+        sampling=SAMPLING,
+        checkpoint=CheckpointConfig(every=2),
+        samples_shown=16,
+    )
+
+    state = train(config, resume=True).state
+    digest = hashlib.sha256(repr((int(state.step), tuple(state.data_cursor))).encode())
+    for leaf in jax.tree.leaves((state.params, state.opt_state, jax.random.key_data(state.key))):
+        digest.update(np.asarray(leaf).tobytes())
+    print(f"ended {digest.hexdigest()}", flush=True)
+
+
+def run(folder: Path, cache: Path, *options: str) -> str:
+    """What the run says last; one that is inside an episode is killed there."""
+    command = [sys.executable, __file__, str(folder), *options]
+    process = subprocess.Popen(command, env=environment(cache), stdout=subprocess.PIPE, text=True)
+    with process:
+        said = next((x for x in process.stdout if x.startswith(("inside", "ended"))), "")
+        if said.startswith("inside"):
+            process.kill()
+    assert process.returncode == (-9 if said.startswith("inside") else 0), said
+    return said
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_inside_an_episode_ends_as_one_that_is_not(tmp_path):
+    cache, whole, killed = tmp_path / "cache", tmp_path / "whole", tmp_path / "killed"
+    expected = run(whole, cache)
+    assert expected.startswith("ended")
+    assert run(killed, cache, "--waits").startswith("inside")
+    assert len([row for row in told(killed, "metrics.jsonl") if "loss" in row]) < STEPS
+    assert run(killed, cache) == expected
+    for name in ("samples.jsonl", "metrics.jsonl"):
+        assert told(killed, name) == told(whole, name)
+
+
+if __name__ == "__main__":
+    play(Path(sys.argv[1]), waits="--waits" in sys.argv)

@@ -1,0 +1,48 @@
+"""Writes tests/golden/estimators/simpo.*: the loss of princeton-nlp/SimPO.
+
+python tests/golden/make/simpo.py CHECKOUT COMMIT
+"""
+
+from types import SimpleNamespace
+
+from paper_code import start, take
+from preference_cases import pair_cases, pair_losses
+
+PATH = "scripts/simpo_trainer.py"
+
+
+def loss(function, smoothing):
+    trainer = SimpleNamespace(
+        loss_type="sigmoid",
+        beta=2.0,
+        gamma_beta_ratio=0.5,
+        label_smoothing=smoothing,
+        accelerator=SimpleNamespace(device="cpu"),
+    )
+
+    def losses(logp, ref, a):
+        # Its trainer averages the log-probabilities before.
+        return function(trainer, *(logp / a["mask"].sum(-1)))[0]
+
+    return pair_losses(losses)
+
+
+def main():
+    root, writer = start("simpo", "SimPO", "princeton-nlp/SimPO")
+    writer.inputs("pairs", pair_cases())
+    (function,) = take(root / PATH, "simpo_loss")
+    for name, smoothing in (("simpo", 0.0), ("smoothed", 0.1)):
+        writer.add(
+            name,
+            ["simpo"],
+            f"{PATH}: SimPOTrainer.simpo_loss",
+            loss(function, smoothing),
+            inputs="pairs",
+            tolerance={"float32": 1e-4},
+            arguments={"beta": 2.0, "gamma_beta_ratio": 0.5, "label_smoothing": smoothing},
+        )
+    writer.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Writes tests/golden/estimators/sppo.*: the loss of uclaml/SPPO.
+
+python tests/golden/make/sppo.py CHECKOUT COMMIT
+"""
+
+from types import SimpleNamespace
+
+from paper_code import start, take
+from preference_cases import pair_cases, pair_losses
+
+PATH = "sppo/trainer.py"
+
+
+def loss(function, loss_type):
+    trainer = SimpleNamespace(
+        loss_type=loss_type,
+        beta=0.3,
+        label_smoothing=0.1,
+        accelerator=SimpleNamespace(device="cpu"),
+    )
+
+    def losses(logp, ref, a):
+        win = a["win_rates"]
+        more = {"chosen_probs_win": win[0], "chosen_probs_lose": win[1]}
+        if loss_type == "sppo_single":
+            more = {"chosen_probs": win[0]}
+        return function(trainer, *logp, *ref, **more)[0]
+
+    return pair_losses(losses)
+
+
+def main():
+    root, writer = start("sppo", "SPPO", "uclaml/SPPO")
+    writer.inputs("pairs", pair_cases())
+    (function,) = take(root / PATH, "sppo_loss")
+    keys = {"sppo": "sppo", "sppo_single": "sppo", "sigmoid": "dpo", "ipo": "ipo"}
+    for loss_type, key in keys.items():
+        smoothing = {"label_smoothing": 0.1} if loss_type == "sigmoid" else {}
+        writer.add(
+            loss_type,
+            [key],
+            f"{PATH}: SPPOTrainer.sppo_loss",
+            loss(function, loss_type),
+            inputs="pairs",
+            tolerance={"float32": 1e-4},
+            arguments={"loss_type": loss_type, "beta": 0.3} | smoothing,
+        )
+    writer.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Writes tests/golden/estimators/trl_teachers.*: TRL's losses of learning from another model.
+
+Run from the repository root with a Python that has trl, transformers and torch:
+
+    python tests/golden/make/trl_teachers.py
+
+The losses are methods of trainers, which run on an object that was never initialized.
+"""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import torch
+from estimator_cases import Writer
+from trl.experimental.gkd import GKDTrainer
+from trl.experimental.iw_opd import IWOPDTrainer
+from trl.experimental.server_distillation import ServerDistillationTrainer
+from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+from trl_peer import VERSIONS, array, tensor
+
+# Differences of log-probabilities cancel, in bfloat16 to a tenth.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
+TOP = 3
+
+
+def compute(loss):
+    """``loss(logits, teacher, case, arrays)`` and the gradient of its sum in the logits."""
+
+    def run(case, a):
+        logits = tensor(case, a["logits"], flat=False).requires_grad_()
+        value = loss(logits, tensor(case, a["teacher_logits"], flat=False), case, a)
+        (gradient,) = torch.autograd.grad(value.sum(), [logits])
+        return {"loss": array(value), "gradient": array(gradient)}
+
+    return run
+
+
+def gkd(beta):
+    def loss(logits, teacher, case, a):
+        value = GKDTrainer.generalized_jsd_loss(logits, teacher, beta=beta, reduction="none")
+        return value.sum(-1)
+
+    return compute(loss)
+
+
+def chunked(beta):
+    """The hidden states are the logits, and both output matrices the identity."""
+
+    def loss(logits, teacher, case, a):
+        size = logits.shape[-1]
+        heads = torch.eye(size, dtype=logits.dtype)
+        flat, other = logits.reshape(-1, size), teacher.reshape(-1, size)
+        value, _ = ChunkedDivergenceFunction.apply(
+            flat, heads, None, other, heads.clone(), None, beta
+        )
+        return value.reshape(logits.shape[:-1])
+
+    return compute(loss)
+
+
+def server(tail):
+    trainer = SimpleNamespace(
+        loss_add_tail=tail,
+        _reduce_divergence_loss=ServerDistillationTrainer._reduce_divergence_loss,
+    )
+
+    def loss(logits, teacher, case, a):
+        best = torch.log_softmax(teacher, -1).topk(TOP, -1)
+        result = {"topk_logprobs": best.values, "topk_token_ids": best.indices}
+        labels = torch.from_numpy(a["targets"]).long()
+        log_probs = torch.log_softmax(logits, -1)
+        return ServerDistillationTrainer._compute_server_forward_kl_loss(
+            trainer, result, log_probs, labels
+        )
+
+    return compute(loss)
+
+
+def iw_opd(gamma):
+    trainer = SimpleNamespace(
+        temperature=1.0,
+        iw_opd_gamma=gamma,
+        iw_opd_epsilon=1e-8,
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+    )
+
+    def loss(logits, teacher, case, a):
+        targets = torch.from_numpy(a["targets"]).long()
+        of_teacher = torch.log_softmax(teacher, -1).gather(-1, targets[..., None])[..., 0]
+        old = tensor(case, a["old_logp"], flat=False)
+        return IWOPDTrainer._compute_iw_opd_loss(
+            trainer, logits, targets, targets, of_teacher, rollout_logprobs=old
+        )
+
+    return compute(loss)
+
+
+def main():
+    writer = Writer("trl_teachers", "trl", VERSIONS, "trl_teachers.py")
+
+    def add(name, keys, function, run, arguments):
+        writer.add(
+            name, keys, function, run, inputs="vocabulary", tolerance=TOLERANCE, arguments=arguments
+        )
+
+    for beta in (0.0, 0.3, 0.5, 1.0):
+        function = "trl.experimental.gkd.GKDTrainer.generalized_jsd_loss"
+        add(f"gkd_{beta}", ["gkd"], function, gkd(beta), {"beta": beta})
+    for beta in (0.0, 0.3, 1.0):
+        function = "trl.kernels.chunked_divergence.ChunkedDivergenceFunction"
+        add(f"distillation_{beta}", ["gkd"], function, chunked(beta), {"beta": beta})
+    for tail in (True, False):
+        name = "server_tail" if tail else "server_renormalized"
+        function = "trl.experimental.server_distillation.ServerDistillationTrainer."
+        function += "_compute_server_forward_kl_loss"
+        add(name, ["gkd"], function, server(tail), {"loss_top_k": TOP, "loss_add_tail": tail})
+    function = "trl.experimental.iw_opd.IWOPDTrainer._compute_iw_opd_loss"
+    for gamma in (0.0, 0.5):
+        keys = ["iw_opd", "on_policy_distillation"]
+        add(f"iw_opd_{gamma}", keys, function, iw_opd(gamma), {"iw_opd_gamma": gamma})
+    writer.save()
+
+
+if __name__ == "__main__":
+    main()

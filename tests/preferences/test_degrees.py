@@ -1,0 +1,56 @@
+"""Degraded responses: which tokens remain, and the loss of their degrees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import preferences
+
+KEY = jax.random.key(0)
+
+
+def test_the_most_salient_tokens_are_removed():
+    salience = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    mask = np.arange(8) < np.array([8, 5, 0])[:, None]
+    salience[~mask] = np.nan
+    run = jax.jit(lambda fraction: preferences.degrade_mask(KEY, salience, mask, fraction=fraction))
+    for k in range(5):
+        remain = np.asarray(run(k / 4))
+        assert not (remain & ~mask).any()
+        for row, length in enumerate((8, 5, 0)):
+            removed = np.flatnonzero(mask[row] & ~remain[row])
+            top = np.argsort(-salience[row, :length])[: k * length // 4]
+            assert set(removed) == set(top)
+    np.testing.assert_array_equal(run(0.0), mask)
+    each = preferences.degrade_mask(KEY, salience, mask, fraction=jnp.array([0.25, 0.4, 1.0]))
+    assert each.sum(-1).tolist() == [6, 3, 0]
+
+
+def test_ties_are_broken_at_random():
+    mask = jnp.ones((200, 4), bool)
+    remain = preferences.degrade_mask(KEY, jnp.zeros((200, 4)), mask, fraction=0.5)
+    assert (np.asarray(remain).sum(-1) == 2).all()
+    np.testing.assert_allclose(np.asarray(remain).mean(0), np.full(4, 0.5), atol=0.12)
+
+
+def test_what_remains_moves_to_the_left():
+    tokens = jnp.array([[5, 6, 7, 8], [1, 2, 3, 4]])
+    keep = jnp.array([[False, True, False, True], [False] * 4])
+    assert preferences.compact_left(tokens, keep, fill=9).tolist() == [[6, 8, 9, 9], [9] * 4]
+
+
+def test_the_loss_of_degrees():
+    assert float(preferences.degree_loss(jnp.zeros((4, 4)))) == pytest.approx(1.386294, abs=1e-6)
+    logits = np.random.default_rng(1).normal(size=(2, 3, 3)).astype(np.float32)
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    right = -np.diagonal(logp, axis1=1, axis2=2)
+    np.testing.assert_allclose(preferences.degree_loss(logits), right.mean(-1), rtol=1e-5)
+    where = np.array([[True, False, True], [False] * 3])
+    logits[~where] = np.nan
+    run = jax.value_and_grad(lambda x: preferences.degree_loss(x, where=where).sum())
+    value, slope = run(logits)
+    assert float(value) == pytest.approx(right[0, [0, 2]].mean(), rel=1e-5)
+    assert np.isfinite(slope).all() and not slope[~where].any()
+    with pytest.raises(ValueError, match="degree_loss: logits must have shape"):
+        preferences.degree_loss(jnp.zeros((3, 4)))

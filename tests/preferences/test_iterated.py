@@ -1,0 +1,224 @@
+"""Losses of self-play: worked numbers, reductions, and the Nash policy of a game."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import preferences
+from jaxrl_llm.core import bind
+
+STANDARD = [jnp.array([x]) for x in (-10.0, -14.0, -11.0, -13.0)]
+# How probable it is that a row beats a column.
+ROCK_PAPER_SCISSORS = np.array([[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]])
+
+
+def arrays(seed, *shape):
+    return np.random.default_rng(seed).normal(-8.0, 3.0, shape).astype(np.float32)
+
+
+def test_worked_numbers_of_inpo():
+    previous = [jnp.array([-10.5]), jnp.array([-13.0])]
+    loss = preferences.inpo(*STANDARD, *previous, eta=0.25, ratio=1 / 3)
+    assert float(loss[0]) == pytest.approx(0.111111, abs=1e-6)
+
+
+def test_inpo_between_two_references_is_ipo_at_the_ends():
+    rows, previous = arrays(0, 4, 5), arrays(1, 2, 5)
+
+    def inpo(*arrays, **options):
+        return preferences.inpo(*arrays, eta=0.5, **options)
+
+    ipo = bind(preferences.ipo, beta=0.5)
+    np.testing.assert_allclose(inpo(*rows, *previous, ratio=1.0), ipo(*rows), rtol=1e-5)
+    np.testing.assert_allclose(
+        inpo(*rows, *previous, ratio=0.0), ipo(*rows[:2], *previous), rtol=1e-5
+    )
+    np.testing.assert_allclose(inpo(*rows, *rows[2:], ratio=0.4), ipo(*rows), rtol=1e-4)
+    # Soft labels are least at h = (2 p - 1) / (2 eta), here 2 p - 1.
+    same = [jnp.zeros(5)] * 5
+    h = jnp.array([0.4, 0.4 + 1e-2, 0.4 - 1e-2, 1.0, -1.0])
+    soft = inpo(h, *same, preference=0.7)
+    assert soft[0] < min(soft[1:3])
+    np.testing.assert_allclose(soft[3:], [0.3 * 4, 0.7 * 4], rtol=1e-5)
+    labels = inpo(h, *same, preference=jnp.ones(5))
+    np.testing.assert_allclose(labels, inpo(h, *same), rtol=1e-5, atol=1e-6)
+
+
+def test_mnpo_weighs_the_policies_that_there_are():
+    rows, history = arrays(2, 4, 5), arrays(3, 2, 5, 3)
+    weights = jnp.array([1.0, 3.0, 4.0])
+    there = jnp.array([True, True, False])
+    history[..., 2] = np.nan
+    w, l, rw, rl = np.float64(rows)  # noqa: E741
+    past = np.float64(history[0] - history[1])
+    for options, mean in (
+        ({"weights": weights, "history_where": there}, past[:, 0] / 4 + past[:, 1] * 3 / 4),
+        ({"history_where": there}, past[:, :2].mean(-1)),
+        ({"history_where": jnp.zeros(3, bool)}, 0.0),
+    ):
+        ours = preferences.mnpo(*rows, *history, eta=0.5, ratio=0.3, **options)
+        h = (w - l) - 0.3 * (rw - rl) - 0.7 * mean
+        np.testing.assert_allclose(ours, (h - 1) ** 2, rtol=1e-5)
+    slope = jax.grad(
+        lambda x: preferences.mnpo(*x[:4], x[4:5].T, x[5:].T, where=jnp.arange(5) < 3).sum()
+    )(arrays(4, 6, 5))
+    assert not slope[2:].any() and not slope[:, 3:].any() and slope[0, 0] == -slope[1, 0] != 0
+    with pytest.raises(ValueError, match=r"mnpo: ratio must be in \[0, 1\]; got 2"):
+        preferences.mnpo(*rows, *history, ratio=2.0)
+    with pytest.raises(ValueError, match="mnpo: rejected_history_logp must have shape"):
+        preferences.mnpo(*rows, history[0], history[1][..., :2])
+
+
+def test_sppo_is_zero_at_its_target_alone():
+    rows = arrays(5, 4, 3)
+    rows[0] = rows[2] + 3.0  # (0.8 - 0.5) / 0.1
+    rows[1] = rows[3] - 2.0
+    win = {"chosen_win_rate": 0.8, "rejected_win_rate": jnp.full(3, 0.3), "beta": 0.1}
+    np.testing.assert_allclose(preferences.sppo(*rows, **win), np.zeros(3), atol=1e-6)
+    assert (np.asarray(preferences.sppo(rows[0] + 1, rows[1] + 1, *rows[2:], **win)) > 0.9).all()
+
+
+def nash_gap(policy):
+    return np.max(ROCK_PAPER_SCISSORS @ policy) - 0.5
+
+
+@pytest.mark.parametrize("method", ["sppo", "inpo", "nash_md"])
+def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
+    """All samples weighed by their probability; the policy is a softmax over the three moves."""
+    matrix = jnp.asarray(ROCK_PAPER_SCISSORS, jnp.float32)
+    i, j = (jnp.asarray(x) for x in np.divmod(np.arange(9), 3))
+    start = jax.nn.log_softmax(jnp.array([1.0, 0.0, -0.5]))
+    ref = jnp.full(3, -jnp.log(3.0))
+
+    def loss(logits, previous):
+        logp = jax.nn.log_softmax(logits)
+        p = jnp.exp(previous)
+        if method == "sppo":
+            win = matrix @ p
+            each = preferences.sppo(
+                logp, logp, previous, previous, chosen_win_rate=win, rejected_win_rate=win, beta=5.0
+            )
+            return (p * each).sum()
+        if method == "inpo":
+            pairs = (x[k] for x in (logp, ref, previous) for k in (i, j))
+            each = preferences.inpo(*pairs, eta=2.0, ratio=0.3, preference=matrix[i, j])
+            return (p[i] * p[j] * each).sum()
+        p = jax.lax.stop_gradient(jnp.exp(logp))
+        opponent = jax.nn.softmax(0.7 * logp + 0.3 * ref)
+        win = matrix @ jax.lax.stop_gradient(opponent)
+        each = preferences.nash_md(
+            logp[:, None], ref[:, None], jnp.ones((3, 1), bool), win, beta=0.3
+        )
+        return (p * each).sum()
+
+    def iteration(_, state):
+        logits, total = state
+        previous = jax.nn.log_softmax(logits)
+        step = jax.grad(loss)
+        logits = jax.lax.fori_loop(0, 30, lambda _, x: x - 0.7 * step(x, previous), logits)
+        return logits, total + jnp.exp(jax.nn.log_softmax(logits))
+
+    count = 500
+    run = jax.jit(lambda *state: jax.lax.fori_loop(0, count, iteration, state))
+    logits, total = run(start, jnp.zeros(3))
+    # The last policy of the regularized methods, the mean policy of SPPO.
+    policy = total / count if method == "sppo" else jax.nn.softmax(logits)
+    assert nash_gap(np.exp(start)) > 0.15
+    assert nash_gap(np.asarray(policy)) < 0.02
+    np.testing.assert_allclose(policy, np.full(3, 1 / 3), atol=0.03)
+
+
+def test_nash_md_is_reinforce_with_a_penalty():
+    logp, ref = arrays(6, 2, 3, 4) / 8
+    mask = np.arange(4) < np.array([4, 2, 0])[:, None]
+    win = np.array([0.9, 0.2, np.nan], np.float32)
+    junk = np.where(mask, logp, np.nan)
+    run = jax.value_and_grad(lambda x: preferences.nash_md(x, ref, mask, win, beta=0.3).sum())
+    value, slope = run(junk)
+    expected = np.where(mask, 0.3 * (logp - ref) - (win - 0.5)[:, None], 0.0)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value, (expected * np.where(mask, logp, 0)).sum(), rtol=1e-5)
+
+
+def test_xpo_adds_the_likelihood_of_the_sample_of_the_reference():
+    rows = arrays(7, 4, 3)
+    ours, where = jnp.array([True, False, True]), jnp.array([True, True, False])
+    rows[:, 2] = np.nan
+    loss = preferences.xpo(*rows, ours, alpha=0.2, where=where)
+    dpo = preferences.dpo(*rows, where=where)
+    np.testing.assert_allclose(loss - dpo, [0.2 * rows[1, 0], 0.2 * rows[0, 1], 0], rtol=1e-5)
+    ipo = bind(preferences.ipo, beta=0.3)
+    np.testing.assert_allclose(
+        preferences.xpo(*rows, ours, alpha=0.0, loss=ipo, where=where),
+        ipo(*rows, where=where),
+        rtol=1e-6,
+    )
+
+
+def test_seppo():
+    errors = [-jnp.array([x]) for x in (0.30, 0.50, 0.40, 0.45)]
+    loss = preferences.seppo(*errors, beta=1.0)
+    assert float(loss[0]) == pytest.approx(0.620957, abs=1e-6)
+    scaled = preferences.seppo(*errors, beta=0.5, scale=jnp.array([2.0]))
+    np.testing.assert_allclose(scaled, loss, rtol=1e-6)
+    # A reference that is better at the chosen response: both are learned.
+    worse = [-jnp.array([x]) for x in (0.40, 0.50, 0.30, 0.45)]
+    assert float(preferences.seppo_sign(worse[0], worse[2])[0]) == -1
+    expected = np.logaddexp(0, 0.10 + 0.05)
+    assert float(preferences.seppo(*worse, beta=1.0)[0]) == pytest.approx(expected, abs=1e-6)
+    slope = jax.grad(lambda x: preferences.seppo(*x, beta=1.0).sum())(jnp.stack(worse))
+    assert (slope[:2] < 0).all() and not slope[2:].any()
+    # A policy equal to its reference is a tie, and where the sign is +1 it is DPO.
+    logp = arrays(8, 2, 4)
+    equal = preferences.seppo(*logp, *logp)
+    np.testing.assert_allclose(equal, np.full(4, np.log(2.0)), rtol=1e-6)
+    assert (np.asarray(preferences.seppo_sign(logp[0], logp[0])) == 1).all()
+    better = arrays(9, 4, 4)
+    better[0] = better[2] + 1
+    np.testing.assert_allclose(preferences.seppo(*better), preferences.dpo(*better), rtol=1e-6)
+    where = jnp.array([True, True, False, True])
+    junk = jnp.where(where, better, jnp.nan)
+    masked = preferences.seppo(*junk, where=where)
+    np.testing.assert_allclose(masked, jnp.where(where, preferences.dpo(*better), 0), rtol=1e-6)
+
+
+def test_references_are_drawn_with_one_probability():
+    draw = jax.vmap(lambda key: preferences.sample_reference(key, 4))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, np.full(4, 0.25), atol=0.03)
+    with pytest.raises(ValueError, match="count must be above 0"):
+        preferences.sample_reference(jax.random.key(0), 0)
+
+
+def test_a_mixture_is_reached_by_weights_of_the_policys_samples():
+    """Of many samples, the win rate is that against the mixture, by enumeration."""
+    game = np.array([[0.5, 0.9, 0.2], [0.1, 0.5, 0.7], [0.8, 0.3, 0.5]])
+    policy, ref = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.3, 0.6])
+    drawn = np.repeat(np.arange(3), np.int32(policy * 100))
+    logp, ref_logp = (np.float32(np.log(x[drawn])) for x in (policy, ref))
+    for mixture in (0.0, 0.3, 1.0):
+        opponent = policy ** (1 - mixture) * ref**mixture
+        opponent /= opponent.sum()
+        rates = preferences.mixture_win_rates(
+            game[np.ix_(drawn, drawn)], logp, ref_logp, mixture=mixture
+        )
+        for kind in range(3):
+            rate = np.float64(rates)[drawn == kind][0]
+            assert rate == pytest.approx(game[kind] @ opponent, abs=0.02)
+
+
+def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself():
+    wins = np.full((4, 4), 0.25, np.float32)
+    wins[:, 3] = wins[3] = np.nan
+    np.fill_diagonal(wins, 9.0)
+    logp = np.array([-1.0, -2.0, -3.0, np.nan], np.float32)
+    where = jnp.array([True, True, True, False])
+    rates = preferences.mixture_win_rates(wins, logp, logp, where=where)
+    np.testing.assert_allclose(rates, [0.25, 0.25, 0.25, 0.0], rtol=1e-6)
+    alone = preferences.mixture_win_rates(wins, logp, logp, where=jnp.arange(4) == 1)
+    np.testing.assert_allclose(alone, [0.0, 0.5, 0.0, 0.0])
+    with pytest.raises(ValueError, match="mixture_win_rates: mixture must be"):
+        preferences.mixture_win_rates(wins, logp, logp, mixture=1.5)
+    with pytest.raises(ValueError, match="probabilities must have shape"):
+        preferences.mixture_win_rates(wins[:3], logp, logp)

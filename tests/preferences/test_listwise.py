@@ -1,0 +1,222 @@
+"""Losses of lists: worked numbers, float64 values, laws, gradients, bad input."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm import preferences
+
+S, Y = jnp.array([0.2, 0.4, -0.1]), jnp.array([1.0, 0.5, 0.0])
+LOSSES = {
+    "lipo_lambda": preferences.lipo_lambda,
+    "pair_logistic": preferences.pair_logistic,
+    "pair_hinge": preferences.pair_hinge,
+    "list_softmax": preferences.list_softmax,
+    "plackett_luce": preferences.plackett_luce,
+}
+
+
+def lists(seed=0, size=5):
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.linspace(0, 1, size)).astype(np.float32)
+    return jnp.asarray(rng.normal(size=size), jnp.float32), jnp.asarray(labels)
+
+
+def by_hand(name, s, y):
+    """float64, pair by pair and place by place."""
+    s, y = np.float64(s), np.float64(y)
+    pairs = [(i, j) for i in range(len(s)) for j in range(len(s)) if y[i] > y[j]]
+    if name == "lipo_lambda":
+        rank = np.argsort(np.argsort(-s, kind="stable"), kind="stable") + 1
+        gain = lambda i, j: abs(2 ** y[i] - 2 ** y[j])  # noqa: E731
+        place = lambda i, j: abs(1 / np.log(1 + rank[i]) - 1 / np.log(1 + rank[j]))  # noqa: E731
+        return sum(gain(i, j) * place(i, j) * np.log1p(np.exp(s[j] - s[i])) for i, j in pairs)
+    if name == "pair_logistic":
+        return sum(np.log1p(np.exp(s[j] - s[i])) for i, j in pairs)
+    if name == "pair_hinge":
+        return sum(max(0.0, 1.0 - s[i] + s[j]) for i, j in pairs)
+    if name == "list_softmax":
+        soft = lambda x: np.exp(x) / np.exp(x).sum()  # noqa: E731
+        return -np.sum(soft(y) * np.log(soft(s)))
+    t = s[np.argsort(-y, kind="stable")]
+    return sum(np.log(np.exp(t[k:]).sum()) - t[k] for k in range(len(t) - 1))
+
+
+def test_the_worked_numbers_of_lists():
+    np.testing.assert_allclose(preferences.lipo_lambda(S, Y), 0.495307, atol=1e-6)
+    np.testing.assert_allclose(preferences.list_softmax(S, Y), 1.080397, atol=1e-6)
+    np.testing.assert_allclose(preferences.plackett_luce(S, Y), 1.560016, atol=1e-6)
+    two = jnp.array([0.2, 0.4]), jnp.array([1.0, 0.0])
+    np.testing.assert_allclose(preferences.plackett_luce(*two), 0.798139, atol=1e-6)
+    weighted = 0.532456 * preferences.pair_logistic(*two)
+    np.testing.assert_allclose(preferences.lipo_lambda(*two), weighted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_value_and_gradient_equal_float64_and_the_order_of_a_list_is_free(name):
+    loss = LOSSES[name]
+    for seed in range(2):
+        s, y = lists(seed)
+        value, slope = jax.value_and_grad(loss)(s, y)
+        np.testing.assert_allclose(value, by_hand(name, s, y), rtol=1e-5)
+        for i in range(len(s)):  # away from ties, so that no rank changes
+            up, down = np.float64(s), np.float64(s)
+            up[i] += 1e-6
+            down[i] -= 1e-6
+            difference = (by_hand(name, up, y) - by_hand(name, down, y)) / 2e-6
+            np.testing.assert_allclose(slope[i], difference, atol=1e-4)
+        order = np.random.default_rng(seed).permutation(len(s))
+        np.testing.assert_allclose(loss(s[order], y[order]), value, rtol=1e-5)
+        np.testing.assert_allclose(loss(s + 3.0, y), value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_absent_is_not_read_and_short_lists_have_no_loss(name):
+    s, y = lists(3)
+    where = jnp.array([[True, True, False, True, False], [False] * 4 + [True], [False] * 5])
+    clean = LOSSES[name](s[jnp.array([0, 1, 3])], y[jnp.array([0, 1, 3])])
+    for junk in (jnp.nan, jnp.inf, 1e4):
+        dirty, labels = (jnp.where(where, jnp.broadcast_to(x, (3, 5)), junk) for x in (s, y))
+        loss, slope = jax.jit(
+            jax.value_and_grad(lambda s, y: (v := LOSSES[name](s, y, where=where)).sum() + 0 * v[0])
+        )(dirty, labels)
+        np.testing.assert_allclose(loss, clean, rtol=1e-5)
+        assert np.isfinite(slope).all() and not slope[~where].any() and not slope[1:].any()
+    assert np.isnan(LOSSES[name](s, y.at[1].set(jnp.nan)))
+    assert np.isnan(LOSSES[name](s.at[1].set(jnp.nan), y))
+
+
+def test_equal_labels_are_no_pair_and_a_mean_is_over_the_pairs():
+    for loss in (preferences.lipo_lambda, preferences.pair_logistic, preferences.pair_hinge):
+        assert loss(S, jnp.ones(3)) == 0
+        assert jax.grad(loss)(S, jnp.ones(3)).tolist() == [0, 0, 0]
+        tied = jnp.array([1, 1, 0])
+        pairs = [loss(S[jnp.array([i, 2])], tied[jnp.array([i, 2])]) for i in (0, 1)]
+        if loss is not preferences.lipo_lambda:  # whose weights hang on the rank in the list
+            np.testing.assert_allclose(loss(S, tied), sum(pairs), rtol=1e-5)
+        np.testing.assert_allclose(loss(S, tied, reduce="mean"), loss(S, tied) / 2, rtol=1e-6)
+
+
+def test_plackett_luce_of_equals_and_of_the_first_places():
+    np.testing.assert_allclose(
+        preferences.plackett_luce(jnp.zeros(5), jnp.arange(5)), math.log(120), rtol=1e-6
+    )
+    s, y = lists(1)
+    ranked = s[jnp.argsort(-y)]
+    first = jax.nn.logsumexp(ranked) - ranked[0]
+    np.testing.assert_allclose(preferences.plackett_luce(s, y, top_m=1), first, rtol=1e-5)
+    every = preferences.plackett_luce(s, y)
+    assert preferences.plackett_luce(s, y, top_m=9) == every
+    # The probabilities of all rankings add up to 1.
+    ranks = jnp.array([[2, 1, 0], [2, 0, 1], [1, 2, 0], [0, 2, 1], [1, 0, 2], [0, 1, 2]])
+    losses = preferences.plackett_luce(jnp.broadcast_to(S, (6, 3)), ranks)
+    np.testing.assert_allclose(jnp.exp(-losses).sum(), 1.0, rtol=1e-6)
+
+
+def test_list_softmax_is_least_where_the_scores_are_the_labels():
+    slope = jax.grad(preferences.list_softmax)(Y + 2.0, Y)
+    np.testing.assert_allclose(slope, np.zeros(3), atol=1e-6)
+
+
+LP = jnp.array([-4.8, -6.1, -4.2, -7.0])
+PRIOR, PROPOSAL = jnp.array([-5.0, -6, -4, -7]), jnp.array([-5.2, -5.5, -4, -7.5])
+R = jnp.array([2.0, 1, 0, -1])
+
+
+def test_brain_has_the_worked_numbers_and_its_gradient_is_the_difference_of_the_weights():
+    two = jnp.array([-5.0, -6.0])
+    loss, slope = jax.value_and_grad(preferences.brain)(
+        jnp.array([-4.5, -6.2]), two, two, jnp.array([1.0, 0.0])
+    )
+    np.testing.assert_allclose(loss, 0.009242, atol=1e-6)
+    np.testing.assert_allclose(slope, [-0.062871, 0.062871], atol=1e-6)
+    loss, slope = jax.value_and_grad(preferences.brain)(LP, PRIOR, PROPOSAL, R)
+    np.testing.assert_allclose(loss, 0.435315, atol=1e-5)
+    np.testing.assert_allclose(slope, [-0.403998, -0.012518, 0.100182, 0.316334], atol=1e-5)
+    a = preferences.snis_weights(PRIOR + R - PROPOSAL)
+    np.testing.assert_allclose(a, [0.734920, 0.134258, 0.081431, 0.049391], atol=1e-6)
+    plain = jax.grad(lambda x: preferences.brain(x, PRIOR, PROPOSAL, R, baseline=False))(LP)
+    np.testing.assert_allclose(plain, -a, rtol=1e-6)
+    frozen = jax.grad(preferences.brain, argnums=(1, 2, 3))(LP, PRIOR, PROPOSAL, R)
+    assert not any(x.any() for x in frozen)
+
+
+def test_brain_laws():
+    loss = preferences.brain(LP, PRIOR, PROPOSAL, R)
+    np.testing.assert_allclose(preferences.brain(LP, PRIOR, PROPOSAL, R + 5), loss, rtol=1e-5)
+    # Rewards far apart: DPO with beta 1 against what sampled.
+    far = jnp.array([1000.0, 0.0])
+    dpo = preferences.dpo(LP[0], LP[1], PROPOSAL[0], PROPOSAL[1], beta=1.0)
+    ours = preferences.brain(LP[:2], PRIOR[:2], PROPOSAL[:2], far)
+    np.testing.assert_allclose(ours, dpo, rtol=1e-5)
+    # The policy that sampled is the prior, and no reward tells the samples apart.
+    same = jax.grad(preferences.brain)(PRIOR, PRIOR, PRIOR, jnp.ones(4))
+    np.testing.assert_allclose(same, np.zeros(4), atol=1e-7)
+    where = jnp.array([[True, False, True, True], [True, False, False, False], [False] * 4])
+    dirty = jnp.where(where, LP, jnp.nan)
+    value, slope = jax.value_and_grad(
+        lambda x: preferences.brain(
+            x, jnp.broadcast_to(PRIOR, (3, 4)), jnp.broadcast_to(PROPOSAL, (3, 4)),
+            jnp.where(where, R, jnp.inf), where=where,
+        ).sum()
+    )(dirty)  # fmt: skip
+    three = jnp.array([0, 2, 3])
+    alone = preferences.brain(LP[three], PRIOR[three], PROPOSAL[three], R[three])
+    np.testing.assert_allclose(value, alone, rtol=1e-5)
+    assert np.isfinite(slope).all() and not slope[1:].any() and slope[0, 1] == 0
+
+
+def test_scores_are_implicit_rewards():
+    np.testing.assert_allclose(
+        preferences.implicit_rewards(LP, PRIOR, beta=0.5), 0.5 * (LP - PRIOR), rtol=1e-6
+    )
+    pair = [LP[0], LP[1], PRIOR[0], PRIOR[1]]
+    scores = preferences.implicit_rewards(LP[:2], PRIOR[:2], beta=0.3)
+    np.testing.assert_allclose(
+        preferences.pair_logistic(scores, jnp.array([1, 0])),
+        preferences.dpo(*pair, beta=0.3),
+        rtol=1e-6,
+    )
+    assert not jax.grad(lambda r: preferences.implicit_rewards(LP, r).sum())(PRIOR).any()
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "words"),
+    [
+        (lambda: preferences.lipo_lambda(S, Y[:2]), ValueError, "lipo_lambda: these must have one"),
+        (
+            lambda: preferences.pair_logistic(S, Y, reduce="men"),
+            ValueError,
+            "reduce must be one of.*Did you mean 'mean'",
+        ),
+        (lambda: preferences.pair_hinge(S, Y, margin=-1), ValueError, "margin must not be neg"),
+        (lambda: preferences.plackett_luce(S, Y, top_m=0), ValueError, "top_m must be an integer"),
+        (lambda: preferences.list_softmax(S > 0, Y), TypeError, "scores must be floating point"),
+        (
+            lambda: preferences.brain(LP, PRIOR, PROPOSAL, R, temperature=0),
+            ValueError,
+            "brain: temperature must be above 0",
+        ),
+        (
+            lambda: preferences.snis_weights(LP, where=jnp.ones(4)),
+            TypeError,
+            "snis_weights: where must be bool",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(run, error, words):
+    with pytest.raises(error, match=words):
+        run()
+
+
+def test_a_list_of_two_is_its_pair():
+    pair = jnp.array([0.2, 0.4]), jnp.array([1.0, 0.0])
+    expected = preferences.bradley_terry(jnp.array(0.2), jnp.array(0.4))
+    for loss in (preferences.pair_logistic, preferences.plackett_luce):
+        np.testing.assert_allclose(loss(*pair), expected, rtol=1e-6)
+    hinge = jr.preferences.pair_hinge(*pair)
+    np.testing.assert_allclose(hinge, 1.2, rtol=1e-6)

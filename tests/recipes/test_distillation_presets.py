@@ -1,0 +1,96 @@
+"""Presets of distillation: the loss of a batch with a teacher's numbers, in float64 NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import Batch
+
+P, G, T = 2, 3, 5
+# Two tokens of this policy in one span, and a last one that no span has.
+SPANS = np.array([0, 0, 1, 2, -1])
+
+
+@pytest.fixture
+def case():
+    rng = np.random.default_rng(0)
+    mask = np.arange(T) < rng.integers(1, T + 1, (P, G, 1))
+    logp, old, teacher, span = -rng.uniform(0.1, 2.0, (4, P, G, T))
+    extras = {
+        "teacher_token_logp": teacher,
+        "divergence": rng.uniform(0.0, 1.0, (P, G, T)),
+        "teacher_span_logp": span,
+        "span_ids": np.broadcast_to(SPANS, (P, G, T)),
+    }
+    batch = Batch(
+        tokens=jnp.zeros((P, G, T), int),
+        mask=jnp.asarray(mask),
+        rewards=jnp.asarray(rng.uniform(size=(P, G))),
+        where=jnp.ones((P, G), bool),
+        prompt_tokens=jnp.ones((P, 1), int),
+        prompt_mask=jnp.ones((P, 1), bool),
+        old_logp=jnp.asarray(old),
+        extras={name: jnp.asarray(value) for name, value in extras.items()},
+    )
+    return logp, old, mask, batch, extras
+
+
+def log_ratio(old, mask, batch, extras):
+    return extras["teacher_token_logp"] - old
+
+
+def weighted(old, mask, batch, extras):
+    a = np.where(mask, log_ratio(old, mask, batch, extras), 0.0)
+    before = np.cumsum(abs(a), -1) - abs(a)
+    return a * (1 + 0.5 * (1 - before / abs(a).sum(-1, keepdims=True)))
+
+
+def rest(old, mask, batch, extras):
+    a, r = log_ratio(old, mask, batch, extras), np.asarray(batch.rewards, np.float64)
+    group = (r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + 1e-6)
+    means = np.zeros_like(a)
+    for p, g, t in np.argwhere(mask):
+        means[p, g, t] = a[p, g, t : mask[p, g].sum()].mean()
+    return group[..., None] + means
+
+
+def spans(old, mask, batch, extras):
+    out = np.zeros_like(old)
+    for p, g, t in np.argwhere(mask & (SPANS >= 0)):
+        same = mask[p, g] & (SPANS[t] == SPANS)
+        out[p, g, t] = extras["teacher_span_logp"][p, g, t] - old[p, g, same].sum()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "advantages"),
+    [
+        (jr.recipes.gkd(), None),
+        (jr.recipes.on_policy_distillation(), log_ratio),
+        (jr.recipes.iw_opd(), weighted),
+        (jr.recipes.minillm(), rest),
+        (jr.recipes.span_distillation(), spans),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_the_loss_of_a_batch(case, recipe, advantages):
+    logp, old, mask, batch, extras = case
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    loss = np.zeros_like(logp)
+    if advantages is not None:
+        a, ratio = advantages(old, mask, batch, extras), np.exp(logp - old)
+        loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
+    if recipe.name in ("gkd", "minillm"):
+        loss += extras["divergence"]
+    statistics = {"divergence": prepared.extras["divergence"]}
+    got = recipe.loss(jnp.asarray(logp, jnp.float32), prepared, statistics=statistics)
+    np.testing.assert_allclose(got, loss[mask].mean(), rtol=1e-5)
+
+
+def test_options_without_effect_and_what_does_not_go_together():
+    with pytest.raises(ValueError, match="gkd: column has no effect"):
+        jr.recipes.gkd(column="answer")
+    for recipe in (jr.recipes.gkd(), jr.recipes.span_distillation()):
+        with pytest.raises(ValueError, match="a model that denoises, and a teacher, which scores"):
+            recipe.replace(likelihood=jr.diffusion.elbo_likelihood(samples=2))

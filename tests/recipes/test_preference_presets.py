@@ -1,0 +1,412 @@
+"""Presets of preferences: the loss of a batch of pairs, in float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import Batch, catalog
+from jaxrl_llm.recipes.wiring import validate
+
+P, T = 4, 6
+
+
+def log_sigmoid(x):
+    return -np.logaddexp(0.0, -x)
+
+
+def log_odds(a):
+    return a - np.log1p(-np.exp(a))
+
+
+def plackett_luce(scores, order):
+    ranked = scores[order]
+    return sum(np.log(np.exp(ranked[k:]).sum()) - ranked[k] for k in range(len(ranked) - 1))
+
+
+def lipo(scores, labels):
+    place = np.argsort(np.argsort(-scores)) + 1
+    gain, discount = 2.0**labels, 1 / np.log1p(place)
+    return sum(
+        abs(gain[i] - gain[j])
+        * abs(discount[i] - discount[j])
+        * -log_sigmoid(scores[i] - scores[j])
+        for i in range(len(scores))
+        for j in range(len(scores))
+        if labels[i] > labels[j]
+    )
+
+
+def of_group(c, r, *others):
+    """Sums of both sides, under the policy and the others."""
+    return [
+        np.array([x.sum(), y.sum()])
+        for x, y in zip((c, *others[::2]), (r, *others[1::2]), strict=True)
+    ]
+
+
+def sppo(c, r, ref_c, ref_r, old_c, old_r):
+    """The reference is what sampled; rewards 1 and 0 beat each other by sigmoid(1)."""
+    p = (0.5 + 1 / (1 + np.exp(-1.0))) / 2
+    pairs = ((c.sum() - old_c.sum(), p), (r.sum() - old_r.sum(), 1 - p))
+    return sum((x - (rate - 0.5) / 1e-3) ** 2 for x, rate in pairs) / 2
+
+
+def brain(c, r, ref_c, ref_r, old_c, old_r):
+    logp, ref, old = of_group(c, r, ref_c, ref_r, old_c, old_r)
+
+    def log_softmax(x):
+        return x - np.log(np.exp(x - x.max()).sum()) - x.max()
+
+    a, b = log_softmax(ref + [1.0, 0.0] - old), log_softmax(logp - old)
+    return (np.exp(a) * (a - b)).sum()
+
+
+def inpo(c, r, ref_c, ref_r, old_c, old_r):
+    gap, ref, old = (x[0] - x[1] for x in of_group(c, r, ref_c, ref_r, old_c, old_r))
+    return (gap - ref / 3 - old * 2 / 3 - 1 / (2 * 0.0075)) ** 2
+
+
+def implicit(c, r, ref_c, ref_r, beta=0.1):
+    return beta * (c - ref_c).sum(), beta * (r - ref_r).sum()
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def exo_pair(c, r, ref_c, ref_r, *_):
+    w, loser = implicit(c, r, ref_c, ref_r)
+    q = sigmoid(w - loser)
+    return q * np.log(q / 0.999) + (1 - q) * np.log((1 - q) / 0.001)
+
+
+def discopop(c, r, ref_c, ref_r, *_):
+    w, loser = implicit(c, r, ref_c, ref_r)
+    blend = sigmoid((w - loser) / 0.05)
+    return -(1 - blend) * log_sigmoid(w - loser) + blend * np.exp(loser - w)
+
+
+def nca(c, r, ref_c, ref_r, *_):
+    w, loser = implicit(c, r, ref_c, ref_r)
+    return -log_sigmoid(w) - (log_sigmoid(-w) + log_sigmoid(-loser)) / 2
+
+
+def apo(c, r, ref_c, ref_r, *_):
+    w, loser = implicit(c, r, ref_c, ref_r)
+    return 1 - sigmoid(w) + sigmoid(loser)
+
+
+def ld_dpo(c, r, ref_c, ref_r, *_):
+    both = min(len(c), len(r))
+    gap = [(x[:both].sum() + 0.5 * x[both:].sum()) for x in (c - ref_c, r - ref_r)]
+    return -log_sigmoid(0.1 * (gap[0] - gap[1]))
+
+
+# Loss of one pair: token log-probabilities of both sides, and the same under the reference and
+# under what sampled.
+PAIR_LOSS = {
+    "dpo": lambda c, r, ref_c, ref_r, *_: (
+        -log_sigmoid(0.1 * (c.sum() - ref_c.sum() - r.sum() + ref_r.sum()))
+    ),
+    "ipo": lambda c, r, ref_c, ref_r, *_: (
+        ((c - ref_c).mean() - (r - ref_r).mean() - 1 / (2 * 0.1)) ** 2
+    ),
+    "slic": lambda c, r, *_: max(0.0, 1.0 - (c.mean() - r.mean())) - c.mean(),
+    "orpo": lambda c, r, *_: -c.mean() - 0.1 * log_sigmoid(log_odds(c.mean()) - log_odds(r.mean())),
+    "simpo": lambda c, r, *_: -log_sigmoid(2.0 * (c.mean() - r.mean()) - 1.0),
+    "cpo": lambda c, r, *_: -log_sigmoid(0.1 * (c.sum() - r.sum())) - c.mean(),
+    "lipo_lambda": lambda c, r, ref_c, ref_r, *_: lipo(
+        0.05 * np.array([(c - ref_c).sum(), (r - ref_r).sum()]), np.array([1.0, 0.0])
+    ),
+    "plackett_luce": lambda c, r, ref_c, ref_r, *_: plackett_luce(
+        0.1 * np.array([(c - ref_c).sum(), (r - ref_r).sum()]), [0, 1]
+    ),
+    # Before the first update R is 1 and d is 0.
+    "p3o": lambda c, r, *_: 0.0,
+    "brain": brain,
+    "sppo": sppo,
+    "inpo": inpo,
+    "exo_pair": exo_pair,
+    "discopop": discopop,
+    "nca": nca,
+    "apo": apo,
+    "ld_dpo": ld_dpo,
+    "fspo": lambda c, r, ref_c, ref_r, *_: ((c - ref_c).sum() - (r - ref_r).sum() - 50.0) ** 2,
+}
+PAIR_LOSS["online_dpo"] = PAIR_LOSS["accelerated_po"] = PAIR_LOSS["dpo"]
+# Of the values of a head, of which the last one counts.
+PAIR_LOSS["reward_model"] = lambda c, r, *_: (
+    -log_sigmoid(c[-1] - r[-1]) + 0.01 * (c[-1] + r[-1]) ** 2
+)
+PAIR_LOSS["reward_model_listwise"] = lambda c, r, *_: -log_sigmoid(c[-1] - r[-1])
+
+
+def batch_of_pairs(seed=0):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, T + 1, (P, 2))
+    mask = np.arange(T) < lengths[..., None]
+    logp = -rng.uniform(0.1, 3.0, (P, 2, T))
+    ref_logp, behavior_logp = logp + rng.normal(0.0, 0.4, (2, P, 2, T))
+    where = np.ones((P, 2), bool)
+    where[3, 1] = False  # no pair
+    batch = Batch(
+        tokens=jnp.zeros((P, 2, T), jnp.int32),
+        mask=jnp.asarray(mask),
+        rewards=jnp.tile(jnp.array([1.0, 0.0]), (P, 1)),
+        where=jnp.asarray(where),
+        prompt_tokens=jnp.ones((P, 2), jnp.int32),
+        prompt_mask=jnp.ones((P, 2), bool),
+        ref_logp=jnp.asarray(np.where(mask, ref_logp, 1e4), jnp.float32),
+        behavior_logp=jnp.asarray(np.where(mask, behavior_logp, 1e4), jnp.float32),
+    )
+    sides = [
+        [x[p, g][mask[p, g]] for x in (logp, ref_logp, behavior_logp) for g in range(2)]
+        for p in range(3)
+    ]
+    return np.where(mask, logp, np.nan), batch, sides
+
+
+@pytest.mark.parametrize("name", PAIR_LOSS)
+def test_a_preset_is_the_mean_of_its_loss_over_pairs(name):
+    logp, batch, sides = batch_of_pairs()
+    recipe = catalog.preset(name, length=T, num_prompts=P)
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    loss = recipe.loss(jnp.asarray(logp, jnp.float32), prepared)
+    want = np.mean([PAIR_LOSS[name](*side) for side in sides])
+    np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-6)
+
+
+def test_pairs_come_from_the_data_or_from_the_policy():
+    assert jr.recipes.dpo().collector == jr.curation.offline_pairs()
+    assert jr.recipes.online_dpo().collector is None
+
+
+def test_a_process_reward_model_learns_at_the_ends_of_steps():
+    logp, batch, _ = batch_of_pairs()
+    rng = np.random.default_rng(2)
+    labels, steps = rng.uniform(0, 1, (P, 2, 2)), np.arange(T) * 2 // T
+    extras = {
+        "turn_rewards": jnp.asarray(np.where(np.arange(2) < 1, labels, np.nan), jnp.float32),
+        "turn_where": jnp.tile(jnp.array([True, False]), (P, 2, 1)),
+        "turn_ids": jnp.broadcast_to(steps, (P, 2, T)),
+    }
+    recipe = jr.recipes.process_reward_model()
+    prepared, _ = recipe.prepare(batch.replace(extras=extras), recipe.init())
+    loss = recipe.loss(jnp.asarray(logp, jnp.float32), prepared)
+    want, count = 0.0, 0
+    for p, g in np.argwhere(np.asarray(batch.where)):
+        taken = np.flatnonzero(np.asarray(batch.mask)[p, g])
+        count += len({steps[t] for t in taken})
+        z, y = logp[p, g, max(t for t in taken if steps[t] == 0)], labels[p, g, 0]
+        want -= y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z)
+    np.testing.assert_allclose(loss, want / count, rtol=1e-5)
+
+
+def test_kto_compares_each_response_with_the_divergence_elsewhere():
+    logp, batch, sides = batch_of_pairs()
+    kl_logp, kl_ref_logp = np.random.default_rng(1).uniform(-9, -8, (2, P, 2))
+    kl_logp[0, 0] += 9.0  # above 0 in the mean
+    extras = {"kl_logp": jnp.float32(kl_logp), "kl_ref_logp": jnp.float32(kl_ref_logp)}
+    recipe = jr.recipes.kto(desirable_weight=1.5)
+    prepared, _ = recipe.prepare(batch.replace(extras=extras), recipe.init())
+    loss = recipe.loss(jnp.asarray(logp, jnp.float32), prepared)
+    where = np.asarray(batch.where)
+    z = max(0.0, (kl_logp - kl_ref_logp)[where].mean())
+    want = []
+    for p in range(P):
+        for g in range(2):
+            if where[p, g]:
+                ratio = (logp - np.asarray(batch.ref_logp))[p, g][
+                    np.asarray(batch.mask)[p, g]
+                ].sum()
+                x = 0.1 * (ratio - z) * (1 if g == 0 else -1)
+                want.append((1.5 if g == 0 else 1.0) * (1 - 1 / (1 + np.exp(-x))))
+    assert z > 0
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+
+
+def loss_of(recipe, logp, batch):
+    """The loss of a policy that did not move since it was scored."""
+    logp = jnp.asarray(logp, jnp.float32)
+    prepared, state = recipe.prepare(batch.replace(old_logp=logp), recipe.init())
+    return float(recipe.loss(logp, prepared)), state
+
+
+def sums_of(sides):
+    """Of all responses ``[pair, side]``: under the policy, under the reference."""
+    every = np.array([[x.sum() for x in side] for side in sides])
+    return every[:, 0:2], every[:, 2:4]
+
+
+def test_bco_compares_with_the_mean_reward_so_far():
+    logp, batch, sides = batch_of_pairs()
+    recipe = jr.recipes.bco(beta=0.3, undesirable_weight=0.5)
+    loss, state = loss_of(recipe, logp, batch)
+    where = np.asarray(batch.where)
+    taken = np.asarray(batch.mask) & where[..., None]
+    x = 0.3 * np.where(taken, np.nan_to_num(logp) - np.asarray(batch.ref_logp), 0.0).sum(-1)
+    d = x[where].mean()
+    good, bad = -log_sigmoid(x[:, 0] - d), -0.5 * log_sigmoid(d - x[:, 1])
+    np.testing.assert_allclose(loss, np.mean([*good[where[:, 0]], *bad[where[:, 1]]]), rtol=1e-5)
+    np.testing.assert_allclose(state.controllers["center"].mean, d, rtol=1e-5)
+
+
+def test_aot_matches_the_ranks_of_a_batch_and_its_parts_add_up():
+    logp, batch, sides = batch_of_pairs(seed=5)
+    policy, ref = sums_of(sides)
+    a, b = policy[:, 0] - policy[:, 1], ref[:, 0] - ref[:, 1]
+    assert (np.argsort(a) != np.argsort(b)).any()
+    want = -log_sigmoid(0.3 * (np.sort(a) - np.sort(b))).mean()
+    recipe = jr.recipes.aot(beta=0.3)
+    loss, _ = loss_of(recipe, logp, batch)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    logp = jnp.asarray(logp, jnp.float32)
+    prepared, _ = recipe.prepare(batch.replace(old_logp=logp), recipe.init())
+    parts = [jax.tree.map(lambda x, p=p: x[p : p + 1], prepared) for p in range(P)]
+    total = sum(recipe.loss(logp[p : p + 1], part) for p, part in enumerate(parts))
+    np.testing.assert_allclose(total, want, rtol=1e-5)
+
+
+def test_wpo_weighs_a_pair_by_how_likely_the_policy_is_to_write_it():
+    logp, batch, sides = batch_of_pairs()
+    energy = np.random.default_rng(2).uniform(0.2, 0.9, logp.shape)
+    extras = {"sum_pi_sq": jnp.float32(np.where(np.asarray(batch.mask), energy, -1.0))}
+    loss, _ = loss_of(jr.recipes.wpo(), logp, batch.replace(extras=extras))
+    want = []
+    for p in range(3):
+        taken = np.asarray(batch.mask)[p]
+        weights = [
+            np.exp((logp[p, g][taken[g]] - np.log(energy[p, g][taken[g]])).mean()) for g in range(2)
+        ]
+        want.append(weights[0] * weights[1] * PAIR_LOSS["dpo"](*sides[p]))
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+
+
+def batch_of_groups(group, seed=3):
+    """Groups of full length; the log-probabilities, the batch, and both as sums ``[P, G]``."""
+    rng = np.random.default_rng(seed)
+    logp = -rng.uniform(0.1, 2.0, (P, group, T))
+    ref_logp = logp + rng.normal(0.0, 0.4, logp.shape)
+    batch = Batch(
+        tokens=jnp.zeros((P, group, T), jnp.int32),
+        mask=jnp.ones((P, group, T), bool),
+        rewards=jnp.float32(rng.uniform(0.0, 2.0, (P, group))),
+        where=jnp.ones((P, group), bool),
+        prompt_tokens=jnp.ones((P, 2), jnp.int32),
+        prompt_mask=jnp.ones((P, 2), bool),
+        ref_logp=jnp.float32(ref_logp),
+    )
+    return logp, batch, logp.sum(-1), ref_logp.sum(-1)
+
+
+def test_tpo_has_a_pair_and_a_gold_response():
+    logp, batch, policy, _ = batch_of_groups(3)
+    batch = batch.replace(rewards=jnp.tile(jnp.array([1.0, 0.0, 2.0]), (P, 1)), ref_logp=None)
+    loss, _ = loss_of(jr.recipes.tpo(beta=0.2, gamma=0.1), logp, batch)
+    gap = 0.2 * (policy[:, 0] - policy[:, 1]) - 0.1
+    np.testing.assert_allclose(loss, np.mean(-log_sigmoid(gap) - policy[:, 2] / T), rtol=1e-5)
+
+
+def test_nash_md_plays_against_a_mixture():
+    logp, batch, policy, ref = batch_of_groups(4)
+    loss, _ = loss_of(jr.recipes.nash_md(beta=0.3, mixture=0.4), logp, batch)
+    rewards, want = np.float64(batch.rewards), []
+    for p in range(P):
+        for i in range(4):
+            others = [j for j in range(4) if j != i]
+            weights = np.exp(0.4 * (ref - policy)[p, others])
+            wins = sigmoid(rewards[p, i] - rewards[p, others])
+            rate = (weights * wins).sum() / weights.sum()
+            penalty = ((logp[p, i] - np.asarray(batch.ref_logp)[p, i]) * logp[p, i]).sum()
+            want.append(0.3 * penalty - (rate - 0.5) * policy[p, i])
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+
+
+def test_xpo_pairs_a_rollout_with_a_response_of_the_reference():
+    logp, batch, policy, ref = batch_of_groups(3)
+    other = np.tile([False, False, True], (P, 1))
+    rewards = np.asarray(batch.rewards).copy()
+    rewards[0] = [0.5, 1.5, 0.5]  # equal rewards are no pair
+    batch = batch.replace(rewards=jnp.asarray(rewards), extras={"steered": jnp.asarray(other)})
+    loss, _ = loss_of(jr.recipes.xpo(beta=0.3, alpha=0.01), logp, batch)
+    want = []
+    for p in range(P):
+        losses = []
+        for i in range(2):
+            if rewards[p, i] != rewards[p, 2]:
+                sign = 1 if rewards[p, i] > rewards[p, 2] else -1
+                gap = 0.3 * sign * ((policy - ref)[p, i] - (policy - ref)[p, 2])
+                losses.append(-log_sigmoid(gap) + 0.01 * policy[p, 2])
+        want.append(np.mean(losses))
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+
+
+def test_seppo_takes_the_data_for_the_better_response_whatever_the_rewards():
+    logp, batch, policy, ref = batch_of_groups(3)
+    steered = np.tile([False, True, False], (P, 1))
+    steered[2] = False  # no response of the data, no pair
+    loss, _ = loss_of(
+        jr.recipes.seppo(beta=0.3), logp, batch.replace(extras={"steered": jnp.asarray(steered)})
+    )
+    x, want = 0.3 * (policy - ref), []
+    assert len({bool(value >= 0) for value in x[[0, 1, 3], 1]}) == 2
+    for p in range(P):
+        sign = 1 if x[p, 1] >= 0 else -1
+        losses = [-log_sigmoid(x[p, 1] - sign * x[p, i]) for i in (0, 2)]
+        want.append(np.mean(losses) if steered[p].any() else 0.0)
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+
+
+def test_vlm_spo_pairs_the_best_and_the_worst_plan_of_three_criteria():
+    logp, batch, policy, ref = batch_of_groups(4)
+    grades = np.random.default_rng(4).uniform(0.0, 1.0, (3, P, 4))
+    grades[:, 2] = 0.5 + 0.01 * grades[:, 2]  # too close to be a pair
+    score = np.tensordot([0.5, 0.3, 0.2], grades, 1)
+    components = dict(zip(("task", "grounding", "history"), map(jnp.float32, grades), strict=True))
+    recipe = jr.recipes.vlm_spo(
+        beta=0.3, min_gap=0.05, task_weight=0.5, grounding_weight=0.3, history_weight=0.2
+    )
+    batch = batch.replace(reward_components=components)
+    loss, _ = loss_of(recipe, logp, batch)
+    want = []
+    for p in (0, 1, 3):
+        w, loser = np.argmax(score[p]), np.argmin(score[p])
+        want.append(-log_sigmoid(0.3 * ((policy - ref)[p, w] - (policy - ref)[p, loser])))
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+    del components["history"]
+    with pytest.raises(ValueError, match="vlm_spo: the reward must return .* has no 'history'"):
+        recipe.prepare(batch.replace(reward_components=components), recipe.init())
+
+
+def test_any_loss_of_pairs_or_lists_is_a_recipe():
+    names = ("hinge", "bco", "aot_unpaired", "apo_down", "sft")
+    logp, batch, _ = batch_of_pairs()
+    for name in names:
+        recipe = jr.recipes.pairwise(getattr(jr.preferences, name))
+        prepared, _ = recipe.prepare(batch, recipe.init())
+        assert recipe.name == name
+        assert np.isfinite(recipe.loss(jnp.asarray(logp, jnp.float32), prepared))
+    ranked = jr.recipes.listwise(jr.preferences.list_softmax, offline=False)
+    assert ranked.collector is None and ranked.name == "list_softmax"
+    with pytest.raises(ValueError, match="needs chosen_previous_logp, rejected_previous_logp"):
+        recipe = jr.recipes.pairwise(jr.preferences.inpo)
+        recipe.loss(jnp.asarray(logp, jnp.float32), recipe.prepare(batch, recipe.init())[0])
+
+
+def test_p3o_begins_as_a_policy_gradient_on_differences():
+    logp, batch, _ = batch_of_pairs()
+    recipe = jr.recipes.p3o(kl_coef=0.0)
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    grads = jax.grad(lambda x: recipe.loss(x, prepared))(jnp.asarray(logp, jnp.float32))
+    mask = np.asarray(batch.mask) & np.array([True, True, True, False])[:, None, None]
+    # -(r_1 - r_2) / 2 for the better response and the reverse for the other, in each of 3 pairs.
+    want = np.array([-0.5, 0.5])[:, None] / 3 * mask
+    np.testing.assert_allclose(np.where(mask, grads, 0.0), want, rtol=1e-5)
+
+
+def test_a_rule_that_moves_the_policy_too_is_run_on_shapes():
+    """A preset that is made with one ends with this check."""
+    recipe = jr.recipes.accelerated_po()
+    assert validate(recipe) is recipe

@@ -1,0 +1,178 @@
+import json
+
+import pytest
+
+from jaxrl_llm.core import bind
+from jaxrl_llm.rewards import (
+    RewardError,
+    SandboxError,
+    VerifierPool,
+    check_sandbox,
+    code_asserts,
+    code_stdio,
+    from_code_block,
+    score,
+)
+
+DOUBLE = "```python\ndef double(x):\n    return x + x\n```"
+
+
+@pytest.fixture(scope="module")
+def bubblewrap():
+    """Skips where no sandbox can run at all."""
+    try:
+        return check_sandbox()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def passes(code: str, *tests: str, seconds: float = 5.0, **metadata) -> list[bool]:
+    reply = f"So:\n```python\n{code}\n```\n"
+    tested = code_asserts("", reply, {"tests": list(tests), **metadata}, seconds=seconds)
+    return tested["test_passes"]
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("```\na\n```", "a\n"),
+        ("```python\na\n```\n and\n```py\nb\n\n```", "b\n\n"),
+        ("```python\na\n```\nIt prints\n```text\n4\n```", "a\n"),
+        ("```text\n```python\n```", None),
+        ("```python\na\n```\n```python\nb", None),  # cut off in the last block
+        ("```python\na\n```\n```text\n4", "a\n"),
+        ("````python\n```\na\n```\n````", "```\na\n```\n"),
+        ("~~~\na\n```\n~~~", "a\n```\n"),
+        ("<think>```\na\n```</think>\n```Python 3\nb\n```", "b\n"),
+        ("<think>```\na\n```</think> none", None),
+        ("  ```python title='x'\n  a\n  ```", "  a\n"),
+        ("print(4)", None),
+        ("", None),
+        ("```python\r\na\r\n```\r\n", "a\r\n"),
+    ],
+)
+def test_the_last_block_of_python_is_the_code(text, code):
+    assert from_code_block(text) == code
+
+
+def test_extraction_takes_linear_time():
+    from_code_block("```" + "`" * 10**6 + "\n" + "```x`\n" * 10**5 + " " * 10**6)
+
+
+def test_what_a_program_prints_is_compared_by_words(bubblewrap):
+    tests = [("2", "4"), ("3", " 9 \n"), ("4", "8\n\n")]
+    reply = "```\nx = int(input())\nprint('', 2 * x, '\\n')\n```"
+    forms = (
+        [{"input": a, "output": b} for a, b in tests],
+        {"inputs": [a for a, _ in tests], "outputs": [b for _, b in tests]},
+    )
+    for form in (*forms, json.dumps(forms[1])):
+        graded = code_stdio("", reply, {"tests": form})
+        assert graded == {"reward": 0.0, "test_passes": [True, False, True]}
+    graded = code_stdio("", reply, {"tests": forms[0]}, partial=True)
+    assert graded["reward"] == pytest.approx(2 / 3)
+    right = {"tests": forms[0][:1]}
+    assert code_stdio("", reply, right) == {"reward": 1.0, "test_passes": [True]}
+    # A right answer does not count if the program then fails, or never ends.
+    for after in ("1 / 0", "import sys; sys.exit(1)", "while True: pass"):
+        reply = f"```\nprint(4, flush=True)\n{after}\n```"
+        assert code_stdio("", reply, right, seconds=0.5)["test_passes"] == [False]
+    assert code_stdio("", "4", right)["test_passes"] == [False]
+
+
+def test_assertions_run_with_calls_of_another_process(bubblewrap):
+    double = "def double(x):\n    return x + x"
+    assert passes(double, "assert double(2) == 4", "assert double('a') == 'ab'") == [True, False]
+    # All kinds of plain data pass both ways.
+    data = [None, True, 1, 2**99, -1.5, "é\0", b"\xff", (1, (2,)), {1, 2}, frozenset([3]), range(2)]
+    data += [{(1, 2): [3]}, 1j, [], float("inf")]
+    echo = "def echo(x, *, y=None):\n    return [x, y, type(x).__name__]"
+    tests = [
+        f"from math import inf\nx = {x!r}\nassert echo(x, y=x) == [x, x, type(x).__name__]"
+        for x in data
+    ]
+    assert passes(echo, *tests) == [True] * len(data)
+    # Exceptions, iterators, constants, setup, and names that tests define.
+    code = "LIMIT = 3\ndef count(x):\n    if x > LIMIT:\n        raise KeyError(x)\n"
+    code += "    return iter(range(x))"
+    tests = [
+        "assert list(count(2)) == [0, 1] and LIMIT == 3",
+        "try:\n    list(count(4))\n    assert False\nexcept KeyError:\n    pass",
+        "with raises(KeyError):\n    count(5)",
+        "for n in numbers:\n    assert sum(count(n)) == n * (n - 1) // 2",
+        "assert undefined(1)",
+    ]
+    setup = (
+        "import contextlib\nnumbers = [1, 2, 3]\n@contextlib.contextmanager\ndef raises(kind):\n"
+        "    try:\n        yield\n    except kind:\n        return\n    raise AssertionError"
+    )
+    assert passes(code, *tests, setup=setup) == [True, True, True, True, False]
+    # Objects stay where they are: tests call them, and pass them back.
+    code = (
+        "class Stack:\n    def __init__(self):\n        self.items = []\n"
+        "    def push(self, x):\n        self.items.append(x)\n        return self\n"
+        "    def __getitem__(self, n):\n        return self.items[n]\n"
+        "def size(stack):\n    return len(stack.items)"
+    )
+    test = "s = Stack()\ns.push(1).push([2])\n"
+    test += "assert size(s) == 2 and s.items == [1, [2]] and s[1] == [2]"
+    assert passes(code, test, "assert Stack() == Stack()", "assert Stack()") == [True, False, False]
+
+
+def test_the_forms_of_humaneval_and_mbpp(bubblewrap):
+    check = "def check(candidate):\n    for n in range(50):\n        assert candidate(n) == 2 * n"
+    row = {"tests": check, "entry_point": "double"}
+    assert code_asserts("", DOUBLE, row) == {"reward": 1.0, "test_passes": [True]}
+    assert code_asserts("", "```\ndouble = 3\n```", row)["reward"] == 0.0
+    # A function that has the name of one of Python's is the candidate's only if the row says so.
+    total = "def sum(a, b):\n    return a - b"
+    assert passes(total, "assert sum(5, 3) == 2", entry_point="sum") == [True]
+    assert passes("def abs(x):\n    return 0", "assert abs(-1) == 0") == [False]
+
+
+def test_code_that_ends_early_or_late_fails_what_it_does_not_answer(bubblewrap):
+    third = "def f(x):\n    if x == 3:\n        import os\n        os._exit(0)\n    return x"
+    quiet = "try:\n    f(3)\nexcept BaseException:\n    pass"
+    one = "assert f(1) == 1"
+    assert passes(third, one, quiet, one) == [True, False, False]
+    assert passes(third.replace("os._exit(0)", "while True: pass"), one, quiet, seconds=1.0) == [
+        True,
+        False,
+    ]
+    # A test that asks nothing of code that does not even load.
+    assert passes("import sys\nsys.exit(0)", "assert True") == [False]
+    assert passes("def f(", "assert True") == [False]
+    # An iteration of the test does not end by an exception of the candidate.
+    stop = "def f(x):\n    raise StopIteration"
+    assert passes(stop, "assert all(map(lambda x: f(x) == x, [1, 2]))") == [False]
+
+
+def test_results_of_tests_reach_a_batch_and_a_pool(bubblewrap):
+    row = {"tests": ["assert double(2) == 4", "assert double(0) == 1"], "id": 7}
+    reward = bind(code_asserts, partial=True)
+    with VerifierPool(reward, workers=1, deadline=60.0) as pool:
+        for verifier in (reward, pool):
+            scores = score(verifier, ["p"] * 2, [DOUBLE, "none"], [row] * 2)
+            assert scores.rewards.tolist() == [0.5, 0.0]
+            assert [x.tolist() for x in scores.details["test_passes"]] == [[1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "reward, row, message",
+    [
+        (code_stdio, {}, "must be a list of mappings .* got 'None'"),
+        (code_stdio, {"tests": []}, "must be a list"),
+        (code_stdio, {"tests": "no json"}, "must be a list"),
+        (code_stdio, {"tests": [{"input": "1"}]}, "must be a list"),
+        (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be a list"),
+        (code_stdio, {"tests": [{"input": "", "output": " "}]}, "a test expects no output"),
+        (code_asserts, {}, "must be a text or a list of texts, got 'None'"),
+        (code_asserts, {"tests": []}, "must be a text or a list"),
+        (code_asserts, {"tests": [1]}, "must be a text or a list"),
+        (code_asserts, {"tests": ["assert ("]}, "'assert \\(' is not Python"),
+        (code_asserts, {"tests": "def check(candidate): pass"}, "need an 'entry_point'"),
+    ],
+)
+def test_rows_that_cannot_be_graded(reward, row, message):
+    with pytest.raises(RewardError, match=message):
+        reward("", DOUBLE, row)

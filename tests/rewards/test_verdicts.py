@@ -1,0 +1,50 @@
+"""What a judge's text says: the last of two words, a number on a scale."""
+
+import pytest
+
+from jaxrl_llm.rewards import rating, verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("yes", 1.0),
+        ("NO.", 0.0),
+        ("No? On second thought: Yes!", 1.0),
+        ("<think>yes yes</think> no", 0.0),
+        ("nothing is known; yesterday", None),
+        ("", None),
+    ],
+)
+def test_the_last_word_counts(text, want):
+    assert verdict(text) == want
+
+
+def test_words_are_two_that_differ():
+    assert verdict("The FIRST one", words=("first", "second")) == 0.0
+    for words in (("a",), ("yes", "YES"), ("", "no")):
+        with pytest.raises(ValueError, match="verdict: words must be two that differ"):
+            verdict("yes", words=words)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("7", 0.7),
+        ("7/10", 0.7),
+        ("I rate it 7 out of 10.", 0.7),
+        ("Of 3 steps 2 are right. Rating: 7.5 / 10.", 0.75),
+        ("<think>10</think> 0", 0.0),
+        ("11", None),
+        ("-1", None),
+        ("v2 is fine", None),
+    ],
+)
+def test_the_last_number_counts(text, want):
+    assert rating(text) == want
+
+
+def test_scales():
+    assert rating("4", low=1, high=5) == 0.75
+    with pytest.raises(ValueError, match="rating: low must be below high; got 5 and 1"):
+        rating("4", low=5, high=1)

@@ -1,0 +1,182 @@
+"""Responses of several turns: they read what comes between and go on in their slots."""
+
+import threading
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.rollout import Completion, Group, NextTurn
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
+
+TURNS, T = 3, 24
+
+
+def answered(value):
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+def observation(request, length):
+    """Tokens that depend on the request and the place, 1 to 5 of them."""
+    return [20 + (7 * request + 3 * length + i) % 200 for i in range(1 + (request + length) % 5)]
+
+
+class Dialog:
+    """``follow`` of groups: TURNS turns, with observations between them."""
+
+    def __init__(self, delay=None):
+        self.turns, self.delay = {}, delay
+
+    def next_of(self, completion):
+        turn = self.turns[completion.request] = self.turns.get(completion.request, 0) + 1
+        tokens = observation(completion.request, len(completion))
+        room = T - len(completion) - len(tokens) - 1
+        return NextTurn(tokens) if turn < TURNS and room >= 0 else None
+
+    def __call__(self, completion):
+        following = self.next_of(completion)
+        if self.delay is None:
+            return answered(following)
+        future = Future()
+        seconds = self.delay(completion.request)
+        threading.Timer(seconds, lambda: future.set_result(following)).start()
+        return future
+
+
+def groups(dialog, *, turn_limit=None):
+    return [
+        Group(i, [30 + i, 40, 50 + i][: 1 + i % 3], tuple(range(5 * i, 5 * i + 5)), follow=dialog,
+              turn_limit=turn_limit)
+        for i in range(4)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one_turn_at_a_time(engine, generate):
+    """The completions by request, each turn read again from its beginning in a new generation."""
+
+    def play(turn_limit=None):
+        dialog, result = Dialog(), {}
+        for group in groups(dialog, turn_limit=turn_limit):
+            for request in group.requests:
+                partial, following = None, NextTurn([])
+                while following is not None:
+                    begun = 0 if partial is None else len(partial)
+                    most = T if turn_limit is None else min(T, begun + turn_limit)
+                    one = Group(0, group.prompt, (request,), most)
+                    if partial is not None:
+                        one = one._replace(partial={request: partial})
+                    ((done,),) = (g.completions for g in generate(engine, one))
+                    following = dialog.next_of(done)
+                    if following is not None:
+                        out = joined(done.out, following.tokens)
+                        partial = Completion(request, out, UNFINISHED)
+                result[request] = done
+        return result
+
+    return play
+
+
+def joined(out: Tokens, tokens) -> Tokens:
+    n = len(tokens)
+    blank = jax.tree.map(lambda x: np.zeros((n, *x.shape[1:]), x.dtype), out)
+    blank = blank._replace(tokens=np.int32(tokens), version=np.full(n, -1, np.int32))
+    return jax.tree.map(lambda a, b: np.concatenate([a, b]), out, blank)
+
+
+@pytest.mark.parametrize("turn_limit", [None, 3])
+def test_turns_equal_one_after_the_other_and_nothing_is_read_twice(
+    engine, generate, by_request, assert_same, one_turn_at_a_time, turn_limit, monkeypatch
+):
+    calls = []
+    for name in ("fill_prompts", "fill_responses"):
+        function = engine.functions[name]
+        monkeypatch.setitem(
+            engine.functions, name, lambda *a, f=function, n=name: calls.append(n) or f(*a)
+        )
+    generation = generate(engine, *groups(Dialog(), turn_limit=turn_limit))
+    result = by_request(list(generation))
+    assert "fill_responses" not in calls and len(calls) <= 4  # each prompt once
+    monkeypatch.undo()
+    assert_same(result, one_turn_at_a_time(turn_limit))
+    versions = np.concatenate([c.out.version for c in result.values()])
+    assert (versions == -1).sum() > 40
+    if turn_limit is not None:
+        assert any(c.finish == LENGTH and len(c) < T for c in result.values())
+    assert generation.stop() == []
+
+
+def test_late_answers_change_nothing_and_free_their_slots(
+    engine, generate, by_request, assert_same, one_turn_at_a_time, monkeypatch
+):
+    taken = []
+    function = engine.functions["take_slot"]
+    monkeypatch.setitem(engine.functions, "take_slot", lambda *a: taken.append(1) or function(*a))
+    dialog = Dialog(lambda request: 0.3 if request % 3 == 0 else 0.01)
+    result = by_request(list(generate(engine, *groups(dialog))))
+    assert taken  # six slots, and twenty requests
+    assert_same(result, one_turn_at_a_time())
+
+
+def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, by_request):
+    waiting, dialog = [], Dialog()
+
+    def follow(completion):
+        future = Future()
+        waiting.append((future, dialog.next_of(completion)))
+        return future
+
+    generation = generate(engine, *groups(follow))
+    for _ in range(12):
+        generation.step()
+    generation.update(tiny[1], version=1)
+    while waiting or generation._scheduler.has_work:
+        for future, following in waiting:
+            future.set_result(following)
+        waiting.clear()
+        generation.step()
+    result = by_request(list(generation))
+    reference = by_request(list(generate(engine, *groups(Dialog()))))
+    for request, each in reference.items():
+        assert result[request].tokens.tolist() == each.tokens.tolist()
+        np.testing.assert_allclose(result[request].out.model_logp, each.out.model_logp, atol=1e-5)
+
+
+def test_a_response_between_turns_is_cancelled_or_begins_again(engine, generate, by_request):
+    never = []
+
+    def follow(completion):
+        never.append(completion.request)
+        return Future()
+
+    generation = generate(engine, *groups(follow)[:1])
+    while len(never) < 5:
+        generation.step()
+    generation.cancel(never[0])
+    with pytest.raises(KeyError, match="is not there"):
+        generation.cancel(never[0])
+    (rest,) = generation.stop()
+    assert rest.partial == {}
+    again = by_request(list(generate(engine, rest._replace(follow=Dialog()))))
+    whole = by_request(list(generate(engine, *groups(Dialog())[:1])))
+    assert {r: c.tokens.tolist() for r, c in again.items()} == {
+        r: c.tokens.tolist() for r, c in whole.items()
+    }
+    assert CANCELLED not in {c.finish for c in whole.values()} and STOP in {
+        c.finish for c in whole.values()
+    }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [([], "0 tokens"), ([7] * T, f"{T} tokens"), ([999], "token 999")],
+)
+def test_what_cannot_come_next_names_the_request(engine, generate, tokens, message):
+    generation = generate(engine, *groups(lambda c: answered(NextTurn(tokens)))[:1])
+    with pytest.raises(ValueError, match=f"request \\d+.*{message}"):
+        list(generation)
+    assert len(generation.stop()) == 1

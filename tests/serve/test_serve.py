@@ -1,0 +1,528 @@
+"""The token server over HTTP on this machine: what it answers, to whom, and what it turns away."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+import uvicorn
+
+import jaxrl_llm as jr
+from jaxrl_llm.core.support import keep_mask
+from jaxrl_llm.rollout.types import CANCELLED
+from jaxrl_llm.serve import RequestError, SampleRequest, TokenServer, make_app
+from jaxrl_llm.serve.chat import ChatRequest, TextStream, to_message
+from jaxrl_llm.train.teachers import ModelTeacher, ServerTeacher
+
+TOKENIZER = jr.testing.ByteTokenizer()
+MODEL, PARAMS = jr.testing.tiny_model(num_layers=1)
+OTHER = jr.testing.tiny_model(num_layers=1, seed=1)[1]
+KEY, SECRET = jax.random.key(7), "a key"
+TOKENS, LONGEST = 12, 40
+GENERATE, CHAT = "/inference/v1/generate", "/v1/chat/completions"
+ENGINE = jr.rollout.make_engine(
+    MODEL,
+    rows=3,
+    width=2,
+    prompt_length=LONGEST,
+    max_new_tokens=TOKENS,
+    stop_ids=TOKENIZER.eos_ids,
+    pad_id=TOKENIZER.pad_id,
+    chunk=4,
+    vary=("temperature", "top_k", "top_p", "min_p"),
+)
+
+
+class Service(threading.Thread):
+    """A token server behind uvicorn on a free port of this machine."""
+
+    def __init__(self, *, key=None, hosts=(), load_params=None, **options):
+        super().__init__(daemon=True)
+        self.tokens = TokenServer(ENGINE, PARAMS, key=KEY, decode_text=TOKENIZER.decode, **options)
+        app = make_app(
+            self.tokens,
+            TOKENIZER,
+            name="tiny",
+            renderer=jr.data.make_renderer(TOKENIZER),
+            key=key,
+            load_params=load_params,
+            max_body=20_000,
+            hosts=hosts,
+        )
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
+        self._http = uvicorn.Server(config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.start()
+
+    def run(self):
+        self._http.run(sockets=[self._socket])
+
+    def ask(self, path, body=None, *, key=None, **headers):
+        """The status and the JSON of a response."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Content-Type": "application/json"} | headers
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        with contextlib.closing(connection):
+            connection.request("GET" if body is None else "POST", path, data, headers)
+            response = connection.getresponse()
+            text = response.read()
+            assert response.getheader("content-type", "").startswith("application/json"), text
+            return response.status, json.loads(text)
+
+    def events(self, body):
+        """The events of a stream."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", CHAT, json.dumps(body | {"stream": True}), headers)
+            text = connection.getresponse().read().decode()
+        *events, last, rest = text.split("\n\n")
+        assert last == "data: [DONE]" and rest == ""
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def stop(self):
+        self.tokens.close()
+        self._http.should_exit = True
+        self.join(30)
+        assert not self.is_alive()
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def service():
+    service = Service()
+    yield service
+    assert service.tokens.open_requests == 0
+    service.stop()
+
+
+@pytest.fixture
+def held(service):
+    """A request whose first chunk waits for ``held.release()``; so does the engine."""
+
+    class Held:
+        def __init__(self):
+            self.reached, self._go = threading.Event(), threading.Event()
+            request = SampleRequest([1, 2], 1, TOKENS, {"temperature": 1.0}, seed=500)
+            self.ticket = service.tokens.submit(request, on_tokens=self._wait)
+            assert self.reached.wait(60)
+
+        def _wait(self, choice, out):
+            self.reached.set()
+            assert self._go.wait(60)
+
+        def release(self):
+            self._go.set()
+
+    held = Held()
+    yield held
+    held.release()
+    held.ticket.reply.result()
+
+
+def direct(prompt, requests, *, params=PARAMS, max_tokens=TOKENS, **settings):
+    """The same requests, alone in a generation."""
+    generation = jr.rollout.Generation(ENGINE, params, key=KEY)
+    generation.submit(
+        jr.rollout.Group("direct", prompt, requests, max_new_tokens=max_tokens, settings=settings)
+    )
+    (done,) = generation
+    return done.completions
+
+
+def generate(service, prompt, **params):
+    status, reply = service.ask(GENERATE, {"token_ids": prompt, "sampling_params": params})
+    assert status == 200, reply
+    return reply
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.5, "temperature": 1.5},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+]
+
+
+def test_what_is_served_is_what_a_generation_samples_alone(service):
+    prompts = [list(range(3 + i, 9 + 3 * i)) for i in range(len(SETTINGS))]
+
+    def ask(i):
+        return generate(
+            service,
+            prompts[i],
+            n=1 + i % 3,
+            seed=10 * i,
+            logprobs=1,
+            max_tokens=5 + i,
+            **SETTINGS[i],
+        )
+
+    with ThreadPoolExecutor(len(SETTINGS)) as pool:
+        replies = list(pool.map(ask, range(len(SETTINGS))))
+    for i, reply in enumerate(replies):
+        numbers = tuple(range(10 * i, 10 * i + 1 + i % 3))
+        completions = direct(prompts[i], numbers, max_tokens=5 + i, **SETTINGS[i])
+        assert reply["version"] == 0 and len(reply["choices"]) == len(completions)
+        for index, (choice, each) in enumerate(zip(reply["choices"], completions, strict=True)):
+            assert choice["index"] == index and choice["seed"] == each.request
+            assert choice["token_ids"] == each.tokens.tolist()
+            assert choice["finish_reason"] == ("stop" if each.finish else "length")
+            content = choice["logprobs"]["content"]
+            assert [e["token"] for e in content] == [f"token_id:{t}" for t in choice["token_ids"]]
+            logps = np.array([e["logprob"] for e in content], np.float32)
+            np.testing.assert_array_equal(logps, each.out.behavior_logp)
+            sets = np.asarray(keep_mask(each.out.support, 259))
+            if SETTINGS[i]:
+                assert choice["sampling_mask"] == [np.flatnonzero(row).tolist() for row in sets]
+                assert all(
+                    t in s
+                    for t, s in zip(choice["token_ids"], choice["sampling_mask"], strict=True)
+                )
+            else:
+                assert choice["sampling_mask"] is None and sets.all()
+        assert reply["usage"]["completion_tokens"] == sum(map(len, completions))
+
+
+def test_requests_without_a_seed_differ_and_name_the_seed_that_repeats_them(service):
+    first, second = (generate(service, [5, 6, 7])["choices"][0] for _ in range(2))
+    assert first["token_ids"] != second["token_ids"] and first["seed"] != second["seed"]
+    assert first["logprobs"] is None
+    assert generate(service, [5, 6, 7], seed=second["seed"])["choices"][0] == second
+
+
+def test_a_seed_that_decodes_already_waits_and_gives_the_same(service, held):
+    params = {"seed": 500, "temperature": 1.0}
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(generate, service, [1, 2], **params)
+        wait_until(lambda: service.tokens.open_requests == 2)
+        held.release()
+        tokens = reply.result()["choices"][0]["token_ids"]
+    assert tokens == held.ticket.reply.result().completions[0].tokens.tolist()
+
+
+def test_stops_of_a_request_end_it_at_the_first(service):
+    (whole,) = direct([1, 2, 3], (40,))
+    tokens = whole.tokens.tolist()
+    stop = tokens[6]
+    end = tokens.index(stop) + 1
+    reply = generate(service, [1, 2, 3], seed=40, stop_token_ids=[stop, 257], logprobs=0)
+    (choice,) = reply["choices"]
+    assert choice["token_ids"] == tokens[:end] and choice["finish_reason"] == "stop"
+    assert len(choice["logprobs"]["content"]) == end
+    text = chr(next(t for t in tokens if 32 <= t < 127))  # of one byte
+    end = tokens.index(ord(text)) + 1
+    (choice,) = generate(service, [1, 2, 3], seed=40, stop=text)["choices"]
+    assert choice["token_ids"] == tokens[:end] and choice["finish_reason"] == "stop"
+
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+
+
+def test_chat_answers_with_text_token_ids_and_logprobs(service):
+    asked = {"messages": MESSAGES, "seed": 3, "n": 2, "logprobs": True, "return_token_ids": True}
+    status, reply = service.ask(CHAT, asked | {"model": "tiny", "max_completion_tokens": 9})
+    assert status == 200 and reply["object"] == "chat.completion" and reply["model"] == "tiny"
+    prompt = TOKENIZER.encode(TOKENIZER.chat(MESSAGES))
+    assert reply["prompt_token_ids"] == prompt
+    for choice, each in zip(reply["choices"], direct(prompt, (3, 4), max_tokens=9), strict=True):
+        tokens = each.tokens.tolist()
+        assert choice["token_ids"] == tokens
+        assert choice["message"] == {"role": "assistant", "content": TOKENIZER.decode(tokens)}
+        entries = choice["logprobs"]["content"]
+        logps = np.array([e["logprob"] for e in entries], np.float32)
+        np.testing.assert_array_equal(logps, each.out.behavior_logp)
+        assert all(bytes(e["bytes"]).decode() == e["token"] for e in entries if e["bytes"])
+    assert reply["usage"]["prompt_tokens"] == len(prompt)
+
+
+def test_a_stream_adds_up_to_the_response(service):
+    asked = {"messages": MESSAGES, "seed": 3, "n": 2, "logprobs": True, "return_token_ids": True}
+    _, reply = service.ask(CHAT, asked)
+    events = service.events(asked | {"stream_options": {"include_usage": True}})
+    assert events[0]["prompt_token_ids"] == reply["prompt_token_ids"]
+    assert events[-1]["usage"] == reply["usage"] and len(events) > 6
+    for choice in reply["choices"]:
+        chunks = [
+            e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == choice["index"]
+        ]
+        text = "".join(c["delta"].get("content") or "" for c in chunks)
+        assert text == choice["message"]["content"]
+        assert sum((c.get("token_ids", []) for c in chunks), []) == choice["token_ids"]
+        entries = sum((c["logprobs"]["content"] for c in chunks if c["logprobs"]), [])
+        assert entries == choice["logprobs"]["content"]
+        assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_a_stream_holds_back_what_may_be_a_stop_or_half_a_character():
+    stream = TextStream(jr.data.make_renderer(TOKENIZER), ("END",))
+    pieces = [stream.add(list(part)) for part in ("é1 E".encode()[:1], "é1 E".encode()[1:], b"Nx")]
+    assert pieces == ["", "é1"[:2], " E"]
+    assert stream.add(list(b"ENDmore")) == "" and stream.rest() == "Nx"
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = {"name": "add", "arguments": '{"a": 1}'}
+
+
+def test_tools_go_into_the_prompt_and_calls_come_out(service):
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": CALL}]}
+    messages = [MESSAGES[1], said, {"role": "tool", "tool_call_id": "1", "content": "3"}]
+    asked = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    status, reply = service.ask(CHAT, asked)
+    assert status == 400 and "at most 40" in reply["error"]["message"]
+    asked["messages"] = MESSAGES[1:]
+    without, with_tools = (service.ask(CHAT, asked | x)[1] for x in ({}, {"tools": TOOLS}))
+    text = TOKENIZER.decode(with_tools["prompt_token_ids"])
+    assert "add" in text and "add" not in TOKENIZER.decode(without["prompt_token_ids"])
+    request = ChatRequest(SampleRequest([1], 1, 1), True, False, False, False, False, False)
+    text = 'Hm.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><eos>'
+    renderer = jr.data.make_renderer(TOKENIZER)
+    message = to_message(TOKENIZER.encode(text), renderer, request, "x")
+    assert message["content"] == "Hm." and message["tool_calls"][0]["function"] == CALL
+    assert to_message(TOKENIZER.encode("<tool_call>{"), renderer, request, "x") == {
+        "role": "assistant",
+        "content": "<tool_call>{",
+    }
+
+
+def of_params(**params):
+    return GENERATE, {"token_ids": [1], "sampling_params": params}
+
+
+WRONG = {
+    "not JSON": (GENERATE, b"{", 400, "not JSON"),
+    "NaN": (GENERATE, b'{"token_ids": [NaN]}', 400, "NaN"),
+    "a list": (GENERATE, [1], 400, "must be a JSON object"),
+    "no tokens": (GENERATE, {}, 400, "token_ids must be a list of at least one"),
+    "empty": (GENERATE, {"token_ids": []}, 400, "at least one"),
+    "outside": (
+        GENERATE,
+        {"token_ids": [1, 259]},
+        400,
+        "token_ids[1] must be an integer from 0 to",
+    ),
+    "negative": (GENERATE, {"token_ids": [-1]}, 400, "token_ids[0]"),
+    "a flag": (GENERATE, {"token_ids": [True]}, 400, "token_ids[0]"),
+    "too long": (GENERATE, {"token_ids": [1] * 41}, 400, "has 41 tokens"),
+    "body": (GENERATE, {"token_ids": [1] * 20_000}, 413, "20,000 bytes"),
+    "model": (GENERATE, {"token_ids": [1], "model": "gpt"}, 404, "no model 'gpt'"),
+    "unknown": (GENERATE, {"token_ids": [1], "sampling_param": {}}, 400, "'sampling_params'?"),
+    "stream": (GENERATE, {"token_ids": [1], "stream": True}, 400, "stream True is not served"),
+    "param": (*of_params(tempreature=1), 400, "did you mean 'temperature'?"),
+    "most": (*of_params(max_tokens=13), 400, "max_tokens must be from 1 to 12"),
+    "n": (*of_params(n=0), 400, "n must be from 1"),
+    "type": (*of_params(temperature="1"), 400, "temperature must be a number; got '1'"),
+    "flag": (*of_params(top_k=True), 400, "top_k must be a number"),
+    "range": (*of_params(top_p=1.5), 400, "top_p to 1.5"),
+    "fixed": (*of_params(repetition_penalty=1.1), 400, "repetition_penalty is fixed"),
+    "logprobs": (*of_params(logprobs=5), 400, "logprobs must be from 0 to 1"),
+    "seed": (*of_params(seed=2**31), 400, "seed must be from 0"),
+    "stop id": (*of_params(stop_token_ids=[300]), 400, "stop_token_ids must be integers"),
+    "stop": (*of_params(stop=[""]), 400, "stop must be a text"),
+    "penalty": (*of_params(presence_penalty=0.5), 400, "presence_penalty 0.5 is not served"),
+    "no messages": (CHAT, {"messages": []}, 400, "at least one"),
+    "role": (CHAT, {"messages": [{"role": "x", "content": ""}]}, 400, "Message 0 must have a role"),
+    "last": (CHAT, {"messages": [{"role": "assistant", "content": ""}]}, 400, "nothing to answer"),
+    "image": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "not of type text",
+    ),
+    "tool": (CHAT, {"messages": MESSAGES, "tools": [{"type": "x"}]}, 400, "type 'x' is not served"),
+    "top": (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs 2 is not served"),
+    "weights": ("/weights", {"path": "x"}, 403, "started with a key"),
+    "path": ("/v1/nothing", {}, 404, "Not Found"),
+    "method": (GENERATE, None, 405, "Method Not Allowed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_requests_get_one_sentence(service, case):
+    path, body, status, words = WRONG[case]
+    found, reply = service.ask(path, body)
+    assert found == status and words in reply["error"]["message"], reply
+    assert reply["error"]["message"].endswith((".", "?")) and "\n" not in reply["error"]["message"]
+
+
+def test_a_body_of_another_type_is_turned_away(service):
+    status, reply = service.ask(GENERATE, {"token_ids": [1]}, **{"Content-Type": "text/plain"})
+    assert status == 415 and "application/json" in reply["error"]["message"]
+
+
+def test_health_and_models_tell_what_is_served(service):
+    assert service.ask("/health") == (200, {"status": "ok", "version": 0, "open_requests": 0})
+    _, models = service.ask("/v1/models")
+    assert models["data"][0]["id"] == "tiny"
+    assert models["data"][0]["max_model_len"] == LONGEST + TOKENS
+
+
+def test_a_client_that_leaves_cancels_its_request(service, held, monkeypatch):
+    tickets, cancelled = [], []
+    submit, cancel = service.tokens.submit, service.tokens.cancel
+    monkeypatch.setattr(
+        service.tokens, "submit", lambda *a, **k: tickets.append(submit(*a, **k)) or tickets[-1]
+    )
+    monkeypatch.setattr(service.tokens, "cancel", lambda x: (cancel(x), cancelled.append(x)))
+    for path, body in ((GENERATE, {"token_ids": [1]}), (CHAT, {"messages": MESSAGES})):
+        body = json.dumps(body | {"stream": True} if path == CHAT else body)
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            count = len(tickets) + 1
+            wait_until(lambda count=count: len(tickets) == count)
+    wait_until(lambda: set(map(id, tickets)) <= set(map(id, cancelled)))
+    held.release()
+    for ticket in tickets:
+        (completion,) = ticket.reply.result(60).completions
+        assert completion.finish == CANCELLED and len(completion) < TOKENS
+
+
+def test_the_key_lets_in_and_weights_come_in():
+    def load(path):
+        if path != "other":
+            raise ValueError("There is no such model.")
+        return OTHER
+
+    service = Service(key=SECRET, load_params=load)
+    try:
+        body = {"token_ids": [1, 2], "sampling_params": {"seed": 1}}
+        for key in (None, "another", SECRET + " "):
+            status, reply = service.ask(GENERATE, body, key=key)
+            assert (status == 401) == (key != SECRET + " ")
+        assert service.ask("/v1/models")[0] == 401 and service.ask("/health")[0] == 200
+        assert reply["choices"][0]["token_ids"] == direct([1, 2], (1,))[0].tokens.tolist()
+        status, error = service.ask("/weights", {"path": "x"}, key=SECRET)
+        assert status == 400 and error["error"]["message"] == "There is no such model."
+        assert service.ask("/weights", {"path": "other"})[0] == 401
+        assert service.ask("/weights", {"path": "other"}, key=SECRET) == (200, {"version": 1})
+        _, reply = service.ask(GENERATE, body, key=SECRET)
+        assert reply["version"] == 1 and reply["choices"][0]["versions"] is None
+        new = direct([1, 2], (1,), params=OTHER)[0].tokens.tolist()
+        assert reply["choices"][0]["token_ids"] == new != direct([1, 2], (1,))[0].tokens.tolist()
+        assert service.ask("/health")[1]["version"] == 1
+    finally:
+        service.stop()
+
+
+def test_a_page_in_a_browser_cannot_name_this_machine_otherwise():
+    service = Service(hosts=("localhost", "127.0.0.1"), max_waiting=1)
+    try:
+        assert service.ask("/v1/models", Host="127.0.0.1:80")[0] == 200
+        status, reply = service.ask("/v1/models", Host="evil.example")
+        assert status == 421 and "localhost or 127.0.0.1" in reply["error"]["message"]
+        go = threading.Event()
+        request = SampleRequest([1], 1, 2)
+        ticket = service.tokens.submit(request, on_tokens=lambda *_: go.wait(60))
+        status, reply = service.ask(GENERATE, {"token_ids": [1]})
+        assert status == 503 and "ask again later" in reply["error"]["message"]
+        go.set()
+        ticket.reply.result()
+    finally:
+        service.stop()
+
+
+def test_new_weights_come_between_requests_or_at_once(service, held):
+    tokens = service.tokens
+    with ThreadPoolExecutor(2) as pool:
+        # Between requests: the held one ends with the old weights, the next begins with the new.
+        update = pool.submit(tokens.update, OTHER, version=1)
+        wait_until(lambda: tokens._commands.qsize() == 1)
+        after = tokens.submit(SampleRequest([1, 2], 1, TOKENS, seed=500))
+        held.release()
+        assert held.ticket.reply.result().version == 0
+        update.result()
+        reply = after.reply.result()
+        assert reply.version == 1
+        (new,) = direct([1, 2], (500,), params=OTHER)
+        np.testing.assert_array_equal(reply.completions[0].tokens, new.tokens)
+        # At once: one response has tokens of both.
+        reached, go = threading.Event(), threading.Event()
+        request = SampleRequest([1, 2], 1, TOKENS, seed=500)
+        ticket = tokens.submit(request, on_tokens=lambda *_: reached.set() or go.wait(60))
+        assert reached.wait(60)
+        update = pool.submit(tokens.update, PARAMS, version=2, at_once=True)
+        wait_until(lambda: tokens._commands.qsize() == 1)
+        go.set()
+        update.result()
+        reply = ticket.reply.result()
+        assert reply.version == 1 and set(reply.completions[0].out.version.tolist()) == {1, 2}
+    with pytest.raises(ValueError, match="other names or shapes"):
+        tokens.update({"x": np.zeros(3)}, version=3)
+    tokens.update(PARAMS, version=0)
+
+
+def test_an_error_of_the_engine_fails_what_ran_and_no_more(service, monkeypatch):
+    def step(self):
+        raise MemoryError("There is no room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jr.rollout.Generation, "step", step)
+        status, reply = service.ask(GENERATE, {"token_ids": [1]})
+    assert status == 500 and "There is no room" in reply["error"]["message"]
+    generate(service, [1])
+
+
+def test_a_failing_listener_fails_its_request_alone(service):
+    def fail(choice, out):
+        raise RuntimeError("gone")
+
+    ticket = service.tokens.submit(SampleRequest([1], 1, TOKENS), on_tokens=fail)
+    with pytest.raises(RuntimeError, match="gone"):
+        ticket.reply.result(60)
+    generate(service, [1])
+
+
+def test_closing_ends_what_runs_and_turns_away_the_rest():
+    go, reached = threading.Event(), threading.Event()
+    server = TokenServer(ENGINE, PARAMS, key=KEY)
+    request = SampleRequest([1], 2, TOKENS, seed=0)
+    runs = server.submit(request, on_tokens=lambda *_: reached.set() or go.wait(60))
+    assert reached.wait(60)
+    waits = server.submit(request)
+    server.close(wait=False)
+    go.set()
+    server.close()
+    for ticket in (runs, waits):
+        finishes = {each.finish for each in ticket.reply.result().completions}
+        assert finishes == {CANCELLED}
+    assert any(len(each) for each in runs.reply.result().completions)
+    with pytest.raises(RequestError, match="closed"):
+        server.submit(request)
+    with pytest.raises(RuntimeError, match="closed"):
+        server.update(PARAMS, version=1)
+
+
+def test_a_teacher_is_asked_for_the_log_probabilities_of_a_text(service):
+    teacher = ServerTeacher(f"http://127.0.0.1:{service.port}")
+    prompts, responses = [[5, 6, 7], [8]], [[9, 10], list(range(1, LONGEST + TOKENS))]
+    want = ModelTeacher(MODEL, PARAMS).score(prompts, responses, top=3)
+    for ours, theirs in zip(teacher.score(prompts, responses, top=3), want, strict=True):
+        np.testing.assert_allclose(ours.logp, theirs.logp, atol=1e-5)
+        np.testing.assert_array_equal(ours.top_ids, theirs.top_ids)
+        np.testing.assert_allclose(ours.top_logp, theirs.top_logp, atol=1e-5)
+    assert service.tokens._teacher.params == ()  # weights that are updated are not kept here
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0}}
+    status, reply = service.ask(GENERATE, body)
+    assert status == 200 and len(reply["choices"]) == 1
+    assert reply["prompt_logprobs"][0] is None and list(reply["prompt_logprobs"][1]) == ["6"]
+    with pytest.raises(ValueError, match=f"takes prompts of at most {LONGEST + TOKENS}"):
+        teacher.score([[1]], [[2] * (LONGEST + TOKENS)])

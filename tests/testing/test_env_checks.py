@@ -1,0 +1,132 @@
+"""Each law of an environment: one that breaks it is refused, and told which."""
+
+import random
+
+import pytest
+
+from jaxrl_llm.environments import NumberGuess, Observation, Parsed, ToolSpec
+from jaxrl_llm.testing import check_env
+
+
+class Broken(NumberGuess):
+    """A game whose observations a test changes."""
+
+    change = staticmethod(lambda seen: seen)
+    opening = staticmethod(lambda seen: seen)
+
+    def reset(self, task, seed):
+        state, seen = super().reset(task, seed)
+        return state, self.opening(seen)
+
+    def step(self, state, action):
+        state, seen = super().step(state, action)
+        return state, self.change(seen)
+
+
+def message(role="user", content="x"):
+    return [{"role": role, "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s._replace(messages=message("assistant")), "has the role 'assistant'"),
+        (lambda s: s._replace(messages=message("system")), "has the role 'system'"),
+        (lambda s: s._replace(messages=message(content=None)), "content is None, not a text"),
+        (lambda s: s._replace(messages=[], done=False), "goes on without a message"),
+        (lambda s: s._replace(reward=float("nan")), "reward is nan, not a finite number"),
+        (lambda s: s._replace(reward=None), "reward is None, not a finite number"),
+        (lambda s: s._replace(info={"x": float("inf")}), "x is inf, not a finite number"),
+        (lambda s: s._replace(done=1), "not bool"),
+        (lambda s: s._replace(done=True, stopped=True), "both done and stopped"),
+        (lambda s: s._replace(state=3), "state is 3, not a text or None"),
+        (lambda s: s._replace(reward=random.random()), "observe another thing the second time"),
+    ],
+)
+def test_an_observation_of_a_step_that_breaks_a_law(change, reason):
+    env = Broken()
+    object.__setattr__(env, "change", change)
+    with pytest.raises(AssertionError, match=f"^check_env: task 0, seed 0, turn 0: .*{reason}"):
+        check_env(env, [{}], ["1"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s._replace(messages=message("assistant")), "has the role 'assistant'"),
+        (lambda s: s._replace(done=True), "has ended before its first turn"),
+        (lambda s: s._replace(reward=1.0), "reset earns 1.0"),
+        (lambda s: s._replace(messages=message(content=str(random.random()))), "another thing"),
+    ],
+)
+def test_an_observation_of_reset_that_breaks_a_law(change, reason):
+    env = Broken()
+    object.__setattr__(env, "opening", change)
+    with pytest.raises(AssertionError, match=f"^check_env: task 0, seed 0, reset: .*{reason}"):
+        check_env(env, [{}], ["1"])
+
+
+class Listing:
+    """A state that step changes in place; ends after three turns."""
+
+    tools = ()
+
+    def reset(self, task, seed):
+        return [], Observation(message("system") + message())
+
+    def step(self, state, action):
+        state.append(action.text)
+        return state, Observation(message(content=str(len(state))), done=len(state) == 3)
+
+
+def test_a_step_that_changes_its_argument():
+    with pytest.raises(AssertionError, match="step changes its argument"):
+        check_env(Listing(), [{}], ["a"])
+
+
+def test_a_state_that_does_not_pickle():
+    class Closure(Listing):
+        def reset(self, task, seed):
+            return (lambda: 0), Observation(message())
+
+    with pytest.raises(AssertionError, match="turn 0: the state cannot be pickled"):
+        check_env(Closure(), [{}], ["a"])
+
+
+def test_an_episode_that_goes_on_after_its_end():
+    class Reviving(Listing):
+        def step(self, state, action):
+            after = [*state, action.text]
+            return after, Observation(message(), done=len(after) == 2)
+
+    with pytest.raises(AssertionError, match="turn 1: an episode that has ended goes on"):
+        check_env(Reviving(), [{}], ["a"])
+
+
+def test_an_async_step_and_parsed_replies():
+    class Async(NumberGuess):
+        async def step(self, state, action):
+            return NumberGuess.step(self, state, action)
+
+    check_env(Async(), [{"secret": 2}], [Parsed("2"), "3"])
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ([ToolSpec("a", "", {"type": "object"})] * 2, "two have one name"),
+        ([ToolSpec("a", "", {"type": "array"})], "the schema of 'a' has type 'array'"),
+        ([ToolSpec("a", "", {"type": object})], "the schema of 'a' has type 'none: "),
+    ],
+)
+def test_tools_that_cannot_be_shown(tools, reason):
+    env = Listing()
+    env.tools = tools
+    with pytest.raises(AssertionError, match=f"tools: {reason}"):
+        check_env(env, [{}], ["a"])
+
+
+@pytest.mark.parametrize(("tasks", "actions"), [([], ["a"]), ([{}], [])])
+def test_nothing_to_check_is_refused(tasks, actions):
+    with pytest.raises(ValueError, match="tasks and actions must not be empty"):
+        check_env(NumberGuess(), tasks, actions)

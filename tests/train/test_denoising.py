@@ -1,0 +1,240 @@
+"""Likelihoods of a model that denoises: against plain forwards, their laws, and the loop."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.diffusion import (
+    coupled_likelihood,
+    elbo_likelihood,
+    mean_field_likelihood,
+    sandwiched_likelihood,
+)
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.rollout import DenoisingOptions
+from jaxrl_llm.train import draw_masks, init_state, make_gradients, make_step, train
+from jaxrl_llm.train.denoising import check_unmasked, scorer_of
+
+V, MASK, T = 12, 11, 4
+PROMPTS = jnp.array([[3, 4, 5], [6, 0, 0]])
+LENGTHS = jnp.array([[4, 2], [3, 4]])
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    model, params = jr.testing.tiny_model(
+        num_layers=1, width=16, causal=False, tied=False, vocab_size=V, mask_id=MASK
+    )
+    return model, jax.tree.map(lambda x: 1.4 * x, params)
+
+
+def batch_of(likelihood, seed=0):
+    tokens = jax.random.randint(jax.random.key(5), (2, 2, T), 0, MASK)
+    mask = jnp.arange(T) < LENGTHS[..., None]
+    batch = jr.recipes.Batch(
+        tokens=tokens,
+        mask=mask,
+        rewards=jnp.array([[1.0, 0.0], [0.0, 2.0]]),
+        where=jnp.ones((2, 2), bool),
+        prompt_tokens=PROMPTS,
+        prompt_mask=jnp.array([[True, True, True], [True, False, False]]),
+    )
+    draws = draw_masks(likelihood, jax.random.key(seed), batch)
+    return batch.replace(extras=draws)
+
+
+def recipe_of(likelihood, **changes):
+    return jr.recipes.dr_grpo(length=T).replace(
+        name="test", weights=jr.aggregate.token_mean, likelihood=likelihood, **changes
+    )
+
+
+def plain(model, params, row):
+    """Log-probabilities over the vocabulary without the mask id, of one row without padding."""
+    row = jnp.asarray(row)[None, None]
+    context = AttentionContext(jnp.ones(row.shape, bool))
+    hidden, _ = model.apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
+    logits = np.asarray(hidden @ model.output_matrix(params).T, np.float64)[0, 0] / 0.8
+    logits[:, MASK] = -np.inf
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [mean_field_likelihood(p=0.5), elbo_likelihood(samples=2, masks="complementary")],
+    ids=["mean_field", "elbo"],
+)
+def test_scores_equal_plain_forwards(tiny, likelihood):
+    """Cells behind the end hold the mask id, and what they held before counts for nothing."""
+    model, params = tiny
+    batch = batch_of(likelihood)
+    scorer = scorer_of(recipe_of(likelihood), model, temperature=0.8)
+    scored = jax.jit(scorer)(params, batch)
+    masked, hidden, t = (
+        np.asarray(batch.extras[name]) for name in ("masked", "masked_prompt", "noise")
+    )
+    J = masked.shape[-1]
+    logp, entropy = np.zeros(batch.mask.shape), np.zeros(batch.mask.shape)
+    for p, g, j in np.ndindex(2, 2, J):
+        prompt = np.where(hidden[p, g, :, j], MASK, PROMPTS[p])[np.asarray(batch.prompt_mask[p])]
+        shown = ~masked[p, g, :, j] & np.asarray(batch.mask[p, g])
+        values = plain(model, params, [*prompt, *np.where(shown, batch.tokens[p, g], MASK)])
+        values = values[len(prompt) :]
+        at = np.flatnonzero(masked[p, g, :, j])
+        logp[p, g, at] += values[at, np.asarray(batch.tokens[p, g])[at]] / t[p, g, j] / J
+        each = -(np.exp(values[:, :MASK]) * values[:, :MASK]).sum(-1)
+        entropy[p, g, at] += each[at] / masked[p, g].sum(-1)[at]
+    np.testing.assert_allclose(scored.logp, logp, atol=1e-4)
+    np.testing.assert_allclose(scored.entropy, entropy, atol=1e-4)
+    junk = batch.replace(tokens=jnp.where(batch.mask, batch.tokens, 10**6))
+    assert (jax.jit(scorer)(params, junk).logp == scored.logp).all()
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        coupled_likelihood(pairs=2),
+        elbo_likelihood(samples=2, masks="quadrature"),
+        sandwiched_likelihood(samples=3, block=2),
+    ],
+    ids=["coupled", "quadrature", "sandwiched"],
+)
+def test_microbatches_and_the_ratio_of_one_policy(tiny, likelihood):
+    model, params = tiny
+    recipe = recipe_of(likelihood)
+    scorer = scorer_of(recipe, model)
+    batch = batch_of(likelihood)
+    old_logp = scorer(params, batch).logp
+    state = init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
+    prepared, _ = recipe.prepare(batch.replace(old_logp=old_logp), state.algo_state)
+    whole = make_gradients(model, recipe)(state, prepared)
+    parts = make_gradients(model, recipe, microbatches=2)(state, prepared)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    if likelihood.draw.__name__ != "_draw_blocks":  # else the bound depends on the advantage
+        np.testing.assert_allclose(whole.logp, old_logp, atol=1e-5)
+    # As many tokens of each row are scored as the masks cover.
+    assert (jnp.where(prepared.mask, 0.0, whole.logp) == 0).all()
+
+
+def test_bgpo_is_the_mean_ratio_where_nothing_moved(tiny):
+    """On policy its gradient is that of the exact ratio: A grad of the lower bound."""
+    model, params = tiny
+    recipe = jr.recipes.bgpo(samples=3)
+    plainly = recipe.replace(
+        name="reinforce",
+        surrogate=jr.surrogates.reinforce,
+        weights=jr.aggregate.sequence_sum,
+    )
+    batch = batch_of(recipe.likelihood)
+    optimizer = optax.sgd(1.0)
+    moved = []
+    for made in (recipe, plainly):
+        state = init_state(params, optimizer, made, key=jax.random.key(0))
+        state, metrics = make_step(model, made, optimizer, donate=False)(state, batch)
+        assert float(metrics["skipped"]) == 0
+        moved.append(jax.tree.leaves(jax.tree.map(jnp.subtract, state.params, params)))
+    for a, b in zip(*moved, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_what_does_not_go_together(tiny):
+    model, _ = tiny
+    causal, _ = jr.testing.tiny_model(num_layers=1)
+    recipe = recipe_of(mean_field_likelihood())
+    optimizer = optax.sgd(0.1)
+    with pytest.raises(ValueError, match="with a likelihood needs a model that denoises"):
+        make_step(causal, recipe, optimizer)
+    with pytest.raises(ValueError, match="causal=False does not have; give it a likelihood"):
+        make_step(model, jr.recipes.grpo(), optimizer)
+    with pytest.raises(ValueError, match="so they share nothing"):
+        make_step(model, recipe, optimizer, shared_prefix_len=2)
+    with pytest.raises(ValueError, match="has a likelihood .* and a critic"):
+        jr.recipes.ppo_max().replace(likelihood=mean_field_likelihood())
+    with pytest.raises(ValueError, match="reads behavior_logp, which only a causal model has"):
+        recipe.replace(surrogate=lambda logp, old_logp, adv, mask, *, behavior_logp: logp)
+    with pytest.raises(ValueError, match="nothing compares with older weights"):
+        recipe.check_staleness(1)
+    # Its estimate is of another bound where the advantage is known.
+    spg = jr.recipes.spg()
+    with pytest.raises(ValueError, match="reads ref_logp, of another bound"):
+        spg.replace(regularizers=jr.recipes.diffu_grpo().regularizers)
+    with pytest.raises(ValueError, match="depends on the advantages"):
+        recipe_of(sandwiched_likelihood()).check_passes(2, 1)
+    of_tokens = batch_of(spg.likelihood).replace(advantages=jnp.ones((2, 2, T)))
+    with pytest.raises(ValueError, match="one advantage a response"):
+        jax.eval_shape(scorer_of(spg, model), tiny[1], of_tokens)
+    # With blocks the model has a cache, and would sample as if it predicted the next token.
+    blocks = jr.models.make_model(dataclasses.replace(model.config, block_length=2))
+    with pytest.raises(ValueError, match="make_sampler: the model is a model that denoises"):
+        jr.rollout.make_sampler(blocks, max_new_tokens=4, group_size=1)
+    with pytest.raises(ValueError, match="make_engine: the model is a model that denoises"):
+        jr.rollout.make_engine(blocks)
+    with pytest.raises(ValueError, match="score: the model is a model that denoises"):
+        jr.train.make_scorer(blocks)(tiny[1], of_tokens)
+    with pytest.raises(TypeError, match=r"likelihood must be a diffusion\.Likelihood"):
+        recipe.replace(likelihood=jr.diffusion.elbo)
+    held = batch_of(recipe.likelihood)
+    check_unmasked(held, model, ["a", "b"])
+    tokens = held.tokens.at[1, 0, 3].set(MASK)  # behind the end
+    check_unmasked(held.replace(tokens=tokens), model, ["a", "b"])
+    with pytest.raises(ValueError, match="a response to prompt 'b' holds the mask id 11"):
+        check_unmasked(held.replace(tokens=tokens.at[1, 0, 2].set(MASK)), model, ["a", "b"])
+    with pytest.raises(ValueError, match="^prompt 'a' holds the mask id 11"):
+        prompts = held.prompt_tokens.at[0, 1].set(MASK)
+        check_unmasked(held.replace(prompt_tokens=prompts), model, ["a", "b"])
+    with pytest.raises(ValueError, match="the batch has no masked in its extras"):
+        scorer_of(recipe, model)(None, batch_of(recipe.likelihood).replace(extras={}))
+
+
+def denoiser():
+    model, params = jr.testing.tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
+    return model, params, jr.testing.ByteTokenizer()
+
+
+def test_a_run_resumes_exactly(tmp_path):
+    options = {
+        "model": denoiser,
+        "recipe": recipe_of(elbo_likelihood(samples=2)),
+        "sampling": jr.train.SamplingConfig(
+            group_size=2,
+            max_new_tokens=4,
+            denoising=DenoisingOptions(steps=2, remasking="random"),
+        ),
+    }
+    config = tiny_run(tmp_path / "whole", steps=3, **options)
+    whole = train(config)
+    cut = dataclasses.replace(config, run_dir=str(tmp_path / "cut"), steps=2)
+    train(cut)
+    done = train(dataclasses.replace(cut, steps=3), resume=True, allow_changed=True)
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    # Its own log-probabilities are of an order, which nothing compares with an estimate.
+    assert any("entropy" in x for x in records) and not any("sampler_gap" in x for x in records)
+    for a, b in zip(
+        jax.tree.leaves(whole.state.params), jax.tree.leaves(done.state.params), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_what_a_run_refuses(tmp_path):
+    def refused(message, **changes):
+        with pytest.raises(ValueError, match=message):
+            train(tiny_run(tmp_path / "run", **changes))
+
+    sampling = jr.train.SamplingConfig
+    recipe = recipe_of(mean_field_likelihood())
+    refused("needs a model that denoises", recipe=recipe)
+    few = sampling(group_size=2, max_new_tokens=4, denoising=DenoisingOptions(steps=2))
+    refused("denoising has no effect with a causal model", sampling=few)
+    top = sampling(group_size=2, max_new_tokens=4, top_k=3)
+    refused("top_k has no effect", model=denoiser, recipe=recipe, sampling=top)
+    with pytest.raises(ValueError, match="9 steps are more than the 4 tokens"):
+        sampling(max_new_tokens=4, denoising=DenoisingOptions(steps=9))

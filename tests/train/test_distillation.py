@@ -1,0 +1,442 @@
+"""A policy learns from another model: in the step, over HTTP, from a file, across tokenizers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.core.packing import Tree
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainConfig,
+    init_state,
+    make_step,
+    train,
+)
+from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.policy_gradient import Teacher
+from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.teachers import (
+    AlignedTeacher,
+    ModelTeacher,
+    ServerTeacher,
+    StoredTeacher,
+    TokenScores,
+    host_scores,
+    write_scores,
+)
+
+ANSWERS = ["abcdef", "ghi", "jklm", "nopqr"]
+
+
+def student():
+    return *tiny_model(num_layers=1), ByteTokenizer()
+
+
+def teacher():
+    """Two layers and another width: only the vocabulary is the student's."""
+    return *tiny_model(seed=7, width=48), ByteTokenizer()
+
+
+def prompts():
+    rows = [Prompt(f"say {i}", metadata={"demonstration": x}) for i, x in enumerate(ANSWERS)]
+    return PromptSet(rows, source="test")
+
+
+def zero(prompt, completion, metadata):
+    return 0.0
+
+
+@pytest.fixture
+def config(tmp_path):
+    return TrainConfig(
+        model=student,
+        teacher=teacher,
+        data=DataConfig(prompts=prompts, chat=False),
+        reward=zero,
+        recipe="gkd",
+        sampling=SamplingConfig(group_size=2, max_new_tokens=8),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        checkpoint=CheckpointConfig(every=0),
+        evaluation=EvaluationConfig(enabled=False),
+        prompts_per_step=2,
+        steps=6,
+        remat="none",
+        run_dir=str(tmp_path),
+    )
+
+
+def batch_of(P=2, G=2, T=5):
+    rng = np.random.default_rng(0)
+    mask = np.arange(T) < np.array([[5, 3], [4, 0]])[..., None]
+    return Batch(
+        tokens=jnp.asarray(rng.integers(0, 250, (P, G, T)), jnp.int32),
+        mask=jnp.asarray(mask),
+        rewards=jnp.zeros((P, G)),
+        where=jnp.asarray(mask.any(-1)),
+        prompt_tokens=jnp.asarray(rng.integers(0, 250, (P, 3)), jnp.int32),
+        prompt_mask=jnp.ones((P, 3), bool),
+    )
+
+
+def log_probs(model, params, batch):
+    """Of all tokens ``[P, G, T, V]``, each row scored alone by the full logits."""
+    P, G, T = batch.tokens.shape
+    out = np.zeros((P, G, T, model.config.vocab_size))
+    for p, g in np.ndindex(P, G):
+        row = jnp.concatenate([batch.prompt_tokens[p], batch.tokens[p, g]])
+        context = jr.models.AttentionContext(jnp.ones((1, 1, len(row)), bool))
+        hidden, _ = model.apply(params, row[None, None], jnp.arange(len(row))[None, None], context)
+        logits = np.asarray(hidden[0, 0] @ model.output_matrix(params).T, np.float64)
+        logits = logits[batch.prompt_tokens.shape[1] - 1 : -1]
+        out[p, g] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return out
+
+
+def divergence(s, t, beta):
+    if beta in (0, 1):
+        p, q = (s, t) if beta else (t, s)
+        return np.sum(np.exp(p) * (p - q), -1)
+    m = np.log((1 - beta) * np.exp(s) + beta * np.exp(t))
+    return sum(w * np.sum(np.exp(x) * (x - m), -1) for w, x in ((1 - beta, s), (beta, t)))
+
+
+@pytest.mark.parametrize(("beta", "top"), [(0.0, None), (0.3, None), (1.0, None), (0.5, 3)])
+def test_the_loss_of_a_step_is_the_divergence_of_the_two_models(beta, top):
+    (model, params, _), (other, theirs, _) = student(), teacher()
+    batch, optimizer = batch_of(), optax.sgd(0.1)
+    recipe = jr.recipes.gkd(beta=beta, top=top)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    step = make_step(
+        model, recipe, optimizer, teacher=Teacher(other, theirs), microbatches=2, donate=False
+    )
+    _, metrics = step(state, batch)
+    s, t = (log_probs(*pair, batch) for pair in ((model, params), (other, theirs)))
+    if top is not None:
+        best = np.argsort(-t, axis=-1)[..., :top]
+
+        def cut(x):
+            x = np.take_along_axis(x, best, -1)
+            return np.concatenate([x, np.log1p(-np.exp(x).sum(-1, keepdims=True))], -1)
+
+        s, t = cut(s), cut(t)
+    want = divergence(s, t, beta)[np.asarray(batch.mask)].mean()
+    np.testing.assert_allclose(metrics["loss"], want, rtol=2e-4)
+    assert metrics["grad_norm"] > 0
+
+
+def closeness(params):
+    """KL(teacher || student) on the answers of the data."""
+    (model, _, tok), (other, theirs, _) = student(), teacher()
+    rows = [(tok.encode(f"say {i}"), tok.encode(x)) for i, x in enumerate(ANSWERS)]
+    total = 0.0
+    for prompt, answer in rows:
+        batch = Batch(
+            tokens=jnp.asarray([[answer]]),
+            mask=jnp.ones((1, 1, len(answer)), bool),
+            rewards=jnp.zeros((1, 1)),
+            where=jnp.ones((1, 1), bool),
+            prompt_tokens=jnp.asarray([prompt]),
+            prompt_mask=jnp.ones((1, len(prompt)), bool),
+        )
+        s, t = (log_probs(*pair, batch) for pair in ((model, params), (other, theirs)))
+        total += divergence(s, t, 0).mean()
+    return total / len(rows)
+
+
+def test_a_student_approaches_its_teacher_in_the_loop(config):
+    before = closeness(student()[1])
+    result = train(dataclasses.replace(config, steps=12))
+    assert closeness(result.state.params) < 0.6 * before
+    history = [row["loss"] for row in result.history]
+    assert history[-1] < 0.6 * history[0]
+
+
+def test_a_teacher_may_have_rows_of_no_token(config, tmp_path):
+    def padded():
+        model, params = tiny_model(seed=7, width=48, vocab_size=288)
+        return model, params, ByteTokenizer()
+
+    def cut():
+        model, size = tiny_model(width=48)[0], ByteTokenizer().vocab_size
+        params = jax.tree.map(lambda x: x[:size] if x.shape[0] == 288 else x, padded()[1])
+        return model, params, ByteTokenizer()
+
+    config = dataclasses.replace(config, steps=1)
+    runs = [
+        train(dataclasses.replace(config, teacher=of, run_dir=str(tmp_path / of.__name__)))
+        for of in (padded, cut)
+    ]
+    assert runs[0].history[0]["loss"] == runs[1].history[0]["loss"] > 0
+
+
+def test_a_token_that_the_policy_lacks_is_named(config):
+    class Elsewhere(Counting):
+        def score(self, prompts, responses, *, top=0):
+            every = super().score(prompts, responses, top=top)
+            return [x._replace(top_ids=x.top_ids + 300) for x in every]
+
+    recipe = jr.recipes.gkd(top=2)
+    with pytest.raises(ValueError, match="names token 30., and the policy has 259 tokens"):
+        train(dataclasses.replace(config, teacher=Elsewhere(top=2), recipe=recipe, steps=1))
+
+
+def test_an_evaluation_loads_no_teacher(config):
+    def never():
+        raise AssertionError("loaded")
+
+    config = dataclasses.replace(config, teacher=never)
+    assert load_experiment(config, trains=False)[0].teacher is None
+    with pytest.raises(AssertionError, match="loaded"):
+        load_experiment(config)
+
+
+def test_a_resumed_run_wants_the_same_teacher(config, tmp_path):
+    train(dataclasses.replace(config, steps=1))
+    other = dataclasses.replace(config, steps=2, teacher=lambda: (*tiny_model(), ByteTokenizer()))
+    with pytest.raises(Exception, match="another teacher"):
+        train(other, resume=True)
+
+
+def test_stored_scores_train_as_the_model_does(config, tmp_path):
+    tok, path = ByteTokenizer(), str(tmp_path / "scores.npz")
+    model, params, _ = teacher()
+    config = dataclasses.replace(
+        config,
+        recipe=jr.recipes.gkd(beta=0.0, top=5, offline=True),
+        sampling=SamplingConfig(group_size=1, max_new_tokens=8),
+        steps=2,
+    )
+    rows = [row["demonstration"] for row in (p.metadata for p in find_prompts(prompts))]
+    experiment, _ = load_experiment(config)
+    by_text = {q.prompt.text: q.tokens for q in experiment.train}
+    texts = [p.text for p in prompts()]
+    answers = [experiment.encoder.response(x, ends=True) for x in rows]
+    write_scores(
+        path, ModelTeacher(model, params), [by_text[x] for x in texts], answers, top=5,
+        tokenizer=tok,
+    )  # fmt: skip
+    online = train(config)
+    stored = train(dataclasses.replace(config, teacher=path, run_dir=str(tmp_path / "stored")))
+    a, b = (x.history[-1]["loss"] for x in (online, stored))
+    np.testing.assert_allclose(a, b, rtol=1e-4)
+    write_scores(path, Counting(top=5), [by_text[x] for x in texts], answers, top=5, tokenizer=tok)
+    with pytest.raises(Exception, match="another teacher: the parameters or scores"):
+        again = dataclasses.replace(config, teacher=path, run_dir=str(tmp_path / "stored"), steps=3)
+        train(again, resume=True)
+
+    with pytest.raises(ValueError, match=r"5 best tokens of each place, not 9"):
+        StoredTeacher(path).score([[1]], [[2]], top=9)
+    more = dataclasses.replace(config, teacher=path, data=DataConfig(prompts=others, chat=False))
+    with pytest.raises(ValueError, match="is of another data set: .* prompt 'other 0'"):
+        load_experiment(more)
+    with pytest.raises(ValueError, match="is of another tokenizer"):
+        StoredTeacher(path).check(Upper(), [])
+
+
+def others():
+    return PromptSet([Prompt("other 0", metadata={"demonstration": "abc"})] * 3, source="test")
+
+
+class Upper(ByteTokenizer):
+    """Cuts a text into pairs of characters where it can: another tokenizer, for the same text."""
+
+    def encode(self, text, *, allow_special=True):
+        return super().encode(text.upper(), allow_special=allow_special)
+
+
+class Pairs:
+    """Two characters a token; id 1 ends a reply."""
+
+    eos_ids, pad_id, vocab_size = (1,), 0, 2 + 128 * 129
+
+    def encode(self, text, *, allow_special=True):
+        cut = [text[i : i + 2] for i in range(0, len(text), 2)]
+        return [2 + ord(x[0]) % 128 * 129 + (ord(x[1]) % 128 + 1 if x[1:] else 0) for x in cut]
+
+    def decode(self, ids, *, skip_special=True):
+        out = ""
+        for i in ids:
+            if i > 1:
+                a, b = divmod(int(i) - 2, 129)
+                out += chr(a) + (chr(b - 1) if b else "")
+        return out
+
+
+class Counting:
+    """Says -1 of its first token, -2 of its second and so on, and keeps what it was asked."""
+
+    def __init__(self, top=0):
+        self.asked, self.top = [], top
+
+    def score(self, prompts, responses, *, top=0):
+        self.asked += list(zip(prompts, responses, strict=True))
+        return [TokenScores(-np.arange(1.0, len(x) + 1), *[np.zeros((len(x), self.top))] * 2) for x in responses]  # fmt: skip  # noqa: E501
+
+
+def test_spans_of_two_tokenizers():
+    theirs, counting, tok = Pairs(), Counting(), ByteTokenizer()
+    aligned = AlignedTeacher(counting, theirs)
+    encoder = jr.data.questions.TextEncoder(tok, 100, False)
+    responses = [[*tok.encode("abcde"), tok.eos_ids[0]], tok.encode("xy"), [tok.eos_ids[0]]]
+    (ids, logp), cut, empty = aligned.spans(["q", "q", "q"], responses, encoder=encoder)
+    assert ids.tolist() == [0, 0, 1, 1, 2, 3]
+    assert logp.tolist() == [-1, -1, -2, -2, -3, -4]  # "ab", "cd", "e" and the two stop tokens
+    assert cut[0].tolist() == [0, 0] and cut[1].tolist() == [-1, -1]
+    assert empty[0].tolist() == [0] and empty[1].tolist() == [-1]
+    assert counting.asked[0] == (theirs.encode("q"), [*theirs.encode("abcde"), 1])
+
+
+def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):
+    counting = Counting()
+    aligned = AlignedTeacher(counting, Pairs())
+    config = dataclasses.replace(config, recipe="span_distillation", teacher=aligned, steps=2)
+    result = train(config)
+    assert counting.asked and all(np.isfinite(row["loss"]) for row in result.history)
+
+
+def test_a_teacher_of_tokens_gives_the_gradient_of_the_one_in_the_step(config, tmp_path):
+    model, params, _ = teacher()
+    config = dataclasses.replace(config, recipe="on_policy_distillation", steps=2)
+    host = dataclasses.replace(
+        config, teacher=ModelTeacher(model, params), run_dir=str(tmp_path / "b")
+    )
+    a, b = train(config), train(host)
+    for x, y in zip(jax.tree.leaves(a.state.params), jax.tree.leaves(b.state.params), strict=True):
+        np.testing.assert_allclose(x, y, atol=2e-4)
+
+
+def other_vocabulary():
+    return *tiny_model(seed=7, vocab_size=200), ByteTokenizer()
+
+
+def upper():
+    return *tiny_model(seed=7), Upper()
+
+
+def denoiser():
+    return *tiny_model(seed=7, causal=False), ByteTokenizer()
+
+
+def short():
+    return *tiny_model(seed=7, max_length=12), ByteTokenizer()
+
+
+def conversations():
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "say 0"}]
+    return PromptSet([Prompt("say 0", messages=messages)] * 4, source="test")
+
+
+WARM = SamplingConfig(group_size=2, max_new_tokens=8, temperature=0.5)
+CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"teacher": None}, "recipe 'gkd' learns from a teacher, and there is none"),
+        ({"recipe": "dr_grpo"}, "teacher has no effect: recipe 'dr_grpo' learns from none"),
+        ({"recipe": "sdpo"}, "teacher has no effect: recipe 'sdpo' is its own teacher"),
+        ({"teacher": other_vocabulary}, "has 200 tokens in its vocabulary and the policy 259"),
+        ({"teacher": upper}, "has another tokenizer .*; take span_distillation"),
+        ({"teacher": Counting()}, r"reads all logits of its teacher, .*recipes.gkd\(top=20\)"),
+        ({"teacher": AlignedTeacher(Counting(), Pairs())}, "compares tokens, .* other tokens"),
+        (
+            {"recipe": "span_distillation", "teacher": Counting()},
+            "compares spans of text, which a train.teachers.AlignedTeacher scores",
+        ),
+        ({"teacher": "scores.npz"}, "'scores.npz' has no scores of a teacher"),
+        (
+            {"recipe": "iw_opd", "teacher": Counting(), "sampling": WARM},
+            "scores at temperature 1; sampling.temperature is 0.5",
+        ),
+        (
+            {"recipe": "span_distillation", "teacher": upper, "sampling": WARM},
+            "scores at temperature 1; sampling.temperature is 0.5",
+        ),
+        (
+            {"recipe": "iw_opd", "teacher": Counting(), "sampling": CUT},
+            "scores all tokens of its vocabulary; sampling.top_p is 0.9",
+        ),
+        (
+            {
+                "recipe": "span_distillation",
+                "teacher": AlignedTeacher(Counting(), Pairs()),
+                "data": DataConfig(prompts=conversations),
+            },
+            "prompt 'say 0' is a conversation, and AlignedTeacher",
+        ),
+        ({"teacher": denoiser}, "the teacher is a model that denoises"),
+        ({"teacher": short}, "may have 13 tokens together, and the teacher's context 12"),
+    ],
+)  # fmt: skip
+def test_a_teacher_that_cannot_teach_is_refused(config, changes, error):
+    with pytest.raises(ValueError, match=error):
+        load_experiment(dataclasses.replace(config, **changes))
+
+
+def test_a_teacher_on_the_host_reads_the_prompts_of_the_batch():
+    """An environment writes prompts that are not those of the data."""
+    batch, counting = batch_of(), Counting()
+    questions = [Question(x, [1]) for x in prompts()[:2]]
+    recipe = jr.recipes.on_policy_distillation()
+    encoder = jr.data.questions.TextEncoder(ByteTokenizer(), 100, False)
+    said = host_scores(
+        counting, recipe, batch, questions, [[None] * 2] * 2, encoder=encoder, vocab_size=259
+    )
+    rows = [(0, 0), (0, 1), (1, 0)]
+    want = [batch.prompt_tokens[p].tolist() for p, _ in rows]
+    assert [prompt for prompt, _ in counting.asked] == want
+    np.testing.assert_array_equal(said["teacher_token_logp"][0, 1], [-1, -2, -3, 0, 0])
+    tree = batch.replace(packing=Tree(*[batch.tokens] * 5))
+    with pytest.raises(ValueError, match="reads a response in one piece"):
+        host_scores(
+            counting, recipe, tree, questions, [[None] * 2] * 2, encoder=encoder, vocab_size=259
+        )
+
+
+def test_a_text_longer_than_the_context_of_a_teacher_is_refused():
+    with pytest.raises(ValueError, match="have 13 tokens, and the teacher's context 12"):
+        ModelTeacher(*short()[:2]).score([[1], [1]], [[2], [2] * 12])
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 no archive"])
+def test_a_file_that_holds_no_scores_is_named(tmp_path, data):
+    path = tmp_path / "scores.npz"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="has no scores of a teacher"):
+        StoredTeacher(path)
+
+
+def test_more_tokens_than_the_vocabulary_has_are_refused(config):
+    config = dataclasses.replace(config, recipe=jr.recipes.gkd(top=300))
+    with pytest.raises(ValueError, match="reads 300 most probable tokens .* has 259"):
+        load_experiment(config)
+    with pytest.raises(ValueError, match="top 300 is above the 259 tokens"):
+        ModelTeacher(*teacher()[:2]).score([[1]], [[2]], top=300)
+
+
+def test_a_server_without_a_model_is_named(monkeypatch):
+    teacher = ServerTeacher("http://127.0.0.1:1")
+    monkeypatch.setattr(teacher, "_ask", lambda route, body=None: {"status": "ok"})
+    with pytest.raises(ValueError, match="The server at http://127.0.0.1:1 names no model"):
+        teacher.score([[1]], [[2]])
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="The teacher at http://127.0.0.1:1 does not answer"):
+        ServerTeacher("http://127.0.0.1:1", timeout=1).score([[1]], [[2]])
+    with pytest.raises(ValueError, match="begins with http"):
+        ServerTeacher("localhost")

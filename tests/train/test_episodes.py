@@ -1,0 +1,285 @@
+"""Whole runs of an environment: tokens in, tokens out, and what fails ends its episode alone."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.data import Cursor, make_renderer
+from jaxrl_llm.environments import Observation
+from jaxrl_llm.rollout.episodes import EpisodeOptions
+from jaxrl_llm.train import EvaluationConfig, SamplingConfig, make_scorer, train
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import load_experiment
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
+
+class State(NamedTuple):
+    seed: int
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """Three turns; one earns the share of its letters below "m"; it sees how many there were."""
+
+    tools = ()
+    turns: int = 3
+    fault: str = ""
+    seconds: float = 0.0
+
+    def reset(self, task, seed):
+        if self.fault == "reset":
+            raise OSError("no such level")
+        return State(seed % 100, 0), Observation([{"role": "user", "content": f"{seed % 100}?"}])
+
+    def step(self, state, action):
+        time.sleep(self.seconds)
+        state = state._replace(turn=state.turn + 1)
+        low = sum(c < "m" for c in action.text)
+        if self.fault and state.turn == 2 and low % 2:
+            if self.fault == "raises":
+                raise KeyError("door")
+            if self.fault == "hangs":
+                time.sleep(60)
+            if self.fault == "nan":
+                return state, Observation([], reward=float("nan"))
+            if self.fault == "assistant":
+                return state, Observation([{"role": "assistant", "content": "I won"}])
+            if self.fault == "nothing":
+                return state, None
+            if self.fault == "no state":
+                return None
+            if self.fault == "one message":
+                return state, Observation("low")
+            if self.fault == "no instead":
+                return state, Observation([{"role": "user", "content": ""}], instead=5)
+            if self.fault == "no text":
+                return state, Observation([{"role": "user", "content": None}])
+            if self.fault == "no info":
+                return state, Observation([], done=True, info=None)
+        reward = low / max(len(action.text), 1)
+        message = {"role": "user", "content": str(low)}
+        done = state.turn == self.turns
+        info = {"low": float(low)}
+        return state, Observation([message], reward, done=done, state=f"{low}", info=info)
+
+
+@dataclasses.dataclass(frozen=True)
+class Later(Letters):
+    """The same, async."""
+
+    async def step(self, state, action):
+        await asyncio.sleep(0.01)
+        return Letters.step(self, state, action)
+
+
+SAMPLING = SamplingConfig(group_size=4, max_new_tokens=64, slots=8, prompt_length=32)
+TURNS = EpisodeOptions(turn_tokens=6)
+
+
+def config(folder, env, **changes):
+    options = {
+        "recipe": "grpo", "reward": None, "environment": env, "sampling": SAMPLING,
+        "episodes": TURNS, "steps": 2, "prompts_per_step": 4,
+    }  # fmt: skip
+    return tiny_run(folder, **(options | changes))
+
+
+def one_batch(folder, env, recipe=None, **changes):
+    """The run's experiment, its parameters and its first batch."""
+    chosen = config(folder, env, **({} if recipe is None else {"recipe": recipe}) | changes)
+    experiment, params = load_experiment(chosen)
+    key = jax.random.key(0)
+    return (
+        experiment,
+        params,
+        collect_rollouts(experiment, params, key, Cursor(0, 0), number=0, version=0),
+    )
+
+
+TROLL = jr.recipes.trloo()
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory):
+    return one_batch(tmp_path_factory.mktemp("batch"), Letters(), TROLL)
+
+
+def test_sampler_and_trainer_agree_on_every_sampled_token_and_no_other_trains(batch):
+    experiment, params, collected = batch
+    made = collected.batch
+    turn_ids, mask = np.asarray(made.extras["turn_ids"]), np.asarray(made.mask)
+    assert ((turn_ids >= 0) == mask).all() and set(turn_ids[mask]) == {0, 1, 2}
+    # Observations stand between the turns and belong to none.
+    used = np.arange(mask.shape[-1]) < (mask * np.arange(1, mask.shape[-1] + 1)).max(-1)[..., None]
+    between = used & ~mask
+    assert between.any(axis=-1).all() and (np.asarray(made.tokens)[between] != 0).any()
+    logp = make_scorer(experiment.model)(params, made)
+    np.testing.assert_allclose(
+        np.asarray(logp)[mask], np.asarray(made.behavior_logp)[mask], atol=1e-4
+    )
+    # The text of the answer that follows a turn is there, token by token.
+    decode = experiment.tokenizer.decode
+    text = decode(np.asarray(made.tokens)[0, 0][between[0, 0]].tolist())
+    turns = [
+        decode(np.asarray(made.tokens)[0, 0][turn_ids[0, 0] == turn].tolist()) for turn in range(2)
+    ]
+    assert text.split() == [str(sum(c < "m" for c in turn)) for turn in turns]
+
+
+def test_rewards_are_sums_over_turns_and_states_have_numbers(batch, tmp_path):
+    _, _, collected = batch
+    made = collected.batch
+    rewards = np.asarray(made.extras["turn_rewards"])
+    where = np.asarray(made.extras["turn_where"])
+    assert rewards.shape == (4, 4, 4) and where.sum(-1).tolist() == [[3] * 4] * 4
+    np.testing.assert_allclose(rewards.sum(-1), np.asarray(made.rewards), rtol=1e-6)
+    assert collected.metrics["turns"] == 3 and collected.metrics["end/done"] == 1
+    assert collected.metrics["info/low"] >= 0
+    assert collected.rows[0]["end"] == "done" and len(collected.rows[0]["turn_rewards"]) == 3
+    json.dumps(collected.rows)
+    # All rollouts of a group begin in the same state.
+    prompts = {tuple(row.tolist()) for row in np.asarray(made.prompt_tokens)}
+    assert 1 < len(prompts) <= 4
+
+
+def test_slow_and_async_steps_change_nothing(batch, tmp_path):
+    _, _, reference = batch
+    for env in (Letters(seconds=0.02), Later()):
+        _, _, collected = one_batch(tmp_path, env, TROLL)
+        # Log-probabilities are those of other rounding where others decode beside a response.
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+            collected.batch,
+            reference.batch,
+        )
+        tokens = [np.asarray(each.batch.tokens) for each in (collected, reference)]
+        np.testing.assert_array_equal(*tokens)
+
+
+@pytest.mark.parametrize(
+    ("fault", "end", "said"),
+    [
+        ("raises", "env_error", "KeyError: 'door'"),
+        ("hangs", "env_timeout", "longer than 0.5 s"),
+        ("nan", "env_error", "reward nan"),
+        ("assistant", "env_error", "role 'assistant'"),
+        ("nothing", "env_error", "NoneType"),
+        ("no state", "env_error", "where a state and an Observation are needed"),
+        ("one message", "env_error", "messages 'low'"),
+        ("no text", "env_error", "which is no text"),
+        ("no instead", "env_error", "instead 5, which is no text"),
+        ("no info", "env_error", "info None"),
+    ],
+)
+def test_a_fault_ends_its_episode_alone(tmp_path, fault, end, said):
+    options = dataclasses.replace(TURNS, seconds=0.5)
+    changes = {"episodes": options, "samples_shown": 16}
+    _, _, collected = one_batch(tmp_path, Letters(fault=fault), TROLL, **changes)
+    made = collected.batch
+    share = collected.metrics[f"end/{end}"]
+    assert 0 < share < 1 and collected.metrics["end/done"] == 1 - share
+    assert np.asarray(made.where).mean() == 1 - share
+    assert collected.metrics["reward_failures"] == share * made.where.size
+    errors = [row["error"] for row in collected.rows if row["end"] == end]
+    assert errors and all(said in error for error in errors)
+
+
+def test_a_reset_that_fails_names_the_prompt(tmp_path):
+    with pytest.raises(RuntimeError, match=r"reset of prompt .* failed: OSError: no such level"):
+        one_batch(tmp_path, Letters(fault="reset"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "end", "turns"),
+    [
+        ({"episodes": EpisodeOptions(turn_tokens=6, max_turns=2)}, "turns", 2),
+        ({"sampling": dataclasses.replace(SAMPLING, max_new_tokens=16)}, "context", 2),
+        ({"sampling": dataclasses.replace(SAMPLING, max_new_tokens=4)}, "length", 1),
+    ],
+)
+def test_ends_are_told_apart(tmp_path, changes, end, turns):
+    _, _, collected = one_batch(tmp_path, Letters(), TROLL, **changes)
+    assert collected.metrics[f"end/{end}"] > 0.5
+    assert collected.metrics["turns"] == pytest.approx(turns, abs=0.5)
+    assert collected.metrics["truncated"] > 0.5
+
+
+def test_a_run_trains_evaluates_and_resumes_exactly(tmp_path):
+    evaluation = EvaluationConfig(every=0, samples=2)
+    whole = train(config(tmp_path / "whole", Letters(), steps=4, evaluation=evaluation))
+    steps = [row for row in whole.history if "loss" in row]
+    assert len(steps) == 4 and {"turns", "end/done", "reward"} <= set(steps[-1])
+    first = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0])
+    assert 0 <= first["held_out"]["greedy"]["mean"] <= 3
+    part = config(tmp_path / "part", Letters(), steps=2, evaluation=evaluation)
+    train(part)
+    resumed = train(dataclasses.replace(part, steps=4), resume=True)
+    assert_same(resumed.state, whole.state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": lambda p, c, m: 0.0}, "reward has no effect"),
+        ({"environment": object()}, "reset and step"),
+        ({"environment": None, "reward": lambda p, c, m: 0.0}, "episodes has no effect"),
+        ({"recipe": "eggroll"}, "plays no environment"),
+        ({"reward_deadline": 3.0}, "episodes.seconds"),
+        ({"reward_on_error": "zero"}, "reward_on_error has no effect"),
+    ],
+)
+def test_what_has_no_effect_with_an_environment_is_refused(tmp_path, changes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        config(tmp_path, **({"env": Letters()} | changes)) if "environment" not in changes else (
+            config(tmp_path, Letters(), **changes)
+        )
+
+
+def test_several_processes_play_no_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="played by one process; there are 2"):
+        load_experiment(config(tmp_path, Letters()))
+
+
+def test_turns_branch_with_the_state_of_their_episode(tmp_path):
+    """What a branch shares it plays once; from its turn on it is an episode of its own."""
+    recipe = jr.recipes.portool(first=2, prob=1.0)
+    experiment, _, collected = one_batch(tmp_path, Letters(), recipe, samples_shown=16)
+    made, parse = collected.batch, make_renderer(experiment.tokenizer, chat=False).parse
+    assert collected.metrics["end/done"] == 1 and collected.metrics["turns"] == 3
+    nodes, mask = np.asarray(made.extras["node_ids"]), np.asarray(made.mask)
+    tokens, turn_ids = np.asarray(made.tokens), np.asarray(made.extras["turn_ids"])
+    rewards = np.array([row["turn_rewards"] for row in collected.rows]).reshape(4, 4, 3)
+    shared = 0
+    for p in range(4):
+        for g in range(4):
+            # A turn earns the share of its letters: the state was that of its own past.
+            for turn in range(3):
+                text = parse(tokens[p, g, turn_ids[p, g] == turn]).text
+                share = sum(c < "m" for c in text) / max(len(text), 1)
+                assert rewards[p, g, turn] == pytest.approx(share, abs=1e-6)
+            for other in range(g):
+                same = mask[p, g] & (nodes[p, g] == nodes[p, other]) & (nodes[p, g] >= 0)
+                np.testing.assert_array_equal(tokens[p, g, same], tokens[p, other, same])
+                shared += len(set(turn_ids[p, g, same]))
+    assert shared >= 8  # two branches of each group, after one or two turns
+
+
+def test_branches_need_an_environment_and_a_turn(tmp_path):
+    recipe = jr.recipes.arpo()
+    with pytest.raises(ValueError, match=r"branches after the turns.*set config.environment"):
+        load_experiment(tiny_run(tmp_path, recipe=recipe))
+    pausing = jr.recipes.grpo().replace(collector=jr.curation.entropy_branched(segment=8))
+    with pytest.raises(ValueError, match="asks for episodes that pause"):
+        one_batch(tmp_path, Letters(), pausing)

@@ -1,0 +1,124 @@
+"""A reference's log-probabilities of the data in a file: the same run, without the reference."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from test_pairs import ROWS, of_pairs
+from tiny_run import model
+
+from jaxrl_llm.testing import ByteTokenizer
+from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train.setup import init_experiment
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(path)
+
+
+def half():
+    """A reference apart from the policy, so that its numbers matter at the first step."""
+    module, params, tokenizer = model()
+    return module, jax.tree.map(lambda x: 0.75 * x, params), tokenizer
+
+
+def losses(result):
+    return [row["loss"] for row in result.history if "loss" in row]
+
+
+def test_a_run_with_stored_numbers_is_the_run_without(tmp_path, rows):
+    path = tmp_path / "refs" / "dpo.npz"
+
+    def run(name, resume=False, **changes):
+        changes = {"steps": 2, "reference": half, "reference_logp": str(path)} | changes
+        return train(of_pairs(tmp_path / name, rows, **changes), resume=resume)
+
+    plain = run("plain", reference_logp=None)
+    first = run("first")
+    made = path.stat().st_mtime_ns
+    np.testing.assert_allclose(losses(first), losses(plain), rtol=1e-5)
+    assert abs(losses(plain)[0] - np.log(2)) > 1e-3
+    for way in ("before", "after"):
+        assert getattr(first, way)["pairs"] == getattr(plain, way)["pairs"]
+    # Read by another run, which is resumed, and by one of another order, split and batch.
+    run("part", steps=1)
+    assert_same(run("part", resume=True).state, first.state)
+    data = DataConfig(prompts=rows, chat=False, seed=3, held_out=0.4)
+    other = of_pairs(tmp_path, rows, data=data, prompts_per_step=2, reference=half)
+    other = dataclasses.replace(other, reference_logp=str(path))
+    init_experiment(other, tmp_path / "other", resume=False)
+    assert path.stat().st_mtime_ns == made
+
+
+def test_neither_a_step_nor_memory_has_the_reference(tmp_path, rows):
+    config = of_pairs(tmp_path / "run", rows, reference_logp=str(tmp_path / "refs.npz"))
+    experiment, algorithm, _, _ = init_experiment(config, tmp_path / "a", resume=False)
+    batch = next(experiment.offline_batches(experiment.train)).batch
+    stored = experiment.references.attach(batch)
+    np.testing.assert_array_equal(algorithm.score(stored)[0].ref_logp, stored.ref_logp)
+    assert algorithm.score(batch)[0].ref_logp is None  # nothing computes it any more
+    # KTO compares with responses after other prompts of the batch: for these the reference stays.
+    kto = dataclasses.replace(config, recipe="kto")
+    _, algorithm, _, _ = init_experiment(kto, tmp_path / "b", resume=False)
+    plain = dataclasses.replace(kto, reference_logp=None)
+    _, plain, _, _ = init_experiment(plain, tmp_path / "c", resume=False)
+    scored, expected = algorithm.score(stored)[0], plain.score(batch)[0]
+    np.testing.assert_array_equal(scored.ref_logp, stored.ref_logp)
+    np.testing.assert_allclose(scored.ref_logp, expected.ref_logp, atol=1e-5)
+    key = "kl_ref_logp"
+    np.testing.assert_allclose(scored.extras[key], expected.extras[key], rtol=1e-5)
+
+
+def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):
+    path, other = tmp_path / "refs.npz", tmp_path / "other.jsonl"
+
+    def config(**changes):
+        changes = {"reference_logp": str(path), "steps": 1} | changes
+        return of_pairs(tmp_path / "run", rows, **changes)
+
+    def refused(words, **changes):
+        with pytest.raises(ValueError, match=words):
+            init_experiment(config(**changes), tmp_path / "ckpt", resume=False)
+
+    train(config(evaluation=EvaluationConfig(enabled=False)))
+    refused("refs.npz' is of another reference model: ", reference=half)
+    sampling = SamplingConfig(max_new_tokens=4, temperature=0.5)
+    refused("is of another temperature: 1.0, where this run has 0.5", sampling=sampling)
+    other.write_text(json.dumps({**ROWS[0], "prompt": "new", "id": "x"}) + "\n")
+    with other.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+    data = DataConfig(prompts=str(other), chat=False)
+    refused("is of other data: 2 of the responses of this run are not in it", data=data)
+
+    def another_tokenizer():
+        class Doubled(ByteTokenizer):
+            def encode(self, text, **options):
+                return super().encode(text, **options) * 2
+
+        return *model()[:2], Doubled()
+
+    sampling = SamplingConfig(max_new_tokens=8)
+    refused("tokenizer and chat template must be", model=another_tokenizer, sampling=sampling)
+    path.write_bytes(path.read_bytes()[:100])
+    refused("is not a file of log-probabilities .*; name another one")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"recipe": "simpo"}, "no effect: recipe 'simpo' reads none"),
+        ({"recipe": "grpo", "reward": len}, "no effect: recipe 'grpo' samples its responses"),
+        ({"recipe": "eggroll", "reward": len, "remat": "full"}, "recipe 'eggroll' reads none"),
+        ({"recipe": "fspo"}, "prompts of recipe 'fspo' are made anew for each batch"),
+        ({"reference_logp": "refs"}, "reference_logp must end in .npz; got 'refs'"),
+    ],
+)
+def test_where_it_has_no_effect(tmp_path, rows, changes, words):
+    with pytest.raises(ValueError, match=words):
+        of_pairs(tmp_path, rows, **{"reference_logp": "refs.npz"} | changes)

@@ -1,0 +1,159 @@
+"""Runs on responses of the data: nothing is sampled, and held-out pairs are compared."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.cli import main
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import load_experiment
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
+ROWS = [
+    {"prompt": f"q{n % 10}", "chosen": "abc"[: 1 + n % 3], "rejected": "XY"[: 1 + n % 2]}
+    for n in range(20)
+]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(path)
+
+
+def of_pairs(run_dir, path, **changes):
+    data = DataConfig(prompts=path, chat=False)
+    changes = {
+        "data": data,
+        "reward": None,
+        "recipe": "dpo",
+        "evaluation": EvaluationConfig(),
+    } | changes
+    return tiny_run(run_dir, **changes)
+
+
+def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs):
+    through = train(of_pairs(tmp_path / "a", pairs, steps=4))
+    assert through.before["pairs"].mean == 0.5
+    assert through.after["pairs"].mean > 0.5 and set(through.after) == {"pairs"}
+    # All rows of a text are on one side, and one question of the interval.
+    assert (through.after["pairs"].questions, through.after["pairs"].samples) == (2, 2)
+    steps = [row for row in through.history if "loss" in row]
+    np.testing.assert_allclose(steps[0]["loss"], np.log(2), rtol=1e-5)
+    assert steps[0]["pair_margin"] == 0.0 < steps[-1]["pair_margin"]
+    assert all(row["pairs"] == 4 and row["rollouts_sampled"] == 0 for row in steps)
+    assert "sampler_gap" not in steps[0]
+    half = train(of_pairs(tmp_path / "b", pairs, steps=2))
+    assert int(half.state.step) == 2
+    rest = train(of_pairs(tmp_path / "b", pairs, steps=4), resume=True)
+    assert_same(through.state, rest.state)
+
+
+def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from jaxrl_llm.data import from_file\n"
+        "from jaxrl_llm.testing import ByteTokenizer, tiny_model\n"
+        "from jaxrl_llm.train import *\n"
+        "def model():\n    return *tiny_model(num_layers=1), ByteTokenizer()\n"
+        f"config = TrainConfig(model=model, data=DataConfig(prompts={pairs!r}, chat=False),"
+        " recipe='dpo', steps=2, prompts_per_step=4, remat='none',"
+        f" sampling=SamplingConfig(max_new_tokens=4), run_dir={str(tmp_path / 'run')!r})\n"
+    )
+    assert main(["train", str(config)]) == 0
+    trained = train_result(tmp_path / "run")
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"]["mean"] == trained
+    assert main(["evaluate", str(tmp_path / "run"), "--samples", "2"]) == 2
+    assert "--samples, --k and --seed have no effect" in capsys.readouterr().err
+
+
+def text_of(tokens, mask):
+    return bytes(tokens[mask].tolist()).decode()
+
+
+def train_result(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "held_out" in row][-1]["held_out"]["pairs"]["mean"]
+
+
+def test_the_reward_of_a_run_on_pairs_grades_its_evaluation_alone(tmp_path, pairs):
+    config = of_pairs(tmp_path, pairs, steps=1, reward=lambda prompt, completion, metadata: 1.0)
+    result = train(config)
+    assert set(result.after) == {"greedy", "sampled", "pairs"}
+    assert result.after["greedy"].mean == 1.0 and result.history[1]["reward"] == 0.5
+
+
+def test_batches_are_those_of_the_data(tmp_path, pairs):
+    config = of_pairs(tmp_path, pairs, evaluation=EvaluationConfig(enabled=False))
+    experiment, params = load_experiment(config)
+    state = experiment.collector.init(len(experiment.train))
+    seen = []
+    for number in range(5):
+        rollouts = collect_rollouts(
+            experiment, params, jax.random.key(0), jr.data.Cursor(), state, number=number, version=0
+        )
+        state, batch = rollouts.collector_state, rollouts.batch
+        assert batch.rewards.tolist() == [[1.0, 0.0]] * 4
+        assert batch.behavior_logp is None and "behavior_known" not in batch.extras
+        texts = [
+            [bytes(row[m].tolist()).decode() for row, m in zip(rows, masks, strict=True)]
+            for rows, masks in zip(batch.tokens, batch.mask & (batch.tokens < 128), strict=True)
+        ]
+        prompts = [
+            bytes(t[m].tolist()).decode()
+            for t, m in zip(batch.prompt_tokens, batch.prompt_mask, strict=True)
+        ]
+        seen += [(p, *pair) for p, pair in zip(prompts, texts, strict=True)]
+    # Each row once an epoch, all those of a text among them.
+    assert sorted(seen) == sorted(tuple(row.values()) for row in ROWS)
+
+
+def bare():
+    return PromptSet([Prompt("a"), Prompt("b")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "dr_grpo"}, "reward must be callable; got None"),
+        (
+            {"data": DataConfig(prompts=lambda: PromptSet([Prompt("a"), Prompt("b")]))},
+            "has no 'chosen'",
+        ),
+        (
+            {"sampling": SamplingConfig(max_new_tokens=2)},
+            "has 4 tokens; the longest response has 2",
+        ),
+    ],
+)
+def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        train(of_pairs(tmp_path, pairs, **changes))
+
+
+def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):
+    from jaxrl_llm.train import CheckpointConfig
+
+    best = CheckpointConfig(every=2, best="greedy")
+    with pytest.raises(ValueError, match="best='greedy' is not in the evaluation of this run"):
+        of_pairs(tmp_path, pairs, checkpoint=best, evaluation=EvaluationConfig(every=2))
+    config = of_pairs(
+        tmp_path,
+        pairs,
+        steps=2,
+        checkpoint=dataclasses.replace(best, best="pairs"),
+        evaluation=EvaluationConfig(every=2),
+    )
+    assert train(config).after["pairs"].questions == 2

@@ -1,0 +1,120 @@
+"""A process reward model that trains with the policy, and before it."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import ProcessRewardModel
+from jaxrl_llm.testing import make_case, tiny_model
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """A model, a batch of turns, and a process reward model that has moved from the policy."""
+    model, params = tiny_model(num_layers=1)
+    batch = make_case().batch
+    T = batch.tokens.shape[-1]
+    turn_ids = jnp.broadcast_to(jnp.arange(T) // 2, batch.tokens.shape)
+    extras = {"turn_ids": turn_ids, "turn_where": jnp.ones((*batch.where.shape, T // 2 + 1), bool)}
+    rewards = jnp.asarray(np.random.default_rng(0).integers(0, 3, batch.rewards.shape), jnp.float32)
+    batch = batch.replace(extras=extras, old_logp=None, ref_logp=None, rewards=rewards)
+    prm = jr.train.init_critic(model, params, heads=0, key=jax.random.key(1))
+    noise = jax.random.key(2)
+    prm = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(noise, x.shape), prm)
+    return model, params, batch, prm
+
+
+def stepped(setting, *, microbatches=1, **options):
+    model, params, batch, prm = setting
+    recipe, optimizer, of_prm = jr.recipes.oprl(**options), optax.sgd(0.5), optax.sgd(0.3)
+    state = jr.train.init_state(
+        params, optimizer, recipe, key=jax.random.key(0), critic=prm, critic_optimizer=of_prm
+    )
+    step = jr.train.make_step(
+        model, recipe, optimizer, microbatches=microbatches, critic_optimizer=of_prm, donate=False
+    )
+    return step(state, batch)
+
+
+@pytest.mark.parametrize("combine", ["mean", "sum"])
+def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
+    model, params, batch, prm = setting
+    state, metrics = stepped(setting, combine=combine, alpha=2.0)
+    scorer = jr.train.make_scorer(model)
+    old = scorer(params, batch)
+
+    def loss(prm):
+        """All pairs of rollouts of a prompt whose rewards differ, by hand."""
+        ratio = jnp.where(batch.mask, scorer(prm["model"], batch) - old, 0).sum(-1)
+        if combine == "mean":
+            ids = jnp.where(batch.mask, batch.extras["turn_ids"], -1)
+            counts = [[len(set(row[row >= 0])) for row in group] for group in np.asarray(ids)]
+            ratio = ratio / jnp.maximum(np.array(counts), 1)
+        total, pairs = 0.0, 0
+        P, G = batch.rewards.shape
+        there = np.asarray(batch.where & batch.mask.any(-1))
+        for p, i, j in np.ndindex(P, G, G):
+            if there[p, i] and there[p, j] and batch.rewards[p, i] > batch.rewards[p, j]:
+                total, pairs = (
+                    total - jax.nn.log_sigmoid(0.05 * (ratio[p, i] - ratio[p, j])),
+                    (pairs + 1),
+                )
+        assert pairs == int(
+            jr.preferences.count_pairs(batch.rewards, batch.mask, where=batch.where)
+        )
+        return total / pairs
+
+    value, grads = jax.value_and_grad(loss)(prm)
+    after = jax.tree.map(lambda x, g: x - 0.3 * g, prm, grads)
+    assert float(metrics["critic_loss"]) == pytest.approx(float(value), rel=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.critic.params, after
+    )
+    # The policy's step is that of the same recipe with the log-probabilities of what has learned.
+    extras = {**batch.extras, "prm_logp": scorer(after["model"], batch)}
+    recipe, optimizer = jr.recipes.oprl(alpha=2.0).replace(prm=None), optax.sgd(0.5)
+    plain = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+    given = batch.replace(extras=extras, old_logp=old)
+    expected, _ = jr.train.make_step(model, recipe, optimizer)(plain, given)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected.params
+    )
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), state.params, params)
+    assert any(jax.tree.leaves(moved))
+
+
+def test_microbatches_add_up_and_what_begins_as_the_policy_knows_nothing(setting):
+    whole, _ = stepped(setting)
+    parts, _ = stepped(setting, microbatches=2)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        (whole.params, whole.critic.params),
+        (parts.params, parts.critic.params),
+    )
+    model, params, batch, _ = setting
+    fresh = jr.train.init_critic(model, params, heads=0, key=jax.random.key(1))
+    _, metrics = stepped((model, params, batch, fresh))
+    assert float(metrics["critic_loss"]) == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_what_does_not_fit_is_refused():
+    recipe = jr.recipes.oprl()
+    with pytest.raises(TypeError, match="prm must be a ProcessRewardModel"):
+        recipe.replace(prm=3)
+    with pytest.raises(TypeError, match="loss must be a function"):
+        ProcessRewardModel(loss=None)
+    with pytest.raises(ValueError, match="needs 'margin'"):
+        recipe.replace(prm=ProcessRewardModel(loss=lambda logp, old_logp, mask, rewards, margin: 0))
+    with pytest.raises(ValueError, match="a critic or a process reward model, and not both"):
+        dataclasses.replace(recipe, critic=jr.recipes.gae_token().critic)
+    model, params = tiny_model(num_layers=1)
+    with pytest.raises(ValueError, match="init_critic"):
+        jr.train.init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="critic_optimizer"):
+        jr.train.make_step(model, recipe, optax.sgd(0.1))

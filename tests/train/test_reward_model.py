@@ -1,0 +1,313 @@
+"""A head on a model: trained on pairs and steps, resumed, exported, and the reward of a policy."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.cli import main
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.train import (
+    DataConfig,
+    EvaluationConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    train,
+)
+from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.setup import with_trained
+
+PAIRS = [
+    {"prompt": f"q{n % 10}", "chosen": "abc"[: 1 + n % 3], "rejected": "XY"[: 1 + n % 2]}
+    for n in range(20)
+]
+STEPS = [
+    {"prompt": f"q{n % 10}", "completions": ["ab", "XY"][:: 1 - 2 * (n % 2)], "labels": [1, 0]}
+    for n in range(20)
+]
+for row in STEPS:
+    row["labels"] = [step.islower() for step in row["completions"]]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def of_data(run_dir, path, recipe="reward_model", **changes):
+    changes = {
+        "data": DataConfig(prompts=path, chat=False),
+        "reward": None,
+        "recipe": recipe,
+        "evaluation": EvaluationConfig(),
+        "sampling": SamplingConfig(max_new_tokens=8),
+    } | changes
+    return tiny_run(run_dir, **changes)
+
+
+CONFIG = """
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.train import *
+def model():
+    return *tiny_model(num_layers=1), ByteTokenizer()
+config = TrainConfig(model=model, data=DataConfig(prompts={path!r}, chat=False), recipe={recipe!r},
+    sampling=SamplingConfig(max_new_tokens=8), optimizer=OptimizerConfig(learning_rate=1e-2),
+    steps={steps}, prompts_per_step=4, remat="none", run_dir={run_dir!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Folders of a reward model of responses and of one of steps, trained by the command."""
+    folder = tmp_path_factory.mktemp("rm")
+    for recipe, rows, steps in (
+        ("reward_model", PAIRS, 6),
+        ("process_reward_model", STEPS, 20),
+    ):
+        path, run_dir = write(folder / f"{recipe}.jsonl", rows), str(folder / f"{recipe}_run")
+        config = folder / f"config_{recipe}.py"
+        config.write_text(CONFIG.format(path=path, recipe=recipe, run_dir=run_dir, steps=steps))
+        assert main(["train", str(config)]) == 0
+        assert main(["export", run_dir, str(folder / recipe)]) == 0
+    return folder
+
+
+def last_evaluation(run_dir):
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row["held_out"]["pairs"] for row in rows if "held_out" in row]
+
+
+def test_a_head_learns_pairs_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    path = write(tmp_path / "pairs.jsonl", PAIRS)
+    through = train(of_data(tmp_path / "a", path))
+    after = through.after["pairs"]
+    assert after.mean == 1.0 and (after.questions, after.samples) == (2, 2)
+    assert after.calibration_error < through.before["pairs"].calibration_error
+    assert after.brier < 0.05 and "calibration error" in str(after)
+    steps = [row for row in through.history if "loss" in row]
+    # One of pairs that the head cannot tell apart; centering adds next to nothing.
+    np.testing.assert_allclose(steps[0]["loss"], np.log(2), atol=0.02)
+    assert steps[-1]["pair_margin"] > 1.0 and steps[0]["tokens"] > 0
+    train(of_data(tmp_path / "b", path, steps=2))
+    rest = train(of_data(tmp_path / "b", path), resume=True)
+    assert_same(through.state, rest.state)
+
+
+def test_an_adapter_trains_beside_the_head(tmp_path):
+    path = write(tmp_path / "pairs.jsonl", PAIRS)
+    config = of_data(tmp_path / "run", path, lora=LoRAConfig(rank=4), steps=8)
+    result = train(config)
+    assert set(result.state.params) == {"model", "head"}
+    assert result.after["pairs"].mean == 1.0
+
+
+def test_steps_are_graded_one_by_one(exported):
+    first, last = last_evaluation(exported / "process_reward_model_run")
+    assert first["mean"] < last["mean"] == 1.0 and last["samples"] == 1
+    reward = jr.train.reward_model(
+        exported / "process_reward_model", tokenizer=ByteTokenizer(), chat=False
+    )
+    scores = jr.rewards.score(reward, ["q1"] * 3, ["ab\n\nXY", "ab", "XY\n\nab"])
+    steps = [[x > 0.5 for x in each] for each in scores.details["turn_rewards"]]
+    assert steps == [[True, False], [True], [False, True]]
+    assert [list(x) for x in scores.details["turn_ends"]] == [[4, 6], [2], [4, 6]]
+    least = [min(each) for each in scores.details["turn_rewards"]]
+    np.testing.assert_allclose(scores.rewards, least, rtol=1e-6)
+
+
+def test_an_exported_reward_model_scores_what_was_trained(exported):
+    reward = jr.train.reward_model(
+        str(exported / "reward_model"), tokenizer=ByteTokenizer(), chat=False, batch_size=2
+    )
+    settings = json.loads((exported / "reward_model" / "config.json").read_text())
+    assert settings["pad_token_id"] == ByteTokenizer().pad_id
+    texts = ["abc", "X", "a", "XY", ""]
+    scores = jr.rewards.score(reward, ["q1", "q2", "q3", "q4", "q5"], texts).rewards
+    assert min(scores[[0, 2]]) > max(scores[[1, 3]])
+    # The same text in another batch, and by the arrays themselves.
+    assert abs(reward("q3", "a", {}) - scores[2]) < 1e-5
+    model, params = jr.models.load_reward_model(exported / "reward_model")
+    tokens = jnp.array([[[*b"a", 257, 0, 0]]])
+    batch = Batch(
+        tokens=tokens,
+        mask=jnp.array([[[True, True, False, False]]]),
+        rewards=jnp.zeros((1, 1)),
+        where=jnp.ones((1, 1), bool),
+        prompt_tokens=jnp.array([[*b"q3"]]),
+        prompt_mask=jnp.ones((1, 2), bool),
+    )
+    values = Scorer(model).values(params, batch)
+    np.testing.assert_allclose(values[0, 0, 1, 0], scores[2], rtol=1e-5)
+    # The value of a token has seen it: as the decoder alone, without a batch of responses.
+    context = jr.models.AttentionContext(jnp.ones((1, 1, 4), bool))
+    row = jnp.array([[[*b"q3a", 257]]])
+    hidden, _ = model.apply(params, row, jnp.arange(4)[None, None], context)
+    np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], scores[2], rtol=1e-5)
+
+
+# What AutoModelForSequenceClassification and AutoModelForTokenClassification of transformers 5.23.0
+# (torch 2.13.0) compute of the folders below: at the last token, and at every one plus the bias.
+LOGITS = [-1.3863, -2.2687, -2.7517, -1.4319, -0.1499, -1.7983]
+
+
+@pytest.mark.parametrize(("head", "bias"), [("response", 0.0), ("step", 0.5)])
+def test_a_stored_reward_model_is_a_classifier_of_transformers(tmp_path, head, bias):
+    model, params = jr.models.with_head(*tiny_model(num_layers=2), key=jax.random.key(0))
+    params["head"] = {"kernel": params["head"]["kernel"] * 100}
+    if bias:
+        params["head"]["bias"] = jnp.array([bias])
+    jr.models.save_safetensors(params, tmp_path, config=model.config, head=head)
+    model, params = jr.models.load_reward_model(tmp_path)
+    row = jnp.array([[[5, 9, 200, 17, 33, 250]]])
+    context = jr.models.AttentionContext(jnp.ones(row.shape, bool))
+    hidden, _ = model.apply(params, row, jnp.arange(6)[None, None], context)
+    values = model.values(params, hidden)[0, 0, :, 0]
+    np.testing.assert_allclose(values - bias, LOGITS, atol=1e-4)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    kind = {"response": "Sequence", "step": "Token"}[head]
+    assert settings["architectures"] == [f"LlamaFor{kind}Classification"]
+    assert "pad_token_id" not in settings
+    with pytest.raises(ValueError, match="pad_id is of a reward model and below its 259 tokens"):
+        jr.models.save_safetensors(params, tmp_path, config=model.config, head=head, pad_id=259)
+
+
+def test_a_policy_earns_more_of_a_learned_reward(tmp_path, exported):
+    reward = jr.train.reward_model(exported / "reward_model", tokenizer=ByteTokenizer(), chat=False)
+    config = tiny_run(
+        tmp_path,
+        reward=reward,
+        steps=12,
+        sampling=SamplingConfig(group_size=8, max_new_tokens=4),
+        optimizer=OptimizerConfig(learning_rate=2e-2),
+    )
+    rewards = [row["reward"] for row in train(config).history]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
+
+
+def test_a_reward_model_has_no_output_matrix_of_words(tmp_path):
+    model, params = tiny_model(num_layers=1, tied=False)
+    recipe = jr.recipes.reward_model()
+    config = of_data(tmp_path, write(tmp_path / "rows.jsonl", PAIRS))
+    row = jnp.arange(4)[None, None]
+    context, values = jr.models.AttentionContext(jnp.ones((1, 1, 4), bool)), []
+    for name in ("a/name", lambda: None):
+        changed = dataclasses.replace(config, model=name)
+        headed, trained = with_trained(changed, recipe, model, params)
+        assert ("head" in trained["model"]) == (name != "a/name")
+        hidden, _ = headed.apply(trained, row, row, context)
+        values.append(headed.values(trained, hidden))
+    np.testing.assert_array_equal(*values)
+
+
+def test_packed_values_are_the_padded_ones():
+    model, params = jr.models.with_head(*tiny_model(num_layers=2), key=jax.random.key(1))
+    params["head"]["kernel"] *= 100
+    batch = jax.tree.map(np.array, jr.testing.make_case().batch)
+    batch.tokens[:, 1, :2] = batch.tokens[:, 0, :2]  # a beginning that a tree has once
+    lengths = np.broadcast_to(np.array([3, 4, 1, 2])[:, None], (*batch.mask.shape[:2], 1))
+    batch = batch.replace(mask=np.arange(6) < lengths)
+    values = Scorer(model).values(params, batch)
+    assert jnp.std(values) > 0.1
+    for packing in ("always", "tree"):
+        packed, metrics = jr.train.pack_batch(batch, packing, model=model)
+        assert metrics["packed"] < 1
+        np.testing.assert_allclose(Scorer(model).values(params, packed), values, atol=1e-5)
+
+
+class Plain:
+    """A tokenizer with more tokens than the tiny model."""
+
+    vocab_size, eos_ids, pad_id = 300, (257,), 258
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": lambda *_: 1.0}, "reward has no effect: recipe 'reward_model' trains a reward"),
+        (
+            {"sampling": SamplingConfig(max_new_tokens=8, temperature=0.5)},
+            "temperature has no effect",
+        ),
+    ],
+)
+def test_what_a_reward_model_has_no_use_for_is_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        of_data(tmp_path, "pairs.jsonl", **changes)
+
+
+def test_bad_folders_and_recipes_are_named(tmp_path, exported):
+    model, params = tiny_model(num_layers=1)
+    jr.models.save_safetensors(params, tmp_path / "lm", config=model.config)
+    with pytest.raises(ValueError, match="is a language model without a head"):
+        jr.train.reward_model(tmp_path / "lm")
+    with pytest.raises(ValueError, match="is the folder of a run; write its model first"):
+        jr.train.reward_model(exported / "reward_model_run")
+    with pytest.raises(ValueError, match="separator='x' has no effect with a reward model of resp"):
+        jr.train.reward_model(exported / "reward_model", separator="x")
+    reward = jr.train.reward_model(exported / "reward_model", tokenizer=Plain())
+    with pytest.raises(ValueError, match="has 300 tokens, and the model .* a vocabulary of 259"):
+        reward("q", "a", {})
+    with pytest.raises(ValueError, match="is a reward model, which writes nothing"):
+        jr.train.judge(exported / "reward_model")
+    recipe = jr.recipes.reward_model()
+    with pytest.raises(ValueError, match="which writes no responses: the collector must take them"):
+        recipe.replace(collector=None)
+    term = jr.bind(jr.regularizers.kl_to_reference, coef=0.1)
+    with pytest.raises(ValueError, match="has no log-probabilities; it cannot have regularizers"):
+        recipe.replace(regularizers=(term,))
+    reward = jr.train.reward_model(exported / "reward_model", tokenizer=ByteTokenizer(), chat=False)
+    with pytest.warns(jr.rewards.VerifierWarning, match="needs 502 tokens of a context of 256"):
+        scores = jr.rewards.score(reward, ["q", "q"], ["a", "a" * 500])
+    assert scores.failed.tolist() == [False, True]
+
+
+def test_commands_for_text_refuse_a_reward_model(exported, capsys):
+    run = str(exported / "reward_model_run")
+    assert main(["sample", run, "q"]) == 2
+    assert "trained a reward model, which writes no text" in capsys.readouterr().err
+    assert main(["evaluate", run, "--json"]) == 0
+    pairs = json.loads(capsys.readouterr().out)["pairs"]
+    assert pairs == last_evaluation(exported / "reward_model_run")[-1]
+
+
+class Scripted(jr.train.judge):
+    """A judge that prefers small letters, without a model."""
+
+    def write(self, messages):
+        self.seen = list(messages)
+        said = []
+        for message in messages:
+            answers = [part.split("\n")[0] for part in message.split("Answer:\n")[1:]]
+            low = [answer.islower() for answer in answers]
+            if len(answers) == 1:
+                said.append("Yes." if low[0] else "no" if answers[0].isupper() else "?")
+            else:
+                said.append("first" if low[0] > low[1] else "second" if low[1] > low[0] else "?")
+        return said
+
+
+def test_verdicts_of_a_judge_are_rewards(tmp_path):
+    model, params = tiny_model(num_layers=1)
+    jr.models.save_safetensors(params, tmp_path, config=model.config)
+    with pytest.warns(jr.rewards.VerifierWarning, match="is not judged on prompt 2"):
+        alone = jr.rewards.score(Scripted(tmp_path), ["q"] * 3, ["a", "B", "1"])
+    assert alone.rewards.tolist() == [1.0, 0.0, 0.0] and alone.failed.tolist() == [0, 0, 1]
+    both = Scripted(tmp_path, compare=True)
+    with pytest.warns(jr.rewards.VerifierWarning, match="has none to compare with on prompt 5"):
+        scores = jr.rewards.score(both, ["p", "q", "p", "q", "q", "r"], list("aBCabZ"))
+    # Of q: B against a, a against b, b against B, each in both orders; r has one completion.
+    assert scores.rewards.tolist() == [1.0, 0.0, 0.0, 0.75, 0.75, 0.0]
+    assert scores.failed.tolist() == [False] * 5 + [True] and len(both.seen) == 8
+    with pytest.raises(TypeError, match="judge: parse must be a function"):
+        jr.train.judge(tmp_path, parse="yes")
+    real = jr.train.judge(tmp_path, tokenizer=ByteTokenizer(), max_new_tokens=4, batch_size=2)
+    texts = real.write(["a", "bc", "d" * 400])
+    assert texts[2] is None and texts[:2] == [real.write([x])[0] for x in ("a", "bc")]

@@ -1,0 +1,128 @@
+"""Turns that are updated one after the other: each by a policy that has seen those before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+
+import jaxrl_llm as jr
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.recipes import TurnUpdates
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import init_state, make_gradients, make_mesh, make_scorer, make_step
+from jaxrl_llm.train.mesh import place_batch
+
+RECIPE = jr.recipes.seeupo(kl_coef=0.0)
+SGD = optax.sgd(0.05)
+
+
+def batch_of_turns(turns=3):
+    """Up to three turns of two tokens; a fourth one that no rollout has."""
+    batch = make_batch(prompts=4, group=4, length=6, seed=3)
+    turn_ids = np.broadcast_to(np.arange(6) // (6 // turns), batch.mask.shape)
+    there = [np.any(np.asarray(batch.mask) & (turn_ids == k), -1) for k in range(4)]
+    extras = {"turn_ids": jnp.asarray(turn_ids), "turn_where": jnp.asarray(np.stack(there, -1))}
+    return batch.replace(rewards=batch.rewards.at[1].set(0.0), extras=extras)
+
+
+def run(recipe, batch, *, mesh=None, optimizer=SGD, **options):
+    model, params = tiny_model(num_layers=1)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    options = {"remat": "none"} | options  # quicker to compile
+    step = make_step(model, recipe, optimizer, mesh=mesh, **options)
+    return step(state, place_batch(batch, mesh))
+
+
+def assert_close(a, b, atol=2e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+@pytest.mark.parametrize("order", ["backward", "forward"])
+def test_turns_are_steps_with_a_running_factor(order):
+    """The factor by hand, in NumPy; scores and gradients of the same recipe without turns."""
+    model, params = tiny_model(num_layers=1)
+    batch, plain = batch_of_turns(), RECIPE.replace(turn_updates=None)
+    recipe = RECIPE.replace(turn_updates=TurnUpdates(order=order, eps_low=0.05, eps_high=0.1))
+    state, metrics = run(recipe, batch)
+
+    prepared, _ = plain.prepare(batch, plain.init())
+    a = np.asarray(batch.rewards) - np.mean(batch.rewards, -1, keepdims=True)
+    a = np.clip((a - a.mean()) / a.std(ddof=1), -3, 3)
+    np.testing.assert_allclose(prepared.advantages, a, atol=1e-5)
+    scorer, gradients = make_scorer(model), make_gradients(model, plain)
+    start = init_state(params, SGD, plain, key=jax.random.key(0))
+    factor, factors = np.ones((4, 4)), []
+    for turn in [2, 1, 0] if order == "backward" else [0, 1, 2]:
+        mask = batch.mask & (batch.extras["turn_ids"] == turn)
+        old = scorer(params, batch)
+        part = plain.weigh(
+            prepared.replace(mask=mask, old_logp=old, advantages=jnp.float32(a * factor))
+        )
+        grads = gradients(start._replace(params=params), part).grads
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
+        change = np.where(mask, np.float64(scorer(params, batch)) - old, 0.0).sum(-1)
+        ratio = np.exp(change / np.maximum(np.sum(mask, -1), 1))
+        factor = np.clip(factor * np.clip(ratio, 0.95, 1.1), 0.95, 1.1)
+        factors.append(factor)
+    assert_close(state.params, params)
+    # It is not 1, and not everywhere at its bounds.
+    assert np.ptp(factors[0]) > 1e-3 and ((factors[0] > 0.95) & (factors[0] < 1.1)).any()
+    assert int(state.step) == 1 and float(metrics["skipped"]) == 0.0
+    assert float(metrics["tokens"]) == float(np.sum(batch.mask))
+
+
+def test_one_turn_is_gspo_with_advantages_of_the_batch():
+    batch = batch_of_turns(turns=1)
+    state, _ = run(RECIPE, batch)
+    plain, _ = run(RECIPE.replace(turn_updates=None), batch)
+    assert_close(state.params, plain.params)
+
+
+def test_turns_that_are_not_there_make_no_step():
+    """With momentum even a gradient of 0 would move the parameters."""
+    batch, adam = batch_of_turns(), optax.adam(1e-2)
+    state, metrics = run(RECIPE, batch, optimizer=adam)
+    assert int(state.opt_state[0].count) == 3 and float(metrics["skipped"]) == 0.0
+    still = batch.replace(rewards=jnp.ones_like(batch.rewards))
+    after, _ = run(RECIPE, still)
+    assert_close(after.params, tiny_model(num_layers=1)[1], atol=0)
+
+
+def test_microbatches_and_meshes_change_nothing():
+    batch = batch_of_turns()
+    whole, metrics = run(RECIPE, batch)
+    for options in ({"microbatches": 2}, {"mesh": make_mesh(data=2, fsdp=2, tensor=2)}):
+        parts, numbers = run(RECIPE, batch, **options)
+        assert_close(parts.params, whole.params)
+        assert_close(numbers, metrics, atol=1e-4)
+
+
+def test_a_random_order_is_drawn_from_the_runs_key():
+    recipe = RECIPE.replace(turn_updates=TurnUpdates(order="random"))
+    batch = batch_of_turns()
+    model, params = tiny_model(num_layers=1)
+    step = make_step(model, recipe, SGD)
+    ends = []
+    for seed in (0, 0, 1, 2, 3):
+        state = init_state(params, SGD, recipe, key=jax.random.key(seed))
+        state = jax.tree.map(lambda x: jnp.copy(x), state)
+        ends.append(np.asarray(jax.tree.leaves(step(state, batch)[0].params)[0]))
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert any(np.abs(ends[0] - x).max() > 0 for x in ends[2:])
+
+
+def test_what_does_not_go_with_turns_is_one_sentence():
+    with pytest.raises(ValueError, match="'seeupo' makes an optimizer step of each turn"):
+        make_step(tiny_model(num_layers=1)[0], RECIPE, SGD, epochs=2)
+    with pytest.raises(ValueError, match="'seeupo' takes the ratio of each turn to the policy"):
+        RECIPE.check_staleness(1)
+    with pytest.raises(TypeError, match="turn_updates must be a TurnUpdates; got 'backward'"):
+        RECIPE.replace(turn_updates="backward")
+    with pytest.raises(ValueError, match="TurnUpdates: order must be one of 'backward'"):
+        TurnUpdates(order="reverse")
+    with pytest.raises(ValueError, match="the batch has no turn_ids"):
+        RECIPE.prepare(make_batch(), RECIPE.init())
