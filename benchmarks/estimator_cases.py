@@ -79,6 +79,7 @@ TERMS = (
     _surrogate("dapo_clip", S.dapo_clip),
     _surrogate("gspo", S.gspo),
     _surrogate("gspo_token", S.gspo_token),
+    _surrogate("gspo_turns", S.gspo_turns, turn_ids="turn_ids"),
     _surrogate("luspo", S.luspo),
     _surrogate("gmpo", S.gmpo),
     _surrogate("sapo", S.sapo),

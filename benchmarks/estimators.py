@@ -165,6 +165,7 @@ def arrays_of(groups: int, rollouts: int, tokens: int, *, seed: int = 0) -> dict
         "old_values": floats(0.0, 1.0, token),
         "returns": floats(0.0, 1.0, token),
         "selected": jnp.asarray(rng.random(token) < 0.01),
+        "turn_ids": jnp.broadcast_to(jnp.arange(tokens) * 4 // tokens, token),
         "steered": jnp.asarray(rng.random(sequence) < 0.1),
         "has_teacher": jnp.asarray(rng.random(sequence) < 0.5),
         "mean_log_probs": floats(-12.0, -8.0, token),

@@ -9,11 +9,27 @@ Any method trains with --recipe NAME. Its rewards rarely agree within a group, a
 wholly; with those of configs/tiny.py:hard most do, so that methods act that drop such groups, or
 help them: jaxrl-llm train configs/tiny.py:hard --recipe scaf_grpo. Evolution strategies have no
 backward pass: --recipe eggroll --remat full.
+
+With configs/tiny.py:denoiser it is a masked-diffusion model, for the methods of these:
+jaxrl-llm train configs/tiny.py:denoiser --recipe espo.
+
+With configs/tiny.py:game it plays a game of three turns instead, of which it learns what a number
+is: jaxrl-llm train configs/tiny.py:game --recipe trloo.
+
+With configs/tiny.py:scorer it becomes a reward model, which learns from pairs that small letters
+are better: jaxrl-llm train configs/tiny.py:scorer; process_reward_model and reward_model_listwise
+train so too. jaxrl-llm export runs/tiny_scorer FOLDER writes it for train.reward_model(FOLDER).
+
+With configs/tiny.py:path it plays along recorded episodes, in which an expert's turn stands in for
+one that deviates: jaxrl-llm train configs/tiny.py:path --recipe ui_s1.
 """
 
 import dataclasses
 
 from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.environments import NumberGuess, SemiOnline
+from jaxrl_llm.environments.text import last_number
+from jaxrl_llm.rollout import DenoisingOptions, EpisodeOptions
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
     CheckpointConfig,
@@ -36,6 +52,18 @@ def columns(n):
         "paraphrases": [f"please write {n}", f"{n}: write"],
         "difficulty": n / 20,
         "prior": 0.1 + 0.02 * n,
+        "chosen": "abcdefgh"[: 3 + n % 5],
+        "rejected": "ABCDEFGH"[: 3 + n % 4],
+        "reference": "abcdefgh"[: 4 + n % 4],
+        "reference_response": "aBCd" if n % 2 else "ABcD",
+        "user": n % 4,
+        "stage": n // 7,
+        "responses": ["abcdefgh"[: 3 + n % 5], "aBcD", "ABCDEF"][: 2 + n % 2],
+        "rewards": [1.0, 0.5, 0.0][: 2 + n % 2],
+        "completion": "abcd" if n % 2 else "ABCD",
+        "label": bool(n % 2),
+        "completions": ["ab", "AB"] if n % 2 else ["AB", "ab"],
+        "labels": [bool(n % 2), not n % 2],
     }
 
 
@@ -63,6 +91,9 @@ def lower_case(prompt, completion, metadata):
     return {
         "reward": reward,
         "varied": len(set(completion)) / max(len(completion), 1),
+        "task": reward,
+        "grounding": share(completion[: ends[0]]),
+        "history": share(completion[ends[0] :]),
         "answer_ids": ord(completion[0]) % 3 if completion else -1,
         "flawed": len(set(completion)) < len(completion),
         "satisfied": completion.isascii(),
@@ -89,6 +120,9 @@ config = TrainConfig(
 )
 
 
+scorer = dataclasses.replace(config, reward=None, recipe="reward_model", run_dir="runs/tiny_scorer")
+
+
 def mostly_wrong(prompt, completion, metadata):
     """As lower_case, but 1 where more than a quarter of the letters are right, and else 0."""
     values = lower_case(prompt, completion, metadata)
@@ -96,3 +130,75 @@ def mostly_wrong(prompt, completion, metadata):
 
 
 hard = dataclasses.replace(config, reward=mostly_wrong, run_dir="runs/tiny_hard")
+
+
+def denoising_model():
+    return *tiny_model(causal=False, vocab_size=260, mask_id=259), ByteTokenizer()
+
+
+denoiser = dataclasses.replace(
+    config,
+    model=denoising_model,
+    recipe="diffu_grpo",
+    sampling=SamplingConfig(
+        group_size=8, max_new_tokens=8, denoising=DenoisingOptions(steps=4, block_length=4)
+    ),
+    run_dir="runs/tiny_denoiser",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Game(NumberGuess):
+    """Guess a number; it says of a turn what some methods read besides its reward."""
+
+    def step(self, state, action):
+        after, observation = super().step(state, action)
+        guess = last_number(action.text)
+        info = {
+            "won": observation.info["right"],
+            "step_rewards": observation.info["number"] / 10,  # of its form
+            "expert_match": float(guess == (state.low + state.high) // 2),  # an expert that bisects
+        }
+        return after, observation._replace(info={**observation.info, **info})
+
+
+game = dataclasses.replace(
+    config,
+    reward=None,
+    environment=Game(),
+    episodes=EpisodeOptions(turn_tokens=4),
+    sampling=SamplingConfig(group_size=8, max_new_tokens=96, prompt_length=64),
+    run_dir="runs/tiny_game",
+)
+
+
+def episodes():
+    """Of an expert, who opens three doors."""
+    letters = "abcdefghij"
+    rows = (
+        Prompt(
+            f"house {n}",
+            metadata={
+                "observations": [f"door {letter}?" for letter in letters[n : n + 3]],
+                "actions": [f"open {letter}" for letter in letters[n : n + 3]],
+            },
+            id=str(n),
+        )
+        for n in range(8)
+    )
+    return PromptSet(rows, source="configs/tiny.py")
+
+
+def letters_first(reply, action):
+    """1 where a reply begins with a small letter, as the expert's does, and else what of it is."""
+    return 1.0 if share(reply[:1]) else share(reply)
+
+
+path = dataclasses.replace(
+    game,
+    data=DataConfig(prompts=episodes),
+    environment=SemiOnline(letters_first),
+    sampling=SamplingConfig(group_size=8, max_new_tokens=192, prompt_length=64),
+    recipe="ui_s1",
+    run_dir="runs/tiny_path",
+)

@@ -5,6 +5,7 @@ each on average.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,15 +66,19 @@ def runs(collectors: Mapping, *, seed: int, quick: bool, steps: int = STEPS) -> 
     return results
 
 
-def less(results: Results, name: str, what: str) -> harness.Estimate:
-    """A quantity less that of an even allocation."""
-    return harness.mean(results[name][what] - results["evenly"][what], "seeds")
+def less(results: Results, name: str, what: str, words: str) -> harness.Measure:
+    """A quantity less that of an even allocation, claimed to be above 0."""
+    estimate = harness.mean(results[name][what] - results["evenly"][what], "seeds")
+    return harness.Measure(words, estimate, "above", 0.0)
 
 
-def over(results: Results, name: str, what: str) -> harness.Estimate:
-    """A quantity over that of an even allocation."""
+def over(
+    results: Results, name: str, what: str, words: str, holds: Literal["above", "below"] = "above"
+) -> harness.Measure:
+    """A quantity over that of an even allocation, claimed to be above 1 or below."""
     pair = (results[each][what] for each in (name, "evenly"))
-    return harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+    estimate = harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+    return harness.Measure(words, estimate, holds, 1.0)
 
 
 def claim(results: Results, measures: Sequence[harness.Measure], what: str) -> harness.Claim:

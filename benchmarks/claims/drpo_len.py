@@ -39,6 +39,9 @@ STRENGTHS = {
     "grpo": (0.125, 0.25, 0.5, 1.0, 2.0),
 }
 RATES = (0.4, 1.6, 6.4, 25.6)
+# About the best, for the quick form.
+QUICK_STRENGTHS = {"drpo_len": (0.1, 0.4), "grpo": (0.125, 0.25)}
+QUICK_RATES = (1.6, 6.4)
 
 
 def sample(key, prompts: int):
@@ -149,14 +152,16 @@ def shorten(keys, rate, *, name: str, strength: float):
     return jax.vmap(one)(keys)
 
 
-def at_equal_length(seed: int, seeds: int):
+def at_equal_length(seed: int, *, quick: bool):
     """The measure, and facts: strengths, learning rates and accuracies."""
+    seeds = 6 if quick else 24
+    strengths, rates = (QUICK_STRENGTHS, QUICK_RATES) if quick else (STRENGTHS, RATES)
     keys = jax.random.split(jax.random.key(seed), seeds)
     tuning, counted = slice(0, seeds // 3), slice(seeds // 3, None)
     kept, facts = {}, {}
     for name in LOSSES:
         best = -1.0
-        for strength, rate in itertools.product(STRENGTHS[name], RATES):
+        for strength, rate in itertools.product(strengths[name], rates):
             done, accuracy = map(np.asarray, shorten(keys, rate, name=name, strength=strength))
             if done.all() and accuracy[tuning].mean() > best:
                 best, kept[name] = accuracy[tuning].mean(), accuracy[counted]
@@ -198,7 +203,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
             0.01,
         ),
     ]
-    measure, trained = at_equal_length(seed, 6 if quick else 24)
+    measure, trained = at_equal_length(seed, quick=quick)
     measures.append(measure)
     mixed = jnp.any(right > 0, -1, keepdims=True) & jnp.any(right == 0, -1, keepdims=True)
     facts = {

@@ -18,18 +18,10 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The preset and eight each."""
     collectors = {"rollout_gdro": jr.recipes.rollout_gdro().collector, "evenly": None}
     results = _allocated.runs(collectors, seed=seed, quick=quick, steps=STEPS)
+    hard = "share of informative groups of hard prompts, less that of eight each"
+    signal = "|advantage| a rollout over that of eight each"
     measures = [
-        harness.Measure(
-            "share of informative groups of hard prompts, less that of eight each",
-            _allocated.less(results, "rollout_gdro", "hard"),
-            "above",
-            0.0,
-        ),
-        harness.Measure(
-            "|advantage| a rollout over that of eight each",
-            _allocated.over(results, "rollout_gdro", "signal"),
-            "above",
-            1.0,
-        ),
+        _allocated.less(results, "rollout_gdro", "hard", hard),
+        _allocated.over(results, "rollout_gdro", "signal", signal),
     ]
     return _allocated.claim(results, measures, "hard")

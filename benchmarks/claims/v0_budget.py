@@ -27,20 +27,11 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     }
     results = _allocated.runs(collectors, seed=seed, quick=quick)
     measures = [
-        harness.Measure(
-            f"|advantage| a rollout over that of eight each, {name}",
-            _allocated.over(results, name, "signal"),
-            "above",
-            1.0,
+        _allocated.over(
+            results, name, "signal", f"|advantage| a rollout over that of eight each, {name}"
         )
         for name in ("known rates", "tracked rates")
     ]
-    measures.append(
-        harness.Measure(
-            "share of informative groups less that of eight each, known rates",
-            _allocated.less(results, "known rates", "informative"),
-            "above",
-            0.0,
-        )
-    )
+    informative = "share of informative groups less that of eight each, known rates"
+    measures.append(_allocated.less(results, "known rates", "informative", informative))
     return _allocated.claim(results, measures, "signal")

@@ -17,18 +17,10 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The preset and eight each."""
     collectors = {"xrpo": jr.recipes.xrpo(examples=0).collector, "evenly": None}
     results = _allocated.runs(collectors, seed=seed, quick=quick)
+    error = "squared error of the mean rewards over that of eight each"
+    informative = "share of informative groups less that of eight each"
     measures = [
-        harness.Measure(
-            "squared error of the mean rewards over that of eight each",
-            _allocated.over(results, "xrpo", "error"),
-            "below",
-            1.0,
-        ),
-        harness.Measure(
-            "share of informative groups less that of eight each",
-            _allocated.less(results, "xrpo", "informative"),
-            "above",
-            0.0,
-        ),
+        _allocated.over(results, "xrpo", "error", error, "below"),
+        _allocated.less(results, "xrpo", "informative", informative),
     ]
     return _allocated.claim(results, measures, "error")

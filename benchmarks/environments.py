@@ -1,0 +1,149 @@
+"""Episodes of three turns beside responses of one turn, on SmolLM2-135M in float32.
+
+python -m benchmarks.environments --save
+
+The same engine samples as many tokens in three ways, in turns: ``single``, responses of one turn;
+``fast``, episodes whose environment answers at once; ``slow``, episodes whose environment takes 0.2
+s a step. Rates count sampled tokens alone; reading the observations is in the time.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxrl_llm as jr
+from benchmarks import harness
+from benchmarks.worker import jax_device_name, package_versions
+from jaxrl_llm.data import make_renderer
+from jaxrl_llm.environments import Observation
+from jaxrl_llm.rollout.episodes import EpisodeOptions, Episodes
+
+TURNS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    """Answers every turn with one word, after some seconds."""
+
+    tools = ()
+    seconds: float = 0.0
+
+    def reset(self, task, seed):
+        return 0, Observation([{"role": "user", "content": task["text"]}])
+
+    def step(self, state, action):
+        time.sleep(self.seconds)
+        message = {"role": "user", "content": "Higher."}
+        return state + 1, Observation([message], done=state + 1 == TURNS)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print one JSON line last."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=1024)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--turn-tokens", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model instead, for tests")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    options = parser.parse_args(argv)
+    if options.tiny:
+        model, params = jr.testing.tiny_model()
+        tokenizer = jr.testing.ByteTokenizer()
+    else:
+        model, params = jr.models.load_model("smollm2-135m-instruct")
+        tokenizer = jr.data.load_tokenizer("smollm2-135m-instruct")
+    renderer = make_renderer(tokenizer)
+    between = renderer.follow([{"role": "user", "content": "Higher."}], stopped=False)
+    sampled = TURNS * options.turn_tokens
+    engine = jr.rollout.make_engine(
+        model,
+        rows=options.slots,
+        width=1,
+        prompt_length=64,
+        max_new_tokens=sampled + (TURNS - 1) * len(between) + 1,
+    )
+    size, count = options.group_size, options.episodes // options.group_size
+    reads: list[str] = []
+    for name in ("fill_prompts", "fill_responses"):
+        function = engine.functions[name]
+        engine.functions[name] = lambda *a, f=function, n=name: reads.append(n) or f(*a)
+
+    def play(seconds: float | None) -> float:
+        """Seconds that all episodes take; single turns for None."""
+        generation = jr.rollout.Generation(engine, params, key=jax.random.key(0))
+        episodes = Episodes(
+            Hints(seconds or 0.0),
+            renderer,
+            decode=tokenizer.decode,
+            seed=(0,),
+            max_new_tokens=engine.spec.max_new_tokens,
+            options=EpisodeOptions(turn_tokens=options.turn_tokens, workers=options.slots),
+        )
+        begin = time.perf_counter()
+        for i in range(count):
+            start = episodes.start(i, {"text": f"Guess my number, game {i}."}, str(i))
+            group = jr.rollout.Group(i, start.prompt, tuple(range(i * size, (i + 1) * size)))
+            if seconds is None:
+                group = group._replace(max_new_tokens=sampled)
+            else:
+                follow = episodes.follow(i)
+                group = group._replace(follow=follow, turn_limit=options.turn_tokens)
+            generation.submit(group)
+        tokens = 0
+        for done in generation:
+            tokens += sum(int((c.out.version >= 0).sum()) for c in done.completions)
+        taken = time.perf_counter() - begin
+        episodes.close()
+        if tokens != count * size * sampled:
+            raise SystemExit(f"benchmarks.environments: {tokens} tokens were sampled")
+        return taken
+
+    ways: dict[str, float | None] = {"single": None, "fast": 0.0, "slow": 0.2}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    engine.warm_up(params, turns=True)
+    for _ in range(options.runs):
+        for name, way in ways.items():
+            reads.clear()
+            seconds[name].append(play(way))
+            print(f"{name}: {seconds[name][-1]:.4g} s", file=sys.stderr, flush=True)
+            if "fill_responses" in reads:
+                raise SystemExit(f"benchmarks.environments: {name} read responses again")
+    tokens = count * size * sampled
+    rates = {name: [tokens / x for x in each] for name, each in seconds.items()}
+    result: dict[str, Any] = {
+        "name": "environments",
+        "workload": {
+            "model": "tiny" if options.tiny else "SmolLM2-135M-Instruct",
+            "episodes": count * size,
+            "turns": TURNS,
+            "turn_tokens": options.turn_tokens,
+            "observation_tokens": len(between),
+            "slots": options.slots,
+            "slow_seconds": ways["slow"],
+        },
+        "device": jax_device_name(),
+        "versions": {"ours": package_versions(("jax", "jaxlib"))},
+        "commit": harness.commit(),
+        "tokens_per_s": {name: harness.summary(each) for name, each in rates.items()},
+        "ratios": {
+            "fast/single": round(
+                statistics.median(np.divide(rates["fast"], rates["single"]).tolist()), 3
+            ),
+            "slow/fast": round(
+                statistics.median(np.divide(rates["slow"], rates["fast"]).tolist()), 3
+            ),
+        },
+    }
+    harness.finish(result, to_file=options.save)
+
+
+if __name__ == "__main__":
+    main()
