@@ -155,6 +155,16 @@ def spread(function: str, name: str, x: Array, mask: Array) -> Array:
     return zero_masked(x if shape == target else x[..., None], mask)
 
 
+def block_ids(first: Array, length: int, block: int) -> Array:
+    """The block of each of ``length`` tokens, ``[...] -> [..., length]``, 0 for the first token's.
+
+    Blocks are counted from the first place of a row, where a prompt begins; ``first`` is the place
+    of the first of these tokens.
+    """
+    first = jnp.asarray(first)[..., None]
+    return (first + jnp.arange(length)) // block - first // block
+
+
 def previous_token(mask: Array) -> Array:
     """The place of the last unmasked token before each one, -1 where there is none."""
     places = jnp.where(mask, jnp.arange(jnp.shape(mask)[-1]), -1)

@@ -44,13 +44,15 @@ def look_ahead(
 
     Args:
       positions: int32 ``[P, G, T]``, of tokens that follow each other without gaps.
-      context: Of the call.
+      context: Of the call; one whose caller has set ``ahead`` stays as it is.
       block_length: Tokens of a block; None for one block of any length.
 
     Raises:
       ValueError: If the context is one of a causal model: prompts that do not see the responses to
         them, segments, trees; or keys of a cache, which without blocks see nothing behind them.
     """
+    if context.ahead is not None:
+        return context
     name, T = "Model.apply", positions.shape[-1]
     for field in ("segments", "ends", "prompt_mask"):
         if getattr(context, field) is not None:

@@ -248,12 +248,37 @@ def open_model(
 def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
     """The configuration of a model from its config.json or .gguf file, without its weights.
 
-    Raises ValueError, which names the file, for a decoder that `ModelConfig` does not describe.
+    The mask id of a model that denoises is that of its tokenizer where config.json has none. Raises
+    ValueError, which names the file, for a decoder that `ModelConfig` does not describe.
     """
     if path.suffix == ".gguf":
         return replace(open_gguf(path).config, dtype=dtype)
     values = read_json(path)
     try:
-        return ModelConfig.from_hf(values, dtype=dtype)
+        config = ModelConfig.from_hf(values, dtype=dtype)
+        if config.causal or config.mask_id is not None:
+            return config
+        return replace(config, mask_id=_mask_id_of_tokenizer(path.parent))
     except ValueError as error:
         raise ValueError(f"{error} (in {path})") from error
+
+
+def _mask_id_of_tokenizer(folder: Path) -> int | None:
+    """The id of the mask token that a tokenizer's settings name; None where they name none."""
+    settings = folder / "tokenizer_config.json"
+    values = read_json(settings) if settings.is_file() else {}
+    token = values.get("mask_token")
+    token = token.get("content") if isinstance(token, Mapping) else token
+    if token is None:
+        return None
+    added = values.get("added_tokens_decoder") or {}
+    ids = {entry["content"]: int(i) for i, entry in added.items()}
+    file = folder / "tokenizer.json"
+    if token not in ids and file.is_file():
+        tokenizer = read_json(file)
+        ids = tokenizer.get("model", {}).get("vocab", {})
+        ids = dict(ids) if isinstance(ids, Mapping) else {}
+        ids |= {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", ())}
+    if token not in ids:
+        raise ValueError(f"{settings} names the mask token {token!r}, which has no id in {folder}")
+    return ids[token]

@@ -58,7 +58,7 @@ class AttentionContext(NamedTuple):
         with a cache or segments.
       ahead: int32 ``[T]`` or ``[P, G, T]``: how many of the tokens behind it each token of this
         call sees. None where a token sees those before it alone. A model that is not causal sets
-        it.
+        it where its caller does not.
     """
 
     mask: Array

@@ -2,22 +2,23 @@
 
     in each step: a token is drawn for each hidden cell of the block, and the surest of them stay
 
-Blocks are uncovered from left to right; one block is all of the response. ``sample`` in a message
-is the function that :func:`make_denoising_sampler` builds.
+Blocks are uncovered from left to right; one block is all of the response. Those of a model with
+blocks begin where the model has them begin, see :mod:`jaxrl_llm.models.denoising`. ``sample`` in a
+message is the function that :func:`make_denoising_sampler` builds.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.models.denoising import denoise, mask_id_of
+from jaxrl_llm.models.denoising import block_length_of, denoise, mask_id_of
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
@@ -37,7 +38,7 @@ class DenoisingOptions:
     Attributes:
       steps: Forwards of a response, at most its tokens; None for one a token.
       block_length: Tokens of a block, which divides the response, and whose number divides the
-        steps; None for one block.
+        steps; None for those of a model with blocks, else for one block.
       remasking: Which drawn tokens stay: those of the greatest probability ("confidence") or of the
         least entropy ("entropy"), both of the model at temperature 1; or any ("random").
 
@@ -116,6 +117,9 @@ def make_denoising_sampler(
     drawn. The log-probabilities of a token are those of the step that uncovered it: their sum is
     that of this order, and not the likelihood of the response.
 
+    A response to a model with blocks may begin and end within one, so that it has one block more
+    than its length has: each takes as many steps, fewer where less of it is hidden.
+
     Args:
       model: One with ``causal=False`` and a mask id.
       max_new_tokens: T, the cells of a response.
@@ -131,9 +135,9 @@ def make_denoising_sampler(
       tokens that stand in their places from the start, -1 for none; their version is -1.
 
     Raises:
-      ValueError: If the model does not denoise, an option is out of range, or there are more steps
-        than tokens or a block that does not divide. ``sample`` raises for a bad prompt, such as
-        one with the mask id, and names it.
+      ValueError: If the model does not denoise, an option is out of range, there are more steps
+        than tokens, a block that does not divide, or one that is not the model's. ``sample`` raises
+        for a bad prompt, such as one with the mask id, and names it.
 
     Example:
       >>> import jax
@@ -146,12 +150,14 @@ def make_denoising_sampler(
 
     References:
       Nie et al., LLaDA (arXiv:2502.09992): blocks, low-confidence and random remasking, a schedule
-      linear in the steps. Its release may draw the mask id.
+      linear in the steps. Its release may draw the mask id. Cheng et al., SDAR (arXiv:2510.06303):
+      blocks from the first token of the prompt; its release fills the last one up.
     """
     name = "make_denoising_sampler"
     mask_id = mask_id_of(name, model)
     check_sizes(name, max_new_tokens=max_new_tokens, group_size=group_size)
     checks.check_non_negative(name, finite=True, temperature=temperature)
+    options = options_of(options, model)
     options.schedule(max_new_tokens)
     if mask_id in stop_ids:
         raise ValueError(f"{name}: stop_ids holds the mask id {mask_id}.")
@@ -212,6 +218,18 @@ def make_denoising_sampler(
     return sample
 
 
+def options_of(options: DenoisingOptions, model: Model) -> DenoisingOptions:
+    """The options with the blocks of a model; raises ValueError where they have others."""
+    block = block_length_of(model)
+    if block is None or options.block_length == block:
+        return options
+    if options.block_length is not None:
+        raise ValueError(
+            f"DenoisingOptions: block_length {options.block_length} is not the model's, {block}."
+        )
+    return replace(options, block_length=block)
+
+
 def check_unmasked(start: str, rows: Sequence[Sequence[int]], mask_id: int) -> None:
     """Raises ValueError, in a sentence that begins with ``start``, if a row holds the mask id."""
     for i, row in enumerate(rows):
@@ -229,17 +247,25 @@ def make_uncover(
     """``uncover(params, key, prompts, prompt_mask, ids, tokens) -> Denoised`` of ``[P, G, T]``."""
     mask_id = mask_id_of("uncover", model)
     block, counts = options.schedule(length)
-    each, steps = jnp.asarray(counts), len(counts) * (length // block)
+    from_response = block_length_of(model) is None
+    # A response that begins within a block ends within another.
+    blocks = length // block + (not from_response and block > 1)
+    each, steps = jnp.asarray(counts), len(counts) * blocks
 
     def uncover(params, key, prompts, prompt_mask, ids, tokens) -> Denoised:
         keys = jax.vmap(jax.vmap(lambda request: jax.random.fold_in(key, request)))(ids)
+        start = jnp.sum(prompt_mask, axis=-1) * (not from_response)
+        of_cell = masking.block_ids(start, length, block)[:, None]  # [P, 1, T]
 
         def step(carry: tuple[Array, Denoised]) -> tuple[Array, Denoised]:
             i, state = carry
-            first = i // len(counts) * block
+            now = i // len(counts)
+            # As many cells as a block has; those of a shorter one are among them.
+            first = jnp.clip(now * block - start % block, 0, length - block)
 
             def cells(x: Array) -> Array:
-                return jax.lax.dynamic_slice_in_dim(x, first, block, axis=2)
+                take = jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, block, axis=1))
+                return take(x, first)
 
             def propose(hidden: Array, uniform: Array) -> tuple[Array, ...]:
                 logits = jnp.matmul(
@@ -255,14 +281,17 @@ def make_uncover(
             drawn, behavior_logp, model_logp, score = _in_parts(
                 propose, hidden, uniform, vocab_size=model.config.vocab_size
             )
-            covered = cells(state.tokens) == mask_id
+            covered = (cells(state.tokens) == mask_id) & (cells(of_cell) == now)
             order = jnp.argsort(jnp.where(covered, -score, jnp.inf), axis=-1, stable=True)
             rank = jnp.argsort(order, axis=-1)
             chosen = covered & (rank < each[i % len(counts)])
 
             def put(x: Array, new: Array) -> Array:
                 new = jnp.where(chosen, new, cells(x)).astype(x.dtype)
-                return jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=2)
+                write = jax.vmap(
+                    lambda x, new, i: jax.lax.dynamic_update_slice_in_dim(x, new, i, axis=1)
+                )
+                return write(x, new, first)
 
             wrong = jnp.any(jnp.isnan(model_logp) & covered, axis=-1)
             return i + 1, Denoised(
@@ -275,8 +304,9 @@ def make_uncover(
 
         def goes_on(carry) -> Array:
             i, state = carry
-            before = jnp.arange(length) < i // len(counts) * block
+            before = of_cell < i // len(counts)
             ended = jnp.any(jnp.isin(state.tokens, stops) & before, axis=-1)
+            ended |= ~jnp.any(state.tokens == mask_id, axis=-1)
             return (i < steps) & ~jnp.all(ended)
 
         zeros = jnp.zeros(tokens.shape, jnp.float32)

@@ -5,6 +5,7 @@ Each raises AssertionError with its name, the recipe and the number that differs
 
 import tempfile
 from collections.abc import Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ import numpy as np
 import optax
 
 from jaxrl_llm.core import ArrayTree, bind
-from jaxrl_llm.models import Model, param_shardings
+from jaxrl_llm.diffusion import Draws, Likelihood
+from jaxrl_llm.models import AttentionContext, Model, param_shardings
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, shard
 from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import meshes
 from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
@@ -23,6 +26,7 @@ from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, sc
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.policy_gradient import prepare_key
+from jaxrl_llm.train.score import Scores
 
 # Of the policy in the train step: at 1, a step that forgets it would pass.
 TEMPERATURE = 0.7
@@ -32,11 +36,59 @@ def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
     """A model that the recipe trains, and a batch for it."""
     if recipe.likelihood is None:
         return model(), model_case(recipe).batch
-    network = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
-    batch = make_case(recipe=recipe).batch.replace(old_logp=None, behavior_logp=None)
+    network, params = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
+    batch = make_case(recipe=recipe).batch
     draws = draw_masks(recipe.likelihood, jax.random.key(3), batch)
-    extras = {k: v for k, v in batch.extras.items() if k != "old_draw_logp"}
-    return network, batch.replace(extras={**extras, **draws})
+    batch = batch.replace(extras={**batch.extras, **draws}, advantages=None, behavior_logp=None)
+    scored = jax.jit(bind(plain_scores, network=network, recipe=recipe))(params, batch)
+    rng = np.random.default_rng(1)
+
+    def near(x) -> np.ndarray:
+        x = np.asarray(x)
+        return np.where(x == 0, 0.0, x + rng.normal(0.0, 0.1, x.shape)).astype(np.float32)
+
+    if "old_draw_logp" in batch.extras:
+        extras = {**batch.extras, "old_draw_logp": near(scored.statistics[DRAW_LOGP])}
+        batch = batch.replace(extras=extras)
+    batch = batch.replace(old_logp=near(scored.logp), ref_logp=near(scored.logp))
+    return (network, params), batch
+
+
+def plain_scores(params: ArrayTree, batch: Batch, *, network: Model, recipe: Recipe) -> Scores:
+    """What training computes of a denoiser's batch, all logits at once.
+
+    A forward a draw, of rows whose padding lies between prompt and response; the mask id is left
+    out of the vocabulary before the softmax.
+    """
+    likelihood, mask_id = cast("Likelihood", recipe.likelihood), network.config.mask_id
+    (P, G, _), extras = batch.tokens.shape, batch.extras
+    draws = Draws(
+        *(jnp.moveaxis(extras[name], -1, 0) for name in ("masked", "noise", "masked_prompt"))
+    )
+    there = jnp.concatenate([batch.prompt_mask, jnp.ones((P, batch.tokens.shape[-1]), bool)], -1)
+    there = jnp.broadcast_to(there[:, None], (P, G, there.shape[-1]))
+    places = (jnp.cumsum(there, axis=-1) - 1).astype(jnp.int32)
+    targets = (batch.tokens - (batch.tokens > mask_id))[..., None]
+    logp, entropy = [], []
+    for masked, hidden in zip(draws.masked, draws.prompt, strict=True):
+        prompts = jnp.where(hidden, mask_id, batch.prompt_tokens[:, None])
+        shown = jnp.where(masked | ~extras["written"], mask_id, batch.tokens)
+        row = jnp.concatenate([prompts, shown], axis=-1)
+        states, _ = network.apply(params, row, places, AttentionContext(there))
+        logits = states[:, :, prompts.shape[-1] :] @ network.output_matrix(params).T / TEMPERATURE
+        log_probs = jax.nn.log_softmax(jnp.delete(logits, mask_id, axis=-1))
+        logp.append(jnp.take_along_axis(log_probs, targets, axis=-1)[..., 0])
+        each = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        entropy.append(jnp.where(masked, each, 0.0))
+    logp, seen = jnp.stack(logp), jnp.maximum(jnp.sum(draws.masked, axis=0), 1)
+    advantages = batch.advantages if likelihood.reads_advantages else None
+    estimate = likelihood.estimate(logp, draws, extras["written"], advantages=advantages)
+    each = jnp.where(draws.masked, logp / jnp.where(draws.masked, draws.t[..., None], 1.0), 0.0)
+    return Scores(
+        jnp.where(batch.mask, estimate, 0.0),
+        jnp.where(batch.mask, sum(entropy) / seen, 0.0),
+        {DRAW_LOGP: jnp.moveaxis(each, 0, -1)},
+    )
 
 
 def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) -> ArrayTree:
@@ -113,8 +165,21 @@ def check_train_step(
 
 
 def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]]) -> None:
-    """One step is the same in one piece, in microbatches and on a mesh: all see the same masks."""
-    want = _descended(recipe)
+    """One step is the gradient of the loss over :func:`plain_scores`, in any division of a batch.
+
+    Its parts all see the same masks.
+    """
+    (network, params), batch = _model_and_batch(recipe)
+    score = bind(plain_scores, network=network, recipe=recipe)
+
+    def loss(params):
+        prepared, _ = cases.prepare(recipe)(batch, recipe.init())
+        scores = score(params, prepared)
+        prepared = recipe.measure(prepared, scores.logp)
+        statistics = scores.statistics if "old_draw_logp" in recipe.required_fields else None
+        return recipe.loss(scores.logp, prepared, entropy=scores.entropy, statistics=statistics)
+
+    want = jax.jit(jax.grad(loss))(params)
     updates = {"in 4 microbatches": _descended(recipe, microbatches=4)}
     for mesh in meshes(sizes):
         updates[f"on the mesh {dict(mesh.shape)}"] = _descended(recipe, mesh=mesh)

@@ -17,7 +17,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.diffusion import Draws, Likelihood
-from jaxrl_llm.models.denoising import denoise, is_causal, mask_id_of
+from jaxrl_llm.models.denoising import block_length_of, denoise, is_causal, mask_id_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP, DRAWN
@@ -81,8 +81,9 @@ class DenoisingScorer:
     """A model that denoises and how it is scored; see the module.
 
     In each draw the tokens that it hides, and all cells behind the end of a response, hold the mask
-    id: the denoiser does not see how long the response is. One draw is in memory at a time, also
-    where the gradient is taken. With ``each_draw`` the statistics hold what each draw makes of a
+    id: the denoiser does not see how long the response is. A model with blocks sees those before a
+    block uncovered, as its sampler has them. One draw is in memory at a time, also where the
+    gradient is taken. With ``each_draw`` the statistics hold what each draw makes of a
     token, ``draw_logp`` ``[P, G, T, J]``.
     """
 
@@ -141,9 +142,18 @@ class DenoisingScorer:
     ) -> tuple[Array, Array]:
         """Log-probability and entropy of the tokens ``[P, G, T]`` that one draw hides."""
         mask_id = mask_id_of("score", self.model)
-        tokens = jnp.where(masked | ~batch.extras["written"], mask_id, batch.tokens)
+        uncovered = jnp.where(batch.extras["written"], batch.tokens, mask_id)
+        tokens = jnp.where(masked, mask_id, uncovered)
         prompts = jnp.where(prompt, mask_id, batch.prompt_tokens[:, None])
-        hidden = denoise(self.model, params, prompts, batch.prompt_mask, tokens, remat=self.remat)
+        hidden = denoise(
+            self.model,
+            params,
+            prompts,
+            batch.prompt_mask,
+            tokens,
+            uncovered=uncovered if block_length_of(self.model) else None,
+            remat=self.remat,
+        )
         targets = jnp.where(masked, batch.tokens, 0)
         matrix = self.model.output_matrix(params)
         logp, entropy = logprobs.token_logprobs(

@@ -25,14 +25,14 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
-from jaxrl_llm.models.denoising import is_causal
+from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
-from jaxrl_llm.rollout.denoising import cells_at_once
+from jaxrl_llm.rollout.denoising import cells_at_once, options_of
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.batches import check_reads_rows
@@ -183,7 +183,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     if plan.most <= _SHARE * available:
         return "\n".join([*lines, "What is counted fits." if plan.unknown else "It fits."])
     lines.append("It does not fit. At most, one of these options at a time:")
-    for text, changed in suggestions(config, elsewhere=elsewhere):
+    causal = is_causal(inputs.model)
+    for text, changed in suggestions(config, causal=causal, elsewhere=elsewhere):
         try:
             changed = lay_out(changed, elsewhere=elsewhere)
             if changed.dtype != config.dtype:
@@ -230,11 +231,12 @@ def _device_memory(config: TrainConfig) -> int | None:
 
 
 def suggestions(
-    config: TrainConfig, *, elsewhere: bool = False
+    config: TrainConfig, *, causal: bool = True, elsewhere: bool = False
 ) -> Iterator[tuple[str, TrainConfig]]:
     """Options that make a run smaller; those that change least of what is learned come first.
 
-    The sizes of the mesh in ``config`` are numbers.
+    The sizes of the mesh in ``config`` are numbers. A model that is not ``causal`` has no slots,
+    and its sampler no filters.
     """
     sampling, count, mesh = config.sampling, config.prompts_per_step, config.mesh
     changes: list[tuple[str, dict]] = []
@@ -242,7 +244,7 @@ def suggestions(
         changes.append(("--remat full", {"remat": "full"}))
     more = [n for n in (2, 4, 8, 16, 32) if n > config.microbatches and count % n == 0]
     changes += [(f"--microbatches {n}", {"microbatches": n}) for n in more]
-    if sampling.slots is None and count > 1:
+    if causal and sampling.slots is None and count > 1:
         changes.append((f"--sampling.slots {count // 2}", {"sampling": {"slots": count // 2}}))
     if mesh.fsdp == 1 and mesh.data > 1:
         size = mesh.data if elsewhere else -1
@@ -262,7 +264,7 @@ def suggestions(
     if config.optimizer.moment_dtype == "float32":
         half = {"optimizer": {"moment_dtype": "bfloat16"}}
         changes.append(("--optimizer.moment-dtype bfloat16", half))
-    if sampling.top_k is None or sampling.top_k > _TOP_K:
+    if causal and (sampling.top_k is None or sampling.top_k > _TOP_K):
         changes.append((f"--sampling.top-k {_TOP_K}", {"sampling": {"top_k": _TOP_K}}))
     if config.lora.rank is None:
         changes.append(("--lora.rank 16", {"lora": {"rank": 16}}))
@@ -569,6 +571,8 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
         if not is_causal(run.model):  # each response has a prompt of its own
             batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
+        if (block := block_length_of(run.model)) is not None:  # and another form of each block
+            batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
         sizes["activations"] = activation_bytes(
             shape,
             batch,
@@ -689,7 +693,7 @@ def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> Decod
         run.model
     ):  # logits of some cells at a time, scaled, normalized and drawn from
         length, size = run.config.sampling.max_new_tokens, run.model.config.vocab_size
-        block, _ = run.config.sampling.denoising.schedule(length)
+        block, _ = options_of(run.config.sampling.denoising, run.model).schedule(length)
         return DecodeShape(rows, slots, recorded, 4 * cells_at_once(slots, block, size))
     # The logits of the model, those that are drawn from and, with a filter over all of them, sorted
     # and summed copies.

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext, make_model
 from jaxrl_llm.models.export import hf_config
-from jaxrl_llm.models.loading import load_model
+from jaxrl_llm.models.loading import load_model, read_config
 from jaxrl_llm.models.protocol import empty_cache
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -53,6 +53,31 @@ def test_logits_of_released_architectures(name, tmp_path):
     np.testing.assert_allclose(
         logits[golden["mask"]], golden[name][golden["mask"]], atol=3e-5, rtol=1e-5
     )
+
+
+def test_the_mask_id_is_that_of_the_tokenizer(tmp_path):
+    values = json.loads((QWEN3 / "config.json").read_text()) | RELEASED["bidirectional"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    settings = tmp_path / "tokenizer_config.json"
+
+    def mask_id(**tokenizer):
+        settings.write_text(json.dumps(tokenizer))
+        return read_config(tmp_path / "config.json").mask_id
+
+    decoder = {"61": {"content": "<|mask|>"}}
+    assert mask_id(mask_token="<|mask|>", added_tokens_decoder=decoder) == 61
+    tokenizer = {"model": {"vocab": {"<m>": 7}}, "added_tokens": [{"id": 62, "content": "<n>"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert mask_id(mask_token={"content": "<n>"}, added_tokens_decoder=decoder) == 62
+    assert mask_id(mask_token="<m>") == 7
+    with pytest.raises(ValueError, match="names the mask token '<o>', which has no id"):
+        mask_id(mask_token="<o>")
+    assert mask_id(mask_token=None) is None
+    model = make_model(read_config(tmp_path / "config.json"))
+    with pytest.raises(ValueError, match="lacks a mask_id: `mask_token_id` of config.json, or"):
+        jr.rollout.make_denoising_sampler(model, max_new_tokens=2, group_size=1)
+    (tmp_path / "config.json").write_text(json.dumps(values | {"mask_token_id": 63}))
+    assert mask_id(mask_token="<m>") == 63
 
 
 def tiny(**changes):

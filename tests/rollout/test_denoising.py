@@ -147,6 +147,71 @@ def test_the_order_and_the_log_probabilities(tiny):
             assert not left or entropy[now].max() <= entropy[left].min() + 1e-5
 
 
+def test_blocks_of_a_model_begin_in_the_prompt():
+    """Prompts of 3 and 5 tokens end within a block of 4, which the response goes on with.
+
+    Sampled a block a step, the log-probabilities are those of the model's own likelihood.
+    """
+    model, params = jr.testing.tiny_model(
+        num_layers=2, causal=False, tied=False, vocab_size=V, mask_id=MASK, block_length=4
+    )
+    params = jax.tree.map(lambda x: 1.4 * x, params)
+    prompts = jnp.array([[1, 2, 3, 0, 0], [4, 1, 1, 2, 3]])
+    mask = jnp.arange(5) < jnp.array([[3], [5]])
+    ids, start = jnp.arange(4).reshape(2, 2), jnp.full((2, 2, 8), MASK)
+    blocks = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 1, 2]]
+    for steps, remasking in ((2, "confidence"), (8, "random")):
+        options = DenoisingOptions(steps=steps, block_length=4, remasking=remasking)
+        uncover = make_uncover(model, options, 8, 1.0, jnp.zeros(0, jnp.int32))
+        done = jax.jit(uncover)(params, jax.random.key(0), prompts, mask, ids, start)
+        order = np.asarray(done.order)
+        assert (order // (steps // 2) == np.array(blocks)[:, None]).all()
+        for p, step in np.ndindex(2, order.max() + 1):
+            g = step % 2
+            now = np.flatnonzero(order[p, g] == step)
+            if not now.size:
+                continue
+            # One row without padding, up to the end of the block; nothing behind it is there.
+            end = int(np.flatnonzero(np.array(blocks[p]) == blocks[p][now[0]])[-1]) + 1
+            seen = np.where(order[p, g] < step, done.tokens[p, g], MASK)[:end]
+            prompt = np.asarray(prompts[p])[np.asarray(mask[p])]
+            row = jnp.array([*prompt, *seen])[None, None]
+            hidden, _ = model.apply(
+                params,
+                row,
+                jnp.arange(row.shape[-1])[None, None],
+                jr.models.AttentionContext(jnp.ones(row.shape, bool)),
+            )
+            logits = np.array(hidden @ model.output_matrix(params).T, np.float64)[0, 0]
+            logits[:, MASK] = -np.inf
+            logits = logits[len(prompt) :][now]
+            values = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+            expected = values[np.arange(len(now)), np.asarray(done.tokens)[p, g, now]]
+            np.testing.assert_allclose(done.model_logp[p, g, now], expected, atol=1e-4)
+        if steps > 2:
+            continue
+        recipe = jr.recipes.diffu_grpo(p=0.0)
+        batch = jr.recipes.Batch(
+            tokens=done.tokens,
+            mask=jnp.ones((2, 2, 8), bool),
+            rewards=jnp.zeros((2, 2)),
+            where=jnp.ones((2, 2), bool),
+            prompt_tokens=prompts,
+            prompt_mask=mask,
+        )
+        draws = jr.train.draw_masks(recipe.likelihood, jax.random.key(0), batch)
+        scorer = jr.train.DenoisingScorer(model, recipe.likelihood)
+        scored = jax.jit(scorer)(params, batch.replace(extras=draws))
+        np.testing.assert_allclose(scored.logp, done.model_logp, atol=1e-4)
+    with pytest.raises(ValueError, match="block_length 2 is not the model's, 4"):
+        make_denoising_sampler(
+            model, max_new_tokens=8, group_size=1, options=DenoisingOptions(block_length=2)
+        )
+    with pytest.raises(ValueError, match="uncovered has no effect with a model without blocks"):
+        plain, _ = jr.testing.tiny_model(causal=False, vocab_size=V, mask_id=MASK)
+        denoise(plain, params, prompts, mask, done.tokens, uncovered=done.tokens)
+
+
 def test_a_response_depends_on_its_request_alone(tiny):
     model, params = tiny
     make = {"max_new_tokens": 4, "options": DenoisingOptions(steps=2)}

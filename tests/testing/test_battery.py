@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxrl_llm as jr
+from jaxrl_llm import train
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.recipes import PRESETS, Recipe, catalog
 from jaxrl_llm.testing import (
@@ -137,6 +138,23 @@ def test_a_train_step_on_one_device(monkeypatch):
         train_checks.check_train_step(preset("grpo"), microbatches=microbatches, rows=rows)
     with pytest.raises(AssertionError, match="the update in 2 microbatches"):
         train_checks.check_train_step(plain(surrogate=part_mean))
+
+
+@pytest.mark.parametrize("name", ["the mask id is drawn", "the prompt is shown"])
+def test_a_wrong_score_of_a_denoiser_fails(name, monkeypatch):
+    monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
+    recipe = jr.recipes.diffu_grpo(p=0.5)
+    if name == "the mask id is drawn":
+        monkeypatch.setattr(train.denoising, "_without", lambda *args: args[5:7])
+    else:
+        of_draw = train.DenoisingScorer._of_draw
+
+        def shown(self, params, batch, masked, prompt):
+            return of_draw(self, params, batch, masked, jnp.zeros_like(prompt))
+
+        monkeypatch.setattr(train.DenoisingScorer, "_of_draw", shown)
+    with pytest.raises(AssertionError, match="the update in 4 microbatches"):
+        train_checks.check_train_step(recipe)
 
 
 # Every slot's functions with those of the other slots, on the cheap checks of arrays.

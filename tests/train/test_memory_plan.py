@@ -447,6 +447,19 @@ def test_responses_of_a_denoiser_have_a_prompt_each(plans):
     sampling = own.sampling  # of a tiny vocabulary the logits of all cells are there at one time
     cells = own.prompts_per_step * sampling.group_size * sampling.max_new_tokens
     assert plan.sampling["logits of the sampler"] >= 4 * 4 * cells * inputs.model.config.vocab_size
+    # A model with blocks scores each of them twice.
+    shape = dataclasses.replace(inputs.model.config, block_length=4)
+    twice = make_plan(own, inputs._replace(model=make_model(shape)), accelerator=True)
+    assert twice.step["activations"] > 1.4 * plan.step["activations"]
+    # It has no slots, and its sampler no filters.
+    causal, own = (
+        {text.split()[0] for text, _ in memory_plan.suggestions(lay_out(config), causal=x)}
+        for x in (True, False)
+    )
+    assert causal - own == {"--sampling.slots", "--sampling.top-k"}
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(dataclasses.replace(config, model=model, recipe="espo"), memory=2**12)
+    assert "--sampling.slots" not in str(error.value)
 
 
 def test_a_model_of_which_little_is_known(plans):
