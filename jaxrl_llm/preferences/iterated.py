@@ -381,12 +381,13 @@ def seppo(
     *,
     beta: float = 0.1,
     scale: float | Array = 1.0,
+    tolerance: float = 1e-5,
     where: Array | None = None,
 ) -> Array:
     """Semi-policy preference optimization: against, or with, the sample of an earlier policy.
 
         loss = -log sigmoid(beta scale ((logp_w - ref_logp_w) - s (logp_l - ref_logp_l)))
-        s = seppo_sign(chosen_logp, chosen_ref_logp)
+        s = seppo_sign(chosen_logp, chosen_ref_logp, tolerance=tolerance)
 
     The rejected response is a sample of the reference, an earlier policy drawn by
     :func:`sample_reference`. For diffusion models the log-probabilities are negative squared errors
@@ -395,6 +396,7 @@ def seppo(
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
       scale: A number or ``[...]``, not negative, the weight of a noise level.
+      tolerance: As in :func:`seppo_sign`.
 
     Returns:
       ``[...]`` float32.
@@ -417,20 +419,25 @@ def seppo(
     checks.check_positive(function, finite=True, beta=beta)
     weight = scores.per_pair(function, "scale", scale, chosen, where)
     sign = seppo_sign(
-        masking.zero_masked(chosen_logp, where), masking.zero_masked(chosen_ref_logp, where)
+        masking.zero_masked(chosen_logp, where),
+        masking.zero_masked(chosen_ref_logp, where),
+        tolerance=tolerance,
     )
     return masking.zero_masked(scores.logistic(beta * weight * (chosen - sign * rejected)), where)
 
 
-def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array) -> Array:
+def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array, *, tolerance: float = 1e-5) -> Array:
     """Whether the sample of the reference is pushed away (+1) or learned (-1).
 
-        +1 where chosen_logp >= chosen_ref_logp, else -1
+        +1 where chosen_logp >= chosen_ref_logp - tolerance |chosen_ref_logp|, else -1
 
-    A reference that predicts the chosen response better than the policy does samples well too.
+    A reference that predicts the chosen response better than the policy does samples well too. Two
+    equal policies whose numbers come from two programs differ by rounding, which is a tie.
 
     Args:
       chosen_logp, chosen_ref_logp: ``[...]``, floating point.
+      tolerance: Relative difference that is a tie, not negative; a model that computes in bfloat16
+        rounds more coarsely, by about 1e-2.
 
     Returns:
       ``[...]`` float32, without a gradient.
@@ -442,10 +449,15 @@ def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array) -> Array:
       [1.0, -1.0]
 
     References:
-      Zhang et al., SePPO (arXiv:2410.05255); that a tie is +1 is ours. Confidence: PAPER.
+      Zhang et al., SePPO (arXiv:2410.05255); that a tie is +1, and what is one, are ours.
+      Confidence: PAPER.
     """
-    scores.check_rows("seppo_sign", None, logp=chosen_logp, chosen_ref_logp=chosen_ref_logp)
-    sign = jnp.where(jnp.asarray(chosen_logp) >= jnp.asarray(chosen_ref_logp), 1.0, -1.0)
+    function = "seppo_sign"
+    scores.check_rows(function, None, logp=chosen_logp, chosen_ref_logp=chosen_ref_logp)
+    checks.check_non_negative(function, finite=True, tolerance=tolerance)
+    ref_logp = jnp.asarray(chosen_ref_logp, jnp.float32)
+    least = ref_logp - tolerance * jnp.abs(ref_logp)
+    sign = jnp.where(jnp.asarray(chosen_logp, jnp.float32) >= least, 1.0, -1.0)
     return jax.lax.stop_gradient(sign)
 
 

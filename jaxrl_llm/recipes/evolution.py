@@ -100,6 +100,7 @@ class EvolutionRecipe:
     critic: ClassVar[Any] = None
     second_model: ClassVar[Any] = None
     reference: ClassVar[Any] = None
+    earlier: ClassVar[Any] = None
     required_fields: ClassVar[frozenset[str]] = frozenset()
     reads_last_kl: ClassVar[bool] = False
     uses_reference: ClassVar[bool] = False

@@ -91,6 +91,7 @@ EXTRAS: dict[str, Extra] = {
     "values": Extra("PGT", "float", "critic's value of the state before the token"),
     "old_values": Extra("PGTC", "float", "the same, of each head"),
     "returns": Extra("PGT", "float", "what the critic is to predict"),
+    "earlier_logp": Extra("PGT", "float", "mean log-probability under earlier policies"),
     "chunk_ids": Extra("PGT", "int", "action of each token, from 1; 0 outside"),
     "selected": Extra("PGT", "bool", "tokens a covariance rule picked"),
     "top_ids": Extra("PGTS", "int", "most likely tokens under the old policy or the teacher"),

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import aggregate
-from jaxrl_llm.core import Array, ArrayTree, Transform, call_with, checks, masking, traits_of
+from jaxrl_llm.core import (
+    Array,
+    ArrayTree,
+    Transform,
+    accepted,
+    call_with,
+    checks,
+    masking,
+    traits_of,
+)
 from jaxrl_llm.curation import Collector
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.recipes import wiring
@@ -18,6 +27,7 @@ from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
+from jaxrl_llm.regularizers import EarlierPolicies
 
 
 class AlgoState(NamedTuple):
@@ -78,8 +88,10 @@ class Recipe:
       likelihood: For a model that denoises, the estimate that stands where log-probabilities do;
         see :class:`jaxrl_llm.diffusion.Likelihood`. None for a causal model.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
-        each step; None for a frozen one. One with ``init`` moves the policy as well, see
-        :mod:`jaxrl_llm.regularizers.references`.
+        each step; None for a frozen one. It may name ``key``, a key of the run's seed. One with
+        ``init`` moves the policy as well, see :mod:`jaxrl_llm.regularizers.references`.
+      earlier: Policies of earlier iterations, whose weighted log-probabilities are the extra
+        ``earlier_logp``; see :func:`jaxrl_llm.regularizers.earlier_policies`. None for none.
       sampled_by: "policy", or "reference" where a reference that moves samples the rollouts.
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       inputs: Names of further extras that the batch holds.
@@ -123,6 +135,7 @@ class Recipe:
     prm: ProcessRewardModel | None = None
     likelihood: Likelihood | None = None
     reference: Callable | None = None
+    earlier: EarlierPolicies | None = None
     sampled_by: Literal["policy", "reference"] = "policy"
     turn_updates: TurnUpdates | None = None
     inputs: tuple[str, ...] = ()
@@ -179,12 +192,19 @@ class Recipe:
             names |= {"prm_logp"}
         if self.likelihood is not None:
             names |= {"old_draw_logp"}
+        if self.earlier is not None:
+            names |= {"earlier_logp"}
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})
 
     @property
     def draws(self) -> bool:
         """Whether ``prepare`` draws random numbers and so takes a key."""
         return wiring.prepare_names(self, "key")
+
+    @property
+    def reference_draws(self) -> bool:
+        """Whether a reference that moves draws random numbers."""
+        return self.reference is not None and "key" in accepted(self.reference)
 
     @property
     def reads_last_kl(self) -> bool:

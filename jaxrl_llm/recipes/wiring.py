@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Transform, accepted, checks, functions_of, parts_of, traits_of
+from jaxrl_llm.core import Transform, accepted, call_with, checks, functions_of, parts_of, traits_of
 from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.recipes.batch import Batch
@@ -22,6 +22,7 @@ from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import name_of
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
+from jaxrl_llm.regularizers import EarlierPolicies
 
 # What `prepare` offers to its slots, and `loss` to the surrogate and the regularizers, by keyword;
 # the batch's extras and what the recipe computes come on top.
@@ -378,6 +379,11 @@ def _check_kinds(recipe) -> None:
         raise TypeError(f"{name}: turn_updates must be a TurnUpdates; got {recipe.turn_updates!r}.")
     if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
         raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
+    if not (recipe.earlier is None or isinstance(recipe.earlier, EarlierPolicies)):
+        raise TypeError(
+            f"{name}: earlier must be made by regularizers.earlier_policies; got "
+            f"{recipe.earlier!r}."
+        )
     model = recipe.prm
     if not (model is None or isinstance(model, ProcessRewardModel)):
         raise TypeError(f"{name}: prm must be a ProcessRewardModel; got {model!r}.")
@@ -519,7 +525,7 @@ def _check_functions(recipe) -> None:
         _check_arguments(recipe.name, reader, offers[reader.slot])
     if recipe.reference is not None:
         reference = Reader("reference", recipe.reference, ("reference", "params", "step"))
-        _check_arguments(recipe.name, reference, set())
+        _check_arguments(recipe.name, reference, {"key"})
     if (critic := recipe.critic) is not None:
         for slot, function, arguments in (
             ("loss", critic.loss, ("values", "old_values", "returns", "mask")),
@@ -601,6 +607,11 @@ def _check_meaning(recipe) -> None:
             f"Recipe {recipe.name!r}: reference {name_of(recipe.reference)} moves a model that "
             "nothing uses: no function names ref_logp, and nothing is computed from the reference "
             "or the teacher."
+        )
+    if recipe.earlier is not None and "earlier_logp" not in recipe.required_fields:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: earlier has policies that nothing uses: no function reads "
+            "earlier_logp."
         )
     options = ("policy", "reference")
     checks.check_option(f"Recipe {recipe.name!r}", "sampled_by", recipe.sampled_by, options)
@@ -704,6 +715,10 @@ def validate(recipe):
         weights = {"w": shaped(1)}
         init = getattr(recipe.reference, "init", None)
         start = weights if init is None else init(weights)
-        jax.eval_shape(recipe.reference, start, weights, shaped(dtype="int32"))
+        step, key = shaped(dtype="int32"), jax.eval_shape(lambda: jax.random.key(0))
+        jax.eval_shape(
+            lambda *args: call_with(recipe.reference, *args[:3], context={"key": args[3]}),
+            *(start, weights, step, key),
+        )
     jax.eval_shape(run, batch, logp)
     return recipe

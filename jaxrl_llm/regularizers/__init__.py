@@ -49,7 +49,10 @@ from jaxrl_llm.regularizers.kl import (
     remix_schedule,
 )
 from jaxrl_llm.regularizers.references import (
+    Earlier,
+    EarlierPolicies,
     Iterates,
+    earlier_policies,
     ema_reference,
     extrapolated,
     random_reference,
@@ -76,6 +79,8 @@ __all__ = [
     "Iterates",
     "AsymmetricControl",
     "AsymmetricState",
+    "Earlier",
+    "EarlierPolicies",
     "EntropyControl",
     "EntropyHistory",
     "PidState",
@@ -89,6 +94,7 @@ __all__ = [
     "asymmetric_kl",
     "asymmetric_step",
     "chunk_ids_from_mask",
+    "earlier_policies",
     "ema_reference",
     "extrapolated",
     "entropy_band",

@@ -2,13 +2,15 @@
 
 ``reference`` and ``params`` are pytrees of parameters of one structure and of leaves of one shape
 each; otherwise ValueError is raised. A rule works leaf by leaf, in float32 where it computes, and
-returns a pytree in the dtypes of the ``reference``.
+returns a pytree in the dtypes of the ``reference``. One that names ``key`` gets a key of the run's
+seed, the same in every step.
 
 A rule with ``init(params) -> state`` moves the policy as well: it is called as
 ``rule(state, params, step) -> (state, params)``, and its state is :class:`Iterates`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -110,8 +112,8 @@ def random_reference(
     params: ArrayTree,
     step: int | Array,
     *,
+    key: Array,
     every: int,
-    seed: int = 0,
 ) -> ArrayTree:
     """A reference drawn evenly from the policies with which the iterations so far began.
 
@@ -123,17 +125,18 @@ def random_reference(
     Args:
       reference, params: See the module.
       step: How many updates have been made; may be traced.
+      key: Typed PRNG key, the same in every step: a Recipe hands over that of the run.
       every: Steps of an iteration, above 0.
-      seed: Of the draws.
 
     Returns:
       A pytree like ``reference``.
 
     Example:
+      >>> import jax
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> old, new = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
-      >>> jr.regularizers.random_reference(old, new, 1, every=2)["w"].item()
+      >>> jr.regularizers.random_reference(old, new, 1, key=jax.random.key(0), every=2)["w"].item()
       0.0
 
     References:
@@ -144,7 +147,7 @@ def random_reference(
     trees.check_alike("random_reference", "reference and params", reference, params)
     step = jnp.asarray(step)
     iteration = step // every
-    draw = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), iteration))
+    draw = jax.random.uniform(jax.random.fold_in(key, iteration))
     due = (step > 0) & (step % every == 0) & (draw * (iteration + 1) < 1.0)
     return jax.tree.map(
         lambda old, new: jnp.where(due, jnp.asarray(new).astype(jnp.result_type(old)), old),
@@ -195,6 +198,88 @@ class _Extrapolated:
 
     def __repr__(self) -> str:
         return f"extrapolated(every={self.every}, alpha={self.alpha:g})"
+
+
+class Earlier(NamedTuple):
+    """State of :func:`earlier_policies`.
+
+    Attributes:
+      policies: Parameters with which the last iterations began, the latest first; of those that
+        there are not yet, the first policy's.
+      count: int32 ``[]``, how many there are.
+    """
+
+    policies: tuple[ArrayTree, ...]
+    count: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlierPolicies:
+    """Made by :func:`earlier_policies`."""
+
+    weights: tuple[float, ...]
+    every: int
+
+    def init(self, params: ArrayTree) -> Earlier:
+        """One policy, the first."""
+        return Earlier((params,) * len(self.weights), jnp.ones((), jnp.int32))
+
+    def __call__(self, state: Earlier, params: ArrayTree, step: int | Array) -> Earlier:
+        """The policies after a step; where an iteration ends, its last one is the latest."""
+        due = (jnp.asarray(step) > 0) & (jnp.asarray(step) % self.every == 0)
+        moved = (params, *state.policies[:-1])
+        policies = jax.tree.map(lambda x, y: jnp.where(due, x, y), moved, state.policies)
+        count = jnp.minimum(state.count + due.astype(jnp.int32), len(self.weights))
+        return Earlier(policies, count)
+
+    def shares(self, state: Earlier) -> Array:
+        """float32 ``[J]``: the weights of the policies that there are, which add up to 1."""
+        weights = jnp.asarray(self.weights, jnp.float32)
+        weights = jnp.where(jnp.arange(len(self.weights)) < state.count, weights, 0.0)
+        return weights / jnp.sum(weights)
+
+    def __repr__(self) -> str:
+        return f"earlier_policies(weights={self.weights}, every={self.every})"
+
+
+def earlier_policies(*, weights: Sequence[float], every: int) -> EarlierPolicies:
+    """The policies with which the last iterations began, for ``Recipe.earlier``.
+
+        earlier_logp = sum_j w_j log pi_j / sum_j w_j        over those that there are
+
+    That is the log-probability of their geometric mean, up to a constant of each prefix. They are
+    copies of what is trained, so J adapters where an adapter trains, and are saved with the state.
+
+    Args:
+      weights: Of each policy, the latest first, above 0; as many as are remembered.
+      every: Steps of an iteration, above 0.
+
+    Returns:
+      A rule with ``init(params)``, ``rule(state, params, step)`` and ``shares(state)``; its state
+      is :class:`Earlier`.
+
+    Raises:
+      ValueError: If there is no weight, or a number is not above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rule = jr.regularizers.earlier_policies(weights=(3.0, 1.0), every=2)
+      >>> state = rule.init({"w": jnp.zeros(1)})
+      >>> state = rule(state, {"w": jnp.ones(1)}, 2)
+      >>> [policy["w"].item() for policy in state.policies], rule.shares(state).tolist()
+      ([1.0, 0.0], [0.75, 0.25])
+
+    References:
+      Wu et al., MNPO (arXiv:2509.23102), whose opponents are the policies of earlier iterations.
+    """
+    function, weights = "earlier_policies", tuple(map(float, weights))
+    if not weights:
+        raise ValueError(f"{function}: weights must have a number for each policy; got none.")
+    for weight in weights:
+        checks.check_positive(function, finite=True, weights=weight)
+    checks.check_count(function, every=every)
+    return EarlierPolicies(weights, every)
 
 
 def extrapolated(*, every: int, alpha: float = 0.3) -> _Extrapolated:

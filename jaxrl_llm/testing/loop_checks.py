@@ -207,6 +207,9 @@ def _check_memory(
     every = dict(getattr(rule, "options", ())).get("every", getattr(rule, "every", 0))
     if rule is not None and every <= steps:
         _require(_differ(state.reference_policy, params), f"{name}: the reference did not move")
+    if recipe.earlier is not None and recipe.earlier.every <= steps:
+        latest = state.earlier.policies[0]
+        _require(_differ(latest, params), f"{name}: its earlier policies did not move")
 
 
 def _check_collector(collector, result, name: str, config: TrainConfig, num_prompts: int) -> None:

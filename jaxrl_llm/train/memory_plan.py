@@ -536,6 +536,8 @@ def _state_bytes(run: _Run) -> dict[str, int]:
     # An adapter's reference is its base, unless another model is named.
     elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
         sizes["reference"] = run.bytes_of(base)
+    if recipe.earlier is not None:
+        sizes["earlier policies"] = len(recipe.earlier.weights) * run.bytes_of(run.trained)
     if run.inputs.teacher is not None:
         sizes["teacher"] = run.bytes_of(run.inputs.teacher)
     if recipe.second_model is not None and (of_critic := config.critic_optimizer) is not None:

@@ -41,6 +41,7 @@ import optax
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.compose import call_with
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.lora import merge_adapter
@@ -71,9 +72,9 @@ from jaxrl_llm.train.optimizer import apply_if_finite, keep, next_rate, stays_fi
 from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
 from jaxrl_llm.train.state import TrainState
 
-# Set the numbers that a recipe draws, and the order of minibatches, apart from those of the sampler
-# in the same step.
-_PREPARE, _ORDER = 0x70726570, 0x6F726472
+# Set the numbers that a recipe or its reference draws, and the order of minibatches, apart from
+# those of the sampler in the same step.
+_PREPARE, _ORDER, _REFERENCE = 0x70726570, 0x6F726472, 0x72656664
 
 
 class Teacher(NamedTuple):
@@ -301,11 +302,17 @@ def make_step(
             algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
         algo_state = keep(applied, algo_state, state.algo_state)
         if recipe.reference is not None:
-            reference = recipe.reference(state.reference, params, state.step + 1)
+            # The same key in every step: a rule may draw once for several steps.
+            drawn = jax.random.fold_in(key, _REFERENCE) if recipe.reference_draws else None
+            moved = (state.reference, params, state.step + 1)
+            reference = call_with(recipe.reference, *moved, context={"key": drawn})
             if isinstance(state.reference, Iterates):
                 reference, params = reference
                 state = state._replace(params=keep(applied, params, state.params))
             state = state._replace(reference=keep(applied, reference, state.reference))
+        if recipe.earlier is not None:
+            earlier = recipe.earlier(state.earlier, state.params, state.step + 1)
+            state = state._replace(earlier=keep(applied, earlier, state.earlier))
         if recipe.critic is not None and critic_optimizer is not None:
             critic, critic_metrics = update_critic(
                 recipe.critic,
@@ -324,7 +331,7 @@ def make_step(
         return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
 
     random_turns = turns is not None and turns.order == "random"
-    takes_key = recipe.draws or minibatches > 1 or random_turns
+    takes_key = recipe.draws or minibatches > 1 or random_turns or recipe.reference_draws
     step = on_mesh(step, mesh, model.sharding_rules)
     return CompiledStep(
         step,
@@ -477,6 +484,7 @@ def score_batch(
       of another model; or of the policy, or the reference that moves, after the teacher's prompt.
     - ``answer_logp``: of the policy at the start of the step, after each turn.
     - ``kl_logp``: of the policy at the start of the step, after the prompt of the row before.
+    - ``earlier_logp``: of the policies of earlier iterations, weighted.
     - ``old_values`` and ``values``: of the critic.
     - ``prm_logp``: of the process reward model, which has learned from the batch.
 
@@ -562,6 +570,14 @@ def score_batch(
 
     if "kl_logp" in needs and "kl_logp" not in batch.extras:
         batch = with_extras({"kl_logp": mismatched(scorer, state.policy, batch, microbatches)})
+
+    if recipe.earlier is not None and "earlier_logp" not in batch.extras:
+        shares, total = recipe.earlier.shares(state.earlier), jnp.zeros(batch.mask.shape)
+        for share, params in zip(shares, state.earlier.policies, strict=True):
+            policy = state.with_base(params)
+            logp = scored(lambda part, policy=policy: scorer(policy, part).logp)
+            total += share * jax.lax.stop_gradient(logp)
+        batch = with_extras({"earlier_logp": total})
 
     if recipe.critic is not None and "old_values" not in batch.extras:
         critic, body = state.critic, critic_model or scorer.model

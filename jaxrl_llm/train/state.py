@@ -51,6 +51,8 @@ class TrainState(NamedTuple):
         ``()`` for a recipe without.
       reference: A reference that moves, of the kind of ``params``, or what its rule remembers;
         ``()`` without.
+      earlier: Policies of earlier iterations, each of the kind of ``params``, see
+        ``regularizers.Earlier``; ``()`` without.
       base: Frozen parameters below an adapter, or ``()``: handed on from step to step
         by reference, and no part of a checkpoint.
       collector_state: State of the recipe's collector: NumPy arrays, which stay on the host.
@@ -66,6 +68,7 @@ class TrainState(NamedTuple):
     reference: ArrayTree = ()
     base: ArrayTree = ()
     collector_state: ArrayTree = ()
+    earlier: ArrayTree = ()
 
     @property
     def policy(self) -> ArrayTree:
@@ -163,10 +166,16 @@ def init_state(
             f"init_state: recipe {recipe.name!r} keeps its reference frozen, so it is no part of "
             "the state; hand it to what computes ref_logp."
         )
+    earlier: ArrayTree = ()
+    if recipe.earlier is not None:
+        earlier = jax.tree.map(jnp.copy, recipe.earlier.init(params))
+        if mesh is not None:
+            count = processes.place(earlier.count, replicated(mesh))
+            earlier = earlier._replace(count=count)
     algo_state, key, step = rest
     params = jax.tree.map(jnp.copy, params) if copy else params
     state = TrainState(params, opt_state, algo_state, key, step, data_cursor)
-    return state._replace(critic=critic_state, reference=anchor, base=base)
+    return state._replace(critic=critic_state, reference=anchor, earlier=earlier, base=base)
 
 
 def optimizer_shardings(

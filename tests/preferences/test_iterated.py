@@ -174,6 +174,12 @@ def test_seppo():
     equal = preferences.seppo(*logp, *logp)
     np.testing.assert_allclose(equal, np.full(4, np.log(2.0)), rtol=1e-6)
     assert (np.asarray(preferences.seppo_sign(logp[0], logp[0])) == 1).all()
+    # Equal policies whose numbers two programs rounded, of sequences and of squared errors.
+    for scale in (1e3, 1e-3):
+        above, below = np.float32(-scale) * np.float32([1 - 1e-6, 1 + 1e-6])[:, None]
+        assert float(preferences.seppo_sign(below, above)[0]) == 1
+        assert float(preferences.seppo_sign(below * np.float32(1.001), above)[0]) == -1
+        assert float(preferences.seppo_sign(below, above, tolerance=0.0)[0]) == -1
     better = arrays(9, 4, 4)
     better[0] = better[2] + 1
     np.testing.assert_allclose(preferences.seppo(*better), preferences.dpo(*better), rtol=1e-6)

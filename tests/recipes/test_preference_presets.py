@@ -128,6 +128,7 @@ PAIR_LOSS = {
     "brain": brain,
     "sppo": sppo,
     "inpo": inpo,
+    "mnpo": inpo,  # where the mean of the earlier policies is what sampled
     "exo_pair": exo_pair,
     "discopop": discopop,
     "nca": nca,
@@ -159,7 +160,8 @@ def batch_of_pairs(seed=0):
         prompt_tokens=jnp.ones((P, 2), jnp.int32),
         prompt_mask=jnp.ones((P, 2), bool),
         ref_logp=jnp.asarray(np.where(mask, ref_logp, 1e4), jnp.float32),
-        behavior_logp=jnp.asarray(np.where(mask, behavior_logp, 1e4), jnp.float32),
+        behavior_logp=(behavior := jnp.asarray(np.where(mask, behavior_logp, 1e4), jnp.float32)),
+        extras={"earlier_logp": behavior},
     )
     sides = [
         [x[p, g][mask[p, g]] for x in (logp, ref_logp, behavior_logp) for g in range(2)]
@@ -357,6 +359,33 @@ def test_seppo_takes_the_data_for_the_better_response_whatever_the_rewards():
         losses = [-log_sigmoid(x[p, 1] - sign * x[p, i]) for i in (0, 2)]
         want.append(np.mean(losses) if steered[p].any() else 0.0)
     np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+
+
+def test_mnpo_compares_with_the_weighted_mean_of_earlier_policies():
+    logp, batch, sides = batch_of_pairs()
+    recipe = jr.recipes.mnpo(eta=0.5, ratio=0.2, weights=(3.0, 1.0))
+    history = np.random.default_rng(5).normal(-1.0, 0.5, (2, *logp.shape))
+    earlier = jnp.asarray(0.75 * history[0] + 0.25 * history[1], jnp.float32)
+    loss, _ = loss_of(recipe, logp, batch.replace(extras={"earlier_logp": earlier}))
+    mask, pairs = np.asarray(batch.mask), []
+    for p, (c, r, ref_c, ref_r, *_) in enumerate(sides):
+        old_c, old_r = (np.where(mask[p, g], history[:, p, g], 0).sum(-1) for g in range(2))
+        rows = jnp.asarray([[x.sum()] for x in (c, r, ref_c, ref_r)], jnp.float32)
+        pairs.append(
+            jr.preferences.mnpo(
+                *rows,
+                jnp.float32(old_c)[None],
+                jnp.float32(old_r)[None],
+                weights=jnp.array([3.0, 1.0]),
+                eta=0.5,
+                ratio=0.2,
+            )
+        )
+    np.testing.assert_allclose(loss, np.mean(pairs), rtol=1e-5)
+    with pytest.raises(ValueError, match="earlier has policies that nothing uses"):
+        jr.recipes.inpo().replace(earlier=recipe.earlier)
+    with pytest.raises(ValueError, match="weights must be above 0; got 0"):
+        jr.recipes.mnpo(weights=(1.0, 0.0))
 
 
 def test_vlm_spo_pairs_the_best_and_the_worst_plan_of_three_criteria():

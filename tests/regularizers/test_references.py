@@ -63,9 +63,9 @@ def test_a_random_reference_is_each_policy_so_far_with_one_probability():
     """The policy at the beginning of iteration k is k."""
 
     def last(seed):
-        reference = jnp.float32(0.0)
+        reference, key = jnp.float32(0.0), jax.random.key(seed)
         for step in range(1, 9):
-            reference = random_reference(reference, jnp.float32(step / 2), step, every=2, seed=seed)
+            reference = random_reference(reference, jnp.float32(step / 2), step, every=2, key=key)
         return reference
 
     drawn = np.asarray(jax.jit(jax.vmap(last))(jnp.arange(2000)))

@@ -65,6 +65,7 @@ RUNS = {
     "controller": {"recipe": "adaptive_kl", "critic": CRITIC, "epochs": 2},
     "capo": {"recipe": "capo", "optimizer": OptimizerConfig(learning_rate=1e-5)},
     "prompt_gdro": {"recipe": "prompt_gdro"},
+    "mnpo": {"recipe": jr.recipes.mnpo(weights=(2.0, 1.0), every=1)},
 }
 
 
@@ -118,6 +119,10 @@ def check_memory(name, result):
         assert all(np.abs(x).max() > 0 for x in moments[:2])
     elif name == "prompt_gdro":
         assert int(algo.advantage[1].history.count.sum()) == 8  # two batches of four
+    elif name == "mnpo":
+        latest, before = state.earlier.policies
+        assert distance(latest, state.params) == 0 < distance(before, first)
+        assert int(state.earlier.count) == 2
     elif name == "moving reference":
         assert 0 < distance(state.reference, first) < distance(state.params, first)
         assert state.critic == ()
@@ -320,6 +325,38 @@ def test_an_iteration_begins_beyond_the_policy_and_has_itself_as_the_reference(t
     beyond = jax.tree.map(lambda x, y: x + 0.5 * (x - y), last, first)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), state.params, beyond)
     assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (last, first)), strict=True))
+
+
+def test_a_ring_of_earlier_policies_moves(tmp_path):
+    """After three steps it has the policies of the last two, each step an iteration."""
+    policies = []
+
+    recipe = jr.recipes.mnpo(weights=(2.0, 1.0), every=1)
+    one = jr.recipes.mnpo(weights=(1.0,), every=1)
+    for steps in (2, 3):
+        policies.append(train(tiny_run(tmp_path / f"{steps}", recipe=recipe, steps=steps)).state)
+    ring = policies[1].earlier
+    assert int(ring.count) == 2 and int(policies[0].earlier.count) == 2
+    assert_same(ring.policies[0], policies[1].params)
+    assert_same(ring.policies[1], policies[0].params)
+    # Of one policy, which is what sampled, it is inpo.
+    same = [train(tiny_run(tmp_path / x.name, recipe=x, steps=2)) for x in (one, jr.recipes.inpo())]
+    losses = [[row["loss"] for row in x.history] for x in same]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_the_seed_of_a_run_draws_its_random_reference(tmp_path):
+    def reference(seed):
+        rule = jr.bind(jr.regularizers.random_reference, every=1)
+        recipe = jr.recipes.grpo(kl_coef=0.1).replace(reference=rule)
+        state = train(tiny_run(tmp_path / f"{seed}", recipe=recipe, steps=2, seed=seed)).state
+        same = [
+            all(map(np.array_equal, jax.tree.leaves(state.reference), jax.tree.leaves(x)))
+            for x in (state.params, tiny_parameters())
+        ]
+        return 2 if same[0] else 0 if same[1] else 1
+
+    assert len({reference(seed) for seed in range(4)}) > 1
 
 
 def test_a_reference_that_moves_may_sample(tmp_path):

@@ -243,6 +243,8 @@ def test_what_a_plan_counts(plans):
     assert plan(recipe="grpo").state["reference"] == 4 * numbers
     assert plan(recipe="dpo").state["reference"] == 4 * numbers
     assert "reference" not in plan(recipe="dpo", reference_logp="refs.npz").state
+    mnpo = plan(recipe="mnpo").state
+    assert (mnpo["reference"], mnpo["earlier policies"]) == (4 * numbers, 12 * numbers)
     table = 4 * 259 * 32  # two moments of the output matrix, and a count
     capo = plan(recipe="capo")
     assert capo.state["moments of the last layer"] == 2 * table + 4

@@ -184,6 +184,7 @@ from jaxrl_llm.recipes.presets.reward_models import (
 from jaxrl_llm.recipes.presets.self_play import (
     accelerated_po,
     inpo,
+    mnpo,
     nash_md,
     seppo,
     sppo,
@@ -288,6 +289,7 @@ __all__ = [
     "icpo",
     "igpo",
     "inpo",
+    "mnpo",
     "insight",
     "ipo",
     "iw_opd",

@@ -12,6 +12,7 @@ from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+from jaxrl_llm.regularizers import EarlierPolicies
 
 
 def with_loss(
@@ -22,6 +23,7 @@ def with_loss(
     paper: str,
     collector: Collector | None = None,
     computed: tuple[Computed, ...] = (),
+    earlier: EarlierPolicies | None = None,
 ) -> Recipe:
     """A recipe of a loss of preferences; ``reads`` names the log-probabilities besides ``logp``."""
     if "ref_logp" in accepted(surrogate) and "ref_logp" not in reads:
@@ -37,6 +39,7 @@ def with_loss(
         curation=None if single else stateless(curation.informative_groups),
         collector=collector,
         computed=computed,
+        earlier=earlier,
         group_relative=not single,
         paper=paper,
     )

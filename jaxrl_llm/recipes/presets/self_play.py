@@ -1,6 +1,6 @@
 """Preferences between the policy's samples, or with those of an earlier or a mixed policy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
 
@@ -52,6 +52,39 @@ def inpo(*, eta: float = 0.0075, ratio: float = 1 / 3) -> Recipe:
     loss = bind(preferences.inpo, eta=eta, ratio=ratio)
     surrogate, reads = bind(preferences.paired, loss=loss), ("ref_logp", "behavior_logp")
     return with_loss("inpo", surrogate, reads=reads, paper="arXiv:2407.00617")
+
+
+def mnpo(
+    *,
+    eta: float = 0.0075,
+    ratio: float = 1 / 3,
+    weights: Sequence[float] = (1.0, 1.0, 1.0),
+    every: int = 100,
+) -> Recipe:
+    """Multiplayer Nash preference optimization: :func:`inpo` against several earlier policies.
+
+        loss = (h - 1 / (2 eta))^2
+        h = of w minus of l: logp - ratio ref_logp - (1 - ratio) mean of the earlier policies' logp
+
+    The earlier policies are those with which the last iterations began, the present one among them;
+    with one and ``every=1`` it is :func:`inpo`.
+
+    Args:
+      eta: Size of a step of mirror descent.
+      ratio: tau / eta, the weight of the fixed reference against the earlier policies.
+      weights: Of the earlier policies, the latest first; as many are remembered.
+      every: Steps of an iteration.
+
+    References:
+      Wu et al. (arXiv:2509.23102), whose iterations sample their pairs beforehand; here the policy
+      samples as it learns. The number of policies and their weights are ours.
+    """
+    loss = bind(preferences.inpo, eta=eta, ratio=ratio)
+    surrogate = given(bind(preferences.paired, loss=loss), behavior_logp="earlier_logp")
+    earlier = regularizers.earlier_policies(weights=weights, every=every)
+    return with_loss(
+        "mnpo", surrogate, reads=("ref_logp",), paper="arXiv:2509.23102", earlier=earlier
+    )
 
 
 def win_rates(advantages: Array, *, rewards: Array, where: Array) -> Array:
@@ -156,9 +189,7 @@ def accelerated_po(*, beta: float = 0.1, alpha: float = 0.3, every: int = 100) -
     )
 
 
-def seppo(
-    *, beta: float = 0.1, every: int = 30, column: str = "demonstration", seed: int = 0
-) -> Recipe:
+def seppo(*, beta: float = 0.1, every: int = 30, column: str = "demonstration") -> Recipe:
     """Semi-policy preference optimization: responses of the data against samples of a past policy.
 
         loss = -log sigmoid(x_w - s x_l),   s = 1 where logp_w >= ref_logp_w, else -1
@@ -172,7 +203,6 @@ def seppo(
       beta: Scale of the implicit rewards.
       every: Steps of an iteration.
       column: With a response of each row.
-      seed: Of the draws of the reference.
 
     References:
       Zhang et al. (arXiv:2410.05255), who train diffusion models; of language models it is ours,
@@ -187,7 +217,7 @@ def seppo(
     ).replace(
         advantage=stateless(data_first),
         curation=None,
-        reference=bind(regularizers.random_reference, every=every, seed=seed),
+        reference=bind(regularizers.random_reference, every=every),
         sampled_by="reference",
     )
 
