@@ -72,6 +72,7 @@ from jaxrl_llm.curation.collectors.experiences import (
 )
 from jaxrl_llm.curation.collectors.gdro_memory import RolloutGdroState, rollout_gdro_memory
 from jaxrl_llm.curation.collectors.hints.hinted import hinted, share_messages, tier_messages
+from jaxrl_llm.curation.collectors.hints.inpainted import inpainted
 from jaxrl_llm.curation.collectors.hints.ladders import ladder, parse_hints, rethink, self_hints
 from jaxrl_llm.curation.collectors.hints.repair import repair
 from jaxrl_llm.curation.collectors.hints.scaffold import scaffold
@@ -502,6 +503,7 @@ __all__ = [
     "in_epochs",
     "in_order",
     "informative_groups",
+    "inpainted",
     "insight_scores",
     "judge_items",
     "judge_message",

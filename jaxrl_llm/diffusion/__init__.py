@@ -27,7 +27,7 @@ sandwiched_likelihood
 bgpo, bgpo_terms                    a ratio as a sum over draws
 elbo_kl                             a penalty on the bounds of complete responses
 wd1, wd1_weights                    weighted likelihood without a ratio
-hint_chunks, hint_mask,             groups that are all wrong get chunks of a reference answer
+hint_chunks, hint_mask, draw_hints, groups that are all wrong get chunks of a reference answer
 igpo_replace, entropy_top_mask
 flow_sde_step, branch_sde_step      a step of denoising a latent as a Gaussian policy
 gaussian_logprob, latent_kl         its log-density, and the divergence from a reference
@@ -76,6 +76,7 @@ from jaxrl_llm.diffusion.flows import (
     velocity_mse,
 )
 from jaxrl_llm.diffusion.inpainting import (
+    draw_hints,
     entropy_top_mask,
     hint_chunks,
     hint_mask,
@@ -107,6 +108,7 @@ __all__ = [
     "coupled_likelihood",
     "diffu_mask",
     "diffusion_mse",
+    "draw_hints",
     "elbo",
     "elbo_kl",
     "elbo_likelihood",

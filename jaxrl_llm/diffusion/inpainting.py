@@ -96,6 +96,51 @@ def hint_mask(key: Array, chunk_ids: Array, share: Array | float) -> Array:
     return (chunk_ids >= 0) & (of_token < chosen)
 
 
+def draw_hints(
+    key: Array,
+    trace: Array,
+    *,
+    shortest: int = 5,
+    longest: int = 10,
+    low: float = 0.2,
+    high: float = 0.6,
+) -> Array:
+    """Which tokens of a trace stand in each response: :func:`hint_mask` of :func:`hint_chunks`.
+
+        share ~ U[low, high], one a response
+
+    Args:
+      key, trace, shortest, longest: As of :func:`hint_chunks`.
+      low, high: Range of the share of the chunks, in [0, 1].
+
+    Returns:
+      bool ``[..., T]``.
+
+    Raises:
+      ValueError: If ``low`` is above ``high``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> hints = jr.diffusion.draw_hints(
+      ...     jax.random.key(0), jnp.ones(8, bool), shortest=2, longest=2, low=0.5, high=0.5)
+      >>> int(hints.sum())
+      4
+
+    References:
+      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. The lengths are from memory.
+    """
+    function = "draw_hints"
+    _inputs.check_key(function, key)
+    checks.check_share(function, low=low, high=high)
+    if low > high:
+        raise ValueError(f"{function}: low {low} is above high {high}.")
+    of_chunks, of_share, of_mask = jax.random.split(key, 3)
+    chunks = hint_chunks(of_chunks, trace, shortest=shortest, longest=longest)
+    share = jax.random.uniform(of_share, jnp.shape(trace)[:-1], minval=low, maxval=high)
+    return hint_mask(of_mask, chunks, share)
+
+
 def igpo_replace(rewards: Array, new_rewards: Array, *, share: float = 0.5) -> Array:
     """Which hinted responses take the places of which wrong ones.
 

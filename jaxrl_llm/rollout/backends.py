@@ -203,7 +203,7 @@ class SamplerBackend:
 
     Args:
       sample: ``(prompts, request_ids) -> Rollout`` of P lists of tokens and numbers ``[P, G]``, on
-        the host.
+        the host; with ``fixed``, int ``[P, G, t]``, for requests with fixed tokens.
       questions: The data set.
       decode: Text of token ids.
       grade: Rewards of groups of texts; on several processes all of them call it together.
@@ -213,7 +213,7 @@ class SamplerBackend:
 
     def __init__(
         self,
-        sample: Callable[[list[list[int]], np.ndarray], Rollout],
+        sample: Callable[..., Rollout],
         questions: Sequence[Question],
         *,
         decode: Callable[[list[int]], str],
@@ -264,7 +264,12 @@ class SamplerBackend:
             filled = rows + rows[:1] * (size - len(rows))
             ids = [list(asked.requests[row * width : (row + 1) * width]) for asked, row in filled]
             ids = np.array([row + row[:1] * (width - len(row)) for row in ids])
-            rollout = self._sample([self._prompt(asked) for asked, _ in filled], ids)
+            prompts = [self._prompt(asked) for asked, _ in filled]
+            fixed = [asked.request.fixed[row * width :][:width] for asked, row in filled]
+            if any(fixed):
+                rollout = self._sample(prompts, ids, fixed=_padded(fixed, width))
+            else:
+                rollout = self._sample(prompts, ids)
             for i, (asked, _) in enumerate(rows):
                 done = self._rows.setdefault(asked, [])
                 done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
@@ -328,6 +333,16 @@ class SamplerBackend:
         return -(-len(asked.requests) // self._shape[1])
 
 
+def _padded(fixed: Sequence[Sequence[np.ndarray]], width: int) -> np.ndarray:
+    """Fixed tokens of P rows of at most G responses as an array, -1 for none."""
+    longest = max(len(tokens) for row in fixed for tokens in row)
+    array = np.full((len(fixed), width, longest), -1, np.int32)
+    for cells, row in zip(array, fixed, strict=True):
+        for cell, tokens in zip(cells, row, strict=False):
+            cell[: len(tokens)] = tokens
+    return array
+
+
 class _Recorded(NamedTuple):
     """What slots record of each token besides, as in :class:`Graded`."""
 
@@ -386,6 +401,10 @@ class EngineBackend:
         for each in asked:
             question, request = self._questions[each.question], each.request
             prompt = question.tokens if each.prompt is None else list(each.prompt)
+            if request.fixed:
+                raise ValueError(
+                    "a collector asks for responses with fixed tokens, which slots cannot serve."
+                )
             if not request.sampled:
                 self._hand_over(each, complete_rollout(each, prompt), _Recorded())
                 continue

@@ -430,6 +430,22 @@ class _Book:
                 wrong.append(
                     f"with temperature {request.temperature}; it must be finite and at least 0"
                 )
+            if request.fixed and not collector_needs(self.collector, "fixes_tokens"):
+                raise ValueError(
+                    f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
+                )
+            if request.fixed and (len(request.fixed) != request.rollouts or n):
+                wrong.append(
+                    f"with fixed tokens of {len(request.fixed)} of {request.rollouts} rollouts, "
+                    f"and {n} responses; it takes those of each rollout, and no response"
+                )
+            most = None if self._limits is None else self._limits.max_new_tokens
+            for x in map(np.asarray, request.fixed):
+                if x.ndim != 1 or x.dtype.kind not in "iu" or len(x) > (most or len(x)):
+                    wrong.append(
+                        f"with fixed tokens of shape {x.shape} and dtype {x.dtype}; they must be "
+                        f"integers, at most {most}"
+                    )
             if request.role not in _ROLES:
                 wrong.append(
                     f"with role {request.role}; roles are {_ROLES.start} to {_ROLES.stop - 1}"
@@ -570,9 +586,12 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
     options = (*options, request.train_as_prompt, request.role, request.reward is None)
     options = (*options, request.entropy_stats)
-    if options == (None, True, None, False, None, False, OWN, True, None) and not responses:
+    plain = options == (None, True, None, False, None, False, OWN, True, None)
+    if plain and not responses and not request.fixed:
         return b""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=16)
+    for x in request.fixed:
+        digest.update(f"{len(x)}:".encode() + np.asarray(x, np.int32).tobytes())
     for response in responses:
         for x in response._replace(turn_starts=None):
             digest.update(b"|" if x is None else np.asarray(x).tobytes())
@@ -599,6 +618,9 @@ def _response(asked: Asked, done: Graded, index: int) -> Response:
     behavior_logp = rollout.tempered_logp[0, index, :n].astype(np.float32)
     model_logp = rollout.model_logp[0, index, :n].astype(np.float32)
     trains = None
+    if asked.request.fixed:
+        behavior_logp[rollout.version[0, index, :n] < 0] = np.nan
+        model_logp[rollout.version[0, index, :n] < 0] = np.nan
     if done.sampled is not None:
         trains = done.sampled[0, index, :n]
     if begin is not None:
@@ -630,6 +652,8 @@ def _nodes(asked: Asked, done: Graded, index: int, length: int) -> np.ndarray:
     first = 0 if begin is None else len(begin.tokens)
     nodes = np.full(length, asked.requests[index] if asked.request.sampled else -1, np.int32)
     nodes[:first] = -1 if begin is None or begin.nodes is None else begin.nodes
+    if asked.request.fixed:
+        nodes = np.where(done.rollout.version[0, index, :length] < 0, -1, nodes)
     return nodes if done.sampled is None else np.where(done.sampled[0, index, :length], nodes, -1)
 
 
@@ -695,6 +719,8 @@ def _join_rollouts(
             nodes[p, g, first : first + n] = _nodes(each.asked, each.done, i, n)
             if each.done.sampled is not None:
                 out["mask"][p, g, first:end] &= each.done.sampled[0, i]
+            if each.asked.request.fixed:
+                known[p, g, first:end] = rollout.version[0, i] >= 0
             present[p, g, :end] = np.append(np.ones(first, bool), rollout.mask[0, i])
             out["tokens"][p, g, :first] = rest
             if (begin := each.begins) is not None:

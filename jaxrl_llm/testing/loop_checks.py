@@ -229,7 +229,7 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
     if (policy := getattr(collector, "policy", None)) is not None:
         # One that helps every group divides the G rollouts between those with help and those
         # without, and what the data bring is not sampled.
-        samples = policy.sends_text or policy.needs_slots
+        samples = policy.sends_text or policy.needs_slots or getattr(policy, "fixes_tokens", False)
         from_start = getattr(policy, "warmup", 0) < steps
         drops = drops and samples and policy.first(size) == size and from_start
     if batch * steps >= num_prompts and not remembers and drops:

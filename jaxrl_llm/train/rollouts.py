@@ -297,9 +297,17 @@ def _play_collector(
         )
     else:
 
-        def sample(prompts: list[list[int]], ids: np.ndarray) -> Rollout:
+        def sample(
+            prompts: list[list[int]], ids: np.ndarray, fixed: np.ndarray | None = None
+        ) -> Rollout:
             sampler = experiment.samplers.rollouts
-            if not recipe.forward_only:
+            if fixed is not None:
+                more = ((0, 0), (0, 0), (0, sampling.max_new_tokens - fixed.shape[-1]))
+                fixed = np.pad(fixed, more, constant_values=-1)
+                rollout = sampler(
+                    params, key, prompts, request_ids=ids, version=version, fixed=fixed
+                )
+            elif not recipe.forward_only:
                 rollout = sampler(params, key, prompts, request_ids=ids, version=version)
             elif np.array_equal(ids.reshape(-1), np.arange(ids.size)):
                 rollout = sampler(params, run_key, prompts, version=version)

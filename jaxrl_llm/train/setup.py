@@ -779,6 +779,11 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             raise ValueError(
                 f"sampling: denoising has no effect with a causal model; got {sampling.denoising}."
             )
+        if collector_needs(recipe.collector, "fixes_tokens"):
+            raise ValueError(
+                f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
+                "model that denoises (causal=False)."
+            )
         return
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:

@@ -38,6 +38,17 @@ def test_a_share_of_the_chunks_is_held():
     assert set(held[:1000].tolist()) == {1} and set(held[1000:].tolist()) == {4}
 
 
+def test_each_response_has_its_share_of_the_chunks():
+    trace = jnp.ones((4000, 10), bool).at[0].set(False)
+    hints = np.asarray(diffusion.draw_hints(KEY, trace, shortest=1, longest=1, low=0.2, high=0.6))
+    counts = hints.sum(-1)
+    assert counts[0] == 0 and set(counts[1:].tolist()) == {2, 3, 4, 5}
+    # floor(10 share) of a share in [0.2, 0.6] is each of the four with the same chance.
+    np.testing.assert_allclose(np.bincount(counts[1:])[2:] / 3999, 0.25, atol=0.03)
+    np.testing.assert_allclose(hints[1:].mean(0), 0.35, atol=0.03)
+    assert not diffusion.draw_hints(KEY, trace, low=0.0, high=0.0).any()
+
+
 def test_worked_numbers_of_replacement():
     wrong, new = jnp.zeros(4), jnp.array([1.0, 0.0, 1.0, 1.0])
     source = diffusion.igpo_replace(wrong, new, share=0.5)
@@ -81,3 +92,5 @@ def test_bad_input():
         diffusion.igpo_replace(jnp.zeros(4), jnp.zeros(3))
     with pytest.raises(ValueError, match="share must be in"):
         diffusion.igpo_replace(jnp.zeros(4), jnp.zeros(4), share=-0.1)
+    with pytest.raises(ValueError, match=r"draw_hints: low 0\.5 is above high 0\.2"):
+        diffusion.draw_hints(KEY, trace, low=0.5, high=0.2)

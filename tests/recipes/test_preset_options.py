@@ -137,6 +137,7 @@ REQUIRED = {
     "spg": DRAWN,
     "wd1": DRAWN,
     "bgpo": f"{DRAWN} old_draw_logp",
+    "igpo_inpainting": f"{DRAWN} hint_mask old_entropy ref_logp",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """

@@ -22,6 +22,8 @@ def batch_of():
         "noise": np.ones((P, G, J), np.float32),
         "written": MASK,
         "old_draw_logp": np.float32(OLD_DRAWS),
+        "old_entropy": np.float32(ENTROPY),
+        "hint_mask": HINT,
     }
     return jr.recipes.Batch(
         tokens=jnp.zeros((P, G, T), int),
@@ -99,6 +101,20 @@ def bgpo():
     return -np.where(a >= 0, a * (1 + d), a * np.exp(d)).mean(-1).mean()
 
 
+HINT = np.zeros((P, G, T), bool)
+HINT[0, 0], HINT[1, 1] = True, [True, False, True]
+ENTROPY = RNG.uniform(0.5, 2.0, (P, G, T))
+
+
+def igpo_inpainting():
+    """Of three hint tokens and of two, half: the most uncertain one each trains."""
+    trains = MASK & ~HINT
+    trains[0, 0, np.argmax(ENTROPY[0, 0])] = True
+    trains[1, 1, np.where(HINT[1, 1], ENTROPY[1, 1], -1).argmax()] = True
+    ratio = clipped(np.exp(LOGP - OLD), centered(REWARDS)[..., None], 0.5) + k3(0.04)
+    return (np.where(trains, ratio, 0).sum(-1) / trains.sum(-1)).mean()
+
+
 REFERENCES = {
     "bgpo": bgpo,
     "coupled_grpo": coupled_grpo,
@@ -106,6 +122,7 @@ REFERENCES = {
     "elbo_grpo": elbo_grpo,
     "espo": espo,
     "gdpo_elbo": elbo_grpo,
+    "igpo_inpainting": igpo_inpainting,
     "spg": spg,
     "wd1": wd1,
 }
@@ -114,6 +131,8 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_loss(name):
     recipe = jr.recipes.catalog.preset(name, length=T, num_prompts=P)
+    if name == "igpo_inpainting":  # of two or three tokens, a fifth is none
+        recipe = jr.recipes.igpo_inpainting(hint_share=0.5)
     prepared, _ = recipe.prepare(batch_of(), recipe.init())
     statistics = {"draw_logp": jnp.float32(DRAWS)} if name == "bgpo" else {}
     loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)

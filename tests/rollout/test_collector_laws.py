@@ -91,6 +91,10 @@ def sampled(asked, step):
         version[0, i, :end], mask[0, i, :end] = step, True
         if start:
             tokens[0, i, :start] = asked.responses[i].tokens
+        if request.fixed:
+            held = np.append(request.fixed[i], np.full(T, -1))[:T]
+            tokens[0, i] = np.where(mask[0, i] & (held >= 0), held, tokens[0, i])
+            version[0, i, mask[0, i] & (held >= 0)] = -1
         paused = UNFINISHED if request.pauses and most < T else LENGTH
         finish[0, i] = paused if end == most else STOP
     prompt = asked.prompt or QUESTIONS[asked.question].tokens
@@ -309,6 +313,12 @@ COLLECTORS = {
     "hint_share": curation.hinted(curation.hint_share()),
     "examples": curation.hinted(curation.examples_in_prompt()),
     "rethink": curation.hinted(curation.rethink()),
+    "inpainted": curation.hinted(
+        curation.inpainted(
+            jr.bind(jr.diffusion.draw_hints, shortest=1, longest=1, low=1.0, high=1.0),
+            jr.diffusion.igpo_replace,
+        )
+    ),
     "repair": curation.hinted(curation.repair()),
     "levels": curation.hint_levels(TIERS),
     "prefixed": curation.prefixed(),

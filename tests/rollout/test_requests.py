@@ -27,6 +27,7 @@ QUESTIONS = encode_prompts(
     chat=False,
 )
 STOPS = TOKENIZER.eos_ids
+CELLS = np.array([-1, 5])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Plan:
     rows: tuple
     sends_text: bool = True
     needs_slots: bool = True
+    fixes_tokens: bool = True
 
     def width(self, group_size):
         return max(len(row) for row in self.rows)
@@ -290,6 +292,11 @@ ONE = Response("a")
         (Request(1, 1, pauses=True), "pauses, which has no effect without a limit"),
         (Request(1, 1, limit=7), "with limit 7; it must be from 1 to max_new_tokens 6"),
         (Request(1, 1, temperature=-1.0), "with temperature -1.0; it must be finite"),
+        (Request(2, 1, fixed=(CELLS,)), "with fixed tokens of 1 of 2 rollouts, and 0 responses"),
+        (Request(1, 1, fixed=(CELLS,), responses=(ONE,)), "of 1 of 1 rollouts, and 1 responses"),
+        (Request(1, 1, fixed=(np.ones(7, int),)), "tokens of shape (7,) and dtype int64"),
+        (Request(1, 1, fixed=(0.5 * CELLS,)), "they must be integers, at most 6"),
+        (Request(1, 1, fixed=(CELLS,)), "with fixed tokens, which slots cannot serve"),
         (Request(1, 1, role=5), "with role 5; roles are 0 to 4"),
         (
             Request(1, 1, sampled=False, responses=(Response(np.int32([300])),)),
@@ -324,6 +331,12 @@ def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
     with pytest.raises(ValueError) as error:
         play(plan, slots(tiny))
     assert message in str(error.value)
+
+
+def test_a_collector_that_fixes_tokens_says_so(tiny):
+    plan = Plan((Request(1, 1, fixed=(CELLS,)),), (((0, 0),),), fixes_tokens=False)
+    with pytest.raises(ValueError, match="its attribute fixes_tokens must be True"):
+        play(plan, backends(tiny)["rounds"]())
 
 
 def test_the_sampler_says_that_it_cannot_go_on(tiny):

@@ -11,6 +11,7 @@ import pytest
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.data.order import Cursor
 from jaxrl_llm.diffusion import (
     coupled_likelihood,
     elbo_likelihood,
@@ -21,8 +22,11 @@ from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.rollout import DenoisingOptions
 from jaxrl_llm.train import draw_masks, init_state, make_gradients, make_step, train
 from jaxrl_llm.train.denoising import check_unmasked, scorer_of
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import load_experiment
 
 V, MASK, T = 12, 11, 4
+TOKENIZER = jr.testing.ByteTokenizer()
 PROMPTS = jnp.array([[3, 4, 5], [6, 0, 0]])
 LENGTHS = jnp.array([[4, 2], [3, 4]])
 
@@ -196,7 +200,7 @@ def test_what_does_not_go_together(tiny):
 
 def denoiser():
     model, params = jr.testing.tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
-    return model, params, jr.testing.ByteTokenizer()
+    return model, params, TOKENIZER
 
 
 def test_a_run_resumes_exactly(tmp_path):
@@ -222,6 +226,67 @@ def test_a_run_resumes_exactly(tmp_path):
         jax.tree.leaves(whole.state.params), jax.tree.leaves(done.state.params), strict=True
     ):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def demonstrated():
+    """Prompts whose reference answers end in a final one."""
+    prompts = (
+        jr.data.Prompt(f"q{n}", "z", metadata={"demonstration": "abcz"}, id=str(n))
+        for n in range(8)
+    )
+    return jr.data.PromptSet(prompts, source="tiny")
+
+
+def holds_abc(prompt, completion, metadata):
+    """What a random model never writes."""
+    return float(completion.startswith("abc") and "z" not in completion)
+
+
+def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
+    """All of the reference but its answer stands in its place; half of a group is replaced."""
+    recipe = jr.recipes.igpo_inpainting(shortest=2, longest=2, low=1.0, high=1.0, hint_share=0.0)
+    options = {
+        "model": denoiser,
+        "data": jr.train.DataConfig(prompts=demonstrated, chat=False),
+        "reward": holds_abc,
+        "recipe": recipe,
+        "sampling": jr.train.SamplingConfig(group_size=4, max_new_tokens=6),
+    }
+    experiment, params = load_experiment(tiny_run(tmp_path / "run", **options))
+    made = collect_rollouts(
+        experiment,
+        params,
+        jax.random.key(0),
+        Cursor(),
+        experiment.collector.init(8),
+        number=0,
+        version=0,
+    )
+    batch = made.batch
+    shown = TOKENIZER.encode("abc")
+    held = np.asarray(batch.extras["hint_mask"])
+    assert (held[:, :2] == (np.arange(held.shape[-1]) < 3)).all() and not held[:, 2:].any()
+    assert (np.asarray(batch.tokens)[:, :2, :3] == shown).all()
+    assert np.asarray(batch.rewards).tolist() == [[1.0, 1.0, 0.0, 0.0]] * 4
+    assert made.metrics["rollouts_sampled"] == 32
+    # Hints do not train here, and what was sampled around them does.
+    state = init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
+    extras = {**batch.extras, "old_entropy": np.ones(held.shape, np.float32)}
+    prepared, _ = recipe.prepare(
+        batch.replace(
+            extras=extras, old_logp=jnp.zeros(held.shape), ref_logp=jnp.zeros(held.shape)
+        ),
+        state.algo_state,
+    )
+    assert (np.asarray(prepared.mask) == np.asarray(batch.mask) & ~held).all()
+    result = train(tiny_run(tmp_path / "run", **options, steps=2))
+    # No group has a right response of its own.
+    assert all(row["grad_norm"] > 0 for row in result.history)
+    with pytest.raises(ValueError, match="fixes tokens of a response, which needs a model that"):
+        train(tiny_run(tmp_path / "causal", recipe=recipe, data=options["data"]))
+    options["recipe"] = jr.recipes.igpo_inpainting(answer="id")
+    with pytest.raises(ValueError, match="'demonstration' of prompt '0' does not hold its 'id'"):
+        train(tiny_run(tmp_path / "bad", **options))
 
 
 def test_what_a_run_refuses(tmp_path):

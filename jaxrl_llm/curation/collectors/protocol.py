@@ -25,6 +25,8 @@ that is built of others has theirs (:func:`collector_needs`):
 - ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
 - ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
   whole-batch sampler cannot serve; the run decodes in slots.
+- ``fixes_tokens = True``: requests with ``fixed`` tokens, which a model that denoises alone can
+  serve.
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
   ``records_runner_up = True``: what the slots then do besides.
 - ``values_prefixes = True``: its rows have segments, whose prefixes it values.
@@ -184,6 +186,9 @@ class Request(NamedTuple):
       role: What its rollouts are to the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
         or ``JUDGE``.
       reward: ``texts -> rewards [n]`` in place of the run's reward, as for a judge.
+      fixed: int ``[t]``, one a rollout, or none: tokens that a model that denoises has in their
+        places from the start, -1 where it writes its own; t is at most the longest response. Their
+        version is -1.
     """
 
     rollouts: int
@@ -200,6 +205,7 @@ class Request(NamedTuple):
     role: int = OWN
     reward: Callable[[Sequence[str]], Sequence[float]] | None = None
     entropy_stats: tuple[float, float, float, float] | None = None
+    fixed: tuple[np.ndarray, ...] = ()
 
 
 class Outcome(NamedTuple):

@@ -75,6 +75,7 @@ from jaxrl_llm.recipes.presets.diffusion import (
     elbo_grpo,
     espo,
     gdpo_elbo,
+    igpo_inpainting,
     spg,
     wd1,
 )
@@ -288,6 +289,7 @@ __all__ = [
     "icepop",
     "icpo",
     "igpo",
+    "igpo_inpainting",
     "inpo",
     "mnpo",
     "insight",

@@ -4,8 +4,8 @@ They train a model with ``causal=False``. The masks of a batch serve all of its 
 policy and the reference.
 """
 
-from jaxrl_llm import advantages, aggregate, diffusion, regularizers, surrogates
-from jaxrl_llm.core import bind, stateless
+from jaxrl_llm import advantages, aggregate, curation, diffusion, regularizers, surrogates
+from jaxrl_llm.core import Array, bind, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -187,6 +187,72 @@ def bgpo(*, samples: int = 16, cap: float | None = None) -> Recipe:
         likelihood=diffusion.elbo_likelihood(samples=samples, masks="independent"),
         paper="arXiv:2510.11683",
     )
+
+
+def igpo_inpainting(
+    *,
+    share: float = 0.5,
+    hint_share: float = 0.2,
+    shortest: int = 5,
+    longest: int = 10,
+    low: float = 0.2,
+    high: float = 0.6,
+    column: str = "demonstration",
+    answer: str | None = "answer",
+    threshold: float = 0.0,
+    metric: str | None = None,
+    p: float = 0.15,
+    eps: float = 0.5,
+    kl_coef: float = 0.04,
+) -> Recipe:
+    """Where no response is right, all are sampled again around chunks of a reference answer.
+
+    The chunks stand in their places while the rest is denoised. Right responses of these replace
+    wrong ones, and of a hint the most uncertain tokens train. Advantages are rewards minus the mean
+    of their group.
+
+    Args:
+      share: Greatest share of a group that is replaced.
+      hint_share: Share of a response's hint tokens that train, by entropy.
+      shortest, longest: Tokens of a chunk.
+      low, high: Range of the share of the chunks that a response has.
+      column: The column with the reference answer, a text.
+      answer: The column with its final answer, of which nothing is shown; None for none.
+      threshold, metric: Greatest reward of a failure, and the name of the part of the reward that
+        is compared with it.
+      p, eps, kl_coef: As of :func:`diffu_grpo`.
+
+    References:
+      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. ``share`` and the lengths of chunks
+      are from memory, ``eps`` and ``kl_coef`` those of :func:`diffu_grpo`; the mean over a response
+      is over the tokens that train.
+    """
+    policy = curation.inpainted(
+        bind(diffusion.draw_hints, shortest=shortest, longest=longest, low=low, high=high),
+        bind(diffusion.igpo_replace, share=share),
+        column=column,
+        answer=answer,
+        threshold=threshold,
+        metric=metric,
+    )
+    return from_base(
+        name="igpo_inpainting",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
+        weights=aggregate.sequence_mean,
+        regularizers=(_kl(kl_coef),) if kl_coef else (),
+        selection=bind(_uncertain_hints, share=hint_share),
+        likelihood=diffusion.mean_field_likelihood(p=p),
+        collector=curation.hinted(policy),
+        paper="arXiv:2509.10396",
+    )
+
+
+def _uncertain_hints(
+    advantages_: Array, mask: Array, *, old_entropy: Array, hint_mask: Array, share: float
+) -> Array:
+    del advantages_  # which every selection gets
+    return diffusion.entropy_top_mask(old_entropy, hint_mask, mask, share=share)
 
 
 def _kl(coef: float):

@@ -553,6 +553,7 @@ def test_a_data_set_without_a_trace_is_refused():
         (lambda: curation.self_hints(template="{question}"), "has no {hint}"),
         (lambda: curation.self_hints(question="{question} {solution} {x}"), "may have the fields"),
         (lambda: curation.hint_share(low=0.9, high=0.1), "low must not be above high"),
+        (lambda: curation.inpainted(0.5, jr.diffusion.igpo_replace), "hold must be a function"),
         (lambda: curation.examples_in_prompt(count=0), "count must be an integer above 0"),
         (lambda: curation.demonstrations(probe="answer"), "probe='answer' has no effect"),
         (lambda: curation.hint_levels(TIERS, low=0.5), "low must not be above high"),

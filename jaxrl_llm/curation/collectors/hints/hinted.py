@@ -8,8 +8,8 @@ and which rollouts make up its row. A policy is a value with
     members(group)      -> its row, as (request, rollout)
     check(row)          -> raises ValueError if the prompt's row of the data has not what it reads
 
-and the attributes ``sends_text`` and ``needs_slots`` of a collector; with ``width(group_size)`` if
-its rows may be larger than G. The policies of the field are in
+and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``fixes_tokens``; with
+``width(group_size)`` if its rows may be larger than G. The policies of the field are in
 :mod:`~jaxrl_llm.curation.collectors.hints.policies`. What they put into the prompt are messages:
 functions ``row -> (message, ...)`` from the weakest help to the strongest.
 """
@@ -109,6 +109,10 @@ class _Hinted:
     @property
     def needs_slots(self) -> bool:
         return self.policy.needs_slots
+
+    @property
+    def fixes_tokens(self) -> bool:
+        return getattr(self.policy, "fixes_tokens", False)
 
     def width(self, group_size: int) -> int:
         width = getattr(self.policy, "width", None)

@@ -10,6 +10,7 @@ hint_share            always                     the start of a solution      pl
 examples_in_prompt    always                     other prompts' solutions     plain and steered
 rethink               while no rollout is right  two templates                the last group
 repair                if a rollout is wrong      its right steps              it, put right
+inpainted             if no rollout is right     chunks held in their places  successes swapped in
 ====================  =========================  ===========================  =====================
 
 Options that policies share:
