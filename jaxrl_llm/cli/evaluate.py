@@ -104,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
         results, _ = experiment.evaluate(
             params, key, collector_state=collector_state, k=args.k, success=success
         )
-    if config.offline:
+    if config.compares_held_out:
         reference = load_reference(config, experiment.model, start, experiment.mesh)
         results["pairs"] = evaluate_pairs(experiment, make_score(experiment, params, reference))
     if args.json:

@@ -166,6 +166,28 @@ def head_of(name_or_path: str | Path) -> str | None:
     return next((head for head, end in HEADS.items() if str(names[0]).endswith(end)), None)
 
 
+def reward_model_config(
+    name_or_path: str | Path, *, dtype: str = "float32"
+) -> tuple[ModelConfig, str]:
+    """The body of a stored reward model and what its head reads; no weight is read.
+
+    Args:
+      name_or_path: See :func:`load_reward_model`, which raises the same.
+      dtype: Of the matrix products.
+    """
+    head = head_of(name_or_path)
+    if head is None:
+        raise ValueError(
+            f"load_reward_model: {str(name_or_path)!r} is a language model without a head; a run "
+            "of recipe reward_model trains one, and `jaxrl-llm export` writes it."
+        )
+    values = read_json(resolve(name_or_path, weights=False).config)
+    classes = [str(x).replace(HEADS[head], "ForCausalLM") for x in values["architectures"]]
+    config = ModelConfig.from_hf({**values, "architectures": classes}, dtype=dtype)
+    # Its output matrix is not stored, and no one asks for it.
+    return replace(config, tied=True), head
+
+
 def load_reward_model(
     name_or_path: str | Path, *, dtype: str = "float32"
 ) -> tuple[Model, ArrayTree]:
@@ -194,16 +216,7 @@ def load_reward_model(
       >>> again["head"]["kernel"].shape
       (32, 1)
     """
-    files, head = resolve(name_or_path), head_of(name_or_path)
-    if head is None:
-        raise ValueError(
-            f"load_reward_model: {str(name_or_path)!r} is a language model without a head; a run "
-            "of recipe reward_model trains one, and `jaxrl-llm export` writes it."
-        )
-    values = read_json(files.config)
-    classes = [str(x).replace(HEADS[head], "ForCausalLM") for x in values["architectures"]]
-    config = ModelConfig.from_hf({**values, "architectures": classes}, dtype=dtype)
-    # Its output matrix is not stored, and no one asks for it.
-    config = replace(config, tied=True)
+    config, head = reward_model_config(name_or_path, dtype=dtype)
+    files = resolve(name_or_path)
     params = load_params(SafetensorsFolder(files.weights), config, head=head)
     return headed_model(make_model(config)), {"head": params.pop("score"), "model": params}

@@ -276,6 +276,7 @@ def paired_rewards(
     advantages: Array,
     mask: Array,
     *,
+    margins: Array | None = None,
     loss: Callable = bradley_terry,
 ) -> Array:
     """The loss of a reward model on the pairs of a group: its best responses against its worst.
@@ -285,6 +286,7 @@ def paired_rewards(
 
     Args:
       values, old_logp, advantages, mask: See the module.
+      margins: ``[...]``, of each group, the ``margin`` of the loss; None for its own.
       loss: ``(chosen_rewards, rejected_rewards, where=...) -> [...]``, such as
         ``bind(preferences.bradley_terry, margin=1.0)``.
 
@@ -309,7 +311,11 @@ def paired_rewards(
     shape = jnp.shape(shares)
     chosen = jnp.broadcast_to(rewards[..., :, None], shape)
     rejected = jnp.broadcast_to(rewards[..., None, :], shape)
-    losses = call_with(loss, chosen, rejected, context={"where": shares > 0})
+    context = {"where": shares > 0}
+    if margins is not None:
+        checks.check_shape("paired_rewards", "margins", margins, shape[:-2])
+        context["margin"] = jnp.broadcast_to(jnp.asarray(margins)[..., None, None], shape)
+    losses = call_with(loss, chosen, rejected, context=context)
     return _over_tokens(jnp.sum(shares * losses, axis=(-1, -2))[..., None], mask)
 
 

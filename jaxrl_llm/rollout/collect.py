@@ -144,6 +144,7 @@ def collect(
     version: int = 0,
     limits: Limits | None = None,
     pad_id: int = 0,
+    rows: "DataRows | None" = None,
 ) -> Collected:
     """Collects a batch.
 
@@ -161,13 +162,15 @@ def collect(
       version: Of the weights.
       limits: What the run can serve; requests with a text or responses need it.
       pad_id: Fills ``tokens`` after the end of a response.
+      rows: Those of the questions, for a caller that collects from them again; None makes them.
 
     Raises:
       ValueError: If the collector asks for what there is not, or decides on rows that cannot be a
         batch.
       RewardError: If the reward fails.
     """
-    start = Collection(num_groups, group_size, step, data=DataRows(questions), version=version)
+    data = DataRows(questions) if rows is None else rows
+    start = Collection(num_groups, group_size, step, data=data, version=version)
     if limits is not None:
         encoder = limits.encoder
         decode = encoder.tokenizer.decode
@@ -210,6 +213,13 @@ class DataRows(Sequence):
 
     def __init__(self, questions: Sequence[Question]):
         self._questions = questions
+        self._computed: dict[Callable, Any] = {}
+
+    def computed(self, function: Callable[[Sequence], Any]) -> Any:
+        """``function(rows)``, computed the first time; see ``protocol.computed_once``."""
+        if function not in self._computed:
+            self._computed[function] = function(self)
+        return self._computed[function]
 
     def __len__(self) -> int:
         return len(self._questions)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import bind, checks
-from jaxrl_llm.curation.collectors.protocol import collector_needs
+from jaxrl_llm.curation.collectors.protocol import collector_needs, width_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
@@ -384,7 +384,7 @@ class TrainConfig:
             )
         self.checkpoint.check_evaluated(self.evaluation)
         kinds = ("greedy", "sampled") if self.samples_held_out else ()
-        kinds += ("pairs",) if self.offline else ()
+        kinds += ("pairs",) if self.compares_held_out else ()
         if self.checkpoint.best in ("greedy", "sampled", "pairs") and (
             self.checkpoint.best not in kinds
         ):
@@ -399,6 +399,7 @@ class TrainConfig:
             raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
         check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
         self._check_recipe(name)
+        self._check_evaluated()
         if self.offline and self.sampling.slots is not None:
             raise ValueError("sampling: slots has no effect where the data have the responses.")
         if self.offline and not self.samples_held_out and self.evaluation.samples is not None:
@@ -408,7 +409,8 @@ class TrainConfig:
         """Raises unless either a reward or an environment says what is right."""
         env = self.environment
         if env is None:
-            if not callable(self.reward) and not (self.reward is None and self.offline):
+            graded = callable(self.reward) or isinstance(self.reward, BatchReward)
+            if not graded and not (self.reward is None and self._has_rewards):
                 raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
             if self.episodes != EpisodeOptions():
                 raise ValueError("config: episodes has no effect without an environment.")
@@ -428,6 +430,18 @@ class TrainConfig:
                 "config: reward_on_error has no effect with an environment: an episode that fails "
                 "takes no part in its batch."
             )
+
+    def _check_evaluated(self) -> None:
+        """Raises ValueError for an evaluation that would have nothing to grade or to compare."""
+        evaluated = self.samples_held_out or self.compares_held_out
+        if not self.evaluation.enabled or evaluated:
+            return
+        recipe = find_recipe(self.recipe, self.sampling)
+        what = "one response a row" if self.offline else "no rows with better and worse responses"
+        raise ValueError(
+            f"evaluation: {recipe.collector!r} has {what}, so there are no pairs to compare; set a "
+            "reward, which grades sampled answers, or turn the evaluation off."
+        )
 
     def _check_recipe(self, name: str) -> None:
         """Raises ValueError for options that the recipe does not use or allow."""
@@ -541,10 +555,24 @@ class TrainConfig:
         return collector_needs(getattr(recipe, "collector", None), "offline")
 
     @property
+    def _has_rewards(self) -> bool:
+        """Whether all responses that are trained on come with their rewards."""
+        recipe = find_recipe(self.recipe, self.sampling)
+        return collector_needs(getattr(recipe, "collector", None), "has_rewards")
+
+    @property
+    def compares_held_out(self) -> bool:
+        """Whether an evaluation compares the responses, or the steps, of held-out rows."""
+        if not self.offline:
+            return False
+        recipe = find_recipe(self.recipe, self.sampling)
+        return recipe.head == "step" or width_of(recipe.collector, self.sampling.group_size) > 1
+
+    @property
     def samples_held_out(self) -> bool:
         """Whether an evaluation samples answers to the held-out questions, which a reward grades.
 
-        Where there is none, the data have pairs, and it compares their likelihoods.
+        Where there is none, it compares the likelihoods of pairs of the data.
         """
         return self.reward is not None or self.environment is not None
 

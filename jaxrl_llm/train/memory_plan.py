@@ -40,6 +40,7 @@ from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
+from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.setup import (
     check_data,
@@ -337,7 +338,8 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
-    check_data(config, recipe, prompts)
+    check_data(config, recipe, prompts, others)
+    held_out = held_out[: config.evaluation.limit]
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = text_room(config, recipe, model, longest)
     longest = next((size for size in BUCKETS if size >= longest), longest)
@@ -540,6 +542,8 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         sizes["earlier policies"] = len(recipe.earlier.weights) * run.bytes_of(run.trained)
     if run.inputs.teacher is not None:
         sizes["teacher"] = run.bytes_of(run.inputs.teacher)
+    if (scores := abstract_reward(config.reward)) is not None:  # on one device, whatever the mesh
+        sizes["model of the reward"] = device_bytes(scores[1])
     if recipe.second_model is not None and (of_critic := config.critic_optimizer) is not None:
         heads, key = recipe.second_model.heads, jax.random.key(0)
         critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
@@ -658,7 +662,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
         shapes.append(_rollout_shape(run))
     if not shapes:
         return {}
-    sizes = _decoding_bytes(run, shapes)
+    sizes = _decoding_bytes(run, shapes) | _judging_bytes(run)
     if not recipe.forward_only:
         return sizes
     if recipe.noise == "full":  # the weights of one member
@@ -666,6 +670,23 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     # Factors of all members, those of a pair once.
     draws = recipe.population(prompts, group_size) // (2 if recipe.pairs else 1)
     return {"members": 4 * draws * _drawn(recipe, run.params) // run.shards} | sizes
+
+
+def _judging_bytes(run: _Run) -> dict[str, int]:
+    """Keys and values of a judge, which reads a prompt and one completion or two."""
+    reward, scores = run.config.reward, abstract_reward(run.config.reward)
+    if scores is None or not isinstance(reward, judge):
+        return {}
+    model = scores[0]
+    completions = (2 if reward.compare else 1) * run.config.sampling.max_new_tokens
+    cache = cache_bytes(
+        model.config,
+        prompts=reward.batch_size,
+        prompt_length=min(run.inputs.longest_prompt + completions, model.config.max_length),
+        slots=reward.batch_size,
+        length=reward.max_new_tokens,
+    )
+    return {"cache of the judge": cache}
 
 
 def _published_bytes(run: _Run) -> int:

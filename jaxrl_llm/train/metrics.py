@@ -80,7 +80,7 @@ class ScoredItems(NamedTuple):
 
     Attributes:
       scores: float32 ``[P, N]``, by what is trained.
-      rewards: ``[P, N]``, by the data.
+      rewards: ``[P, N]``, by the data; or advantages, where the method makes the order of others.
       where: bool ``[P, N]``, items that there are.
     """
 
@@ -96,15 +96,21 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
       recipe: The method, whose surrogate orders responses.
       logp: ``[P, G, T]``, of the policy, or the values of a head.
       ref_logp: ``[P, G, T]``, of the reference, or None.
-      batch: With the extras that the method reads of the data.
+      batch: With the extras that the method reads of the data; where it is prepared, its
+        advantages are the order, else the rewards. A gold response is no member of a pair.
     """
     present = batch.where & jnp.any(batch.mask, axis=-1)
-    if recipe.head is None:
-        scores = diagnostics.response_scores(logp, ref_logp, batch.mask)
-        return ScoredItems(scores, batch.rewards, present)
-    if recipe.head == "response":
-        scores = preferences.last_token_value(logp, batch.mask)
-        return ScoredItems(scores, batch.rewards, present)
+    if recipe.head != "step":
+        prepared = batch.advantages is not None and batch.advantages.shape == present.shape
+        order = batch.advantages if prepared else batch.rewards
+        if dict(getattr(recipe.surrogate, "options", ())).get("gold"):
+            best = jnp.argmax(jnp.where(present, order, -jnp.inf), axis=-1)
+            present &= jnp.arange(present.shape[-1]) != best[..., None]
+        if recipe.head is None:
+            scores = diagnostics.response_scores(logp, ref_logp, batch.mask)
+        else:
+            scores = preferences.last_token_value(logp, batch.mask)
+        return ScoredItems(scores, order, present)
     labels, there = batch.extras["turn_rewards"], batch.extras["turn_where"]
     ids, steps = batch.extras["turn_ids"], labels.shape[-1]
     scores = preferences.step_values(logp, ids, batch.mask, steps=steps)

@@ -26,7 +26,14 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation import judge_message
 from jaxrl_llm.data.questions import TextEncoder
-from jaxrl_llm.models.heads import head_of, load_reward_model
+from jaxrl_llm.models import make_model, param_shapes, resolve
+from jaxrl_llm.models.heads import (
+    head_of,
+    headed_model,
+    load_reward_model,
+    reward_model_config,
+)
+from jaxrl_llm.models.loading import read_config
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.rewards.scoring import Failure
@@ -326,6 +333,22 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
             for i, texts in zip(part, texts_of(rollout, encoder.tokenizer.decode), strict=False):
                 out[i] = texts[0]
         return out
+
+
+def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:
+    """The model that gives a reward and shapes of its parameters; no weight is read.
+
+    None for a reward that no model on the device gives.
+    """
+    if isinstance(reward, reward_model):
+        config, _ = reward_model_config(reward.model, dtype=reward.dtype)
+        model = headed_model(make_model(config))
+    elif isinstance(reward, judge):
+        path = resolve(reward.model, weights=False).config
+        model = make_model(read_config(path, dtype=reward.dtype))
+    else:
+        return None
+    return model, param_shapes(model)
 
 
 def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncoder:

@@ -25,7 +25,7 @@ from jaxrl_llm.curation.collectors.protocol import collector_parts
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rollout.backends import SamplerBackend
-from jaxrl_llm.rollout.collect import Collected, Limits, collect
+from jaxrl_llm.rollout.collect import Collected, DataRows, Limits, collect
 
 _FORMAT = 1
 
@@ -66,7 +66,7 @@ def offline_batches(
         num_groups=num_groups,
         group_size=group_size,
     )
-    state, seen = every.init(len(questions)), set()
+    state, seen, rows = every.init(len(questions)), set(), DataRows(questions)
     while len(seen) < len(questions):
         collected = collect(
             every,
@@ -80,6 +80,7 @@ def offline_batches(
             step=0,
             limits=limits,
             pad_id=pad_id,
+            rows=rows,
         )
         state = collected.state
         rewards = collected.scores.rewards.reshape(collected.where.shape)

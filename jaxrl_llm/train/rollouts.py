@@ -344,6 +344,7 @@ def _play_collector(
             episodes,
         ),
         pad_id=tokenizer.pad_id,
+        rows=experiment.rows,
     )
 
 

@@ -213,7 +213,7 @@ class Run:
             results, rows = self.experiment.evaluate(
                 state.policy, state.key, collector_state=state.collector_state, check=check
             )
-        if self.config.offline:
+        if self.config.compares_held_out:
 
             def score(batch: Batch) -> ScoredItems:
                 scored, _ = self.algorithm.score(batch)

@@ -1,6 +1,7 @@
 """From a configuration to an experiment: mesh, model, tokenizer, questions, samplers, state."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import warnings
@@ -101,7 +102,8 @@ class Experiment:
       tokenizer: A ``data.Tokenizer``.
       recipe: The method, a ``Recipe`` or an ``EvolutionRecipe``.
       train: Questions that are trained on.
-      held_out: Questions that never are; empty if none are held out.
+      unlimited: Questions that never are, before ``evaluation.limit`` where the scores of a
+        reference are stored; empty if none are held out.
       samplers: Of rollouts and evaluations.
       questions: A digest of all questions, before any limit, and of their split and order.
       shared_prefix_len: How many first tokens all prompts share; they are computed once a batch. 0
@@ -118,13 +120,23 @@ class Experiment:
     tokenizer: Any
     recipe: Any
     train: list[Question]
-    held_out: list[Question]
+    unlimited: list[Question]
     samplers: Samplers
     questions: str
     shared_prefix_len: int
     encoder: TextEncoder
     references: ReferenceLogp | None = None
     teacher: Any = None
+
+    @property
+    def held_out(self) -> list[Question]:
+        """The questions of the evaluation."""
+        return self.unlimited[: self.config.evaluation.limit]
+
+    @functools.cached_property
+    def rows(self) -> DataRows:
+        """The training rows as collectors see them, with what is computed once of all of them."""
+        return DataRows(self.train)
 
     @property
     def collector(self) -> Collector:
@@ -371,7 +383,7 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
         "reference model": f"{values_digest(reference)} {model.config!r}",
         "temperature": config.sampling.temperature,
     }
-    questions = [*experiment.train, *experiment.held_out]
+    questions = [*experiment.train, *experiment.unlimited]
     return reference_logp(
         Path(str(config.reference_logp)),
         lambda: experiment.offline_batches(questions),
@@ -508,7 +520,8 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     if config.offline:
         texts += [[repr(prompt.metadata) for prompt in prompts]]
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
-    if config.evaluation.limit is not None:
+    # Scores of the reference are stored for all of them, whatever the limit of a run is.
+    if config.evaluation.limit is not None and config.reference_logp is None:
         held_out = held_out[: config.evaluation.limit]
     if config.evaluation.enabled and not held_out:
         raise ValueError(
@@ -531,8 +544,13 @@ def encode_questions(
     return [encode_prompts(x, tokenizer, room=room, chat=chat, system=system) for x in parts]
 
 
-def check_data(config: TrainConfig, recipe: Any, prompts: Sequence) -> None:
-    """Raises ValueError if the data lacks what a recipe or its collector reads of each prompt."""
+def check_data(
+    config: TrainConfig, recipe: Any, prompts: Sequence, held_out: Sequence = ()
+) -> None:
+    """Raises ValueError if the data lacks what a recipe or its collector reads of each prompt.
+
+    Of held-out prompts, the responses that an evaluation compares.
+    """
     other_text = collector_needs(recipe.collector, "sends_text")
     other_text = other_text or recipe.computed_from("responses")
     several = next((prompt for prompt in prompts if prompt.messages is not None), None)
@@ -554,6 +572,11 @@ def check_data(config: TrainConfig, recipe: Any, prompts: Sequence) -> None:
                 group_size=config.sampling.group_size,
                 num_groups=config.prompts_per_step,
             )
+        if getattr(part, "offline", False) and hasattr(part, "check_rows"):
+            others = [Question(prompt, []) for prompt in held_out]
+            part.check_rows(DataRows(others))
+            if recipe.head:  # its evaluation reads what the training reads
+                check_fields(recipe, others)
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:
@@ -609,7 +632,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     )
     prompts, others, digest = load_prompts(config)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
-    check_data(config, recipe, prompts)
+    check_data(config, recipe, prompts, others)
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
     model, params = with_trained(config, recipe, model, params, mesh=mesh)
     check_reads_rows("train", model, config.packing)
@@ -629,7 +652,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
         tokenizer=tokenizer,
         recipe=recipe,
         train=train,
-        held_out=held_out,
+        unlimited=held_out,
         samplers=make_samplers(
             config,
             recipe,

@@ -10,7 +10,7 @@ import io
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -24,6 +24,7 @@ from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.data.alignment import align_spans, token_ends
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.models.denoising import check_causal
@@ -283,8 +284,11 @@ def write_scores(
     checks.check_positive("write_scores", top=top)
     scores = teacher.score(prompts, responses, top=top)
     pairs = list(zip(prompts, responses, strict=True))
+    path, buffer = Path(path), io.BytesIO()
+    if path.suffix != ".npz":
+        raise ValueError(f"write_scores: path must end in .npz; got {str(path)!r}.")
     np.savez(
-        path,
+        buffer,
         format=_FORMAT,
         tokenizer=tokenizer_digest(tokenizer),
         prompts=sorted({_row_key(prompt) for prompt, _ in pairs}),
@@ -294,6 +298,28 @@ def write_scores(
         top_ids=np.concatenate([x.top_ids for x in scores]),
         top_logp=np.concatenate([x.top_logp for x in scores]),
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, buffer.getvalue())
+
+
+def _wrong_shape(file: Mapping[str, np.ndarray]) -> str | None:
+    """Which array of a file of scores is absent or has another shape than the others say."""
+    names = ("tokenizer", "prompts", "keys", "starts", "logp", "top_ids", "top_logp")
+    if absent := [name for name in names if name not in file]:
+        return f"it has no {', '.join(absent)}"
+    starts, tokens = file["starts"], file["logp"].shape[:1]
+    shapes = {name: file[name].shape for name in ("starts", "logp", "top_ids", "top_logp")}
+    rows = (len(file["keys"]) + 1,) if file["keys"].ndim == 1 else None
+    if shapes["starts"] != rows or starts[0] != 0 or (np.diff(starts) < 0).any():
+        return f"starts {shapes['starts']} are no bounds of the {len(file['keys'])} responses"
+    if shapes["logp"] != (starts[-1],):
+        return f"logp has shape {shapes['logp']} for {starts[-1]} tokens"
+    for name in ("top_ids", "top_logp"):
+        if len(shapes[name]) != 2 or shapes[name][:1] != tokens:
+            return f"{name} has shape {shapes[name]} for {starts[-1]} tokens"
+    if shapes["top_ids"] != shapes["top_logp"]:
+        return f"top_ids and top_logp have shapes {shapes['top_ids']} and {shapes['top_logp']}"
+    return None
 
 
 class StoredTeacher:
@@ -318,6 +344,8 @@ class StoredTeacher:
             raise ValueError(f"StoredTeacher: {self.path!r} has no scores of a teacher.") from error
         if stored != _FORMAT:
             raise ValueError(f"StoredTeacher: {self.path!r} has format {stored}, not {_FORMAT}.")
+        if wrong := _wrong_shape(self._file):
+            raise ValueError(f"StoredTeacher: {self.path!r} is not of write_scores: {wrong}.")
         self.digest = hashlib.sha256(data).hexdigest()[:16]
         self._rows = {key: i for i, key in enumerate(self._file["keys"].tolist())}
 

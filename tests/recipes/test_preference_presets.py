@@ -180,6 +180,27 @@ def test_a_preset_is_the_mean_of_its_loss_over_pairs(name):
     np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_margins_come_from_the_data(name):
+    logp, batch, sides = batch_of_pairs()
+    recipe, margins = getattr(jr.recipes, name)(margins=True), np.float32([0.5, 0.0, 1.5, 9.0])
+    assert "margin" in recipe.required_fields
+    prepared, _ = recipe.prepare(
+        batch.replace(extras={"margin": jnp.asarray(margins)}), recipe.init()
+    )
+    loss = recipe.loss(jnp.asarray(logp, jnp.float32), prepared)
+    want = []
+    for margin, (c, r, ref_c, ref_r, *_) in zip(margins, sides, strict=False):
+        if name == "dpo":
+            want.append(-log_sigmoid(0.1 * ((c - ref_c).sum() - (r - ref_r).sum()) - margin))
+        else:
+            gap = c[-1] - r[-1] - margin
+            want.append(-log_sigmoid(gap) + 0.01 * (c[-1] + r[-1]) ** 2)
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+    with pytest.raises(ValueError, match="margin has no effect where the data have margins"):
+        jr.recipes.reward_model(margin=0.5, margins=True)
+
+
 def test_pairs_come_from_the_data_or_from_the_policy():
     assert jr.recipes.dpo().collector == jr.curation.offline_pairs()
     assert jr.recipes.online_dpo().collector is None

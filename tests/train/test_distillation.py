@@ -229,13 +229,16 @@ def test_stored_scores_train_as_the_model_does(config, tmp_path):
         tokenizer=tok,
     )  # fmt: skip
     online = train(config)
-    stored = train(dataclasses.replace(config, teacher=path, run_dir=str(tmp_path / "stored")))
+    # Its responses come with their rewards, so that it runs without one.
+    alone = {"teacher": path, "run_dir": str(tmp_path / "stored"), "reward": None}
+    stored = train(dataclasses.replace(config, **alone))
+    with pytest.raises(ValueError, match="there are no pairs to compare; set a reward"):
+        dataclasses.replace(config, **alone, evaluation=EvaluationConfig())
     a, b = (x.history[-1]["loss"] for x in (online, stored))
     np.testing.assert_allclose(a, b, rtol=1e-4)
     write_scores(path, Counting(top=5), [by_text[x] for x in texts], answers, top=5, tokenizer=tok)
     with pytest.raises(Exception, match="another teacher: the parameters or scores"):
-        again = dataclasses.replace(config, teacher=path, run_dir=str(tmp_path / "stored"), steps=3)
-        train(again, resume=True)
+        train(dataclasses.replace(config, **alone, steps=3), resume=True)
 
     with pytest.raises(ValueError, match=r"5 best tokens of each place, not 9"):
         StoredTeacher(path).score([[1]], [[2]], top=9)
@@ -244,6 +247,35 @@ def test_stored_scores_train_as_the_model_does(config, tmp_path):
         load_experiment(more)
     with pytest.raises(ValueError, match="is of another tokenizer"):
         StoredTeacher(path).check(Upper(), [])
+
+
+def test_a_file_of_scores_is_written_whole_and_read_whole(tmp_path, monkeypatch):
+    path, tok = tmp_path / "new" / "scores.npz", ByteTokenizer()
+
+    def write(teacher, responses):
+        prompts = [[1]] * len(responses)
+        write_scores(path, teacher, prompts, responses, top=2, tokenizer=tok)
+
+    write(Counting(top=2), [[3, 4]])
+    before = path.read_bytes()
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the disk"):
+        patched.setattr("os.replace", lambda *args: (_ for _ in ()).throw(OSError("the disk")))
+        write(Counting(top=2), [[3, 4], [5]])
+    assert path.read_bytes() == before and [x.name for x in path.parent.iterdir()] == [path.name]
+    with pytest.raises(ValueError, match=r"path must end in .npz; got 'scores'"):
+        write_scores("scores", Counting(top=2), [[1]], [[3]], top=2, tokenizer=tok)
+    whole = dict(np.load(path))
+    for changes, words in (
+        ({"logp": np.zeros(3)}, r"logp has shape \(3,\) for 2 tokens"),
+        ({"top_ids": np.zeros((2, 5))}, r"shapes \(2, 5\) and \(2, 2\)"),
+        ({"top_logp": np.zeros(2)}, r"top_logp has shape \(2,\) for 2 tokens"),
+        ({"starts": np.array([0, 1, 2])}, "no bounds of the 1 responses"),
+        ({"keys": None}, "it has no keys"),
+    ):
+        other = {k: v for k, v in (whole | changes).items() if v is not None}
+        np.savez(path, **other)
+        with pytest.raises(ValueError, match=f"is not of write_scores: .*{words}"):
+            StoredTeacher(path)
 
 
 def others():

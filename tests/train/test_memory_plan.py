@@ -266,6 +266,24 @@ def test_what_a_plan_counts(plans):
     assert later.sampling["weights of the sampler"] == 12 * numbers
 
 
+def test_a_plan_counts_the_model_of_the_reward(plans, tmp_path):
+    config, _, plan = plans
+    model, params = jr.testing.tiny_model(num_layers=1)
+    _, scorer = jr.models.with_head(model, params, key=jax.random.key(0))
+    jr.models.save_safetensors(scorer, tmp_path / "rm", config=model.config, head="response")
+    jr.models.save_safetensors(params, tmp_path / "judge", config=model.config)
+    plain, options = plan(), {"tokenizer": ByteTokenizer(), "batch_size": 4}
+    graded = plan(reward=jr.train.reward_model(tmp_path / "rm", **options))
+    body = sum(x.size for x in jax.tree.leaves(scorer))
+    assert graded.state["model of the reward"] == 4 * body
+    assert graded.resident == plain.resident + 4 * body
+    judge = jr.train.judge(tmp_path / "judge", max_new_tokens=3, **options)
+    judged = plan(reward=judge)
+    assert judged.state["model of the reward"] == 4 * sum(x.size for x in jax.tree.leaves(params))
+    assert judged.sampling["cache of the judge"] > 0
+    assert sum(judged.sampling.values()) > sum(plain.sampling.values())
+
+
 def test_an_adapter_takes_little(plans):
     _, inputs, plan = plans
     small = plan(lora=LoRAConfig(rank=4), recipe="grpo")

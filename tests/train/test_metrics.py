@@ -56,6 +56,32 @@ def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
     np.testing.assert_allclose(found["clip_fraction"], share, rtol=1e-5)
 
 
+def test_pairs_are_those_that_a_loss_compares():
+    batch = make_batch(prompts=2, group=3)
+    scores = jnp.array([[-1.0, -2.0, -9.0], [-2.0, -1.0, -9.0]])  # a mean for each token
+    logp = jnp.where(batch.mask, scores[..., None], jnp.nan)
+    entropy = jnp.zeros(batch.mask.shape)
+
+    def of(recipe, **fields):
+        prepared, _ = recipe.prepare(batch.replace(**fields), recipe.init())
+        return batch_metrics(recipe, logp, entropy, prepared)
+
+    # The gold response, the best of each group and the least likely here, is in no pair.
+    tpo = of(jr.recipes.tpo(), rewards=jnp.tile(jnp.array([1.0, 0.0, 2.0]), (2, 1)))
+    assert (float(tpo["pairs"]), float(tpo["pair_accuracy"])) == (2.0, 0.5)
+    np.testing.assert_allclose(tpo["pair_margin"], 0.0, atol=1e-6)
+    # The response of the data, here the second, is the better one whatever the rewards are.
+    seppo = of(
+        jr.recipes.seppo(),
+        rewards=jnp.tile(jnp.array([5.0, 0.0, 1.0]), (2, 1)),
+        ref_logp=jnp.where(batch.mask, logp, 0.0) - jnp.array([0.0, 1.0, 0.0])[:, None],
+        extras={"steered": jnp.tile(jnp.array([False, True, False]), (2, 1))},
+    )
+    lengths = batch.mask[:, 1].sum(-1)
+    assert (float(seppo["pairs"]), float(seppo["pair_accuracy"])) == (4.0, 1.0)
+    np.testing.assert_allclose(seppo["pair_margin"], lengths.mean(), rtol=1e-5)
+
+
 def test_a_dual_clip_is_reported():
     recipe, batch = jr.recipes.dapo(dual_clip=2.0), make_batch()
     zeros = jnp.zeros(batch.mask.shape)

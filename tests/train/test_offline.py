@@ -109,6 +109,21 @@ def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):
     refused("is not a file of log-probabilities .*; name another one")
 
 
+def test_a_file_has_all_held_out_rows_whatever_the_limit(tmp_path, rows):
+    path = tmp_path / "refs.npz"
+
+    def begin(name, limit):
+        config = of_pairs(tmp_path, rows, reference_logp=str(path))
+        evaluation = EvaluationConfig(limit=limit)
+        config = dataclasses.replace(config, evaluation=evaluation)
+        return init_experiment(config, tmp_path / name, resume=False)[0]
+
+    assert len(begin("limited", 1).held_out) == 1
+    made = path.stat().st_mtime_ns
+    assert len(begin("all", None).held_out) == 4
+    assert path.stat().st_mtime_ns == made
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -143,6 +143,44 @@ def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, messa
         train(of_pairs(tmp_path, pairs, **changes))
 
 
+def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):
+    def never():
+        raise AssertionError("the model is loaded")
+
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "h0", "chosen": "a", "rejected": "a"}) + "\n")
+    data = DataConfig(prompts=pairs, evaluation=str(held_out), held_out=0.0, chat=False)
+    with pytest.raises(ValueError, match="of prompt 'held_out.jsonl:0' are equal"):
+        load_experiment(of_pairs(tmp_path, pairs, data=data, model=never))
+
+
+def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
+    def run(name, margin):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row | margin) + "\n" for row in ROWS))
+        recipe, off = jr.recipes.dpo(margins=True), EvaluationConfig(enabled=False)
+        config = of_pairs(tmp_path / name, str(path), recipe=recipe, steps=1, evaluation=off)
+        return train(config).history[0]["loss"]
+
+    for margin in (0.0, 2.0):
+        expected = np.logaddexp(0.0, margin)  # of a policy that is its reference
+        np.testing.assert_allclose(run(f"{margin}", {"margin": margin}), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"needs 'margin' .* has none in its metadata"):
+        run("none", {})
+
+
+def test_single_responses_are_not_compared(tmp_path, pairs):
+    labels = tmp_path / "labels.jsonl"
+    rows = [{"prompt": f"q{n}", "completion": "ab"[n % 2], "label": n % 2 == 0} for n in range(10)]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = jr.recipes.kto().replace(collector=jr.curation.offline_labels())
+    changes = {"recipe": recipe, "data": DataConfig(prompts=str(labels), chat=False)}
+    with pytest.raises(ValueError, match=r"offline_labels\(\) has one response a row, so there"):
+        of_pairs(tmp_path, labels, **changes)
+    graded = of_pairs(tmp_path, labels, **changes, steps=1, reward=lambda *args: 1.0)
+    assert set(train(graded).after) == {"greedy", "sampled"}
+
+
 def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):
     from jaxrl_llm.train import CheckpointConfig
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import Array, ArrayTree, bind, checks
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations_of
 from jaxrl_llm.curation.collectors.hints.hinted import (
     as_response,
@@ -32,6 +32,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Response,
+    computed_once,
     in_order,
     on_host,
 )
@@ -202,10 +203,18 @@ class _Offline:
     def width(self, group_size: int) -> int:
         return group_size if self.size is None else self.size
 
-    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+    @property
+    def has_rewards(self) -> bool:
+        return self.offline or getattr(self.reader, "reward", None) is not None
+
+    def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has not what is read of it."""
         for row in data:
             self.reader(row)
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """The same of the rows that train."""
+        self.check_rows(data)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return self.source.init(num_prompts)
@@ -237,6 +246,12 @@ class _Offline:
         return f"{self.name}({', '.join(options)})"
 
 
+def _user_ids(data: Sequence[Mapping[str, Any]], *, column: str) -> np.ndarray:
+    """int32 ``[N]``, equal numbers for the rows of one user."""
+    names: dict[Any, int] = {}
+    return np.array([names.setdefault(row[column], len(names)) for row in data], np.int32)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class _FewShot(_Offline):
     """Made by :func:`few_shot_pairs`."""
@@ -249,9 +264,8 @@ class _FewShot(_Offline):
 
     sends_text = True
 
-    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if a row has not what is read of it, or no user has two rows."""
-        users = []
+    def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if a row has not what is read of it."""
         for row in data:
             self.reader(row)
             for column in self.columns:
@@ -262,8 +276,12 @@ class _FewShot(_Offline):
                     f"{self.name}: {self.user!r} of prompt {prompt_name(row)} must be a text or a "
                     f"number; got {user!r}."
                 )
-            users.append(user)
-        if self.shots and len(set(users)) == len(users):
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """The same of the rows that train; and if no user has two of them."""
+        self.check_rows(data)
+        users = _user_ids(data, column=self.user)
+        if self.shots and len(set(users.tolist())) == len(users):
             raise ValueError(
                 f"{self.name}: each of the {len(users)} rows has another {self.user!r}, so that no "
                 "row has examples; a user needs two rows at least."
@@ -282,8 +300,7 @@ class _FewShot(_Offline):
 
     def _draw(self, key: Array, places: Sequence[int], data: Sequence) -> list[list[int]]:
         """Of each place, rows of the same user."""
-        names: dict[Any, int] = {}
-        users = np.array([names.setdefault(row[self.user], len(names)) for row in data], np.int32)
+        users = computed_once(data, bind(_user_ids, column=self.user))
         counts = np.minimum(np.bincount(users)[users[np.array(places)]] - 1, self.shots)
         drawn: list[list[int]] = [[] for _ in places]
         for count in sorted({*counts.tolist()} - {0}):

@@ -30,6 +30,8 @@ that is built of others has theirs (:func:`collector_needs`):
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
   ``records_runner_up = True``: what the slots then do besides.
 - ``values_prefixes = True``: its rows have segments, whose prefixes it values.
+- ``has_rewards = True``: its responses come with their rewards, so that a run that evaluates
+  nothing needs no reward.
 - ``offline = True``: the data have all responses and their rewards. Nothing is sampled, so a run
   needs no reward, and the evaluation compares the responses of held-out rows.
 - ``asks_again = True``: it asks for more once groups have finished, or chooses among their
@@ -41,7 +43,8 @@ recipe's state, and ``follow(state, learned)``; a run calls them before each bat
 that came with the newest weights. It is not a part of another collector.
 
 One that reads columns of the data has ``check_data(data)``, which raises ValueError for a row that
-lacks them; a run calls it before it samples.
+lacks them; a run calls it before it samples. One that is ``offline`` has ``check_rows(data)``
+besides, for the held-out rows.
 """
 
 import contextlib
@@ -281,6 +284,17 @@ class Collection(NamedTuple):
         if outcome is None:
             raise ValueError(f"Collection: request {request} has not finished.")
         return outcome
+
+
+def computed_once(data: Sequence, function: Callable[[Sequence], Any]) -> Any:
+    """``function(data)``; the rows of a run remember it, so that no batch reads all rows again.
+
+    Args:
+      data: ``Collection.data``.
+      function: Pure, and hashable by value, such as a ``core.bind``.
+    """
+    computed = getattr(data, "computed", None)
+    return function(data) if computed is None else computed(function)
 
 
 class Row(NamedTuple):

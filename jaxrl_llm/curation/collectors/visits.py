@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.core import ArrayTree, bind, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.hinted import solution_of
 from jaxrl_llm.curation.collectors.protocol import (
@@ -22,6 +22,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Response,
+    computed_once,
     in_order,
     on_host,
 )
@@ -119,6 +120,10 @@ def in_epochs(*, seed: int = 0) -> Collector:
     return _InEpochs(seed=int(seed))
 
 
+def _stages(data: Sequence[Mapping[str, Any]], *, column: str) -> np.ndarray:
+    return np.array([row[column] for row in data], np.int32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Staged:
     """Made by :func:`staged`."""
@@ -148,7 +153,7 @@ class _Staged:
 
     def _open(self, data: Sequence[Mapping[str, Any]], step: int) -> np.ndarray:
         """Bool, the prompts that take part."""
-        stages = np.array([row[self.column] for row in data], np.int32)
+        stages = computed_once(data, bind(_stages, column=self.column))
         with on_host():
             there = np.asarray(stage_mask(stages, step, boundaries=self.boundaries))
         if not there.any():

@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, preferences
-from jaxrl_llm.core import Array, accepted, bind, checks, masking, stateless
+from jaxrl_llm.core import Array, accepted, bind, checks, given, masking, stateless
 from jaxrl_llm.curation import Collector
 from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes.presets.base import from_base
@@ -81,20 +81,24 @@ def pairwise(
     )
 
 
-def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
+def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0, margins: bool = False) -> Recipe:
     """Direct preference optimization.
 
-        loss = -log sigmoid(x_w - x_l),   x = beta (sum of logp - sum of ref_logp)
+        loss = -log sigmoid(x_w - x_l - margin),   x = beta (sum of logp - sum of ref_logp)
 
     Args:
       beta: Scale of the implicit rewards.
       label_smoothing: Share of the pairs taken to be the wrong way around (cDPO).
+      margins: Whether the margin is the column "margin" of each row (ODPO); else it is 0.
 
     References:
-      Rafailov et al., DPO (arXiv:2305.18290).
+      Rafailov et al., DPO (arXiv:2305.18290); with an offset, Amini et al. (arXiv:2402.10571).
     """
     loss = bind(preferences.dpo, beta=beta, label_smoothing=label_smoothing)
-    return pairwise(loss, paper="arXiv:2305.18290")
+    recipe = pairwise(loss, paper="arXiv:2305.18290")
+    if not margins:
+        return recipe
+    return recipe.replace(surrogate=given(recipe.surrogate, margins="margin"))
 
 
 def online_dpo(*, beta: float = 0.1) -> Recipe:

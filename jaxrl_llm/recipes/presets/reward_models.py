@@ -3,14 +3,18 @@
 from collections.abc import Callable
 
 from jaxrl_llm import advantages, aggregate, curation, preferences
-from jaxrl_llm.core import Array, bind, stateless
+from jaxrl_llm.core import Array, bind, given, stateless
 from jaxrl_llm.curation import Collector
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
 
 def reward_model(
-    *, margin: float = 0.0, centering: float = 0.01, label_smoothing: float = 0.0
+    *,
+    margin: float = 0.0,
+    margins: bool = False,
+    centering: float = 0.01,
+    label_smoothing: float = 0.0,
 ) -> Recipe:
     """A reward model of Bradley and Terry: the chosen response is worth more than the rejected one.
 
@@ -19,6 +23,8 @@ def reward_model(
 
     Args:
       margin: By which the chosen one is to be better.
+      margins: Whether it is the column "margin" of each row instead, such as the strength of its
+        label.
       centering: Draws the mean reward of a pair to 0.
       label_smoothing: Share of the pairs taken to be the wrong way around.
 
@@ -26,15 +32,15 @@ def reward_model(
       Ouyang et al., InstructGPT (arXiv:2203.02155); the margin is of Llama 2 (arXiv:2307.09288),
       the centering of Eisenstein et al. (arXiv:2312.09244).
     """
+    if margins and margin:
+        raise ValueError("reward_model: margin has no effect where the data have margins.")
+    options = {} if margins else {"margin": margin}
     loss = bind(
-        preferences.bradley_terry,
-        margin=margin,
-        centering=centering,
-        label_smoothing=label_smoothing,
+        preferences.bradley_terry, centering=centering, label_smoothing=label_smoothing, **options
     )
-    return _of_groups(
-        "reward_model", bind(preferences.paired_rewards, loss=loss), curation.offline_pairs()
-    )
+    surrogate = bind(preferences.paired_rewards, loss=loss)
+    surrogate = given(surrogate, margins="margin") if margins else bind(surrogate, margins=None)
+    return _of_groups("reward_model", surrogate, curation.offline_pairs())
 
 
 def reward_model_listwise(*, loss: Callable | None = None, size: int = 8) -> Recipe:

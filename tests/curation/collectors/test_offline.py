@@ -9,6 +9,7 @@ import pytest
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
 from jaxrl_llm.rewards import step_ends
+from jaxrl_llm.rollout.collect import DataRows
 
 KEY = jax.random.key(0)
 
@@ -126,6 +127,28 @@ def test_examples_are_drawn_anew_and_do_not_depend_on_how_many_are_asked_for():
 
     assert texts(KEY, 4)[:2] == texts(KEY, 2)
     assert texts(KEY, 4) != texts(jax.random.key(1), 4)
+
+
+@pytest.mark.parametrize("kind", ["few_shot_pairs", "staged"])
+def test_a_batch_does_not_read_all_rows_again(kind):
+    class Rows(DataRows):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return rows[index]
+
+    rows = [x | {"stage": 0} for x in users(*"aabb" * 25)]
+    data = Rows(rows)
+    collector = (
+        curation.few_shot_pairs(shots=1) if kind == "few_shot_pairs" else curation.staged((9,))
+    )
+    reads = []
+    for _ in range(2):
+        before = data.reads
+        collector.propose(collector.init(100), KEY, Collection(2, 2, data=data), 2)
+        reads.append(data.reads - before)
+    assert reads[0] >= 100 and reads[1] <= 10
 
 
 def test_steps_are_one_response_with_a_label_each():
