@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -48,6 +49,10 @@ def _context_of_this_thread():
 
 if _make_context is not None and version("jax").startswith("0.10."):
     mlir.make_ir_context = _context_of_this_thread
+
+# A shell starts what runs in the background deaf to Ctrl-C, which tests send to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 _connect = socket.socket.connect
