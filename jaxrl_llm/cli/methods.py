@@ -60,6 +60,8 @@ def describe(method: catalog.Method) -> str:
     if method.preset:
         trains = "whole" if method.whole else f"without {method.missing}"
         lines += textwrap.wrap(f"trains      {trains}", _WIDTH)
+    elif method.commands:
+        lines += ["trains      whole, by", *(f"  {command}" for command in method.commands)]
     elif method.missing:
         lines += textwrap.wrap(f"trains      not: it needs {method.missing}", _WIDTH)
     lines += ["", "functions"]

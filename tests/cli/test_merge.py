@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from tiny_run import model
 from jaxrl_llm import models
 from jaxrl_llm.cli import merge
 from jaxrl_llm.models import load_model, save_safetensors
+from jaxrl_llm.recipes import catalog
+from jaxrl_llm.testing import ByteTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,60 @@ def test_checkpoints_of_a_run_are_weighed_by_step_or_loss(capsys, tmp_path):
     inverse = np.array([(1 + abs(losses[s])) ** -2.0 for s in (1, 2)])
     expected = models.average_params(each, [float(x) for x in inverse / inverse.sum()])
     assert_same(loaded(tmp_path / "low")[0], expected, rtol=1e-5)
+
+
+@pytest.fixture
+def with_tokenizers(monkeypatch):
+    from jaxrl_llm import data
+
+    monkeypatch.setattr(data, "load_tokenizer", lambda name: ByteTokenizer())
+
+
+def by_commands(capsys, key, names, *more):
+    """Runs the commands of a row of the catalog, each hundred of steps as one."""
+    for command in catalog.select(name=key)[0].commands:
+        words = [re.sub(r"(\d)00\b", r"\1", word) for word in command.split()[1:]]
+        words = [re.sub(r"^[A-Z_]+", lambda m: str(names[m[0]]), word) for word in words]
+        code, _, err = run(capsys, *words, *(more if words[0] == "train" else ()))
+        assert code == 0, err
+
+
+def numbers_of(run_dir):
+    rows = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize("second", ["b", "a"])
+def test_salsa_is_ppo_towards_a_soup(capsys, folders, tmp_path, with_tokenizers, second):
+    """The soup of a model with itself is the policy that begins; another one is away from it."""
+    names = {"SFT_A": folders / "a", "SFT_B": folders / second, "SOUP": tmp_path / "soup"}
+    names["CONFIG"] = config_file(tmp_path, "epochs=1, minibatches=1")
+    by_commands(capsys, "salsa_soup_ref", names, "--run-dir", tmp_path / "run", "--steps", 1)
+    (row,) = numbers_of(tmp_path / "run")
+    assert (abs(row["ref_kl"]) < 1e-6) == (second == "a")
+    expected = models.average_params(loaded(folders / "a", folders / second))
+    assert_same(loaded(tmp_path / "soup")[0], expected, rtol=1e-6)
+
+
+def test_checkpoints_are_averaged_and_models_merged_by_the_commands_of_the_catalog(
+    capsys, folders, tmp_path, with_tokenizers
+):
+    names = {"CONFIG": config_file(tmp_path), "RUN": tmp_path / "run"}
+    by_commands(capsys, "mwa", names | {"MEAN": tmp_path / "mean"}, "--steps", 3)
+    each = []
+    for step in (1, 2, 3):
+        folder = tmp_path / f"step{step}"
+        assert run(capsys, "export", tmp_path / "run", folder, "--step", step)[0] == 0
+        each += loaded(folder)
+    expected = models.average_params(each, [1 / 6, 1 / 3, 1 / 2])
+    assert_same(loaded(tmp_path / "mean")[0], expected, rtol=1e-5, atol=1e-7)
+    # A run that begins with the merged model.
+    names |= {"RUN_A": folders / "a", "RUN_B": folders / "b", "BASE": folders / "base"}
+    names |= {"MERGED": tmp_path / "merged"}
+    more = ("--run-dir", tmp_path / "next", "--steps", 1)
+    by_commands(capsys, "merge", names, *more, "--optimizer.learning-rate", "1e-12")
+    assert run(capsys, "export", tmp_path / "next", tmp_path / "trained")[0] == 0
+    assert_same(loaded(tmp_path / "trained")[0], loaded(tmp_path / "merged")[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,12 @@ def test_what_no_method_matches_is_said(options, words):
         catalog.select(**options)
 
 
-def test_a_method_is_whole_with_a_preset_and_nothing_missing():
+def test_a_method_is_whole_with_a_preset_or_commands_and_nothing_missing():
     for method in catalog.CATALOG:
-        assert method.whole == (method.preset is not None and not method.missing)
+        trains = method.preset is not None or method.commands != ()
+        assert method.whole == (trains and not method.missing)
+    # tests/cli/test_merge.py runs the commands of each.
+    assert {m.key for m in catalog.CATALOG if m.commands} == {"merge", "mwa", "salsa_soup_ref"}
     assert not in_part("gspo").whole
     missing = {m.preset for m in catalog.CATALOG if m.missing}
     assert {"grpo", "dr_grpo", "gspo", "mssr", "ppo_max", "eggroll"}.isdisjoint(missing)

@@ -15,7 +15,7 @@ from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, tiny_model
 from jaxrl_llm.train.fields import needs_environment
 
 ROOT = Path(__file__).parents[2]
-WHOLE = [method.preset for method in catalog.CATALOG if method.whole]
+WHOLE = [x.preset for x in catalog.CATALOG if x.whole and x.preset]
 pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)

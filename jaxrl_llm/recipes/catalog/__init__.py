@@ -165,7 +165,8 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
         for m in methods:
             link = f"[{m.arxiv}](https://arxiv.org/abs/{m.arxiv})" if m.arxiv else ""
             preset = f"`{m.preset}`" if m.preset else ""
-            trains = f"not: {m.missing}" if m.missing else _trains(m)
+            by = ", by `merge` and `train`" if m.commands else ""
+            trains = f"not: {m.missing}" if m.missing else _trains(m) + by
             table.append((f"`{m.key}`", m.kind, preset, trains, link, peers(m), m.title))
         return "\n".join(f"| {' | '.join(row)} |" for row in table)
     header = ("method", "kind", "trains", "paper", "title")
@@ -184,7 +185,7 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
 
 
 def _trains(method: Method) -> str:
-    """Whether a run by the preset's name trains the complete method."""
-    if method.preset is None:
+    """Whether a run by the preset's name, or by the commands, trains the complete method."""
+    if method.preset is None and not method.commands:
         return ""
     return "whole" if method.whole else "in part"

@@ -46,6 +46,8 @@ class Method:
       kind: One of ``KINDS``: what it is, mostly the slot it fills.
       functions: Public functions, as paths below ``jaxrl_llm``.
       preset: Key in ``PRESETS``, or None.
+      commands: Commands that together are a complete run of a method, where it needs more than a
+        preset's name; words in capitals stand for folders and a config file.
       missing: What the method asks for and a training run by the preset's name does not do; ""
         where nothing is missing. Without a preset, what a run would need for one.
       verified_against: Our checks of its numbers, in addition to what peers confirmed.
@@ -58,11 +60,12 @@ class Method:
     kind: str
     functions: tuple[str, ...]
     preset: str | None = None
+    commands: tuple[str, ...] = ()
     missing: str = ""
     verified_against: str = "float64 NumPy, worked numbers"
     confidence: str = "CODE"
 
     @property
     def whole(self) -> bool:
-        """Whether a training run by the preset's name trains the complete method."""
-        return self.preset is not None and not self.missing
+        """Whether a run by the preset's name, or by the commands, trains the complete method."""
+        return (self.preset is not None or bool(self.commands)) and not self.missing
