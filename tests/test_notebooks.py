@@ -38,6 +38,7 @@ def with_slow():
         yield pytest.param(path, id=path.stem, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", list(with_slow()))
 def test_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -45,6 +45,7 @@ SLOW = (
 LONG = ("ace", "pkpo", "rover")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in NAMES]
 )

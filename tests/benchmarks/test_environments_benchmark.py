@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from benchmarks import environments
 
 
+@pytest.mark.slow
 def test_three_ways_sample_as_much(capsys):
     sizes = ["--episodes", "8", "--group-size", "2", "--slots", "4", "--turn-tokens", "4"]
     environments.main(["--tiny", *sizes])

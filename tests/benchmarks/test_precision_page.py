@@ -11,6 +11,7 @@ from benchmarks import mismatch, precision_page
 TEXT = precision_page.PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_pasted(capsys):
     (code,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     exec(compile(code, "precision.md", "exec"), {"__name__": "__main__"})

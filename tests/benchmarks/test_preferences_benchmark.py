@@ -47,6 +47,7 @@ task = dataclasses.replace(config, recipe="dr_grpo")
 """
 
 
+@pytest.mark.slow
 def test_pairs_runs_and_figures(tmp_path, monkeypatch, capfd):
     (tmp_path / "learn.py").write_text(CONFIG)
     commands = []

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from benchmarks import refill
 
 
+@pytest.mark.slow
 def test_three_ways_collect_the_same(capsys):
     refill.main(["--tiny", "--batches", "1"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

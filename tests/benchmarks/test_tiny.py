@@ -7,6 +7,7 @@ import pytest
 from benchmarks import dpo_step, sampler, train_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, benchmark, options",
     [

@@ -204,6 +204,7 @@ def test_which_process_this_is_is_no_setting_of_the_run():
     assert train.config_words(words, "a.py") == kept
 
 
+@pytest.mark.slow
 def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = config_file(tmp_path)
@@ -305,6 +306,7 @@ def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_pat
         assert rewards.score(reward, ["p"], ["c"], [{}]).rewards.tolist() == [0.25]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_a_verifier_that_dies_is_told(capsys, tmp_path, monkeypatch):
     # The workers import the config file as a module, and it imports the tiny run.
@@ -336,6 +338,7 @@ def test_a_run_finds_the_modules_beside_its_config(capsys, tmp_path, monkeypatch
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     asked = []
 

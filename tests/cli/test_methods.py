@@ -71,6 +71,7 @@ def test_every_method_is_described_in_a_terminals_width(method):
     assert all(len(line) <= 100 for line in lines)
 
 
+@pytest.mark.slow
 def test_presets_by_name_train(capsys, tmp_path):
     path = config_file(tmp_path)
     short = ["--steps", "1", "--recipe"]
@@ -107,6 +108,7 @@ def test_presets_that_lack_something_are_one_sentence(capsys, tmp_path, name, co
     assert not (run_dir / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_every_preset_is_a_recipe_of_the_example_config():
     config = options.load_config(ROOT / "configs" / "tiny.py")
     critics = {n for n in PRESETS if has_second_model(n)}

@@ -67,6 +67,7 @@ def rows_of(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_file_is_right_over_wrong_and_a_run_learns_from_it(capsys, here):
     words = ("pairs", "task.py", "--samples", 12, "--pairs", 2, "--seed", 1)
     code, out, err = run(capsys, *words, "--out", "pairs.jsonl")

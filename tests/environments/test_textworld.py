@@ -24,6 +24,7 @@ def coins(folder):
     return TextWorld("coin_collector", {"level": 3}, folder=folder)
 
 
+@pytest.mark.slow
 def test_obeys_the_laws_of_an_environment(coins):
     replies = [*coins.walkthrough({}, 5), "look", "undo"]
     check_env(coins, [{"text": "play"}], replies, seeds=[5], turns=4)

@@ -36,6 +36,7 @@ def hidden(model, params, delta=None, tokens=TOKENS, remat="none"):
     return model.apply(params, tokens, positions, context, delta=delta, remat=remat)[0]
 
 
+@pytest.mark.slow
 def test_each_row_is_its_member(everything):
     model, params, classes = everything
     assert set(jax.tree.leaves(classes)) == {"lowrank", "embedding", "full", "frozen"}

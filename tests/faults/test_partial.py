@@ -30,6 +30,7 @@ def whole_run(tmp_path_factory):
     return train(config_of(tmp_path_factory.mktemp("whole"), []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [2 * 8 + 3, 3 * 8 + 6])
 def test_half_a_batch_is_sampled_again_as_it_was(whole_run, tmp_path, stop):
     """Some groups of the step were graded, one was decoding, and others had not begun."""

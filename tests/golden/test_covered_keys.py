@@ -23,6 +23,7 @@ def test_many_keys_are_covered():
     assert len(COVERED) >= 40 and set(COVERED) <= set(ROWS)
 
 
+@pytest.mark.slow
 def test_the_catalog_says_what_was_compared():
     """Written by `python tests/golden/confirmed.py`."""
     assert confirmed.FILE.read_text(encoding="utf-8") == confirmed.module()

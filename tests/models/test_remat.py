@@ -32,6 +32,7 @@ def compiled():
     return programs, params
 
 
+@pytest.mark.slow
 def test_what_is_kept_shows_in_the_compiled_program(compiled):
     programs, _ = compiled
     memory = {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()}

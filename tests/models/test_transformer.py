@@ -90,6 +90,7 @@ def test_cached_decoding_equals_one_pass():
     np.testing.assert_allclose(jnp.concatenate(out, 2), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_remat_changes_neither_value_nor_gradient():
     model, params = tiny_model()
 

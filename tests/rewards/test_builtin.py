@@ -193,6 +193,7 @@ def test_a_missing_package_is_named(monkeypatch, module, call):
         call()
 
 
+@pytest.mark.slow
 def test_an_expression_without_end_costs_one_deadline():
     with (
         rewards.math_verify_pool(workers=1, deadline=3.0) as pool,

@@ -281,6 +281,7 @@ def test_async_functions_of_every_kind_run_at_one_time(verifiers, kind):
         assert run(pool, "a", "b", "c").rewards.tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("completion", "told"),
     [

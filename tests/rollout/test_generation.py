@@ -482,6 +482,7 @@ def test_an_update_with_another_number_of_deltas(engine, generate, tiny):
 # All at once.
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests_through_32_slots(
     optimized, make, draw_groups, generate, by_request, reference, assert_same
 ):

@@ -251,6 +251,7 @@ def test_statistics_of_a_draw_equal_those_of_its_steps(name):
         np.testing.assert_array_equal(keep_mask(drawn.support, 700), np.isfinite(kept))
 
 
+@pytest.mark.slow
 def test_options_of_rows_and_their_bound():
     logits, uniform = _many()
     rows = {k: np.full(64, x, np.float32) for k, x in MIXED.items()}

@@ -30,6 +30,7 @@ def weights():
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_that_of_transformers(weights):
     replies = json.loads(GOLDEN.read_text())["replies"]
     assert len(replies) == 20

@@ -120,6 +120,7 @@ def test_a_train_step_takes_every_slot():
     assert_recipe_ok(everything, only=["train_step"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [preset("grpo"), COMPOSED["corrected"]], ids=lambda x: x.name)
 def test_every_mesh_gives_the_same(recipe):
     array_checks.check_devices(recipe, sizes=array_checks.MESHES)

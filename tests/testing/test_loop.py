@@ -89,6 +89,7 @@ def still(reference, params, step):
     return reference
 
 
+@pytest.mark.slow
 def test_what_does_not_move_fails():
     kl = jr.given(jr.bind(jr.regularizers.kl_to_reference), coef="kl_coef")
     controller = Computed("kl_coef", forgetful(), "controller")

@@ -7,6 +7,7 @@ import pytest
 from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -157,6 +157,7 @@ def updated(batch, *, mesh=None, **options):
     return jax.device_get(((after.params, after.critic.params), metrics))
 
 
+@pytest.mark.slow
 def test_a_packed_step_is_the_padded_step():
     batch = make_batch(prompts=8, group=4, length=6)
     lengths = np.random.default_rng(1).integers(0, 4, (8, 4, 1))
@@ -179,6 +180,7 @@ def talkative():
     return *tiny_model(num_layers=1), tokenizer
 
 
+@pytest.mark.slow
 def test_the_loop_packs_and_says_so(tmp_path):
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)

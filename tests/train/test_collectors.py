@@ -50,6 +50,7 @@ def runs(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots", "ahead"])
 def test_dapo_trains_on_groups_that_differ_alone(runs, name):
     config, result = runs[name]
@@ -116,6 +117,7 @@ class LeastAsked:
         return decision, {"count": count, "mean": mean}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_state_of_a_collector_is_saved_with_the_run(tmp_path, staleness):
     config = tiny_run(
@@ -242,6 +244,7 @@ def guided(request, tmp_path_factory):
     return config, train(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guided", ["rounds", "slots", "ahead"], indirect=True)
 def test_hints_and_demonstrations_train_with_what_was_sampled(guided):
     _, result = guided
@@ -281,6 +284,7 @@ def test_a_text_longer_than_the_room_is_one_sentence(tmp_path):
         train(tiny_run(tmp_path, recipe=recipe, sampling=sampling))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_population_answers_the_prompts_that_a_collector_chooses(tmp_path, shared):
     collector = jr.curation.prioritized(jr.curation.learnability)
@@ -335,6 +339,7 @@ def early_model():
     return *jr.testing.tiny_model(num_layers=1), EndsEarly()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_unfinished_responses_go_on_in_the_next_batch(tmp_path, staleness):
     config = tiny_run(

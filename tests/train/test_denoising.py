@@ -101,6 +101,7 @@ def test_scores_equal_plain_forwards(tiny, likelihood):
     assert (jax.jit(scorer)(params, junk).logp == scored.logp).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
     [
@@ -128,6 +129,7 @@ def test_microbatches_and_the_ratio_of_one_policy(tiny, likelihood):
     assert (jnp.where(prepared.mask, 0.0, whole.logp) == 0).all()
 
 
+@pytest.mark.slow
 def test_bgpo_is_the_mean_ratio_where_nothing_moved(tiny):
     """On policy its gradient is that of the exact ratio: A grad of the lower bound."""
     model, params = tiny
@@ -203,6 +205,7 @@ def denoiser():
     return model, params, TOKENIZER
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly(tmp_path):
     options = {
         "model": denoiser,

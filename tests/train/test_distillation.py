@@ -113,6 +113,7 @@ def divergence(s, t, beta):
     return sum(w * np.sum(np.exp(x) * (x - m), -1) for w, x in ((1 - beta, s), (beta, t)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta", "top"), [(0.0, None), (0.3, None), (1.0, None), (0.5, 3)])
 def test_the_loss_of_a_step_is_the_divergence_of_the_two_models(beta, top):
     (model, params, _), (other, theirs, _) = student(), teacher()
@@ -156,6 +157,7 @@ def closeness(params):
     return total / len(rows)
 
 
+@pytest.mark.slow
 def test_a_student_approaches_its_teacher_in_the_loop(config):
     before = closeness(student()[1])
     result = train(dataclasses.replace(config, steps=12))
@@ -164,6 +166,7 @@ def test_a_student_approaches_its_teacher_in_the_loop(config):
     assert history[-1] < 0.6 * history[0]
 
 
+@pytest.mark.slow
 def test_a_teacher_may_have_rows_of_no_token(config, tmp_path):
     def padded():
         model, params = tiny_model(seed=7, width=48, vocab_size=288)

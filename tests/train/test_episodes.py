@@ -215,6 +215,7 @@ def test_ends_are_told_apart(tmp_path, changes, end, turns):
     assert collected.metrics["truncated"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_run_trains_evaluates_and_resumes_exactly(tmp_path):
     evaluation = EvaluationConfig(every=0, samples=2)
     whole = train(config(tmp_path / "whole", Letters(), steps=4, evaluation=evaluation))

@@ -124,6 +124,7 @@ def test_frozen_leaves_stay_bit_for_bit_under_weight_decay(tiny, scores):
         assert np.array_equal(new, old) != move
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"fsdp": 4, "tensor": 2}])
 def test_devices_change_nothing_and_exchange_numbers_alone(tiny, scores, sizes):
     _, params = tiny
@@ -160,6 +161,7 @@ def resumed(tmp_path_factory):
     return whole, train(config, resume=True)
 
 
+@pytest.mark.slow
 def test_resume_is_exact(resumed):
     whole, again = resumed
     assert int(again.state.step) == 2
@@ -167,6 +169,7 @@ def test_resume_is_exact(resumed):
     assert {"member_std", "missing", "flat", "update_norm"} <= whole.history[0].keys()
 
 
+@pytest.mark.slow
 def test_a_run_learns(tmp_path):
     config = evolving(
         tmp_path,
@@ -179,6 +182,7 @@ def test_a_run_learns(tmp_path):
     assert result.after["greedy"].mean > result.before["greedy"].mean + 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -76,6 +76,7 @@ def run(tmp_path_factory):
     return config, train(config)
 
 
+@pytest.mark.slow
 def test_a_batch_is_sampled_at_the_temperatures_of_the_one_before(run, tmp_path):
     config, result = run
     experiment, *_, first = init_experiment(config, tmp_path, resume=False)
@@ -120,6 +121,7 @@ def test_a_batch_is_sampled_at_the_temperatures_of_the_one_before(run, tmp_path)
     assert state.stats[1] > 0 and np.isfinite(state.stats).all()
 
 
+@pytest.mark.slow
 def test_a_saved_and_resumed_run_is_the_same(run, tmp_path):
     config, whole = run
     import shutil

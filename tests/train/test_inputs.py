@@ -101,6 +101,7 @@ def test_a_teacher_reads_feedback_where_no_sibling_is_right():
         assert ("A right answer" in text) == solved and ("lower-case letters" in text) != solved
 
 
+@pytest.mark.slow
 def test_the_default_run_reads_the_number_alone(tmp_path):
     def number(prompt, completion, metadata):
         return TINY.reward(prompt, completion, metadata)["reward"]

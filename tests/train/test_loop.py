@@ -545,6 +545,7 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
     assert int(done.state.step) == 3
 
 
+@pytest.mark.slow
 def test_resume_frees_the_fresh_state_before_it_reads_the_saved_one(tmp_path, monkeypatch):
     alive, restore = [], Checkpoints.restore
 
@@ -588,6 +589,7 @@ def test_the_greedy_evaluation_fills_no_more_rows_than_it_has_questions():
     assert widths == [2] and len(rows) == 2 and found == whole
 
 
+@pytest.mark.slow
 def test_minibatches_resume_exactly_and_are_packed(tmp_path):
     changes = {"recipe": "dapo", "epochs": 2, "minibatches": 2, "packing": "always"}
     lines = []
@@ -601,6 +603,7 @@ def test_minibatches_resume_exactly_and_are_packed(tmp_path):
         assert done.history[0][name] == pytest.approx(padded.history[0][name], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_exactly_zero_is_warned_of_once(tmp_path):
     def nothing(logp, old_logp, advantages, mask):
         return 0.0 * logp

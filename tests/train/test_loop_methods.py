@@ -80,6 +80,7 @@ def resumed(request, tmp_path_factory):
     return request.param, whole, train(config, resume=True)
 
 
+@pytest.mark.slow
 def test_resume_is_exact_whatever_a_method_remembers(resumed):
     name, whole, again = resumed
     assert int(again.state.step) == 2 and [row["step"] for row in again.history] == [1, 2]
@@ -141,6 +142,7 @@ def distance(a, b):
     return sum(float(np.abs(np.asarray(x) - np.asarray(y)).sum()) for x, y in pairs)
 
 
+@pytest.mark.slow
 def test_a_mesh_carries_a_critic_and_a_moving_reference(tmp_path):
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.25)
     changes = {"recipe": jr.recipes.ppo_max().replace(reference=rule), "critic": CRITIC}
@@ -359,6 +361,7 @@ def test_the_seed_of_a_run_draws_its_random_reference(tmp_path):
     assert len({reference(seed) for seed in range(4)}) > 1
 
 
+@pytest.mark.slow
 def test_a_reference_that_moves_may_sample(tmp_path):
     """One that never does samples as a policy that does not learn."""
     seen = []

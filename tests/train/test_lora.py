@@ -178,6 +178,7 @@ def test_the_optimizer_has_the_adapter_alone(tiny):
     assert jax.tree.structure(state.policy) == jax.tree.structure(Adapted(params, adapter))
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing(tiny):
     _, one, metrics = one_step(tiny, optax.sgd(1.0))
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
@@ -218,6 +219,7 @@ def whole_run(tmp_path_factory):
     return train(config, log=lines.append), log, lines
 
 
+@pytest.mark.slow
 def test_a_run_moves_the_adapter_alone(whole_run):
     result, _, lines = whole_run
     model, params = tiny_model(num_layers=1)

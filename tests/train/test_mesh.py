@@ -121,6 +121,7 @@ def test_a_critic_has_an_optimizer_that_is_spread_too(model):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [(8, 1, 1), (1, 8, 1)])
 def test_no_device_keeps_whole_gradients_or_gathered_weights(split, model):
     """Of a model whose tables are small beside its layers."""
@@ -160,6 +161,7 @@ def test_each_device_computes_its_own_prompts(model):
     assert not re.search(rf"\[16,1,{row},({width}|{hidden}|{hidden // 8})\]", text)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_weight_is_summed_over_devices_once(model):
     """Of prompts and responses together, however the step recomputes."""
     network, params = model
@@ -180,6 +182,7 @@ def gathered(text):
     return re.findall(r"= \w+(\[[\d,]*\])\S* all-gather(?:-start)?\(", text)
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_once_in_each_pass(model):
     kernel = model[1]["layers"]["0"]["mlp"]["up"]["kernel"]
     shapes = gathered(compiled_text(model, mesh_of((1, 8, 1)), remat="full"))

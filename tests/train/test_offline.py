@@ -32,6 +32,7 @@ def losses(result):
     return [row["loss"] for row in result.history if "loss" in row]
 
 
+@pytest.mark.slow
 def test_a_run_with_stored_numbers_is_the_run_without(tmp_path, rows):
     path = tmp_path / "refs" / "dpo.npz"
 

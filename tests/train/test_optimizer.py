@@ -211,6 +211,7 @@ ILL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ILL)
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_step_that_is_non_finite_only_counts(where, updates):
@@ -257,6 +258,7 @@ def test_what_a_step_prepared_can_be_looked_at():
     assert found.weights is not None and int(state.step) == 1
 
 
+@pytest.mark.slow
 def test_a_critic_alone_may_be_left_out():
     plain = jr.recipes.ppo_max()
 
@@ -300,6 +302,7 @@ def test_a_state_that_changes_its_dtype_is_refused():
         module.apply_if_finite(optimizer, (half, half), jnp.float32(1.0), half)
 
 
+@pytest.mark.slow
 def test_a_step_makes_one_update_in_either_way(monkeypatch):
     model, params = tiny_model(num_layers=1)
     recipe = FRAGILE.replace(reference=None, regularizers=())
@@ -318,6 +321,7 @@ def test_a_step_makes_one_update_in_either_way(monkeypatch):
     assert [float(metrics["skipped"]) for _, metrics in found[1]] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_guard_takes_no_second_set_of_parameters(monkeypatch):
     model, params = tiny_model(num_layers=1)
     size = sum(x.nbytes for x in jax.tree.leaves(params))

@@ -42,6 +42,7 @@ def of_pairs(run_dir, path, **changes):
     return tiny_run(run_dir, **changes)
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs):
     through = train(of_pairs(tmp_path / "a", pairs, steps=4))
     assert through.before["pairs"].mean == 0.5
@@ -59,6 +60,7 @@ def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs):
     assert_same(through.state, rest.state)
 
 
+@pytest.mark.slow
 def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
     config = tmp_path / "config.py"
     config.write_text(

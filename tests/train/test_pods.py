@@ -33,6 +33,7 @@ def pod(request):
     return config, mesh, *SIZES[request.param]
 
 
+@pytest.mark.slow
 def test_the_state_is_split_over_all_devices_and_the_run_fits_them(pod):
     config, mesh, devices, memory = pod
     assert mesh.size == devices

@@ -80,6 +80,7 @@ def test_microbatches_add_up(microbatches):
     assert_close(metrics, part_metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
 def test_a_mesh_changes_nothing(axes):
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=16)
@@ -111,6 +112,7 @@ def test_second_call_does_not_compile_and_state_is_donated():
     np.testing.assert_array_equal(jax.random.key_data(last.key), jax.random.key_data(state.key))
 
 
+@pytest.mark.slow
 def test_epochs_hold_old_logp_fixed():
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
     model, params = tiny_model(num_layers=1)
@@ -131,6 +133,7 @@ def test_epochs_hold_old_logp_fixed():
     assert int(computed.step) == 1 and int(state.step) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
 def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     """Advantages of the whole batch, weights of each minibatch, one old policy, a random order."""
@@ -160,6 +163,7 @@ def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     assert int(after.step) == 1 and float(metrics["skipped"]) == 0
 
 
+@pytest.mark.slow
 def test_minibatches_are_the_same_on_a_mesh():
     recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)
     options = {"optimizer": optax.sgd(1.0), "minibatches": 4}
@@ -169,6 +173,7 @@ def test_minibatches_are_the_same_on_a_mesh():
     assert_close(metrics, jax.device_get(mesh_metrics))
 
 
+@pytest.mark.slow
 def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
     model, params = tiny_model(num_layers=1)
@@ -179,6 +184,7 @@ def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
         np.testing.assert_allclose(metrics["sampler_ess"], 1.0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_kl_term_of_drpo_is_that_of_each_update():
     """None in the first; then the coefficient follows the rows of the update, in any parts."""
     batch, options = make_batch(prompts=4), {"length": 5, "kl_estimator": "k3"}
@@ -484,6 +490,7 @@ def with_critic(**changes) -> Recipe:
     return plain(advantage=advantage, critic=CRITIC, **changes)
 
 
+@pytest.mark.slow
 def test_a_critic_learns_its_returns_and_the_policy_uses_its_values():
     recipe, network, params = with_critic(), *model()
     critic = init_critic(network, params, heads=2, key=jax.random.key(1))
@@ -497,6 +504,7 @@ def test_a_critic_learns_its_returns_and_the_policy_uses_its_values():
     assert not np.asarray(values)[~np.asarray(batch.mask)].any()
 
 
+@pytest.mark.slow
 def test_a_critics_step_is_the_gradient_of_its_loss():
     recipe, network, params = with_critic(), *model()
     critic = init_critic(network, params, heads=2, key=jax.random.key(1))
@@ -573,6 +581,7 @@ def test_no_more_of_a_critic_is_copied_than_must_be(copy):
     assert same(state.critic.target, critic) == same(*state.critic[::2]) == {False}
 
 
+@pytest.mark.slow
 def test_a_critics_target_is_an_average():
     slow = dataclasses.replace(CRITIC, target_rate=0.25)
     recipe = with_critic().replace(critic=slow)
@@ -584,6 +593,7 @@ def test_a_critics_target_is_an_average():
     expect_same(after.critic.target, want, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_reference_moves_after_each_step_and_is_what_ref_logp_is_of():
     term = jr.bind(jr.regularizers.kl_to_reference, estimator="k1", coef=1.0)
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.5)
@@ -601,6 +611,7 @@ def test_a_reference_moves_after_each_step_and_is_what_ref_logp_is_of():
         run_steps(plain(), batch_of(plain()), reference=start)
 
 
+@pytest.mark.slow
 def test_the_update_is_scaled_where_the_recipe_says_so():
     def half(advantages):
         return jnp.float32(0.5)
@@ -612,6 +623,7 @@ def test_the_update_is_scaled_where_the_recipe_says_so():
     expect_same(scaled.params, want, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_recipe_draws_anew_in_each_step_from_the_runs_key():
     seen = []
 
@@ -633,6 +645,7 @@ def test_a_recipe_draws_anew_in_each_step_from_the_runs_key():
         recipe.prepare(batch, recipe.init())
 
 
+@pytest.mark.slow
 def test_a_controller_sees_how_far_the_last_update_went():
     def watch():
         def update(rewards, state, *, last_kl, **context):
@@ -650,6 +663,7 @@ def test_a_controller_sees_how_far_the_last_update_went():
     assert int(state.algo_state.controllers["watched"]) == 1
 
 
+@pytest.mark.slow
 def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
     """Two rules: one takes out a sequence, the other tokens, and neither counts the padding."""
     model, params = tiny_model(num_layers=1)
@@ -681,6 +695,7 @@ def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
     assert not [name for name in metrics if name.startswith("rejected")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stale", [False, True])
 def test_tokens_of_unknown_behavior_have_ratio_one(stale):
     """Whatever stands in behavior_logp there, nothing reads it."""
@@ -708,6 +723,7 @@ def test_tokens_of_unknown_behavior_have_ratio_one(stale):
     np.testing.assert_allclose(np.asarray(prepared.correction)[unknown], 1.0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_state_learns_of_the_update_by_the_policy_before_each_minibatch():
     batch, recipe = make_batch(prompts=4, rewards=jnp.eye(4)[:, :3]), jr.recipes.dr_grpo(length=5)
 
@@ -753,6 +769,7 @@ def capo_run(schedule, batch, *, mesh=None, **options):
     return recipe, state, step
 
 
+@pytest.mark.slow
 def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
     """Its scores, the tokens left and the moments, by the rule on all tokens at once."""
     batch = make_batch(prompts=4, length=4)
@@ -785,6 +802,7 @@ def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
         assert_close(state.algo_state.rules["step_effects"], moments)
 
 
+@pytest.mark.slow
 def test_capo_on_a_mesh_and_in_packed_rows():
     batch, results = make_batch(prompts=8, length=4), []
     rows, _ = jr.train.pack_batch(

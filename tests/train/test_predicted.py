@@ -36,6 +36,7 @@ EFFICIENT = MASA.replace(
 )
 
 
+@pytest.mark.slow
 def test_an_efficient_run_is_resumed_exactly(tmp_path):
     config = tiny_run(
         tmp_path / "run",

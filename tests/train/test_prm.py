@@ -42,6 +42,7 @@ def stepped(setting, *, microbatches=1, **options):
     return step(state, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
     model, params, batch, prm = setting
@@ -89,6 +90,7 @@ def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
     assert any(jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_microbatches_add_up_and_what_begins_as_the_policy_knows_nothing(setting):
     whole, _ = stepped(setting)
     parts, _ = stepped(setting, microbatches=2)

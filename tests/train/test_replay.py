@@ -46,6 +46,7 @@ def runs(tmp_path_factory):
     return {"rounds": run("rounds"), "slots": run("slots", sampling=SLOTS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots"])
 def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, name):
     _, result = runs[name]

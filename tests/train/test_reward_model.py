@@ -207,6 +207,7 @@ def test_a_reward_model_has_no_output_matrix_of_words(tmp_path):
     np.testing.assert_array_equal(*values)
 
 
+@pytest.mark.slow
 def test_packed_values_are_the_padded_ones():
     model, params = jr.models.with_head(*tiny_model(num_layers=2), key=jax.random.key(1))
     params["head"]["kernel"] *= 100

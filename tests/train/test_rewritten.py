@@ -107,6 +107,7 @@ def forgotten(tmp_path_factory):
     return one_batch(tmp_path_factory.mktemp("batch"), Letters(), TROLL, **FORGETS)
 
 
+@pytest.mark.slow
 def test_each_turn_comes_after_what_the_template_writes(forgotten):
     experiment, params, collected = forgotten
     batch, tokenizer = collected.batch, experiment.tokenizer

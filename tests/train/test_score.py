@@ -154,6 +154,7 @@ def test_padding_is_never_read():
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
+@pytest.mark.slow
 def test_gradient_reaches_the_prompt_and_survives_remat():
     model, params = tiny_model()
     batch = make_batch(prompts=2)
@@ -188,6 +189,7 @@ def packed_batch():
     return batch.replace(mask=jnp.asarray(mask), packing=packing)
 
 
+@pytest.mark.slow
 def test_equals_packed_rows_in_value_and_gradient():
     model, params = tiny_model()
     batch = packed_batch()
@@ -216,6 +218,7 @@ def tree_batch():
     return batch.replace(tokens=arrays[0], mask=arrays[1], packing=arrays[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes_prompts", [True, False])
 def test_a_tree_equals_a_row_each_in_value_and_gradient(takes_prompts):
     model, params = tiny_model()
@@ -350,6 +353,7 @@ def _padded():
     return jnp.asarray(tokens), jnp.arange(width) < np.array([[len(p)] for p in PROMPTS])
 
 
+@pytest.mark.slow
 def test_scores_and_gradients_are_those_of_whole_prompts(tiny):
     model, params = tiny
     rng = np.random.default_rng(0)
@@ -443,6 +447,7 @@ def split_context(batch, cuts):
     return batch.replace(tokens=jnp.asarray(tokens), mask=jnp.asarray(mask), prompt_mask=keep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, packed):

@@ -45,6 +45,7 @@ def whole(request, tmp_path_factory):
     return request.param, config, train(config)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly(whole, tmp_path):
     _, config, result = whole
     shutil.copytree(config.run_dir, tmp_path / "run")

@@ -42,6 +42,7 @@ def alone(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_trainers_take_turns(alone, tmp_path):
     shutil.copytree(alone, tmp_path / "both")
     folder = tmp_path / "both"
@@ -57,6 +58,7 @@ def test_two_trainers_take_turns(alone, tmp_path):
     assert int(counts["shared"]) + int(counts["drawn"]) == 16
 
 
+@pytest.mark.slow
 def test_with_the_same_folder_a_run_is_the_same_and_resumes_exactly(alone, tmp_path):
     results = []
     for name in ("one", "two"):

@@ -34,6 +34,7 @@ FORKED = jr.recipes.ettrl(forks=1, branches=2).replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [FORKED, jr.recipes.branch_grpo(splits=(6,))], ids=lambda recipe: recipe.name
 )
@@ -53,6 +54,7 @@ def test_a_tree_of_the_loop_trains_as_flattened_rows(tmp_path, recipe):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_half_of_the_rollouts_end_early_and_a_resumed_run_is_the_same(tmp_path):
     config = run(
         tmp_path,
