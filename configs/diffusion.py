@@ -68,18 +68,8 @@ def right_digits(prompt, completion, metadata):
     return same / max(len(right), len(completion))
 
 
-def as_they_are(rewards):
-    """The rewards for advantages: 1 for each demonstration."""
-    return rewards
-
-
-supervised = jr.recipes.Recipe(
-    name="denoising_sft",
-    advantage=jr.stateless(as_they_are),
-    surrogate=jr.surrogates.reinforce,
-    collector=jr.curation.only_demonstrations(reward=1.0),
-    likelihood=jr.diffusion.elbo_likelihood(samples=2, draws="stratified"),
-    group_relative=False,
+supervised = jr.recipes.sft().replace(
+    likelihood=jr.diffusion.elbo_likelihood(samples=2, draws="stratified")
 )
 
 config = TrainConfig(

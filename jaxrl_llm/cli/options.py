@@ -73,6 +73,19 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
             raise UsageError(str(error)) from error
 
 
+def _not_on_command_line(words: list[str]) -> Any:
+    raise ValueError("an environment is chosen in the config file, not on the command line")
+
+
+_FROM_CONFIG = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="(of the config)",
+    instance_from_str=_not_on_command_line,
+    is_instance=lambda x: True,
+    str_from_instance=lambda x: [type(x).__name__],
+)
+
+
 def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     """How fields that hold functions and recipes are written on a command line."""
     origin = typing.get_origin(info.type)
@@ -80,6 +93,8 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
         return None
     is_union = origin in (typing.Union, types.UnionType)
     kinds = typing.get_args(info.type) if is_union else (info.type,)
+    if all(hasattr(info.type, name) for name in ("reset", "step")):
+        return _FROM_CONFIG
     if Recipe not in kinds and not any("Callable" in str(kind) for kind in kinds):
         return None
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.data.package_renderer import PackageRenderer
     from jaxrl_llm.data.prompts import Prompt, PromptSet, split_distinct
     from jaxrl_llm.data.questions import Question, encode_prompts
-    from jaxrl_llm.data.rendering import Renderer, make_renderer
+    from jaxrl_llm.data.rendering import Renderer, describe_tools, make_renderer
     from jaxrl_llm.data.sources import from_file, from_hub, from_reasoning_gym
     from jaxrl_llm.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 
@@ -32,6 +32,7 @@ _HOMES = {
     "from_reasoning_gym": "sources",
     "PackageRenderer": "package_renderer",
     "Renderer": "rendering",
+    "describe_tools": "rendering",
     "make_renderer": "rendering",
     "split_distinct": "prompts",
     "Tokenizer": "tokenizer",
@@ -48,6 +49,7 @@ __all__ = [
     "Renderer",
     "Tokenizer",
     "align_spans",
+    "describe_tools",
     "encode_prompts",
     "from_file",
     "from_hub",

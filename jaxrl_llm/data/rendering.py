@@ -103,6 +103,19 @@ def make_renderer(
     return ChatRenderer(tokenizer, system) if chat else TextRenderer(tokenizer, system)
 
 
+def describe_tools(tools: Sequence[ToolSpec]) -> str:
+    """What the system message says of tools, for templates that do not read them.
+
+    Example:
+      >>> from jaxrl_llm.environments import calculator
+      >>> print(describe_tools([calculator]).splitlines()[-1])
+      <tool_call>{"name": <its name>, "arguments": <a JSON object>}</tool_call>
+    """
+    lines = [json.dumps(as_openai(tool)["function"], ensure_ascii=False) for tool in tools]
+    call = '<tool_call>{"name": <its name>, "arguments": <a JSON object>}</tool_call>'
+    return "\n".join(["You can call these tools:", *lines, "To call one, write", call])
+
+
 class TurnReader:
     """What renderers do with the tokens of a turn and the start of a conversation."""
 
@@ -140,11 +153,7 @@ class TurnReader:
             raise ValueError("prompt: the renderer and the conversation have a system message each")
         rest = list(messages[len(start) :])
         start += [] if self._system is None else [self._system]
-        if tools:  # for templates that do not read them
-            lines = [json.dumps(as_openai(tool)["function"], ensure_ascii=False) for tool in tools]
-            call = '<tool_call>{"name": <its name>, "arguments": <a JSON object>}</tool_call>'
-            lines = ["You can call these tools:", *lines, "To call one, write", call]
-            start.append("\n".join(lines))
+        start += [describe_tools(tools)] if tools else []
         text = "\n\n".join(start)
         return [{"role": "system", "content": text}, *rest] if start or tools else rest
 

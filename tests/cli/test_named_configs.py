@@ -1,5 +1,6 @@
 """One config file with several configurations: FILE.py:NAME on every command."""
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from test_cli import config_file, one_sentence, run
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.train import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +20,14 @@ short = dataclasses.replace(
 )
 number = 3
 """
+
+
+def load_module(path):
+    """The module of a file, by a name of its own."""
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -116,3 +126,18 @@ def test_the_quickstart_of_evolution_has_both_methods():
     assert trained.recipe.name == "dr_grpo_token_mean"
     for shared in ("model", "data", "reward", "evaluation", "prompts_per_step"):
         assert getattr(evolved, shared) == getattr(trained, shared), shared
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+def test_each_configuration_of_the_repository_takes_words(monkeypatch, path):
+    monkeypatch.syspath_prepend(path.parent)  # one imports another
+    named = {n: c for n, c in vars(load_module(path)).items() if isinstance(c, TrainConfig)}
+    assert "config" in named
+    for config in named.values():
+        changed = options.parse(TrainConfig, ["--steps", "3"], command="train", default=config)
+        assert changed.steps == 3 and changed.environment is config.environment
+
+
+def test_an_environment_is_no_word(capsys, path):
+    code, _, err = run(capsys, "train", str(ROOT / "configs/tiny.py:game"), "--environment", "Nim")
+    assert code == 2 and "chosen in the config file" in " ".join(err.replace("│", " ").split())

@@ -166,10 +166,14 @@ def test_what_a_preset_requires(name):
             False,
             "adaptive_kl bco cgpo gae_token gae_turn gkd iw_opd kto mssr "
             "on_policy_distillation otr pav pdppo pf_ppo poad ppo_max process_reward_model "
-            "reinforce_pp remax safe sdpo span_distillation spo_chain spo_tracker t_ppo "
+            "reinforce_pp remax safe sdpo sft span_distillation spo_chain spo_tracker t_ppo "
             "v05_baseline vineppo vtrace",
         ),
-        ("uses_ratio", False, "cgpo gpg nash_md opo otr prefix_rl remax rloo spg vcpo vtrace wd1"),
+        (
+            "uses_ratio",
+            False,
+            "cgpo gpg nash_md opo otr prefix_rl remax rloo sft spg vcpo vtrace wd1",
+        ),
         ("draws", True, "clip_cov icpo mc_grpo"),
     ],
 )

@@ -68,6 +68,13 @@ def test_rover():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+def test_sft_is_the_mean_log_likelihood_whatever_the_rewards():
+    logp, batch = make()
+    (x,) = double(logp)
+    got = loss_of(jr.recipes.sft(), logp, batch)
+    np.testing.assert_allclose(got, -x[MASK].mean(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("samples", [None, 64])
 def test_otr_is_the_mean_of_its_statistic(samples):
     logp, batch = make()

@@ -366,6 +366,8 @@ METHODS = (
     # Teachers and demonstrations.
     Method("rover", "ROVER, valuation of the random policy", "2509.24981", "surrogate",
         ("surrogates.rover", "surrogates.mean_log_probs"), preset="rover"),
+    Method("sft", "Supervised fine-tuning", "2203.02155", "surrogate", ("surrogates.reinforce",
+        "curation.only_demonstrations"), preset="sft"),
     Method("otr", "OTR, one-token rollouts", "2509.26313", "surrogate", ("surrogates.otr",
         "surrogates.otr_exact", "surrogates.otr_sampled", "surrogates.token_seeds",
         "curation.in_epochs", "curation.only_demonstrations"), preset="otr", confidence="PAPER"),

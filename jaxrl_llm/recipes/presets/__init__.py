@@ -193,7 +193,7 @@ from jaxrl_llm.recipes.presets.self_play import (
     xpo,
 )
 from jaxrl_llm.recipes.presets.sets import polychromic, srpo_vla
-from jaxrl_llm.recipes.presets.teachers import ampo, icpo, luffy_shaping, otr, sdpo, srpo
+from jaxrl_llm.recipes.presets.teachers import ampo, icpo, luffy_shaping, otr, sdpo, sft, srpo
 from jaxrl_llm.recipes.presets.tracked import (
     dcpo_distribution,
     dcpo_dynamic_clip,
@@ -364,6 +364,7 @@ __all__ = [
     "sdpo",
     "seeupo",
     "seppo",
+    "sft",
     "simpo",
     "slic",
     "sol_rl",

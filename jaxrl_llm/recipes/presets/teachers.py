@@ -14,6 +14,39 @@ def no_advantages(rewards: Array) -> Array:
     return jnp.zeros(jnp.shape(rewards), jnp.float32)
 
 
+def unit_advantages(rewards: Array) -> Array:
+    """Ones, whatever the rewards: REINFORCE is maximum likelihood then."""
+    return jnp.ones(jnp.shape(rewards), jnp.float32)
+
+
+def sft() -> Recipe:
+    """Supervised fine-tuning: maximum likelihood of demonstrations.
+
+        loss = mean over tokens of the batch of -log p
+
+    Nothing is sampled: the data have a column ``demonstration``, see
+    ``curation.only_demonstrations``. REINFORCE with advantage 1, so that it composes as others do:
+    ``sft().replace(likelihood=jr.diffusion.elbo_likelihood())`` trains a denoiser.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.sft().collector
+      only_demonstrations(reward=1.0)
+
+    References:
+      Ouyang et al., InstructGPT (arXiv:2203.02155), step 1. The mean is over the tokens of all
+      responses, as in TRL's SFTTrainer; tokens of the prompt do not train.
+    """
+    return from_base(
+        name="sft",
+        advantage=stateless(unit_advantages),
+        surrogate=surrogates.reinforce,
+        collector=curation.only_demonstrations(reward=1.0),
+        paper="arXiv:2203.02155",
+        group_relative=False,
+    )
+
+
 def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> Recipe:
     """Each token of a demonstration is a bandit: the data's token has reward 1, another ``beta``.
 
