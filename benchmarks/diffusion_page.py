@@ -1,4 +1,4 @@
-"""Writes the measured part of docs/diffusion.md, and its picture, from benchmarks/results.
+"""Writes the measured parts of docs/diffusion.md, and its pictures, from benchmarks/results.
 
 python -m benchmarks.diffusion_page            # write, and draw benchmarks/results/diffusion-*.png
 python -m benchmarks.diffusion_page --check    # exit 1 if it would change anything
@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
+from benchmarks.readme import spread
 
 PAGE = ROOT / "docs" / "diffusion.md"
 COLUMNS = ("bias", "elbo_bias", "std", "error", "ratio_error", "ratio_apart")
@@ -31,6 +32,82 @@ def measured(folder: Path = RESULTS) -> str:
     return (
         "\n\n".join(part for each in _results(folder) for part in _tables(each)) or "Nothing yet."
     )
+
+
+def trained(folder: Path = RESULTS) -> str:
+    """Accuracy before and after each run of benchmarks/diffusion_training.py, and its curves."""
+    blocks = []
+    for result in _results(folder, "diffusion_training"):
+        title = (
+            f"`{result['workload']['config']}` on {result['device']}: share of letters in their "
+            f"places, of {result['runs'][0]['questions']} held-out questions; in brackets 95% "
+            "intervals (`python -m benchmarks.diffusion_training`):"
+        )
+        columns = ("run", "steps", "minutes", "greedy", "sampled")
+        rows = [
+            (
+                "right answers" if run["name"] == "supervised" else f"then `{run['name']}`",
+                str(run["steps"]),
+                f"{run['minutes']:.1f}",
+                *(
+                    "{:.3f} [{:.3f}, {:.3f}]".format(
+                        run[f"{way}_after"], *run[f"{way}_after_interval"]
+                    )
+                    for way in ("greedy", "sampled")
+                ),
+            )
+            for run in result["runs"]
+        ]
+        blocks.append(pages.table(title, columns, rows))
+        blocks.append(f"![accuracy by step](../benchmarks/results/{curves(result)})")
+    return "\n\n".join(blocks) or "Nothing yet."
+
+
+def speed(folder: Path = RESULTS) -> str:
+    """The sampler beside its matrix products, of benchmarks/denoise_speed.py."""
+    blocks = []
+    for result in _results(folder, "denoise_speed"):
+        work = result["workload"]
+        title = (
+            f"{work['model']}, {work['dtype']}, {work['prompts']} x {work['responses']} responses "
+            f"of {work['new_tokens']} tokens behind {work['prompt_tokens']}, {work['steps']} "
+            f"steps, {result['device']}; tokens are those of forward passes "
+            "(`python -m benchmarks.denoise_speed`):"
+        )
+        columns = ("tokens of a block", "tokens/s", "of the matrix products alone", "Gflop/s")
+        rows = [
+            (
+                str(case["block"]),
+                spread(case["sampler_tokens_per_s"]),
+                f"{case['share_of_products']:.0%}",
+                spread(case["products_gflop_per_s"]),
+            )
+            for case in result["cases"]
+        ]
+        blocks.append(pages.table(title, columns, rows))
+    return "\n\n".join(blocks) or "Nothing yet."
+
+
+def draw_curves(result: Mapping[str, Any], path: Path) -> None:
+    """Held-out accuracy by step of each run, those by rewards behind the first, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for run in result["runs"]:
+        axes = left if run["name"] == "supervised" else right
+        axes.plot(*zip(*run["curve"], strict=True), label=run["name"])
+    left.set(xlabel="step", ylabel="share of letters in their places", title="on right answers")
+    right.set(xlabel="step", title="then by rewards")
+    right.legend()
+    figure.savefig(path, dpi=100)
+
+
+def curves(result: Mapping[str, Any]) -> str:
+    """The file name of the curves of a result."""
+    return f"diffusion_training-{result['device']}.png"
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
@@ -76,8 +153,8 @@ def picture(result: Mapping[str, Any]) -> str:
     return f"diffusion-{result['device']}.png"
 
 
-def _results(folder: Path) -> list[dict[str, Any]]:
-    return [each for each in pages.results(folder) if each["name"] == "diffusion"]
+def _results(folder: Path, name: str = "diffusion") -> list[dict[str, Any]]:
+    return [each for each in pages.results(folder) if each["name"] == name]
 
 
 def _tables(result: Mapping[str, Any]) -> list[str]:
@@ -106,11 +183,17 @@ def _tables(result: Mapping[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Write and draw, or check; the exit code is 1 where a check fails."""
-    code = pages.write(PAGE, measured, "benchmarks.diffusion_page", argv)
+    parts = {"measured": measured, "trained": trained, "speed": speed}
+    codes = [
+        pages.write(PAGE, content, "benchmarks.diffusion_page", argv, part=part)
+        for part, content in parts.items()
+    ]
     if "--check" not in (sys.argv[1:] if argv is None else argv):
         for result in _results(RESULTS):
             draw(result, RESULTS / picture(result))
-    return code
+        for result in _results(RESULTS, "diffusion_training"):
+            draw_curves(result, RESULTS / curves(result))
+    return max(codes)
 
 
 if __name__ == "__main__":

@@ -54,15 +54,14 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     keys = jax.random.split(jax.random.key(seed), count)
     every = {}
     for n in forwards:
-        of = jax.jit(lambda x, n=n: jax.lax.map(lambda y: cosines(*y, n), x))
+        of = jax.jit(lambda x, n=n: jax.lax.map(lambda y: cosines(y[0], y[1], n), x))
         for world in _denoisers.WORLDS:
             made = _denoisers.tables(world, seed=seed, count=count)
-            every[world, n] = map(np.asarray, of((made, keys)))
+            every[world, n] = tuple(map(np.asarray, of((made, keys))))
     measures, facts, series = [], {}, []
     for world in _denoisers.WORLDS:
-        found = {}
-        for n in forwards:
-            found[n], single = every[world, n]
+        found = {n: every[world, n][0] for n in forwards}
+        single = every[world, 1][1]
         for name, other in (("one forward", found[1]), ("one step of denoising", single)):
             what = f"cosine with 16 forwards less that of {name}, {world} denoiser"
             estimate = harness.mean(found[16] - other, "tasks")

@@ -77,7 +77,9 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     base = _denoisers.tables("random", seed=seed, count=count)
     other = _denoisers.tables("random", seed=seed + 1, count=count)
     keys = jax.random.split(jax.random.key(seed), count)
-    found = np.asarray(jax.lax.map(lambda x: errors(*x), (base, base + STEP * other, keys)))
+    found = np.asarray(
+        jax.lax.map(lambda x: errors(x[0], x[1], x[2]), (base, base + STEP * other, keys))
+    )
     measures.append(
         harness.Measure(
             "error of a log ratio, of a response over of L times a token's",

@@ -18,8 +18,12 @@ def _saved(name):
 
 SLOW = (
     "ace",
+    "bgpo",
     "dapo_sampling",
+    "dllm_elbo",
     "drpo_len",
+    "espo",
+    "gdpo_elbo",
     "ghpo",
     "insight",
     "mopps",
@@ -32,6 +36,7 @@ SLOW = (
     "rover",
     "scaf_grpo",
     "spo_sampling",
+    "spg",
     "spo_tracker",
     "ssb",
     "v05_baseline",

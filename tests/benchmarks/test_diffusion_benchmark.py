@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import diffusion, diffusion_page, harness
+from benchmarks import denoise_speed, diffusion, diffusion_page, diffusion_training, harness
 
 RESULTS = [json.loads(p.read_text()) for p in sorted(harness.RESULTS.glob("diffusion-*.json"))]
 WORLDS = [pytest.param(r["worlds"][w], id=w) for r in RESULTS for w in diffusion.WORLDS]
@@ -68,4 +68,43 @@ def test_verdicts_of_the_page(world):
 
 
 def test_nothing_was_measured_yet(tmp_path):
-    assert diffusion_page.measured(tmp_path) == "Nothing yet."
+    for part in (diffusion_page.measured, diffusion_page.trained, diffusion_page.speed):
+        assert part(tmp_path) == "Nothing yet."
+
+
+def test_the_page_shows_the_runs_and_their_curves(tmp_path):
+    """What a folder has is not trained again."""
+    for name in ("supervised", *diffusion_training.METHODS):
+        run = {
+            "name": name,
+            "steps": 2,
+            "minutes": 1.0,
+            "questions": 7,
+            "curve": [[0, 0.1], [2, 1]],
+        }
+        for way in ("greedy", "sampled"):
+            run |= {f"{way}_after": 0.5, f"{way}_after_interval": [0.4, 0.6]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    runs = [diffusion_training.measure(tmp_path, run.stem, "", "") for run in tmp_path.iterdir()]
+    work = {"config": "configs/diffusion.py"}
+    result = {"name": "diffusion_training", "workload": work, "device": "cpu", "runs": runs}
+    (tmp_path / "diffusion_training-cpu.json").write_text(json.dumps(result))
+    for run in runs:
+        (tmp_path / f"{run['name']}.json").unlink()
+    page = diffusion_page.trained(tmp_path)
+    assert "| then `espo` | 2 | 1.0 | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] |" in page
+    assert diffusion_page.curves(result) in page
+    diffusion_page.draw_curves(result, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_speed_of_a_tiny_sampler(capfd, tmp_path):
+    denoise_speed.main(["--tiny"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert [case["block"] for case in result["cases"]] == [8, 2]
+    assert all(0 < case["share_of_products"] < 1.5 for case in result["cases"])
+    (tmp_path / "denoise_speed-cpu.json").write_text(json.dumps(result))
+    assert "| 8 | " in diffusion_page.speed(tmp_path)
+    with pytest.raises(SystemExit, match="no peers"):
+        denoise_speed.main(["--tiny", "--peer-python", "python"])
