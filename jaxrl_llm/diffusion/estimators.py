@@ -172,7 +172,8 @@ def sandwiched_likelihood(
 
     Args:
       samples: See the module.
-      block: Tokens of a block of the sampler, see :func:`mask_blocks`; None masks over all.
+      block: Tokens of a block of the sampler, see :func:`mask_blocks`; None masks over all. A model
+        with blocks of its own sees those before a block whatever is masked: there None.
       beta, mix: As of :func:`sandwiched`.
 
     Returns:

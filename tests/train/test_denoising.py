@@ -101,6 +101,30 @@ def test_scores_equal_plain_forwards(tiny, likelihood):
     assert (jax.jit(scorer)(params, junk).logp == scored.logp).all()
 
 
+def test_a_block_is_scored_behind_those_before_it_uncovered(tiny):
+    """Prompts of 3 and 1 tokens, blocks of 2: one forward scores as one a block does."""
+    block = 2
+    blocks = jr.models.make_model(dataclasses.replace(tiny[0].config, block_length=block))
+    params, likelihood = tiny[1], elbo_likelihood(samples=2)
+    batch = batch_of(likelihood)
+    recipe = recipe_of(likelihood)
+    scored = jax.jit(scorer_of(recipe, blocks, temperature=0.8))(params, batch)
+    masked, t = (np.asarray(batch.extras[name]) for name in ("masked", "noise"))
+    logp = np.zeros(batch.mask.shape)
+    for p, g, j in np.ndindex(2, 2, masked.shape[-1]):
+        prompt = np.asarray(PROMPTS[p])[np.asarray(batch.prompt_mask[p])]
+        clean = np.where(np.asarray(batch.mask[p, g]), batch.tokens[p, g], MASK)
+        shown = np.where(masked[p, g, :, j], MASK, clean)
+        of = (len(prompt) + np.arange(T)) // block
+        for b in np.unique(of):
+            # What lies behind the block is cut off: it does not see that.
+            row = np.where(of == b, shown, clean)[of <= b]
+            values = plain(blocks, params, [*prompt, *row])[len(prompt) :]
+            at = np.flatnonzero((of == b) & masked[p, g, :, j])
+            logp[p, g, at] += values[at, np.asarray(batch.tokens[p, g])[at]] / t[p, g, j] / 2
+    np.testing.assert_allclose(scored.logp, logp, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
