@@ -13,6 +13,9 @@ backward pass: --recipe eggroll --remat full.
 With configs/tiny.py:denoiser it is a masked-diffusion model, for the methods of these:
 jaxrl-llm train configs/tiny.py:denoiser --recipe espo.
 
+With configs/tiny.py:flow it is a flow policy, whose response is a point of the plane:
+jaxrl-llm train configs/tiny.py:flow --recipe branch_grpo_flow.
+
 With configs/tiny.py:game it plays a game of three turns instead, of which it learns what a number
 is: jaxrl-llm train configs/tiny.py:game --recipe trloo.
 
@@ -25,12 +28,13 @@ one that deviates: jaxrl-llm train configs/tiny.py:path --recipe ui_s1.
 """
 
 import dataclasses
+import math
 
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.environments import NumberGuess, SemiOnline
 from jaxrl_llm.environments.text import last_number
 from jaxrl_llm.rollout import DenoisingOptions, EpisodeOptions
-from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_model
 from jaxrl_llm.train import (
     CheckpointConfig,
     DataConfig,
@@ -144,6 +148,25 @@ denoiser = dataclasses.replace(
         group_size=8, max_new_tokens=8, denoising=DenoisingOptions(steps=4, block_length=4)
     ),
     run_dir="runs/tiny_denoiser",
+)
+
+
+def flow_model():
+    return *tiny_flow_model(), ByteTokenizer()
+
+
+def to_the_right(prompt, completion, metadata):
+    """From 0 to 1, the greater the first number of the point."""
+    return 1 / (1 + math.exp(-float(completion.split()[0])))
+
+
+flow = dataclasses.replace(
+    config,
+    model=flow_model,
+    recipe="flow_grpo",
+    reward=to_the_right,
+    sampling=SamplingConfig(group_size=16, max_new_tokens=12),
+    run_dir="runs/tiny_flow",
 )
 
 

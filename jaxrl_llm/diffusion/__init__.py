@@ -35,6 +35,9 @@ ratio_norm, velocity_mse,           text and image in one loss
 joint_loss
 diffusion_mse                       the error of a prediction of noise
 flow_tree                           latents that share their first steps
+FlowLikelihood, flow_levels,        the slot of a recipe: how a flow policy samples, and its steps
+flow_likelihood, branch_likelihood
+flow_kl, flow_mse, flow_clip        its penalties, and a clip of normed ratios
 ==================================  ================================================================
 
 Arguments that the functions share, and what they raise:
@@ -62,6 +65,15 @@ from jaxrl_llm.diffusion.estimators import (
     elbo_likelihood,
     mean_field_likelihood,
     sandwiched_likelihood,
+)
+from jaxrl_llm.diffusion.flow_policies import (
+    FlowLikelihood,
+    branch_likelihood,
+    flow_clip,
+    flow_kl,
+    flow_levels,
+    flow_likelihood,
+    flow_mse,
 )
 from jaxrl_llm.diffusion.flow_trees import FlowTree, flow_tree
 from jaxrl_llm.diffusion.flows import (
@@ -96,11 +108,13 @@ from jaxrl_llm.diffusion.objectives import bgpo, bgpo_terms, elbo_kl, wd1, wd1_w
 
 __all__ = [
     "Draws",
+    "FlowLikelihood",
     "FlowStep",
     "FlowTree",
     "Likelihood",
     "bgpo",
     "bgpo_terms",
+    "branch_likelihood",
     "branch_sde_step",
     "complementary",
     "count_levels",
@@ -115,6 +129,11 @@ __all__ = [
     "elbo_terms",
     "entropy_top_mask",
     "eubo",
+    "flow_clip",
+    "flow_kl",
+    "flow_levels",
+    "flow_likelihood",
+    "flow_mse",
     "flow_sde_step",
     "flow_tree",
     "gaussian_logprob",

@@ -60,6 +60,11 @@ class Likelihood(NamedTuple):
     estimate: Callable
     reads_advantages: bool = False
 
+    # What a batch holds for it; and what its scorer returns of each token besides, 1[masked] logp /
+    # t of each draw, with the number of axes behind [P, G, T].
+    fields = ("masked", "masked_prompt", "noise", "written")
+    statistics = (("draw_logp", 1),)
+
 
 def mean_field_likelihood(*, p: float = 0.15, samples: int = 1) -> Likelihood:
     """One step of denoising: the response is hidden completely, and a share p of the prompt.

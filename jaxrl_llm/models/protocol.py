@@ -100,6 +100,9 @@ class Model(NamedTuple):
       values: ``values(params, hidden) -> float32 [..., C]``, of a model with a head in the place of
         its output matrix, such as a reward model (:func:`~jaxrl_llm.models.with_head`); None for a
         language model.
+      velocity: ``velocity(params, x, sigma, prompts, prompt_mask) -> float32 [P, ..., D]``, of a
+        model that denoises latents ``x`` ``[P, ..., D]`` at the levels ``sigma`` ``[P, ...]``
+        (:func:`~jaxrl_llm.models.make_flow_model`); None for a language model.
     """
 
     config: Any
@@ -111,6 +114,7 @@ class Model(NamedTuple):
     takes_prompts: bool = False
     sharding_rules: ShardingRules = RULES
     values: Callable[[ArrayTree, Array], Array] | None = None
+    velocity: Callable[..., Array] | None = None
 
 
 def prefill(

@@ -19,7 +19,7 @@ from jaxrl_llm.core import (
     traits_of,
 )
 from jaxrl_llm.curation import Collector
-from jaxrl_llm.diffusion import Likelihood
+from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
@@ -85,8 +85,9 @@ class Recipe:
       critic: A value model that is trained with the policy; see :class:`Critic`.
       prm: A process reward model that is trained with the policy, in place of a critic;
         see :class:`ProcessRewardModel`.
-      likelihood: For a model that denoises, the estimate that stands where log-probabilities do;
-        see :class:`jaxrl_llm.diffusion.Likelihood`. None for a causal model.
+      likelihood: For a model that denoises, the estimate that stands where log-probabilities do,
+        :class:`jaxrl_llm.diffusion.Likelihood`, or the densities of the steps of a flow,
+        :class:`jaxrl_llm.diffusion.FlowLikelihood`. None for a causal model.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
         each step; None for a frozen one. It may name ``key``, a key of the run's seed. One with
         ``init`` moves the policy as well, see :mod:`jaxrl_llm.regularizers.references`.
@@ -133,7 +134,7 @@ class Recipe:
     computed: tuple[Computed, ...] = ()
     critic: Critic | None = None
     prm: ProcessRewardModel | None = None
-    likelihood: Likelihood | None = None
+    likelihood: Likelihood | FlowLikelihood | None = None
     reference: Callable | None = None
     earlier: EarlierPolicies | None = None
     sampled_by: Literal["policy", "reference"] = "policy"
@@ -190,8 +191,7 @@ class Recipe:
             names |= {"values", "old_values"}
         if self.prm is not None:
             names |= {"prm_logp"}
-        if self.likelihood is not None:
-            names |= {"old_draw_logp"}
+        names |= {*wiring.of_likelihood(self, "old"), *wiring.of_likelihood(self, "ref")}
         if self.earlier is not None:
             names |= {"earlier_logp"}
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})
@@ -219,7 +219,8 @@ class Recipe:
     @property
     def uses_reference(self) -> bool:
         """Whether numbers of the reference model enter: ``ref_logp``, or statistics of it."""
-        return "ref_logp" in self.required_fields or bool(self.computed_from("reference"))
+        statistics = self.computed_from("reference") or wiring.of_likelihood(self, "ref")
+        return "ref_logp" in self.required_fields or bool(statistics)
 
     @property
     def reads_teacher_logits(self) -> bool:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Transform, accepted, call_with, checks, functions_of, parts_of, traits_of
 from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts
-from jaxrl_llm.diffusion import Likelihood
+from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
@@ -135,10 +135,8 @@ class Computed(NamedTuple):
     source: str
 
 
-# The draws of a likelihood, as a batch holds them.
-DRAWN = ("masked", "masked_prompt", "noise", "written")
-# What a denoiser makes of each of them, as the surrogate reads it: 1[masked] logp / t.
-DRAW_LOGP = "draw_logp"
+# What a denoiser makes of each draw of a likelihood, as the surrogate reads it.
+((DRAW_LOGP, _),) = Likelihood.statistics
 # Names that mean something else already.
 _RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT})
 _OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights"})
@@ -269,8 +267,21 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
     if recipe.turn_updates is not None:
         first |= {"turn_ids", "turn_where"}
     if recipe.likelihood is not None:
-        first |= set(DRAWN)
+        first |= set(recipe.likelihood.fields)
     return first, first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
+
+
+def of_likelihood(recipe, who: str) -> dict[str, str]:
+    """The extras that hold what a likelihood's scorer returns, by the names that it has there.
+
+    ``who`` is the policy that is scored: "old", or "ref" for the reference. Those that the recipe
+    cannot do without.
+    """
+    if recipe.likelihood is None:
+        return {}
+    names = {f"{who}_{name}": name for name, _ in recipe.likelihood.statistics}
+    required = required_fields(recipe)[1]
+    return {extra: name for extra, name in names.items() if extra in required}
 
 
 def reads_teacher_logits(recipe) -> bool:
@@ -387,9 +398,10 @@ def _check_kinds(recipe) -> None:
     model = recipe.prm
     if not (model is None or isinstance(model, ProcessRewardModel)):
         raise TypeError(f"{name}: prm must be a ProcessRewardModel; got {model!r}.")
-    if not (recipe.likelihood is None or isinstance(recipe.likelihood, Likelihood)):
+    if not isinstance(recipe.likelihood, Likelihood | FlowLikelihood | None):
         raise TypeError(
-            f"{name}: likelihood must be a diffusion.Likelihood; got {recipe.likelihood!r}."
+            f"{name}: likelihood must be a diffusion.Likelihood or FlowLikelihood; got "
+            f"{recipe.likelihood!r}."
         )
     if model is not None and recipe.critic is not None:
         raise ValueError(f"{name}: a recipe has a critic or a process reward model, and not both.")
@@ -509,7 +521,7 @@ def _offers(recipe) -> dict[str, set[str]]:
         | names_computed(recipe, ("controller", "batch", "update", "policy"))
     )
     if recipe.likelihood is not None:
-        loss |= {DRAW_LOGP}
+        loss |= {name for name, _ in recipe.likelihood.statistics}
     learn = (known | loss) - {*PREPARE_ONLY, "entropy"}
     return offers | {"surrogate": loss, "regularizer": loss, "learn": learn}
 
@@ -686,7 +698,8 @@ def validate(recipe):
             for name, x in statistic_shapes(recipe, prepared).items()
         }
         if recipe.likelihood is not None:
-            statistics[DRAW_LOGP] = jnp.zeros((*logp.shape, 2), jnp.float32)
+            for name, axes in recipe.likelihood.statistics:
+                statistics[name] = jnp.zeros((*logp.shape, *[2] * axes), jnp.float32)
         return recipe.loss(logp, prepared, entropy=logp, statistics=statistics)
 
     def shaped(*shape, dtype="float32"):

@@ -23,6 +23,7 @@ _HOMES = {
     "longest_first": "engine.scheduler",
     "make_denoising_sampler": "denoising",
     "make_engine": "engine.engine",
+    "make_flow_sampler": "flows",
     "make_population_sampler": "population",
     "make_sampler": "sampler",
     "NextTurn": "engine.requests",

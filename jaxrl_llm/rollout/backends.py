@@ -578,7 +578,10 @@ class EngineBackend:
 
 
 def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[str]]:
-    """The responses as text: P lists of G."""
+    """The responses as text: P lists of G; the last latent of a flow policy as its numbers."""
+    if rollout.latents is not None:
+        last = np.asarray(processes.to_host(rollout.latents))[:, :, -1, 1]
+        return [[" ".join(f"{x:.9g}" for x in row) for row in rows] for rows in last]
     tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
     return [
         [decode(row[keep].tolist()) for row, keep in zip(rows, masks, strict=True)]

@@ -711,6 +711,9 @@ def _join_rollouts(
     ends = None
     if any(each.done.rollout.ends is not None for each in members):
         ends = np.full(shape, T, np.int32)
+    latents = members[0].done.rollout.latents
+    if latents is not None:
+        latents = np.zeros((*shape, *latents.shape[3:]), np.float32)
     finish = np.full(shape[:2], LENGTH, np.int32)
     for p, (group, prefix) in enumerate(zip(groups, prefixes, strict=True)):
         for g, each in enumerate(group):
@@ -724,6 +727,8 @@ def _join_rollouts(
                         to[p, g, first:end] = value[0, i]
             if ends is not None and rollout.ends is not None:
                 ends[p, g, first:end] = np.minimum(rollout.ends[0, i] + first, T)
+            if latents is not None and rollout.latents is not None:
+                latents[p, g, first:end] = rollout.latents[0, i]
             finish[p, g] = rollout.finish[0, i]
             n = int(rollout.mask[0, i].sum())
             nodes[p, g, first : first + n] = _nodes(each.asked, each.done, i, n)
@@ -756,6 +761,7 @@ def _join_rollouts(
         version=out["version"],
         support=support,
         ends=ends,
+        latents=latents,
     )
     return rollout, None if known[out["mask"]].all() else known, nodes
 

@@ -43,6 +43,8 @@ class Rollout(NamedTuple):
       ends: int32 ``[P, G, T]``, of each token the place behind the last one that was sampled after
         it: later ones do not read it, because what the policy saw was rewritten; see
         :func:`~jaxrl_llm.core.packing.row_trees`. None where all tokens read those before them.
+      latents: float32 ``[P, G, T, 2, D]``, of a flow policy, whose steps stand where tokens stand:
+        the latent before and after each. None for a language model.
     """
 
     prompt_tokens: Array
@@ -56,6 +58,7 @@ class Rollout(NamedTuple):
     version: Array
     support: Support | None = None
     ends: Array | None = None
+    latents: Array | None = None
 
     @property
     def tempered_logp(self) -> Array:

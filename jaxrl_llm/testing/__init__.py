@@ -20,6 +20,7 @@ _HOMES = {
     "quadratic": "blackbox",
     "rastrigin": "blackbox",
     "tiny_config": "model",
+    "tiny_flow_model": "model",
     "tiny_model": "model",
 }
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree
+from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.recipes.wiring import DRAW_LOGP, statistic_shapes
@@ -101,6 +102,11 @@ def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str,
         old = np.asarray(batch.extras["old_draw_logp"])
         moved = np.where(old == 0, 0.0, old + rng.normal(0.0, 0.3, old.shape))
         statistics[DRAW_LOGP] = jnp.asarray(moved, jnp.float32)
+    if isinstance(recipe.likelihood, FlowLikelihood):
+        after, flat = np.asarray(batch.extras["latents"])[..., 1, :], batch.mask.shape
+        for name, axes in recipe.likelihood.statistics:
+            made = after + rng.normal(0.0, 0.3, after.shape) if axes else np.full(flat, 0.8)
+            statistics[name] = jnp.asarray(made, jnp.float32)
     return statistics
 
 

@@ -111,5 +111,9 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     bools["won"] = rng.random(shape) < 0.3
     floats["teacher_span_logp"] = near(old_logp)
     floats["teacher_hidden"] = rng.normal(0.0, 1.0, (*mask.shape, _WIDTH))
+    latents = rng.normal(0.0, 1.0, (*mask.shape, 2, 2))
+    floats["latents"] = latents
+    for name in ("old_step_mean", "ref_step_mean", "ref_velocity"):
+        floats[name] = near(latents[..., 1, :])
     kinds = ((floats, jnp.float32), (ints, jnp.int32), (bools, jnp.bool_))
     return {name: jnp.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

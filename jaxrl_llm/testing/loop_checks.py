@@ -12,8 +12,9 @@ from jaxrl_llm.curation import no_update
 from jaxrl_llm.curation.collectors.messages import SeveralMessages
 from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
 from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
-from jaxrl_llm.testing.model import tiny_model
+from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
 from jaxrl_llm.train import (
     CheckpointConfig,
@@ -35,6 +36,15 @@ def _model():
 
 def _denoiser():
     return *tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259), ByteTokenizer()
+
+
+def _flow():
+    return *tiny_flow_model(), ByteTokenizer()
+
+
+def _first_number(prompt: str, completion: str, metadata) -> float:
+    """From 0 to 1, the greater the first number of a latent."""
+    return 1.0 / (1.0 + math.exp(-float(completion.split()[0])))
 
 
 def _prompts() -> PromptSet:
@@ -110,7 +120,8 @@ def assert_loop_runs_whole(
 
     Args:
       recipe: The name of a preset, or a recipe.
-      config: Model, data, reward and sizes. By default the model has random weights and one layer,
+      config: Model, data, reward and sizes. By default the model has random weights and one layer
+        (or is a flow model),
         the data set 10 prompts, a step 4 of them with 6 rollouts each; the reward is in [0, 1] with
         a second component, two prompts in ten have equal rewards, and data and reward bring all
         that a preset may read: hints, demonstrations, paraphrases, turns, unit tests.
@@ -130,7 +141,11 @@ def assert_loop_runs_whole(
     if isinstance(recipe, str):
         length = config.sampling.max_new_tokens
         made = catalog.preset(recipe, length=length, num_prompts=num_prompts)
-    if default and made.likelihood is not None:
+    if default and isinstance(made.likelihood, FlowLikelihood):
+        # A tree of 16 leaves, whose last split is at the tenth step.
+        sampling = SamplingConfig(group_size=16, max_new_tokens=12)
+        config = dataclasses.replace(config, model=_flow, reward=_first_number, sampling=sampling)
+    elif default and made.likelihood is not None:
         config = dataclasses.replace(config, model=_denoiser)
     optimizer = config.optimizer
     if made.computed_from("optimizer"):

@@ -1,9 +1,9 @@
-"""A decoder that trains in milliseconds, with every component of a real one."""
+"""Models that train in milliseconds: a decoder with every component of a real one, and a flow."""
 
 import jax
 
 from jaxrl_llm.core import ArrayTree
-from jaxrl_llm.models import Model, ModelConfig, make_model
+from jaxrl_llm.models import FlowConfig, Model, ModelConfig, make_flow_model, make_model
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
 
@@ -49,4 +49,20 @@ def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
       (259, 32)
     """
     model = make_model(replace_fields(_CONFIG, overrides))
+    return model, model.init(jax.random.key(seed))
+
+
+def tiny_flow_model(*, seed: int = 0) -> tuple[Model, ArrayTree]:
+    """A flow model of five thousand random parameters on latents of two numbers.
+
+    Args:
+      seed: Of the parameters.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_flow_model()
+      >>> model.output_matrix(params).shape
+      (2, 16)
+    """
+    model = make_flow_model(FlowConfig(width=16, vocab_size=ByteTokenizer.vocab_size))
     return model, model.init(jax.random.key(seed))

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm.core import ArrayTree, bind
-from jaxrl_llm.diffusion import Draws, Likelihood
+from jaxrl_llm.diffusion import Draws, FlowLikelihood, Likelihood
 from jaxrl_llm.models import AttentionContext, Model, param_shardings
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, shard
 from jaxrl_llm.recipes import Batch, Recipe
@@ -21,7 +21,7 @@ from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import meshes
 from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
-from jaxrl_llm.testing.model import tiny_model
+from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
@@ -36,6 +36,10 @@ def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
     """A model that the recipe trains, and a batch for it."""
     if recipe.likelihood is None:
         return model(), model_case(recipe).batch
+    if isinstance(recipe.likelihood, FlowLikelihood):
+        batch = make_case(recipe=recipe).batch.replace(old_logp=None, behavior_logp=None)
+        extras = {k: v for k, v in batch.extras.items() if k != "old_step_mean"}
+        return tiny_flow_model(), batch.replace(extras=extras)
     network, params = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
     batch = make_case(recipe=recipe).batch
     draws = draw_masks(recipe.likelihood, jax.random.key(3), batch)
@@ -118,7 +122,7 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
         recipe,
         optimizer,
         microbatches=microbatches,
-        temperature=TEMPERATURE,
+        temperature=TEMPERATURE if network.velocity is None else 1.0,
         mesh=mesh,
         remat="none",
         critic_optimizer=critic_optimizer,
@@ -167,7 +171,7 @@ def check_train_step(
 def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]]) -> None:
     """One step is the gradient of the loss over :func:`plain_scores`, in any division of a batch.
 
-    Its parts all see the same masks.
+    Its parts all see the same masks. Of a flow policy, it is the step in one piece.
     """
     (network, params), batch = _model_and_batch(recipe)
     score = bind(plain_scores, network=network, recipe=recipe)
@@ -179,7 +183,8 @@ def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]])
         statistics = scores.statistics if "old_draw_logp" in recipe.required_fields else None
         return recipe.loss(scores.logp, prepared, entropy=scores.entropy, statistics=statistics)
 
-    want = jax.jit(jax.grad(loss))(params)
+    flow = isinstance(recipe.likelihood, FlowLikelihood)
+    want = _descended(recipe) if flow else jax.jit(jax.grad(loss))(params)
     updates = {"in 4 microbatches": _descended(recipe, microbatches=4)}
     for mesh in meshes(sizes):
         updates[f"on the mesh {dict(mesh.shape)}"] = _descended(recipe, mesh=mesh)

@@ -16,11 +16,12 @@ import numpy as np
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.diffusion import Draws, Likelihood
+from jaxrl_llm.diffusion import Draws, FlowLikelihood, Likelihood
 from jaxrl_llm.models.denoising import block_length_of, denoise, is_causal, mask_id_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.recipes.wiring import DRAW_LOGP, DRAWN
+from jaxrl_llm.recipes.wiring import DRAW_LOGP
+from jaxrl_llm.train.flows import FlowScorer
 from jaxrl_llm.train.score import Scorer, Scores
 
 
@@ -109,7 +110,7 @@ class DenoisingScorer:
         """
         del statistics, of_hidden
         extras = batch.extras
-        if absent := [name for name in DRAWN if name not in extras]:
+        if absent := [name for name in self.likelihood.fields if name not in extras]:
             raise ValueError(
                 f"score: the batch has no {absent[0]} in its extras; draw its masks with "
                 "train.draw_masks."
@@ -230,6 +231,12 @@ def scorer_of(
                 "diffusion.mean_field_likelihood()."
             )
         return Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
+    flow = isinstance(recipe.likelihood, FlowLikelihood)
+    if flow != (model.velocity is not None):
+        model_needed = "a flow model" if flow else "a model that denoises tokens, not a flow model"
+        raise ValueError(f"{name} with {recipe.likelihood!r} needs {model_needed}.")
+    if isinstance(recipe.likelihood, FlowLikelihood):
+        return FlowScorer(model, recipe.likelihood, temperature)
     mask_id_of(f"{name} with a likelihood", model)
     if shared_prefix_len:
         raise ValueError(

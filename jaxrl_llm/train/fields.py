@@ -21,7 +21,7 @@ from jaxrl_llm.curation.collectors.protocol import (
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
-from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, DRAWN, TEACHER_TEXTS
+from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, TEACHER_TEXTS
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.turns import turns_of_tokens
 from jaxrl_llm.rollout.collect import Segments
@@ -139,7 +139,8 @@ def check_fields(
             f"set config.environment. It is {recipe.collector!r}."
         )
     made = set(recipe.computed_from("responses"))
-    made |= {*_KNOWN, *_TURNS, *_SPANS, *DRAWN, *(_TAUGHT if TEACHER_TEXTS in made else ())}
+    made |= {*_KNOWN, *_TURNS, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
+    made |= set() if recipe.likelihood is None else {*recipe.likelihood.fields}
     made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())}
     if collector_needs(recipe.collector, "values_prefixes"):
         made |= {*_PREFIXES}
@@ -239,6 +240,7 @@ def attach_fields(
         "imitated": lambda: np.isin(np.zeros(shape) if roles is None else roles, DEMONSTRATION),
         "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
         "node_ids": lambda: drawn if nodes is None else nodes[..., : batch.mask.shape[-1]],
+        "latents": lambda: rollout.latents,
     }
     if recipe.collector is not None and roles is not None:
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))

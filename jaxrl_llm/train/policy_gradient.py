@@ -51,7 +51,7 @@ from jaxrl_llm.preferences.groups import count_pairs
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.prm import ProcessRewardModel
-from jaxrl_llm.recipes.wiring import DRAW_LOGP
+from jaxrl_llm.recipes.wiring import of_likelihood
 from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
@@ -477,7 +477,7 @@ def score_batch(
       of the policy to what sampled.
     - ``old_entropy``, ``hidden_sq``, ``hidden_rank`` and statistics with source "old_policy": of
       the same policy.
-    - ``old_draw_logp``: of the same policy, where a likelihood is estimated.
+    - What a likelihood's scorer returns besides, such as ``old_draw_logp``: of the same policy.
     - ``ref_logp`` and statistics with source "reference": of a reference that moves, see
       :func:`score_reference` for a frozen one.
     - Statistics with source "teacher" and, for a recipe that reads its logits, ``teacher_hidden``:
@@ -526,14 +526,14 @@ def score_batch(
     entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
     of_hidden = tuple(x for x in HIDDEN_STATISTICS if x in needs and x not in batch.extras)
     statistics = absent("old_policy")
-    each_draw = "old_draw_logp" in needs and "old_draw_logp" not in batch.extras
-    if old_logp or entropy or of_hidden or statistics or each_draw:
+    besides = {k: name for k, name in of_likelihood(recipe, "old").items() if k not in batch.extras}
+    if old_logp or entropy or of_hidden or statistics or besides:
         scores = scored(lambda part: scorer(state.policy, part, statistics, of_hidden=of_hidden))
         if old_logp:
             batch = batch.replace(old_logp=scores.logp)
         of_policy = scores.statistics
-        if each_draw:
-            of_policy = {"old_draw_logp": jax.lax.stop_gradient(of_policy[DRAW_LOGP])}
+        if recipe.likelihood is not None:
+            of_policy = _constants(of_policy, besides)
         computed = of_policy | ({"old_entropy": scores.entropy} if entropy else {})
         batch = with_extras(computed)
 
@@ -731,15 +731,19 @@ def score_reference(
         batch = batch.replace(extras={**batch.extras, "kl_ref_logp": kl_ref_logp})
     statistics = {name: f for name, f in functions.items() if name not in batch.extras}
     ref_logp = "ref_logp" in recipe.required_fields and batch.ref_logp is None
-    if not ref_logp and not statistics:
+    besides = {k: name for k, name in of_likelihood(recipe, "ref").items() if k not in batch.extras}
+    if not ref_logp and not statistics and not besides:
         return batch
     scores = map_microbatches(lambda part: scorer(params, part, statistics), batch, microbatches)
     if ref_logp:
         batch = batch.replace(ref_logp=scores.logp)
-    if statistics:
-        computed = jax.tree.map(jax.lax.stop_gradient, scores.statistics)
-        batch = batch.replace(extras={**batch.extras, **computed})
-    return batch
+    computed = _constants(scores.statistics, {name: name for name in statistics} | besides)
+    return batch.replace(extras={**batch.extras, **computed})
+
+
+def _constants(statistics: dict[str, Array], names: dict[str, str]) -> dict[str, Array]:
+    """Statistics of a scorer under other names, without a gradient."""
+    return {extra: jax.lax.stop_gradient(statistics[name]) for extra, name in names.items()}
 
 
 def _policy_gradients(

@@ -32,6 +32,7 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.data.questions import Question
+from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
@@ -146,7 +147,7 @@ def collect_rollouts(
     )
     known = batch.extras.get("behavior_known")
     nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
-    if nobody or recipe.likelihood is not None:
+    if nobody or isinstance(recipe.likelihood, Likelihood):
         # Nobody sampled any of it, or step by step, so there is nothing to compare the policy with.
         extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
         batch = batch.replace(behavior_logp=None, extras=extras)
@@ -175,8 +176,11 @@ def collect_rollouts(
         no_baseline[:] = likely_scores.failed
         return likely_scores.rewards
 
-    draws = None
-    if recipe.likelihood is not None:
+    draws, nodes = None, collected.nodes
+    if isinstance(recipe.likelihood, FlowLikelihood):
+        _, group_size, steps = rollout.mask.shape
+        nodes = np.broadcast_to(recipe.likelihood.node_ids(steps, group_size), rollout.mask.shape)
+    if isinstance(recipe.likelihood, Likelihood):
         names = [q.prompt.id or q.prompt.text[:40] for q in questions]
         check_unmasked(batch, experiment.model, names)
         drawn = jax.random.fold_in(jax.random.fold_in(key, number), _MASKS)
@@ -191,7 +195,7 @@ def collect_rollouts(
             step=number,
             indices=collected.places,
             roles=collected.roles,
-            nodes=collected.nodes,
+            nodes=nodes,
             segments=collected.segments,
             questions=questions,
             texts=texts_of_batch(experiment, collected),

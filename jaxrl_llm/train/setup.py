@@ -36,6 +36,7 @@ from jaxrl_llm.rollout import (
     DenoisingOptions,
     make_denoising_sampler,
     make_engine,
+    make_flow_sampler,
     make_sampler,
 )
 from jaxrl_llm.rollout.collect import DataRows, Limits
@@ -47,6 +48,7 @@ from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
+from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.evolution import make_evolution, make_population, moving_only
 from jaxrl_llm.train.fields import check_fields
@@ -159,6 +161,7 @@ class Experiment:
         """A sampler of this many responses a prompt, as the run samples."""
         return policy_sampler(
             self.config.sampling,
+            self.recipe,
             self.model,
             self.tokenizer,
             self.mesh,
@@ -675,6 +678,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
 
 def policy_sampler(
     sampling: SamplingConfig,
+    recipe: Any,
     model: Model,
     tokenizer,
     mesh,
@@ -684,6 +688,15 @@ def policy_sampler(
     shared_prefix_len: int = 0,
 ) -> Callable:
     """A sampler of ``group_size`` responses a prompt, as a run samples, or the most likely ones."""
+    if model.velocity is not None:
+        return make_flow_sampler(
+            model,
+            recipe.likelihood,
+            steps=sampling.max_new_tokens,
+            group_size=group_size,
+            deterministic=greedy,
+            mesh=mesh,
+        )
     if not is_causal(model):
         return make_denoising_sampler(
             model,
@@ -728,6 +741,7 @@ def make_samplers(
     def sampler(where, size: int, *, greedy: bool = False) -> Callable:
         return policy_sampler(
             sampling,
+            recipe,
             model,
             tokenizer,
             where,
@@ -758,6 +772,8 @@ def make_samplers(
         rollouts = sampler(sampler_mesh, group_size)
         baseline = sampler(sampler_mesh, 1, greedy=True)
         sampled = sampler(mesh, samples)
+    elif model.velocity is not None:  # the noise of a policy's steps is not that of its samples
+        rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
     else:
         rollouts = sampler(mesh, group_size)
         sampled = rollouts if samples == group_size else sampler(mesh, samples)
@@ -811,6 +827,12 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:
             raise ValueError(f"sampling: {name} has no effect with a model that denoises.")
+    if not recipe.forward_only:
+        scorer_of(recipe, model, temperature=sampling.temperature)
+    if model.velocity is not None and sampling.denoising != DenoisingOptions():
+        raise ValueError(
+            f"sampling: denoising has no effect with a flow model; got {sampling.denoising}."
+        )
     collector = recipe.collector
     if config.environment is not None or collector_needs(collector, "needs_slots"):
         raise ValueError(

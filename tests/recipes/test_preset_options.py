@@ -138,6 +138,9 @@ REQUIRED = {
     "wd1": DRAWN,
     "bgpo": f"{DRAWN} old_draw_logp",
     "igpo_inpainting": f"{DRAWN} hint_mask old_entropy ref_logp",
+    "flow_grpo": "latents ref_step_mean",
+    "branch_grpo_flow": "latents node_ids",
+    "unigrpo": "latents old_step_mean ref_velocity",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
@@ -146,7 +149,7 @@ WITH_THE_BATCH = """
     segment_ids segment_where similarity span_ids steered teacher_span_logp test_passes test_where
     turn_ids turn_rewards turn_where unfinished versions
     action_ids expert_match next_state_ids state_ids step_rewards won
-    masked masked_prompt noise written
+    masked masked_prompt noise written latents
 """
 
 

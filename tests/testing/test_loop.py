@@ -10,6 +10,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli.options import load_config
+from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Computed, catalog
 from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, tiny_model
 from jaxrl_llm.train.fields import needs_environment
@@ -34,13 +35,14 @@ def test_the_loop_runs_a_preset_whole(name):
     hard = recipe.collector is not None or name in ("passk_training", "srpo_vla")
     plays = needs_environment(recipe) or name in ("epo", "igpo", "mua_rl", "oprl")
     which = "path" if name == "ui_s1" else "game" if plays else "hard" if hard else "config"
-    which = which if recipe.likelihood is None else "denoiser"
+    denoises = "flow" if isinstance(recipe.likelihood, FlowLikelihood) else "denoiser"
+    which = which if recipe.likelihood is None else denoises
     which = "scorer" if recipe.head else which
     config = example(which)
     # With one layer, not all that these two check happens.
     if which == "denoiser" and recipe.collector is not None:
         config = dataclasses.replace(config, reward=example("hard").reward)
-    if name not in ("latr", "ui_s1") and which != "denoiser":
+    if name not in ("latr", "ui_s1") and recipe.likelihood is None:
         config = dataclasses.replace(config, model=one_layer)
     assert_loop_runs_whole(name, config=config)
 

@@ -88,6 +88,7 @@ from jaxrl_llm.recipes.presets.distillation import (
 )
 from jaxrl_llm.recipes.presets.experiences import training_free_grpo
 from jaxrl_llm.recipes.presets.exploration import epo, verl_erank
+from jaxrl_llm.recipes.presets.flows import branch_grpo_flow, flow_grpo, unigrpo
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -236,6 +237,7 @@ __all__ = [
     "bgpo",
     "brain",
     "branch_grpo",
+    "branch_grpo_flow",
     "brorl",
     "capo",
     "cgpo",
@@ -267,6 +269,7 @@ __all__ = [
     "exo_pair",
     "fading_replay",
     "fapo",
+    "flow_grpo",
     "fspo",
     "gae_token",
     "gae_turn",
@@ -385,6 +388,7 @@ __all__ = [
     "ttrl_majority",
     "ui_s1",
     "ulorl",
+    "unigrpo",
     "v05_baseline",
     "v0_budget",
     "vade",

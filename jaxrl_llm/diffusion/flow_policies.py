@@ -1,0 +1,309 @@
+"""``FlowLikelihood``: how a flow policy samples, and the densities of its steps in a recipe.
+
+It stands in the slot of :class:`~jaxrl_llm.diffusion.Likelihood`, for a model with a velocity: the
+log-densities of the K steps of a trajectory, ``[P, G, K]``, are those of tokens. A run sets K as
+``sampling.max_new_tokens``; the levels of its steps are :func:`flow_levels`.
+
+Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import Array, bind, call_with, checks, masking, traits
+from jaxrl_llm.diffusion import _inputs
+from jaxrl_llm.diffusion.flow_trees import flow_tree
+from jaxrl_llm.diffusion.flows import (
+    FlowStep,
+    branch_sde_step,
+    flow_sde_step,
+    latent_kl,
+    ratio_norm,
+    velocity_mse,
+)
+
+
+class FlowLikelihood(NamedTuple):
+    """The steps of a flow policy, see the module; equal options make equal ones.
+
+    Attributes:
+      step: ``(x, v, sigma, sigma_next, *, eps, x_next) -> FlowStep``, and ``sigma_1`` if it names
+        that: a bound :func:`flow_sde_step` or :func:`branch_sde_step`.
+      window: ``(first, end)``: steps from ``first`` to ``end - 1`` are random and train, those of
+        the flow itself otherwise. None for all.
+      splits: Steps at which each latent goes on as two; see :func:`flow_tree`.
+      split_noise: By how much the noise of these steps is enlarged.
+    """
+
+    step: Callable
+    window: tuple[int, int] | None = None
+    splits: tuple[int, ...] = ()
+    split_noise: float = 1.0
+
+    # As of a Likelihood: what a batch holds for it, and what its scorer returns of each step
+    # besides, with the number of axes behind [P, G, T].
+    fields = ("latents",)
+    statistics = (("step_mean", 1), ("step_scale", 0), ("step_std", 0), ("velocity", 1))
+    reads_advantages = False
+
+    def at(self, x: Array, v: Array, steps: Array, levels: np.ndarray, **drawn) -> FlowStep:
+        """Steps by their numbers, int ``[...]``, from latents ``[..., D]``.
+
+        ``drawn`` is either ``eps``, to sample, or ``x_next``, to score, ``[..., D]``.
+        """
+        levels = jnp.asarray(levels, jnp.float32)
+        context = {"sigma_1": levels[1], **drawn}
+        return call_with(self.step, x, v, levels[steps], levels[steps + 1], context=context)
+
+    def trains(self, steps: int) -> np.ndarray:
+        """The steps that are random and train, bool ``[K]``."""
+        first, end = self.window or (0, steps)
+        return (first <= np.arange(steps)) & (np.arange(steps) < end)
+
+    def node_ids(self, steps: int, group_size: int) -> np.ndarray:
+        """int32 ``[G, K]``, one number for each stretch of a tree between two splits.
+
+        Members that share a latent have its number in common.
+
+        Raises:
+          ValueError: If a split is out of range, no step trains, or the leaves of a tree do not
+            divide a group.
+
+        Example:
+          >>> import jaxrl_llm as jr
+          >>> jr.diffusion.branch_likelihood(splits=(0, 1)).node_ids(3, 4).tolist()
+          [[4, 8, 8], [4, 9, 9], [6, 10, 10], [6, 11, 11]]
+        """
+        function = "FlowLikelihood"
+        flow_tree(steps, self.splits)
+        leaves = 2 ** len(self.splits)
+        if group_size % leaves:
+            raise ValueError(
+                f"{function}: a tree with splits {self.splits} has {leaves} leaves, which do not "
+                f"divide a group of {group_size}."
+            )
+        if not self.trains(steps).any():
+            raise ValueError(
+                f"{function}: window {self.window} begins behind the {steps} steps of a trajectory."
+            )
+        member, ids = np.arange(group_size), []
+        for step in range(steps):
+            split = sum(s <= step for s in self.splits)
+            shared = leaves // 2**split
+            ids.append(split * group_size + member // shared * shared)
+        return np.stack(ids, axis=-1).astype(np.int32)
+
+
+def flow_levels(steps: int) -> np.ndarray:
+    """Noise levels of a trajectory, from 1 to 0 in equal steps.
+
+        sigma_k = 1 - k / K
+
+    Args:
+      steps: K, at least 1.
+
+    Returns:
+      float32 ``[K + 1]``, NumPy, since it is static.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.diffusion.flow_levels(4).tolist()
+      [1.0, 0.75, 0.5, 0.25, 0.0]
+
+    References:
+      Liu et al., Flow-GRPO (arXiv:2505.05470), whose schedule is that of its model, with a shift.
+    """
+    checks.check_count("flow_levels", steps=steps)
+    return np.linspace(1.0, 0.0, steps + 1, dtype=np.float32)
+
+
+def flow_likelihood(
+    *, noise: float = 0.7, window: tuple[int, int] | None = None, reduce: str = "mean"
+) -> FlowLikelihood:
+    """The steps of :func:`flow_sde_step`, which has the marginals of the flow.
+
+    Args:
+      noise: Above 0.
+      window: Steps that are random and train, from the first to one behind the last; None for all.
+      reduce: Over the dimensions of a latent, "mean" or "sum".
+
+    Returns:
+      A :class:`FlowLikelihood`.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.diffusion.flow_likelihood(window=(0, 2)).trains(4).tolist()
+      [True, True, False, False]
+
+    References:
+      Liu et al., Flow-GRPO (arXiv:2505.05470); a window as in MixGRPO (arXiv:2507.21802).
+    """
+    name = "flow_likelihood"
+    checks.check_positive(name, finite=True, noise=noise)
+    checks.check_option(name, "reduce", reduce, ("mean", "sum"))
+    if window is not None:
+        window = tuple(window)
+        if len(window) != 2 or not 0 <= window[0] < window[1]:
+            raise ValueError(
+                f"{name}: window must be a first step from 0 and an end above it; got {window}."
+            )
+    return FlowLikelihood(bind(flow_sde_step, noise=noise, reduce=reduce), window)
+
+
+def branch_likelihood(
+    *, eta: float = 0.3, splits: Sequence[int] = (0, 3, 6, 9), split_noise: float = 4.0
+) -> FlowLikelihood:
+    """The steps of :func:`branch_sde_step`, on a tree that splits in two at some of them.
+
+    Args:
+      eta: Noise per unit of time, above 0.
+      splits: Ascending steps, from 0.
+      split_noise: Factor of the noise of these steps, above 0; a density has it not.
+
+    Returns:
+      A :class:`FlowLikelihood`.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.diffusion.branch_likelihood(splits=(0,)).node_ids(2, 2).tolist()
+      [[2, 2], [3, 3]]
+
+    References:
+      Li et al., BranchGRPO (arXiv:2509.06040), the released code: 20 steps, 16 leaves.
+    """
+    name = "branch_likelihood"
+    checks.check_positive(name, finite=True, eta=eta, split_noise=split_noise)
+    if not splits:
+        raise ValueError(f"{name}: there are no splits; take flow_likelihood.")
+    flow_tree(max(splits) + 1, splits)
+    return FlowLikelihood(bind(branch_sde_step, eta=eta), None, tuple(splits), split_noise)
+
+
+def flow_kl(
+    step_mean: Array,
+    ref_step_mean: Array,
+    step_std: Array,
+    mask: Array,
+    *,
+    coef: float | Array = 0.04,
+) -> Array:
+    """:func:`latent_kl` of each step as a regularizer, in the form of the released code.
+
+        loss[t] = coef mean over D of (mean - ref mean)^2 / (2 std^2)
+
+    Args:
+      step_mean, ref_step_mean: ``[..., T, D]``, floating point; the reference's is a constant.
+      step_std: ``[..., T]``, noise per unit of time, :attr:`FlowStep.std`.
+      mask: bool ``[..., T]``, True for steps that train.
+      coef: Not negative.
+
+    Returns:
+      ``[..., T]`` float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.diffusion.flow_kl(jnp.full((1, 2), 0.1), jnp.zeros((1, 2)), jnp.full(1, 0.5),
+      ...     jnp.ones(1, bool), coef=1.0).round(4).tolist()
+      [0.0199...]
+
+    References:
+      Liu et al., Flow-GRPO (arXiv:2505.05470). The divergence itself is larger by 1 / |dt|.
+    """
+    _inputs.check_mask("flow_kl", "mask", mask)
+    checks.check_non_negative("flow_kl", coef=coef)
+    step_mean, ref_step_mean = (_read(x, mask) for x in (step_mean, ref_step_mean))
+    std = jnp.where(mask, step_std, 1.0)
+    return masking.zero_masked(coef * latent_kl(step_mean, ref_step_mean, std), mask)
+
+
+def flow_mse(
+    velocity: Array, ref_velocity: Array, mask: Array, *, coef: float | Array = 1.5e-5
+) -> Array:
+    """:func:`velocity_mse` of each step as a regularizer: ``coef`` sum over D of its square.
+
+    Args:
+      velocity, ref_velocity: ``[..., T, D]``, floating point; the reference's is a constant.
+      mask: bool ``[..., T]``, True for steps that train.
+      coef: Not negative. Sources have 1.5e-5 and 0.1; it depends on the number of dimensions.
+
+    Returns:
+      ``[..., T]`` float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> v, mask = jnp.array([[0.5, 0.0]]), jnp.ones(1, bool)
+      >>> jr.diffusion.flow_mse(v, jnp.zeros((1, 2)), mask, coef=2.0).tolist()
+      [0.5]
+
+    References:
+      UniGRPO (arXiv:2603.23500); confidence PAPER, from notes on it.
+    """
+    _inputs.check_mask("flow_mse", "mask", mask)
+    checks.check_non_negative("flow_mse", coef=coef)
+    return coef * velocity_mse(velocity, ref_velocity, where=mask)
+
+
+@traits(policy_gradient=False)
+def flow_clip(
+    logp: Array,
+    old_logp: Array,
+    advantages: Array,
+    mask: Array,
+    *,
+    step_mean: Array,
+    old_step_mean: Array,
+    step_scale: Array,
+    eps: float = 1e-4,
+) -> Array:
+    """The clipped ratio of each step, normed so that it has one spread at all noise levels.
+
+        R = exp(ratio_norm(logp - old_logp));   loss[t] = -min(R A, clip(R, 1 - eps, 1 + eps) A)
+
+    Args:
+      logp: ``[..., T]``, floating point, log-densities of the steps, a mean over dimensions.
+      old_logp: ``[..., T]``, under the policy that sampled; a constant.
+      advantages: ``[..., T]``, or ``[...]``, one a trajectory; a constant.
+      mask: bool ``[..., T]``, True for steps that train.
+      step_mean, old_step_mean: ``[..., T, D]``, of the Gaussians; the old one is a constant.
+      step_scale: ``[..., T]``, their standard deviation, :attr:`FlowStep.scale`.
+      eps: Clip of the ratio, above 0.
+
+    Returns:
+      ``[..., T]`` float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mean, mask = jnp.zeros(2), jnp.zeros((2, 3)), jnp.ones(2, bool)
+      >>> jr.diffusion.flow_clip(logp, logp, jnp.array(0.5), mask,
+      ...     step_mean=mean, old_step_mean=mean, step_scale=jnp.ones(2)).tolist()
+      [-0.5, -0.5]
+
+    References:
+      UniGRPO (arXiv:2603.23500), after GRPO-Guard; confidence PAPER, from notes on it.
+    """
+    function = "flow_clip"
+    checks.check_float(function, logp=logp, old_logp=old_logp, advantages=advantages)
+    _inputs.check_mask(function, "mask", mask)
+    checks.check_same_shape(function, logp=logp, old_logp=old_logp, mask=mask)
+    checks.check_positive(function, finite=True, eps=eps)
+    if jnp.ndim(advantages) == jnp.ndim(mask) - 1:
+        advantages = advantages[..., None]
+    advantages = masking.zero_masked(jnp.broadcast_to(advantages, jnp.shape(mask)), mask)
+    advantages, old_logp = map(jax.lax.stop_gradient, (advantages, old_logp))
+    mean, old_mean = (_read(x, mask) for x in (step_mean, old_step_mean))
+    log_ratio = masking.zero_masked(logp, mask) - masking.zero_masked(old_logp, mask)
+    ratio = jnp.exp(ratio_norm(log_ratio, mean, old_mean, jnp.where(mask, step_scale, 1.0)))
+    clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
+    return masking.zero_masked(-jnp.minimum(ratio * advantages, clipped * advantages), mask)
+
+
+def _read(x: Array, mask: Array) -> Array:
+    """Vectors ``[..., T, D]`` with 0 where masked."""
+    return masking.zero_masked(x, jnp.asarray(mask)[..., None])

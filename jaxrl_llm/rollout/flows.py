@@ -1,0 +1,163 @@
+"""The sampler of flow policies: a latent goes from noise to data in K steps, some of them random.
+
+    x at level 1 ~ N(0, 1);    x after step k ~ the Gaussian of the step, or x + v dt
+
+The K steps stand where the tokens of a response stand. ``sample`` in a message is the function that
+:func:`make_flow_sampler` builds.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.diffusion import FlowLikelihood, flow_levels
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
+from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, prompt_room
+from jaxrl_llm.rollout.types import FAILED, LENGTH, Rollout
+
+# Sets the noise that a trajectory begins with apart from that of its steps.
+_START = 2**32 - 1
+
+
+def make_flow_sampler(
+    model: Model,
+    likelihood: FlowLikelihood,
+    *,
+    steps: int,
+    group_size: int,
+    deterministic: bool = False,
+    buckets: Sequence[int] = BUCKETS,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., Rollout]:
+    """Builds a compiled sampler of ``group_size`` trajectories a prompt from a flow model.
+
+    Where the likelihood splits, the members of a tree share their first latents, which are computed
+    once; the noise of a node is that of the first member that has it.
+
+    Args:
+      model: One with a velocity.
+      likelihood: Of the recipe: which steps are random, with how much noise, and where trees split.
+      steps: K, at the levels of ``diffusion.flow_levels``.
+      group_size: G, trajectories a prompt.
+      deterministic: No step is random, and nothing splits: the sampler of an evaluation.
+      buckets, mesh: As of :func:`~jaxrl_llm.rollout.make_sampler`.
+
+    Returns:
+      ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``, with the
+      arguments of :func:`~jaxrl_llm.rollout.make_sampler`'s. Its ``latents`` are ``[P, G, K, 2,
+      D]``, before and after each step, ``mask`` is True for random steps, and the tokens are 0.
+
+    Raises:
+      ValueError: If the model is no flow model, or the steps, the splits and the group do not go
+        together. ``sample`` raises for a bad prompt and names it.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model = jr.models.make_flow_model(jr.models.FlowConfig(width=8))
+      >>> sample = jr.rollout.make_flow_sampler(
+      ...     model, jr.diffusion.flow_likelihood(), steps=3, group_size=2)
+      >>> rollout = sample(model.init(jax.random.key(0)), jax.random.key(1), [[65], [66]])
+      >>> rollout.latents.shape, bool(rollout.mask.all())
+      ((2, 2, 3, 2, 2), True)
+
+    References:
+      Liu et al., Flow-GRPO (arXiv:2505.05470), 10 steps to train and 40 to evaluate; Li et al.,
+      BranchGRPO (arXiv:2509.06040). Levels in equal steps are ours.
+    """
+    name = "make_flow_sampler"
+    if model.velocity is None:
+        raise ValueError(f"{name} needs a flow model; this one has no velocity.")
+    check_sizes(name, steps=steps, group_size=group_size)
+    if deterministic:
+        likelihood = FlowLikelihood(likelihood.step)
+    likelihood.node_ids(steps, group_size)  # checks that they go together
+    room = prompt_room(name, model, steps)
+    prompt_spec = PromptSpec(model.config.vocab_size, room, buckets)
+    random = likelihood.trains(steps) & (not deterministic)
+    run = jax.jit(_make_run(model, likelihood, steps, random))
+
+    def sample(
+        params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
+    ) -> Rollout:
+        tokens, mask = prompt_spec.pad(prompts)
+        shape = (len(prompts), group_size)
+        if request_ids is None:
+            request_ids = np.arange(shape[0] * shape[1]).reshape(shape)
+        request_ids = check_ids("sample", request_ids=request_ids)
+        check_ids("sample", version=version)
+        checks.check_shape("sample", "request_ids", request_ids, shape)
+        if mesh is not None:
+            check_spread("sample", len(prompts), "prompts", batch_shards(mesh))
+            placed = processes.place((tokens, mask, request_ids), batch_sharding(mesh))
+            tokens, mask, request_ids = placed
+        return run(params, key, tokens, mask, request_ids, np.int32(version))
+
+    sample.compiled = run  # type: ignore[attr-defined]
+    return sample
+
+
+def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.ndarray):
+    """``run(params, key, prompts, prompt_mask, ids, version) -> Rollout``, not compiled."""
+    levels, splits = flow_levels(steps), likelihood.splits
+    begins = sorted({0, *splits})
+    stretches = list(zip(begins, [*begins[1:], steps], strict=True))
+
+    def run(params, key, prompts, prompt_mask, ids, version) -> Rollout:
+        P, G = ids.shape
+        dim = model.config.latent_dim
+        keys = jax.vmap(jax.vmap(lambda request: jax.random.fold_in(key, request)))(ids)
+
+        def noise(keys: Array, step: Array | int) -> Array:
+            def of(key: Array) -> Array:
+                return jax.random.normal(jax.random.fold_in(key, step), (dim,))
+
+            return jax.vmap(jax.vmap(of))(keys)
+
+        def one(carry: tuple[Array, Array], inputs):
+            (x, keys), (step, enlarged, is_random) = carry, inputs
+            at = jnp.broadcast_to(step, x.shape[:-1])
+            sigma = jnp.asarray(levels)[at]
+            v = model.velocity(params, x, sigma, prompts, prompt_mask)  # type: ignore[misc]
+            made = likelihood.at(x, v, at, levels, eps=enlarged * noise(keys, step))
+            flow = x + v * (levels[1] - levels[0])
+            after = jnp.where(is_random, made.x, flow)
+            return (after, keys), (x, after, jnp.where(is_random, made.logp, 0.0))
+
+        shared = 2 ** len(splits)  # members that a latent serves
+        x, parts = noise(keys[:, ::shared], _START), []
+        for first, end in stretches:
+            if first in splits:
+                x, shared = jnp.repeat(x, 2, axis=1), shared // 2
+            numbers = np.arange(first, end)
+            enlarged = np.where(np.isin(numbers, splits), likelihood.split_noise, 1.0)
+            inputs = (jnp.asarray(numbers), jnp.float32(enlarged), jnp.asarray(random[first:end]))
+            (x, _), made = jax.lax.scan(one, (x, keys[:, ::shared]), inputs)
+            parts.append([jnp.repeat(y, shared, axis=2) for y in made])
+        before, after, logp = (
+            jnp.moveaxis(jnp.concatenate(y), 0, 2) for y in zip(*parts, strict=True)
+        )
+        mask = jnp.broadcast_to(jnp.asarray(random), (P, G, steps))
+        zeros = jnp.zeros(mask.shape, jnp.float32)
+        finite = jnp.all(jnp.isfinite(after), axis=(-2, -1))
+        return Rollout(
+            prompt_tokens=prompts,
+            prompt_mask=prompt_mask,
+            tokens=jnp.zeros(mask.shape, jnp.int32),
+            mask=mask,
+            behavior_logp=logp,
+            model_logp=logp,
+            log_kept=zeros,
+            finish=jnp.where(finite, LENGTH, FAILED),
+            version=jnp.where(mask, version, 0),
+            latents=jnp.stack([before, after], axis=-2),
+        )
+
+    return run

@@ -1,0 +1,253 @@
+"""Flow policies: the sampler, the scorer and the loop, against exact flows and float64 NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.diffusion import (
+    FlowLikelihood,
+    branch_likelihood,
+    flow_likelihood,
+    flow_sde_step,
+    mean_field_likelihood,
+)
+from jaxrl_llm.rollout import DenoisingOptions, make_flow_sampler
+from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model
+from jaxrl_llm.train import SamplingConfig, init_state, make_step, train
+from jaxrl_llm.train.denoising import scorer_of
+from jaxrl_llm.train.policy_gradient import score_reference
+
+MEAN, STD = 2.0, 0.5
+
+
+def exact_flow():
+    """The velocity from N(0, 1) to N(2, 0.5^2), whose marginal at sigma is Gaussian."""
+
+    def velocity(params, x, sigma, prompts, prompt_mask):
+        at = sigma[..., None]
+        variance = (1 - at) ** 2 * STD**2 + at**2
+        residual = (x - (1 - at) * MEAN) / variance
+        return at * residual - (MEAN + (1 - at) * STD**2 * residual)
+
+    return tiny_flow_model()[0]._replace(velocity=velocity)
+
+
+def linear_flow():
+    """``v = x W + b``, whose gradient is a line of NumPy."""
+
+    def velocity(params, x, sigma, prompts, prompt_mask):
+        return x @ params["w"] + params["b"]
+
+    params = {"w": jnp.array([[-0.5, 0.2], [0.1, -0.8]]), "b": jnp.array([0.3, -0.4])}
+    model, _ = tiny_flow_model()
+    return model._replace(velocity=velocity, init=lambda key: params), params
+
+
+def test_the_sampler_keeps_the_marginals_of_the_flow():
+    """At every level those of the exact flow, as without noise; not so for a step without drift."""
+
+    def without_drift(x, v, sigma, sigma_next, *, sigma_1, eps):
+        step = flow_sde_step(x, v, sigma, sigma_next, sigma_1=sigma_1, eps=eps)
+        plain = x + v * (sigma_next - sigma)[..., None]
+        return step._replace(x=plain + step.x - step.mean)
+
+    steps, levels = 100, jr.diffusion.flow_levels(100)[1:]
+    means = (1 - levels) * MEAN
+    stds = np.sqrt((1 - levels) ** 2 * STD**2 + levels**2)
+
+    def error(likelihood, **options):
+        sample = make_flow_sampler(
+            exact_flow(), likelihood, steps=steps, group_size=8000, **options
+        )
+        after = np.asarray(sample({}, jax.random.key(0), [[65]]).latents)[0, :, :, 1]
+        return max(np.abs(after.mean((0, 2)) - means).max(), np.abs(after.std((0, 2)) - stds).max())
+
+    assert error(flow_likelihood(noise=0.5)) < 0.03
+    assert error(flow_likelihood(noise=0.5), deterministic=True) < 0.03
+    assert error(branch_likelihood(eta=0.3, splits=(0,), split_noise=1.0)) < 0.03
+    assert error(FlowLikelihood(without_drift)) > 0.2
+
+
+def test_a_tree_shares_its_first_latents_and_no_other():
+    """A node's latents are equal in its members; the noise of a split is enlarged."""
+    model, params = tiny_flow_model()
+    likelihood = branch_likelihood(splits=(0, 2), split_noise=3.0)
+    sample = make_flow_sampler(model, likelihood, steps=4, group_size=8)
+    rollout = sample(params, jax.random.key(3), [[65], [66]])
+    before, after = np.moveaxis(np.asarray(rollout.latents), -2, 0)
+    np.testing.assert_array_equal(before[:, :, 1:], after[:, :, :-1])
+    ids = likelihood.node_ids(4, 8)
+    for p, k in np.ndindex(2, 4):
+        same = (after[p, :, None, k] == after[p, None, :, k]).all(-1)
+        np.testing.assert_array_equal(same, ids[:, None, k] == ids[None, :, k])
+    assert len(np.unique(before[:, :, 0, 0])) == 4  # two trees a prompt
+    recipe = jr.recipes.branch_grpo_flow(splits=(0, 2), split_noise=3.0)
+    batch = jr.recipes.Batch.from_rollout(rollout, jnp.zeros((2, 8)))
+    batch = batch.replace(extras={"latents": rollout.latents})
+    scores = scorer_of(recipe, model)(params, batch)
+    np.testing.assert_allclose(scores.logp, rollout.behavior_logp, rtol=1e-3, atol=1e-4)
+    scale = np.asarray(scores.statistics["step_scale"])
+    noise = (after - np.asarray(scores.statistics["step_mean"])) / scale[..., None]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(3), np.arange(16))
+    for k, factor in enumerate((3.0, 1.0, 3.0, 1.0)):
+        drawn = [jax.random.normal(jax.random.fold_in(key, k), (2,)) for key in keys]
+        first = np.argmax(ids[:, None, k] == ids[None, :, k], axis=1)
+        want = factor * np.stack(drawn).reshape(2, 8, 2)[:, first]
+        np.testing.assert_allclose(noise[:, :, k], want, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(scores.entropy, np.log(scale) + 0.5 * np.log(2 * np.pi * np.e))
+
+
+def test_a_trajectory_depends_on_its_number_alone():
+    """Not on its place, its neighbors or the steps that are random after it."""
+    model, params = tiny_flow_model()
+    key, ids = jax.random.key(1), np.array([[5, 9], [7, 2]])
+    sample = make_flow_sampler(model, flow_likelihood(), steps=3, group_size=2)
+    one = sample(params, key, [[65], [66]], request_ids=ids)
+    other = sample(params, key, [[66], [65]], request_ids=ids[::-1, ::-1])
+    np.testing.assert_allclose(one.latents, other.latents[::-1, ::-1], rtol=1e-5, atol=1e-6)
+    window = make_flow_sampler(model, flow_likelihood(window=(0, 2)), steps=3, group_size=2)
+    part = window(params, key, [[65], [66]], request_ids=ids)
+    np.testing.assert_allclose(part.latents[:, :, :2], one.latents[:, :, :2], rtol=1e-5)
+    assert part.mask[0, 0].tolist() == [True, True, False]
+    x, after = np.moveaxis(np.asarray(part.latents[:, :, 2]), -2, 0)
+    prompts = jnp.array([[65], [66]])
+    v = model.velocity(params, jnp.asarray(x), jnp.full((2, 2), 1 / 3), prompts, prompts > 0)
+    np.testing.assert_allclose(after, x - v / 3, rtol=1e-5, atol=1e-6)
+
+
+def test_the_update_is_the_gradient_of_the_densities():
+    """One step of plain descent with flow_grpo against float64: A grad log p and that of the KL.
+
+    The reference is another velocity, and the second group has equal rewards.
+    """
+    model, params = linear_flow()
+    P, G, K = 2, 4, 3
+    recipe, optimizer = jr.recipes.flow_grpo(kl_coef=0.5), optax.sgd(1.0)
+    sample = make_flow_sampler(model, recipe.likelihood, steps=K, group_size=G)
+    rollout = sample(params, jax.random.key(0), [[65], [66]])
+    rewards = np.array([[1.0, 0.0, 0.25, 0.5], [1.0, 1.0, 1.0, 1.0]])
+    batch = jr.recipes.Batch.from_rollout(rollout, jnp.float32(rewards))
+    batch = batch.replace(extras={"latents": rollout.latents})
+    reference = jax.tree.map(lambda x: 0.5 * x, params)
+    batch = score_reference(batch, recipe, scorer_of(recipe, model), reference)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    after, _ = make_step(model, recipe, optimizer, donate=False)(state, batch)
+
+    x, y = np.moveaxis(np.float64(rollout.latents), -2, 0)
+    w, b, rw, rb = (np.float64(z[n]) for z in (params, reference) for n in ("w", "b"))
+    sigma = np.linspace(1, 0, K + 1)
+    dt, level = np.diff(sigma), sigma[:-1]
+    std = 0.7 * np.sqrt(level / (1 - np.where(level == 1, sigma[1], level)))
+    factor = (1 + std**2 * (1 - level) / (2 * level)) * dt  # d mean / d v
+    at = x * (1 + std**2 / (2 * level) * dt)[:, None]
+    mean = at + (x @ w + b) * factor[:, None]
+    ref_mean = at + (x @ rw + rb) * factor[:, None]
+    A = (rewards - rewards.mean(-1, keepdims=True)) / (rewards.std() + 1e-4)
+    score = A[..., None, None] * (y - mean) / (std**2 * -dt)[:, None] / 2
+    kl = 0.5 * (mean - ref_mean) / (std**2)[:, None] / 2
+    d_v = (score - kl) * factor[:, None] / (P * G * K)  # minus the gradient of the loss
+    want = {"w": np.einsum("pgki,pgkj->ij", x, d_v), "b": d_v.sum((0, 1, 2))}
+    for name, value in want.items():
+        got = np.float64(after.params[name]) - np.float64(params[name])
+        np.testing.assert_allclose(got, value, rtol=1e-3, atol=1e-5)
+
+
+def to_the_right(prompt, completion, metadata):
+    return 1 / (1 + np.exp(-2 * float(completion.split()[0])))
+
+
+def flow():
+    return *tiny_flow_model(), ByteTokenizer()
+
+
+RUN = {
+    "model": flow,
+    "reward": to_the_right,
+    "recipe": "flow_grpo",
+    "sampling": SamplingConfig(group_size=8, max_new_tokens=4),
+}
+
+
+def test_a_run_resumes_exactly(tmp_path):
+    recipe = jr.recipes.branch_grpo_flow(splits=(0, 1))
+    config = tiny_run(tmp_path / "whole", **RUN | {"steps": 3, "recipe": recipe})
+    whole = train(config)
+    cut = dataclasses.replace(config, run_dir=str(tmp_path / "cut"), steps=2)
+    train(cut)
+    done = train(dataclasses.replace(cut, steps=3), resume=True, allow_changed=True)
+    # What the sampler says of a step is what the trainer makes of it; width 0.5 of the leaves rest.
+    assert whole.history[1]["sampler_gap"] < 1e-3
+    for a, b in zip(
+        jax.tree.leaves(whole.state.params), jax.tree.leaves(done.state.params), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        jr.recipes.flow_grpo(),
+        jr.recipes.branch_grpo_flow(splits=(0, 1, 2)),
+        jr.recipes.unigrpo(window=(0, 3)),
+    ],
+    ids=lambda x: x.name,
+)
+def test_rewards_rise(recipe, tmp_path):
+    options = RUN | {
+        "recipe": recipe,
+        "steps": 25,
+        "optimizer": jr.train.OptimizerConfig(learning_rate=1e-2),
+    }
+    rewards = [row["reward"] for row in train(tiny_run(tmp_path, **options)).history if row["step"]]
+    assert np.mean(rewards[-5:]) > np.mean(rewards[:3]) + 0.15
+
+
+def test_what_does_not_go_together(tmp_path):
+    model, params = tiny_flow_model()
+    causal, _ = jr.testing.tiny_model(num_layers=1)
+    recipe, masks = jr.recipes.flow_grpo(), jr.recipes.diffu_grpo()
+    with pytest.raises(ValueError, match="needs a flow model"):
+        make_step(causal, recipe, optax.sgd(0.1))
+    with pytest.raises(ValueError, match="not a flow model"):
+        make_step(model, masks, optax.sgd(0.1))
+    with pytest.raises(ValueError, match="give it a likelihood"):
+        make_step(model, jr.recipes.grpo(), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="temperature has no effect on a flow policy"):
+        make_step(model, recipe, optax.sgd(0.1), temperature=0.5)
+    with pytest.raises(ValueError, match="has no velocity"):
+        make_flow_sampler(causal, flow_likelihood(), steps=2, group_size=2)
+    with pytest.raises(ValueError, match="4 leaves, which do not divide a group of 6"):
+        make_flow_sampler(model, branch_likelihood(splits=(0, 1)), steps=2, group_size=6)
+    with pytest.raises(ValueError, match="splits must be ascending steps from 0 to 1"):
+        make_flow_sampler(model, branch_likelihood(splits=(0, 2)), steps=2, group_size=4)
+    with pytest.raises(ValueError, match="begins behind the 2 steps"):
+        make_flow_sampler(model, flow_likelihood(window=(2, 3)), steps=2, group_size=4)
+    with pytest.raises(ValueError, match="window must be"):
+        flow_likelihood(window=(3, 3))
+    with pytest.raises(ValueError, match="there are no splits"):
+        branch_likelihood(splits=())
+    with pytest.raises(ValueError, match="reads no tokens"):
+        model.apply(params, None, None, None)
+    with pytest.raises(ValueError, match="the batch has no latents"):
+        scorer_of(recipe, model)(params, jr.testing.make_case().batch.replace(extras={}))
+    with pytest.raises(TypeError, match="Likelihood or FlowLikelihood"):
+        recipe.replace(likelihood=flow_likelihood)
+    assert not recipe.replace(likelihood=mean_field_likelihood(), regularizers=()).uses_reference
+
+    def refused(message, **changes):
+        with pytest.raises(ValueError, match=message):
+            train(tiny_run(tmp_path / "run", **RUN | changes))
+
+    few = SamplingConfig(group_size=2, max_new_tokens=4, denoising=DenoisingOptions(steps=2))
+    refused("denoising has no effect with a flow model", sampling=few)
+    refused("top_k has no effect", sampling=SamplingConfig(group_size=2, max_new_tokens=4, top_k=3))
+    hot = SamplingConfig(group_size=2, max_new_tokens=4, temperature=0.5)
+    refused("temperature has no effect on a flow policy", sampling=hot)
+    refused("give it a likelihood", recipe="grpo")
+    refused("not a flow model", recipe="diffu_grpo")
