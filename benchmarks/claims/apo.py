@@ -18,7 +18,7 @@ import jaxrl_llm as jr
 from benchmarks.claims import _preferred, harness
 
 PAPER = "2408.06266"
-STEPS, RESPONSES = (25, 50, 100, 200), 32
+STEPS, RESPONSES = (50, 200), 32
 LOSSES = {"dpo": jr.preferences.dpo, "apo_zero": jr.preferences.apo_zero}
 
 

@@ -97,13 +97,16 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     last, mean = {}, {}
     for name in METHODS:
         last[name], mean[name] = map(np.asarray, play(keys, name=name))
-    sides = {"inpo": ("below", 0.05), "online dpo": ("above", 0.1)}
-    sides |= {"nash_md": ("below", 0.05), "mnpo": ("below", 0.05)}
     measures = [
         harness.Measure(
             f"gap of the last policy, {name}", harness.mean(last[name][:, -1], "games"), *side
         )
-        for name, side in sides.items()
+        for name, side in (
+            ("inpo", ("below", 0.05)),
+            ("online dpo", ("above", 0.1)),
+            ("nash_md", ("below", 0.05)),
+            ("mnpo", ("below", 0.05)),
+        )
     ]
     sppo = harness.mean(mean["sppo"][:, -1], "games")
     measures.append(harness.Measure("gap of the mean policy, sppo", sppo, "below", 0.05))

@@ -31,6 +31,8 @@ class Traits:
         loss is one number of a full group, or is over data that no policy sampled.
       orders_responses: Whether a surrogate puts the responses of a group in the order of their
         advantages, as losses of preferences do.
+      compares_extremes: Whether a surrogate that orders responses compares the best of a group with
+        the worst alone.
       reads_head: Whether a surrogate is of the values of a head, one a token, and not of
         log-probabilities: the model that trains is then a reward model.
       reward_range: The least and the greatest reward that an advantage is defined for.
@@ -43,6 +45,7 @@ class Traits:
     policy_gradient: bool = True
     takes_correction: bool = True
     orders_responses: bool = False
+    compares_extremes: bool = False
     reads_head: bool = False
     reward_range: tuple[float, float] = (-math.inf, math.inf)
 

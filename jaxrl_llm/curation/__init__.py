@@ -23,6 +23,7 @@ mpt_mask               advantage: 0 for tokens that a policy of low entropy has 
 hinted, ...            collectors: help where a group fails, by a policy (ladder, scaffold, ...)
 demonstrations         collectors: responses of the data beside those of the policy; mixed by share
 offline_pairs, ...     collectors: pairs, triples, lists and labels of the data; nothing is sampled
+degraded_pairs         collectors: pairs of the data and copies that lost ever more of one side
 few_shot_pairs         collectors: pairs of the data behind other pairs of the same user
 needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
 select_pairs           pairs of a group for losses of preferences; mean_win_rate, win_rate_matrix
@@ -60,6 +61,7 @@ from jaxrl_llm.curation.budgets import (
     v0_extra_rollouts,
     xrpo_extra_rollouts,
 )
+from jaxrl_llm.curation.collectors.degraded import degraded_pairs
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations
 from jaxrl_llm.curation.collectors.downsampled import DownsampledState, downsampled
 from jaxrl_llm.curation.collectors.experiences import (
@@ -462,6 +464,7 @@ __all__ = [
     "d3s_selection",
     "dars_extra_rollouts",
     "dars_keep",
+    "degraded_pairs",
     "demonstrations",
     "depth_prune",
     "difficulty_bins",

@@ -42,7 +42,13 @@ Shared arguments of the losses of pairs:
 """
 
 from jaxrl_llm.preferences.anchored import apo_down, apo_zero, bco, mpo, nca_pair
-from jaxrl_llm.preferences.degrees import compact_left, degrade_mask, degree_loss
+from jaxrl_llm.preferences.degrees import (
+    compact_left,
+    degrade_mask,
+    degree_logits,
+    degree_loss,
+    degree_term,
+)
 from jaxrl_llm.preferences.groups import (
     RunningCenter,
     count_pairs,
@@ -115,7 +121,9 @@ __all__ = [
     "count_pairs",
     "cpo",
     "degrade_mask",
+    "degree_logits",
     "degree_loss",
+    "degree_term",
     "desensitized_logp",
     "discopop",
     "dpo",

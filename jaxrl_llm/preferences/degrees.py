@@ -83,14 +83,18 @@ def compact_left(values: Array, keep: Array, *, fill: float = 0) -> Array:
     return jnp.where(there, moved, jnp.asarray(fill, moved.dtype))
 
 
-def degree_loss(logits: Array, *, where: Array | None = None) -> Array:
+def degree_loss(
+    logits: Array, *, degrees: Array | None = None, where: Array | None = None
+) -> Array:
     """Cross-entropy of the degree of degradation, over the copies of a response.
 
-        loss = mean over k of -log softmax(logits_k)_k
+        loss = mean over n of -log softmax(logits_n)[degrees_n]
 
     Args:
-      logits: ``[..., M, M]``, floating point: of copy k, for each of the M degrees.
-      where: bool ``[..., M]``, True for the copies that there are; None for all.
+      logits: ``[..., N, M]``, floating point: of each copy, for each of the M degrees.
+      degrees: integers ``[..., N]``, from 0 to M - 1; None where copy k has degree k, so that N is
+        M.
+      where: bool ``[..., N]``, True for the copies that there are; None for all.
 
     Returns:
       ``[...]`` float32, one number a response; log M for equal logits, 0 without a copy.
@@ -109,11 +113,103 @@ def degree_loss(logits: Array, *, where: Array | None = None) -> Array:
     checks.check_min_rank(function, 2, logits=logits)
     checks.check_float(function, logits=logits)
     checks.check_bool(function, where=where)
-    count = jnp.shape(logits)[-1]
-    checks.check_shape(function, "logits", logits, (*jnp.shape(logits)[:-2], count, count))
+    checks.check_integer(function, degrees=degrees)
+    count, rows = jnp.shape(logits)[-1], jnp.shape(logits)[:-1]
+    if degrees is None:
+        checks.check_shape(function, "logits", logits, (*rows[:-1], count, count))
+        degrees = jnp.broadcast_to(jnp.arange(count), rows)
+    checks.check_shape(function, "degrees", degrees, rows)
     if where is not None:
-        checks.check_shape(function, "where", where, jnp.shape(logits)[:-1])
-    valid = jnp.ones(jnp.shape(logits)[:-1], bool) if where is None else jnp.asarray(where)
+        checks.check_shape(function, "where", where, rows)
+    valid = jnp.ones(rows, bool) if where is None else jnp.asarray(where)
     logits = masking.zero_masked(logits, valid[..., None])
-    right = jnp.diagonal(jax.nn.log_softmax(logits, axis=-1), axis1=-2, axis2=-1)
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    index = jnp.clip(degrees, 0, count - 1)[..., None]  # of those that take no part, any
+    right = jnp.take_along_axis(log_probs, index, axis=-1)[..., 0]
     return masking.masked_mean(-right, valid, axis=-1)
+
+
+def degree_logits(
+    logits: Array, targets: Array | None = None, *, classes: tuple[int, ...] = (0, 1, 2, 3)
+) -> Array:
+    """A head of degrees on the last hidden state: rows of the output matrix, one a degree.
+
+        out[k] = logits[classes[k]]
+
+    As a statistic of a Recipe from "policy", the logits of all tokens never exist. A head of rows
+    that the model has needs no parameters, no state and no export of its own.
+
+    Args:
+      logits: ``[..., V]``, floating point.
+      targets: Not used.
+      classes: Ids of M different tokens that responses hardly have.
+
+    Returns:
+      ``[..., M]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.preferences.degree_logits(jnp.arange(5.0), classes=(4, 0)).tolist()
+      [4.0, 0.0]
+
+    References:
+      Self-supervised preference optimization (arXiv:2409.17791) has a head of its own. Confidence:
+      ABSTRACT, that it is rows of the output matrix is ours.
+    """
+    del targets
+    function = "degree_logits"
+    checks.check_min_rank(function, 1, logits=logits)
+    checks.check_float(function, logits=logits)
+    size = jnp.shape(logits)[-1]
+    if len(set(classes)) < 2 or len(set(classes)) < len(classes):
+        raise ValueError(f"{function}: classes must be 2 or more different tokens; got {classes}.")
+    if min(classes) < 0 or max(classes) >= size:
+        raise ValueError(f"{function}: classes must be below the {size} tokens; got {classes}.")
+    return jnp.asarray(logits, jnp.float32)[..., jnp.array(classes)]
+
+
+def degree_term(*, degree_logits: Array, rewards: Array, mask: Array, coef: float = 0.1) -> Array:
+    """The loss of degrees as a term beside a loss of preferences.
+
+        degree of a response = (1 - reward) M, where that is one of 0, ..., M - 1
+        term[i, t] = coef degree_loss(the logits at its last token)    at every token of the group
+
+    Args:
+      degree_logits: ``[..., G, T, M]``, floating point, such as :func:`degree_logits`.
+      rewards: ``[..., G]``: 1 for the response itself, 1 - k / M for the copy that lost the share
+        k / M, as of ``curation.degraded_pairs``; others take no part.
+      mask: bool ``[..., G, T]``, True for tokens that count.
+      coef: Weight, not negative.
+
+    Returns:
+      ``[..., G, T]`` float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> term = jr.preferences.degree_term(
+      ...     degree_logits=jnp.zeros((3, 1, 2)), rewards=jnp.array([1.0, 0.5, 0.0]),
+      ...     mask=jnp.ones((3, 1), bool), coef=1.0)
+      >>> term[:, 0].round(4).tolist()
+      [0.693..., 0.693..., 0.693...]
+
+    References:
+      Self-supervised preference optimization (arXiv:2409.17791). Confidence: ABSTRACT.
+    """
+    function = "degree_term"
+    checks.check_mask(function, mask)
+    checks.check_min_rank(function, 2, mask=mask)
+    checks.check_float(function, degree_logits=degree_logits, rewards=rewards)
+    checks.check_non_negative(function, finite=True, coef=coef)
+    count = jnp.shape(degree_logits)[-1]
+    checks.check_shape(function, "degree_logits", degree_logits, (*jnp.shape(mask), count))
+    checks.check_shape(function, "rewards", rewards, jnp.shape(mask)[:-1])
+    there = jnp.any(mask, axis=-1)
+    lost = (1.0 - masking.zero_masked(rewards, there)) * count
+    degrees = jnp.round(lost).astype(jnp.int32)
+    valid = there & (jnp.abs(lost - degrees) < 1e-3) & (degrees >= 0) & (degrees < count)
+    last = masking.last_token(mask)[..., None]
+    logits = jnp.sum(masking.zero_masked(degree_logits, last), axis=-2)
+    loss = coef * degree_loss(logits, degrees=degrees, where=valid)
+    return masking.zero_masked(jnp.broadcast_to(loss[..., None, None], jnp.shape(mask)), mask)

@@ -30,7 +30,13 @@ from jaxrl_llm.preferences.iterated import nash_md
 from jaxrl_llm.preferences.token_weights import desensitized_logp
 
 
-@traits(takes_correction=False, policy_gradient=False, level="sequence", orders_responses=True)
+@traits(
+    takes_correction=False,
+    policy_gradient=False,
+    level="sequence",
+    orders_responses=True,
+    compares_extremes=True,
+)
 def paired(
     logp: Array,
     old_logp: Array | None,

@@ -268,6 +268,7 @@ def step_values(values: Array, step_ids: Array, mask: Array, *, steps: int) -> A
     policy_gradient=False,
     level="sequence",
     orders_responses=True,
+    compares_extremes=True,
     reads_head=True,
 )
 def paired_rewards(

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm import corrections, diagnostics, preferences
 from jaxrl_llm.core import Array, masking, traits_of
+from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.rollout.episodes import EPISODES
 from jaxrl_llm.train.episode_fields import episode_metrics
@@ -97,7 +98,7 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
       logp: ``[P, G, T]``, of the policy, or the values of a head.
       ref_logp: ``[P, G, T]``, of the reference, or None.
       batch: With the extras that the method reads of the data; where it is prepared, its
-        advantages are the order, else the rewards. A gold response is no member of a pair.
+        advantages are the order, else the rewards. Only those that the loss compares take part.
     """
     present = batch.where & jnp.any(batch.mask, axis=-1)
     if recipe.head != "step":
@@ -106,6 +107,9 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
         if dict(getattr(recipe.surrogate, "options", ())).get("gold"):
             best = jnp.argmax(jnp.where(present, order, -jnp.inf), axis=-1)
             present &= jnp.arange(present.shape[-1]) != best[..., None]
+        if traits_of(recipe.surrogate).compares_extremes:
+            best, worst = best_and_worst(order, present)
+            present = (best > 0) | (worst > 0)
         if recipe.head is None:
             scores = diagnostics.response_scores(logp, ref_logp, batch.mask)
         else:

@@ -25,6 +25,8 @@ SLOW = (
     "espo",
     "gdpo_elbo",
     "ghpo",
+    "kto",
+    "rdpo",
     "insight",
     "mopps",
     "nurl",

@@ -27,6 +27,42 @@ def test_the_most_salient_tokens_are_removed():
     assert each.sum(-1).tolist() == [6, 3, 0]
 
 
+def test_a_term_of_degrees_is_the_loss_of_the_copies_of_a_group():
+    rng = np.random.default_rng(3)
+    logits = jnp.asarray(rng.normal(size=(2, 5, 3, 4)), jnp.float32)
+    mask = np.ones((2, 5, 3), bool)
+    mask[0, 1, 2] = mask[1, 4] = False
+    rewards = jnp.array([[0.5, 1.0, 0.0, 0.75, 0.25], [1.0, 0.0, 0.9, 0.5, 0.75]])
+    logits = jnp.where(mask[..., None], logits, jnp.nan)
+    term = preferences.degree_term(
+        degree_logits=logits, rewards=rewards, mask=jnp.asarray(mask), coef=0.3
+    )
+    want = []
+    for group, degrees in ((0, {0: 2, 1: 0, 3: 1, 4: 3}), (1, {0: 0, 3: 2})):
+        losses = []
+        for g, degree in degrees.items():
+            z = np.float64(logits[group, g, np.flatnonzero(mask[group, g]).max()])
+            losses.append(np.log(np.exp(z).sum()) - z[degree])
+        want.append(0.3 * np.mean(losses))
+    np.testing.assert_allclose(term, np.where(mask, np.array(want)[:, None, None], 0), rtol=1e-5)
+    ordered = jnp.asarray(rng.normal(size=(3, 4, 4)), jnp.float32)
+    np.testing.assert_allclose(
+        preferences.degree_loss(ordered),
+        preferences.degree_loss(ordered[:, ::-1], degrees=jnp.tile(jnp.arange(4)[::-1], (3, 1))),
+        rtol=1e-6,
+    )
+
+
+def test_a_head_is_rows_of_the_output_matrix():
+    logits = jnp.arange(12.0).reshape(2, 6)
+    assert preferences.degree_logits(logits, classes=(5, 1)).tolist() == [[5, 1], [11, 7]]
+    for classes in ((6, 0), (-1, 0)):
+        with pytest.raises(ValueError, match="classes must be below the 6 tokens"):
+            preferences.degree_logits(logits, classes=classes)
+    with pytest.raises(ValueError, match="2 or more different tokens"):
+        preferences.degree_logits(logits, classes=(1, 1))
+
+
 def test_ties_are_broken_at_random():
     mask = jnp.ones((200, 4), bool)
     remain = preferences.degrade_mask(KEY, jnp.zeros((200, 4)), mask, fraction=0.5)

@@ -409,6 +409,29 @@ def test_mnpo_compares_with_the_weighted_mean_of_earlier_policies():
         jr.recipes.mnpo(weights=(1.0, 0.0))
 
 
+def test_spo_degree_adds_what_tells_copies_apart():
+    logp, batch, policy, ref = batch_of_groups(4)
+    rewards = np.tile([0.5, 1.0, 0.0, 0.75], (P, 1)).astype(np.float32)
+    recipe = jr.recipes.spo_degree(beta=0.3, degree_coef=0.2)
+    logits = np.random.default_rng(6).normal(size=(*logp.shape, 4))
+    prepared, _ = recipe.prepare(batch.replace(rewards=jnp.asarray(rewards)), recipe.init())
+    statistics = {"degree_logits": jnp.asarray(logits, jnp.float32)}
+    loss = recipe.loss(jnp.asarray(logp, jnp.float32), prepared, statistics=statistics)
+    mask, want = np.asarray(batch.mask), []
+    for p in range(P):
+        pair = -log_sigmoid(0.3 * ((policy - ref)[p, 1] - (policy - ref)[p, 2]))
+        degrees = []
+        for g, degree in ((0, 2), (1, 0), (3, 1)):
+            z = logits[p, g, np.flatnonzero(mask[p, g]).max()]
+            degrees.append(np.log(np.exp(z).sum()) - z[degree])
+        want.append((pair, np.mean(degrees)))
+    pair, degrees = np.mean(want, axis=0)
+    np.testing.assert_allclose(loss, pair + 0.2 * degrees, rtol=1e-5)
+    alone = jr.recipes.spo_degree(beta=0.3, degree_coef=0.0)
+    loss = alone.loss(jnp.asarray(logp, jnp.float32), prepared, statistics=statistics)
+    np.testing.assert_allclose(loss, pair, rtol=1e-5)
+
+
 def test_vlm_spo_pairs_the_best_and_the_worst_plan_of_three_criteria():
     logp, batch, policy, ref = batch_of_groups(4)
     grades = np.random.default_rng(4).uniform(0.0, 1.0, (3, P, 4))

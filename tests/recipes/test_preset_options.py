@@ -62,6 +62,7 @@ REQUIRED = {
     "wpo": "old_logp ref_logp sum_pi_sq",
     "xpo": "ref_logp steered",
     "inpo": "behavior_logp ref_logp",
+    "spo_degree": "ref_logp",
     "mnpo": "earlier_logp ref_logp",
     "ipo": "ref_logp",
     "kto": "kl_logp kl_ref_logp ref_logp",

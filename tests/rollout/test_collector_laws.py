@@ -326,6 +326,7 @@ COLLECTORS = {
     "probes": curation.demonstrations(when="failed", probe="answer"),
     "only": curation.only_demonstrations(),
     "pairs": curation.offline_pairs(),
+    "degraded": curation.degraded_pairs(jr.preferences.degrade_mask),
     "triples": curation.offline_triples(),
     "few_shot": curation.few_shot_pairs(shots=2),
     "lists": curation.offline_lists(3),

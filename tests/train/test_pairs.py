@@ -156,6 +156,26 @@ def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):
         load_experiment(of_pairs(tmp_path, pairs, data=data, model=never))
 
 
+def test_degraded_copies_train_a_head_beside_the_pairs(tmp_path):
+    path = tmp_path / "long.jsonl"
+    rows = [{"prompt": f"q{n}", "chosen": "abcdefg", "rejected": "XYZ"} for n in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(name, steps=2, resume=False):
+        sampling, off = SamplingConfig(max_new_tokens=8), EvaluationConfig(enabled=False)
+        changes = {"recipe": "spo_degree", "sampling": sampling, "evaluation": off}
+        return train(of_pairs(tmp_path / name, str(path), steps=steps, **changes), resume=resume)
+
+    through = run("whole")
+    # The policy is its reference, and of four degrees the head knows little; then both learn.
+    assert np.log(2) + 0.1 < through.history[0]["loss"] < np.log(2) + 0.2
+    assert through.history[1]["loss"] < through.history[0]["loss"]
+    # Of chosen and rejected responses alone, though a group has five.
+    assert [row["pairs"] for row in through.history] == [4.0, 4.0]
+    run("part", steps=1)
+    assert_same(through.state, run("part", resume=True).state)
+
+
 def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
     def run(name, margin):
         path = tmp_path / f"{name}.jsonl"

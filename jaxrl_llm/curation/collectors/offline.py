@@ -188,7 +188,7 @@ class _Steps(_Reader):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Offline:
+class Offline:
     """Made by the functions below; ``size`` None is the group's size of the run."""
 
     name: str
@@ -198,13 +198,16 @@ class _Offline:
 
     @property
     def offline(self) -> bool:
+        """Whether the data have all rewards."""
         return self.size is not None
 
     def width(self, group_size: int) -> int:
+        """Responses of a group."""
         return group_size if self.size is None else self.size
 
     @property
     def has_rewards(self) -> bool:
+        """Whether responses come with their rewards."""
         return self.offline or getattr(self.reader, "reward", None) is not None
 
     def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
@@ -217,13 +220,16 @@ class _Offline:
         self.check_rows(data)
 
     def init(self, num_prompts: int) -> ArrayTree:
+        """The place in the data; this and what follows as of any collector."""
         return self.source.init(num_prompts)
 
     def propose(self, state, key, collection: Collection, count: int):
+        """Rows of the data, with their responses."""
         proposed, _ = self.source.propose(state, key, collection, count)
-        return tuple(self._read(request, collection) for request in proposed), state
+        return tuple(self.read(request, collection) for request in proposed), state
 
-    def _read(self, request: Request, collection: Collection) -> Request:
+    def read(self, request: Request, collection: Collection) -> Request:
+        """The request with the responses of its row."""
         if request.prompt is None:
             raise ValueError(f"{self!r}: the source must name its prompts, as in_epochs does.")
         most = self.width(collection.group_size)
@@ -233,17 +239,20 @@ class _Offline:
         )
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        """All rows that were asked for."""
         decision, _ = in_order().observe((), collection)
         if decision.rows is None:
             return decision, state
         return decision, self.source.observe(state, collection)[1]
 
-    def __repr__(self) -> str:
+    def options(self) -> list[str]:
+        """Columns and source that are not the defaults, as arguments."""
         defaults = {x.name: x.default for x in dataclasses.fields(self.reader)}
         options = [f"{k}={v!r}" for k, v in vars(self.reader).items() if v != defaults[k]]
-        if self.source != in_epochs():
-            options.append(f"source={self.source!r}")
-        return f"{self.name}({', '.join(options)})"
+        return options + ([] if self.source == in_epochs() else [f"source={self.source!r}"])
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(self.options())})"
 
 
 def _user_ids(data: Sequence[Mapping[str, Any]], *, column: str) -> np.ndarray:
@@ -253,7 +262,7 @@ def _user_ids(data: Sequence[Mapping[str, Any]], *, column: str) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _FewShot(_Offline):
+class _FewShot(Offline):
     """Made by :func:`few_shot_pairs`."""
 
     columns: tuple[str, str]  # with the chosen and the rejected response
@@ -597,9 +606,9 @@ def offline_steps(
     return _offline("offline_steps", _Steps(completions, labels, separator), 1, source)
 
 
-def _offline(name: str, reader: _Reader, size: int | None, source: Collector | None) -> _Offline:
+def _offline(name: str, reader: _Reader, size: int | None, source: Collector | None) -> Offline:
     fields = [x.name for x in dataclasses.fields(reader) if x.metadata.get("column", True)]
     columns = [x for name in fields if isinstance(x := getattr(reader, name), str)]
     if "" in columns or len(set(columns)) < len(columns):
         raise ValueError(f"{name}: columns must have names that differ; got {columns}.")
-    return _Offline(name, reader, size, in_epochs() if source is None else source)
+    return Offline(name, reader, size, in_epochs() if source is None else source)

@@ -598,9 +598,9 @@ METHODS = (
         "preferences.seppo", "preferences.seppo_sign", "regularizers.random_reference"),
         preset="seppo", confidence="PAPER"),
     Method("spo_degree", "Self-supervised preference optimization, the degree of degradation",
-        "2409.17791", "preference", ("preferences.compact_left", "preferences.degrade_mask",
-        "preferences.degree_loss"), missing="degraded copies of responses in a batch, and a head "
-        "of their degrees", confidence="ABSTRACT"),
+        "2409.17791", "preference", ("curation.degraded_pairs", "preferences.compact_left",
+        "preferences.degrade_mask", "preferences.degree_logits", "preferences.degree_loss",
+        "preferences.degree_term"), preset="spo_degree", confidence="ABSTRACT"),
     Method("fspo", "FSPO, preferences of one user from a few examples", "2502.19312", "preference",
         ("curation.few_shot_pairs", "curation.sample_few_shot", "preferences.ipo"),
         preset="fspo"),

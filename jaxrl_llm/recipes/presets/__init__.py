@@ -146,6 +146,7 @@ from jaxrl_llm.recipes.presets.preferences import (
     plackett_luce,
     simpo,
     slic,
+    spo_degree,
     tpo,
     wpo,
 )
@@ -370,6 +371,7 @@ __all__ = [
     "sft",
     "simpo",
     "slic",
+    "spo_degree",
     "sol_rl",
     "span_distillation",
     "spark",

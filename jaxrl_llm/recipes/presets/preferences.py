@@ -101,6 +101,36 @@ def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0, margins: bool = Fals
     return recipe.replace(surrogate=given(recipe.surrogate, margins="margin"))
 
 
+def spo_degree(
+    *, beta: float = 0.1, degree_coef: float = 0.1, classes: tuple[int, ...] = (0, 1, 2, 3)
+) -> Recipe:
+    """Self-supervised preference optimization: DPO, and how much degraded copies have lost.
+
+        loss = dpo(chosen, rejected) + degree_coef (mean over copies of -log softmax(z)[degree])
+        z = rows of the output matrix times the last hidden state, one row a degree
+
+    A copy of degree k is the chosen response without the share k / M of its tokens; M is the number
+    of the classes. Any other loss of pairs takes the same collector, number and term.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      degree_coef: Weight of the degrees; 0 is :func:`dpo`.
+      classes: Ids of tokens whose rows of the output matrix are the head, such as of rare signs.
+
+    References:
+      Self-supervised preference optimization (arXiv:2409.17791). Confidence: ABSTRACT; the tokens
+      that a copy loses, its degrees and the head are ours.
+    """
+    head = bind(preferences.degree_logits, classes=tuple(classes))
+    return dpo(beta=beta).replace(
+        name="spo_degree",
+        computed=(Computed("degree_logits", head, "policy"),),
+        regularizers=(bind(preferences.degree_term, coef=degree_coef),),
+        collector=curation.degraded_pairs(preferences.degrade_mask, degrees=len(classes)),
+        paper="arXiv:2409.17791",
+    )
+
+
 def online_dpo(*, beta: float = 0.1) -> Recipe:
     """DPO on samples of the policy: of each group, the best rollouts against the worst.
 

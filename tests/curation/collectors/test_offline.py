@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
+from jaxrl_llm.preferences import degrade_mask
 from jaxrl_llm.rewards import step_ends
 from jaxrl_llm.rollout.collect import DataRows
 
@@ -149,6 +150,37 @@ def test_a_batch_does_not_read_all_rows_again(kind):
         collector.propose(collector.init(100), KEY, Collection(2, 2, data=data), 2)
         reads.append(data.reads - before)
     assert reads[0] >= 100 and reads[1] <= 10
+
+
+def test_copies_lose_ever_more_of_the_longest_tokens():
+    data = [row(0, chosen="a bb ccc dddd", rejected="no"), row(1, chosen="a bb", rejected="no")]
+    data.append(row(2, chosen=[7, 8, 9], rejected=[7, 9]))
+    words = ["", "a", "bb", "ccc", "dddd", "no", "<end>", "longest", "it", "x"]
+    collection = Collection(
+        3,
+        8,
+        data=data,
+        stop_ids=(6,),
+        encode=lambda text, ends=False: [*map(words.index, text.split()), *([6] if ends else [])],
+        decode=lambda ids: " ".join(words[i] for i in ids),
+    )
+    collector = curation.degraded_pairs(degrade_mask)
+    requests, _ = collector.propose(collector.init(3), KEY, collection, 3)
+    again, _ = collector.propose(collector.init(3), jax.random.key(1), collection, 3)
+    copies = {}
+    for request, same in zip(requests, again, strict=True):
+        (chosen, rejected, *rest), other = request.responses, same.responses[2:]
+        assert (chosen.reward, rejected.reward) == (1.0, 0.0) and request.rollouts == 2 + len(rest)
+        copies[request.prompt] = [(x.tokens.tolist(), x.reward) for x in rest]
+        assert copies[request.prompt] == [(x.tokens.tolist(), x.reward) for x in other]
+    assert copies[0] == [([1, 2, 3, 6], 0.75), ([1, 2, 6], 0.5), ([1, 6], 0.25)]
+    assert copies[1] == [([1, 6], 0.5)]  # a half of two words is the first that is a word
+    assert copies[2] == [([8, 9], 0.5), ([9], 0.25)]  # ids without a stop token
+    assert repr(collector) == "degraded_pairs(degrade_mask, degrees=4)"
+    with pytest.raises(ValueError, match="degrees must be at least 2; got 1"):
+        curation.degraded_pairs(degrade_mask, degrees=1)
+    with pytest.raises(TypeError, match="remove must be a function"):
+        curation.degraded_pairs(0.5)
 
 
 def test_steps_are_one_response_with_a_label_each():
