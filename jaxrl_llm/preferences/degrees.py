@@ -145,7 +145,7 @@ def degree_logits(
       classes: Ids of M different tokens that responses hardly have.
 
     Returns:
-      ``[..., M]`` float32.
+      ``[..., M]`` float32; 0 where a truncated support leaves a class out.
 
     Example:
       >>> import jax.numpy as jnp
@@ -166,7 +166,9 @@ def degree_logits(
         raise ValueError(f"{function}: classes must be 2 or more different tokens; got {classes}.")
     if min(classes) < 0 or max(classes) >= size:
         raise ValueError(f"{function}: classes must be below the {size} tokens; got {classes}.")
-    return jnp.asarray(logits, jnp.float32)[..., jnp.array(classes)]
+    taken = jnp.asarray(logits, jnp.float32)[..., jnp.array(classes)]
+    # Of a truncated support: a head over nothing but those tells no degree.
+    return jnp.where(jnp.isneginf(taken), 0.0, taken)
 
 
 def degree_term(*, degree_logits: Array, rewards: Array, mask: Array, coef: float = 0.1) -> Array:

@@ -56,6 +56,8 @@ def test_a_term_of_degrees_is_the_loss_of_the_copies_of_a_group():
 def test_a_head_is_rows_of_the_output_matrix():
     logits = jnp.arange(12.0).reshape(2, 6)
     assert preferences.degree_logits(logits, classes=(5, 1)).tolist() == [[5, 1], [11, 7]]
+    outside = logits.at[0, 5].set(-jnp.inf)
+    assert preferences.degree_logits(outside, classes=(5, 1)).tolist() == [[0, 1], [11, 7]]
     for classes in ((6, 0), (-1, 0)):
         with pytest.raises(ValueError, match="classes must be below the 6 tokens"):
             preferences.degree_logits(logits, classes=classes)
