@@ -7,6 +7,7 @@ Task: spell_backward of reasoning-gym, words of nine letters. The prompt is the 
 the sentence around it; the reward is the task's own, the share of letters in their places.
 Method: the lower bound of the likelihood of right answers; then a method of diffusion policies, by
 default diffu-GRPO, from the checkpoint that the first run leaves, on the reward.
+Expected: about 0.85 of the letters are right after the first run, 0.01 to 0.05 more after another.
 A response has ten tokens, the last of which ends it; it is uncovered in five steps.
 `python -m benchmarks.diffusion_training` measures both runs; docs/diffusion.md has what it found.
 """
