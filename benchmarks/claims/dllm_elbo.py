@@ -56,7 +56,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
         for n in (1, 4):
             what = f"variance over that at random levels, {world} denoiser, forwards: {n}"
             measures.append(harness.Measure(what, over("exact sizes", n), "below", 1.0))
-            for name in set(names) & {NAMES[1], NAMES[3]}:
+            for name in (x for x in names if x.endswith("stratified")):
                 facts[f"{what}, {name}"] = over(name, n).value
         for name in (each for each in names if each != "levels"):
             values, low, high, _ = zip(*(over(name, n) for n in forwards), strict=True)
