@@ -64,6 +64,7 @@ from jaxrl_llm.curation.budgets import (
 from jaxrl_llm.curation.collectors.degraded import degraded_pairs
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations
 from jaxrl_llm.curation.collectors.downsampled import DownsampledState, downsampled
+from jaxrl_llm.curation.collectors.drafted import drafted
 from jaxrl_llm.curation.collectors.experiences import (
     Experiences,
     experience_message,
@@ -472,6 +473,7 @@ __all__ = [
     "downsample_mask",
     "downsample_turns",
     "downsampled",
+    "drafted",
     "draw_prompts",
     "edit_distance",
     "ended_tokens",

@@ -203,7 +203,8 @@ class SamplerBackend:
 
     Args:
       sample: ``(prompts, request_ids) -> Rollout`` of P lists of tokens and numbers ``[P, G]``, on
-        the host; with ``fixed``, int ``[P, G, t]``, for requests with fixed tokens.
+        the host; with ``fixed``, int ``[P, G, t]``, for requests with fixed tokens, and with
+        ``draft`` for drafts, which are rounds of their own.
       questions: The data set.
       decode: Text of token ids.
       grade: Rewards of groups of texts; on several processes all of them call it together.
@@ -259,14 +260,18 @@ class SamplerBackend:
         rollouts = {asked: complete_rollout(asked, self._prompt(asked)) for asked in self._complete}
         self._complete.clear()
         if self._queue:
-            size, width = self._shape
-            rows = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+            (size, width), draft = self._shape, self._queue[0][0].request.draft
+            rows: list[tuple[Asked, int]] = []
+            while len(rows) < size and self._queue and self._queue[0][0].request.draft == draft:
+                rows.append(self._queue.popleft())
             filled = rows + rows[:1] * (size - len(rows))
             ids = [list(asked.requests[row * width : (row + 1) * width]) for asked, row in filled]
             ids = np.array([row + row[:1] * (width - len(row)) for row in ids])
             prompts = [self._prompt(asked) for asked, _ in filled]
             fixed = [asked.request.fixed[row * width :][:width] for asked, row in filled]
-            if any(fixed):
+            if draft:
+                rollout = self._sample(prompts, ids, draft=True)
+            elif any(fixed):
                 rollout = self._sample(prompts, ids, fixed=_padded(fixed, width))
             else:
                 rollout = self._sample(prompts, ids)
@@ -401,6 +406,8 @@ class EngineBackend:
         for each in asked:
             question, request = self._questions[each.question], each.request
             prompt = question.tokens if each.prompt is None else list(each.prompt)
+            if request.draft:
+                raise ValueError("a collector asks for drafts, which slots cannot make.")
             if request.fixed:
                 raise ValueError(
                     "a collector asks for responses with fixed tokens, which slots cannot serve."

@@ -272,7 +272,7 @@ class _Book:
         resolved = self._resolve(requests)
         self._open |= {each: i for i, each in enumerate(resolved, len(self.asked))}
         self._planned -= sum(each in self._submitted for each in resolved)
-        self._number += sum(request.rollouts for request in requests)
+        self._number += sum(request.rollouts for request in requests if not request.draws_of)
         self._in_order += _in_order(requests)
         self.requests += requests
         self.asked += resolved
@@ -319,12 +319,16 @@ class _Book:
         places = iter(self._places[first:needed])
         resolved: list[Asked] = []
         for request in requests:
+            extended: Asked | None = None
             if request.extends is not None:
                 earlier = request.extends - len(self.asked)
-                place = (self.asked[request.extends] if earlier < 0 else resolved[earlier]).question
+                extended = self.asked[request.extends] if earlier < 0 else resolved[earlier]
+                place = extended.question
             else:
                 place = next(places) if request.prompt is None else int(request.prompt)
             numbers = tuple(range(number, number + request.rollouts))
+            if request.draws_of and extended is not None:
+                numbers = tuple(extended.requests[i] for i in request.draws_of)
             text = request.text
             text = text(self._start.data[place]) if callable(text) else text
             request = request._replace(text=text)
@@ -344,7 +348,7 @@ class _Book:
             responses = self._responses(request, place)
             content = _content(request, responses)
             resolved.append(Asked(place, numbers, request, prompt, responses, content))
-            number += request.rollouts
+            number += 0 if request.draws_of else request.rollouts
         return resolved
 
     def _first_observation(self, request: Request, place: int) -> tuple[int, ...]:
@@ -443,6 +447,15 @@ class _Book:
             if request.fixed and not collector_needs(self.collector, "fixes_tokens"):
                 raise ValueError(
                     f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
+                )
+            if request.draft and not collector_needs(self.collector, "draft_steps"):
+                raise ValueError(f"{start} a draft in request {i}; it must have draft_steps.")
+            if request.draws_of and (
+                request.extends is None or len(request.draws_of) != request.rollouts
+            ):
+                wrong.append(
+                    f"with the draws of {len(request.draws_of)} rollouts; they are of the request "
+                    f"that it extends, one for each of its {request.rollouts}"
                 )
             if request.fixed and (len(request.fixed) != request.rollouts or n):
                 wrong.append(
@@ -595,8 +608,8 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     """A digest of all of a request but prompt, rollouts and reward; empty for a plain one."""
     options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
     options = (*options, request.train_as_prompt, request.role, request.reward is None)
-    options = (*options, request.entropy_stats)
-    plain = options == (None, True, None, False, None, False, OWN, True, None)
+    options = (*options, request.entropy_stats, request.draft, request.draws_of)
+    plain = options == (None, True, None, False, None, False, OWN, True, None, False, ())
     if plain and not responses and not request.fixed:
         return b""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=16)

@@ -302,9 +302,13 @@ def _play_collector(
     else:
 
         def sample(
-            prompts: list[list[int]], ids: np.ndarray, fixed: np.ndarray | None = None
+            prompts: list[list[int]],
+            ids: np.ndarray,
+            fixed: np.ndarray | None = None,
+            draft: bool = False,
         ) -> Rollout:
-            sampler = experiment.samplers.rollouts
+            samplers = experiment.samplers
+            sampler = samplers.drafts if draft and samplers.drafts else samplers.rollouts
             if fixed is not None:
                 more = ((0, 0), (0, 0), (0, sampling.max_new_tokens - fixed.shape[-1]))
                 fixed = np.pad(fixed, more, constant_values=-1)

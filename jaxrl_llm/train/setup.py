@@ -21,6 +21,7 @@ from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
     collector_parts,
+    draft_steps_of,
     entropy_tau_of,
     sized,
     width_of,
@@ -90,6 +91,7 @@ class Samplers(NamedTuple):
     greedy: Callable  # the same for the evaluation, on the mesh
     sampled: Callable  # responses of the sampled evaluation
     engine: Any  # slots in which rollouts decode instead, or None
+    drafts: Callable | None = None  # of a flow policy, for a collector that asks for them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -807,12 +809,26 @@ def make_samplers(
             model_entropy=collector_needs(collector, "records_model_entropy"),
             entropy_tau=entropy_tau_of(collector),
         )
-    return Samplers(rollouts, baseline, greedy, sampled, engine)
+    drafts = None
+    if (steps := draft_steps_of(collector)) is not None:
+        drafts = make_flow_sampler(
+            model,
+            recipe.likelihood,
+            steps=steps,
+            group_size=group_size,
+            deterministic=True,
+            mesh=mesh,
+        )
+    return Samplers(rollouts, baseline, greedy, sampled, engine, drafts)
 
 
 def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     """Raises ValueError for what the model of a run, causal or not, cannot do."""
     sampling = config.sampling
+    if draft_steps_of(recipe.collector) is not None and model.velocity is None:
+        raise ValueError(
+            f"config: {recipe.collector!r} asks for drafts, which a flow model alone makes."
+        )
     if is_causal(model):
         if sampling.denoising != DenoisingOptions():
             raise ValueError(

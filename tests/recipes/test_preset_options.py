@@ -141,6 +141,7 @@ REQUIRED = {
     "igpo_inpainting": f"{DRAWN} hint_mask old_entropy ref_logp",
     "flow_grpo": "latents ref_step_mean",
     "branch_grpo_flow": "latents node_ids",
+    "sol_rl_flow": "latents ref_step_mean",
     "unigrpo": "latents old_step_mean ref_velocity",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.

@@ -81,6 +81,7 @@ def branch_grpo_flow():
 
 REFERENCES = {
     "flow_grpo": (flow_grpo, {}, MASK),
+    "sol_rl_flow": (flow_grpo, {}, MASK),
     "unigrpo": (unigrpo, {}, WINDOW),
     "branch_grpo_flow": (branch_grpo_flow, {"splits": (0, 1)}, MASK),
 }

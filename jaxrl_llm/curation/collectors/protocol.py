@@ -36,6 +36,7 @@ that is built of others has theirs (:func:`collector_needs`):
   needs no reward, and the evaluation compares the responses of held-out rows.
 - ``asks_again = True``: it asks for more once groups have finished, or chooses among their
   rollouts, so that it cannot be the source of a collector that takes only prompts of it.
+- ``draft_steps``, a number: requests that are a ``draft`` of a flow policy in so many steps.
 - ``entropy_tau``, a number: how far their temperature follows the entropy.
 
 One that follows what training learns has ``follows(algo_state)``, which selects it from the
@@ -192,6 +193,9 @@ class Request(NamedTuple):
       fixed: int ``[t]``, one a rollout, or none: tokens that a model that denoises has in their
         places from the start, -1 where it writes its own; t is at most the longest response. Their
         version is -1.
+      draft: Whether a flow policy makes few steps, as many as the collector's ``draft_steps``.
+      draws_of: Rollouts of the request that this one ``extends``, whose random numbers its own are
+        drawn with; none for new numbers.
     """
 
     rollouts: int
@@ -209,6 +213,8 @@ class Request(NamedTuple):
     reward: Callable[[Sequence[str]], Sequence[float]] | None = None
     entropy_stats: tuple[float, float, float, float] | None = None
     fixed: tuple[np.ndarray, ...] = ()
+    draft: bool = False
+    draws_of: tuple[int, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -396,6 +402,12 @@ def entropy_tau_of(collector: Any) -> float | None:
     if len(taus) > 1:
         raise ValueError(f"collector {collector!r}: one entropy_tau is possible, not {taus}.")
     return taus[0] if taus else None
+
+
+def draft_steps_of(collector: Any) -> int | None:
+    """Steps of the drafts that a collector, or one that it is built of, asks for; else None."""
+    steps = (getattr(part, "draft_steps", None) for part in collector_parts(collector))
+    return next((count for count in steps if count is not None), None)
 
 
 def collector_parts(collector: Any) -> Iterator[Any]:

@@ -88,7 +88,7 @@ from jaxrl_llm.recipes.presets.distillation import (
 )
 from jaxrl_llm.recipes.presets.experiences import training_free_grpo
 from jaxrl_llm.recipes.presets.exploration import epo, verl_erank
-from jaxrl_llm.recipes.presets.flows import branch_grpo_flow, flow_grpo, unigrpo
+from jaxrl_llm.recipes.presets.flows import branch_grpo_flow, flow_grpo, sol_rl_flow, unigrpo
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -373,6 +373,7 @@ __all__ = [
     "slic",
     "spo_degree",
     "sol_rl",
+    "sol_rl_flow",
     "span_distillation",
     "spark",
     "spg",

@@ -84,6 +84,37 @@ def branch_grpo_flow(
     )
 
 
+def sol_rl_flow(
+    *,
+    oversample: int = 4,
+    draft_steps: int = 6,
+    noise: float = 0.7,
+    eps: float = 1e-4,
+    kl_coef: float = 0.04,
+    bound: float = 5.0,
+) -> Recipe:
+    """Drafts of many seeds in few steps; the best and the worst are made again, and train.
+
+        seeds -> drafts -> the best and the worst half of G -> :func:`flow_grpo` from their noise
+
+    Args:
+      oversample: Drafts of a prompt, over G.
+      draft_steps: Steps of a draft, none of them random.
+      noise, eps, kl_coef, bound: As of :func:`flow_grpo`.
+
+    References:
+      Sol-RL (arXiv:2604.06916), NOTES, whose objective is DiffusionNFT's, on samples without noise;
+      here the steps are random, so that a trajectory may leave the mode of its draft. Advantages
+      are of the rewards of what trains. Drafts in 4 bits are not part of this.
+    """
+    recipe = flow_grpo(noise=noise, eps=eps, kl_coef=kl_coef, bound=bound)
+    return recipe.replace(
+        name="sol_rl_flow",
+        collector=curation.drafted(curation.contrasts, oversample=oversample, steps=draft_steps),
+        paper="arXiv:2604.06916",
+    )
+
+
 def unigrpo(
     *,
     noise: float = 0.7,
