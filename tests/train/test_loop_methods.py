@@ -17,6 +17,7 @@ from jaxrl_llm.train import (
     AsyncConfig,
     CheckpointConfig,
     EvaluationConfig,
+    LoRAConfig,
     MeshConfig,
     OptimizerConfig,
     SamplingConfig,
@@ -157,6 +158,24 @@ def test_a_mesh_carries_a_critic_and_a_moving_reference(tmp_path):
     assert any(not sharding.is_fully_replicated for sharding in laid_out)
     of_policy = [x.sharding for x in jax.tree.leaves(states[1].params)]
     assert [x.sharding for x in jax.tree.leaves(states[1].reference)] == of_policy
+
+
+@pytest.mark.slow
+def test_a_mesh_carries_earlier_policies_beside_an_adapter(tmp_path):
+    """They are adapters then, and a mesh and a resumed run lay them out as what trains."""
+    recipe, lora = jr.recipes.mnpo(weights=(2.0, 1.0), every=1), LoRAConfig(rank=2)
+    rows, states = [], []
+    for name, mesh in (("one", MeshConfig()), ("eight", MeshConfig(data=2, fsdp=2, tensor=2))):
+        config = tiny_run(tmp_path / name, recipe=recipe, lora=lora, mesh=mesh, steps=2)
+        train(dataclasses.replace(config, steps=1))
+        result = train(config, resume=True)
+        rows.append([row["loss"] for row in result.history])
+        states.append(result.state)
+    np.testing.assert_allclose(*rows, rtol=1e-4)
+    of_policy = [x.sharding for x in jax.tree.leaves(states[1].params)]
+    for policy in states[1].earlier.policies:
+        assert [x.sharding for x in jax.tree.leaves(policy)] == of_policy
+    assert_same(states[1].earlier.policies[0], states[1].params)
 
 
 def test_rewards_by_name_reach_the_method(tmp_path):
