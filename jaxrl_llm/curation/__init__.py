@@ -249,6 +249,7 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_rate,
     pass_history_update,
 )
+from jaxrl_llm.curation.prompts.density import density_ratios
 from jaxrl_llm.curation.prompts.embeddings import hashed_responses, hashed_words
 from jaxrl_llm.curation.prompts.robust import (
     PromptGdroState,
@@ -467,6 +468,7 @@ __all__ = [
     "dars_keep",
     "degraded_pairs",
     "demonstrations",
+    "density_ratios",
     "depth_prune",
     "difficulty_bins",
     "distilled_where",

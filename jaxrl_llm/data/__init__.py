@@ -10,6 +10,7 @@ from jaxrl_llm.core.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from jaxrl_llm.data.alignment import align_spans, token_ends
+    from jaxrl_llm.data.density import with_density
     from jaxrl_llm.data.order import Cursor, take
     from jaxrl_llm.data.package_renderer import PackageRenderer
     from jaxrl_llm.data.prompts import Prompt, PromptSet, split_distinct
@@ -23,6 +24,7 @@ _HOMES = {
     "token_ends": "alignment",
     "Cursor": "order",
     "take": "order",
+    "with_density": "density",
     "Prompt": "prompts",
     "PromptSet": "prompts",
     "Question": "questions",
@@ -60,6 +62,7 @@ __all__ = [
     "split_distinct",
     "take",
     "token_ends",
+    "with_density",
 ]
 
 # What is heavy loads where it is used.

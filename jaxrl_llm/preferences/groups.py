@@ -255,6 +255,7 @@ def single(
     ref_logp: Array | None,
     kl: float | Array | None = None,
     center: float | Array | None = None,
+    density: Array | None = None,
     loss: Callable,
 ) -> Array:
     """A loss of single responses as a surrogate: each is desirable or not.
@@ -270,6 +271,8 @@ def single(
       ref_logp: ``[..., G, T]``, under the reference; None for a loss without one.
       kl: ``[]`` or an array of one value, for a loss that names it, such as :func:`kto`.
       center: Likewise, as for :func:`bco_unpaired`.
+      density: ``[...]``, not negative, what an undesirable response of each group counts, such as
+        ``curation.density_ratios``; None for 1.
       loss: A loss of responses; of ``logp``, ``ref_logp``, ``chosen_logp`` (the same as ``logp``),
         ``chosen_lengths``, ``desirable`` and ``where``, all ``[..., G]``, it gets those that it
         names.
@@ -307,6 +310,10 @@ def single(
     if ref_logp is not None:
         context["ref_logp"] = _sums(ref_logp, mask)
     value = _call(function, loss, context)
+    if density is not None:
+        checks.check_float(function, density=density)
+        checks.check_shape(function, "density", density, jnp.shape(rewards)[:-1])
+        value = value * jnp.where(context["desirable"], 1.0, jnp.asarray(density)[..., None])
     return masking.zero_masked(jnp.broadcast_to(value[..., None], jnp.shape(mask)), mask)
 
 

@@ -132,8 +132,8 @@ def bco_unpaired(
       [0.693..., 0.693...]
 
     References:
-      Jung et al., BCO (arXiv:2404.04656), without the weights of prompts that occur in one class
-      alone.
+      Jung et al., BCO (arXiv:2404.04656); what its prompts weigh is the ``density`` of
+      :func:`single`.
     """
     function = "bco_unpaired"
     x = _implicit(function, logp, ref_logp, desirable, beta, where)

@@ -24,6 +24,7 @@ EXTRAS: dict[str, Extra] = {
     "prompt_ids": Extra("P", "int", "place of the prompt in its data set"),
     "greedy_rewards": Extra("P", "float", "reward of the most likely response"),
     "prior": Extra("P", "float", "predicted reward, before any rollout"),
+    "density": Extra("P", "float", "how much more often good responses have such a prompt"),
     "margin": Extra("P", "float", "by how much the better response of a pair is better"),
     "current_version": Extra("P", "int", "version of the weights that are trained"),
     "policy_shift": Extra("P", "float", "mean |change of logp| on the prompt's last response"),

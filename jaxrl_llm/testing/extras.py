@@ -89,6 +89,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     floats["turn_formats"] = rng.uniform(0, 0.2, (p, g, _TURNS))
     floats["prm_logp"] = near(old_logp)
     floats["earlier_logp"] = near(old_logp)
+    floats["density"] = rng.uniform(0.5, 2.0, p)
     floats["margin"] = rng.uniform(0.0, 1.0, p)
     floats["kl_logp"] = -rng.uniform(5, 9, (p, g))
     floats["kl_ref_logp"] = floats["kl_logp"] - 1.0

@@ -276,6 +276,21 @@ def test_bco_compares_with_the_mean_reward_so_far():
     np.testing.assert_allclose(state.controllers["center"].mean, d, rtol=1e-5)
 
 
+def test_bco_weighs_bad_responses_by_their_density():
+    logp, batch, _ = batch_of_pairs()
+
+    def loss(density):
+        extras = {"density": jnp.asarray(density, jnp.float32)}
+        return float(loss_of(jr.recipes.bco(density=True), logp, batch.replace(extras=extras))[0])
+
+    np.testing.assert_allclose(loss(np.ones(P)), loss_of(jr.recipes.bco(), logp, batch)[0])
+    good = loss(np.zeros(P))
+    each = [loss(row) - good for row in np.eye(P)]
+    density = np.array([0.5, 2.0, 3.0, 1.0])
+    np.testing.assert_allclose(loss(density), good + density @ each, rtol=1e-5)
+    assert each[3] == 0 < min(each[:3])  # the last pair has no bad response
+
+
 def test_aot_matches_the_ranks_of_a_batch_and_its_parts_add_up():
     logp, batch, sides = batch_of_pairs(seed=5)
     policy, ref = sums_of(sides)

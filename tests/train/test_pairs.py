@@ -201,6 +201,19 @@ def test_single_responses_are_not_compared(tmp_path, pairs):
         of_pairs(tmp_path, labels, **changes)
     graded = of_pairs(tmp_path, labels, **changes, steps=1, reward=lambda *args: 1.0)
     assert set(train(graded).after) == {"greedy", "sampled"}
+    # Prompts that none of the good responses has count less.
+    off = {"steps": 1, "evaluation": EvaluationConfig(enabled=False)}
+    bco = jr.recipes.bco(density=True).replace(collector=jr.curation.offline_labels())
+    rows = jr.bind(jr.data.from_file, path=str(labels), needs_answer=False)
+
+    def weighed(prompts):
+        data = DataConfig(prompts=prompts, chat=False)
+        return of_pairs(tmp_path / "weighed", labels, recipe=bco, data=data, **off)
+
+    with pytest.raises(ValueError, match="needs 'density' .* has none in its metadata"):
+        load_experiment(weighed(rows))
+    densities = weighed(lambda: jr.data.with_density(rows()))
+    assert 0 < train(densities).history[0]["loss"] < np.log(2) - 1e-3
 
 
 def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):

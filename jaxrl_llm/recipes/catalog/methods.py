@@ -568,7 +568,7 @@ METHODS = (
         "2406.11827", "preference", ("advantages.sum_pi_squared", "preferences.alignment_weights"),
         preset="wpo"),
     Method("bco", "Binary classifier optimization, of pairs and of single responses", "2404.04656",
-        "preference", ("preferences.bco", "preferences.bco_unpaired",
+        "preference", ("curation.density_ratios", "preferences.bco", "preferences.bco_unpaired",
         "preferences.running_reward"), preset="bco"),
     Method("kto", "Kahneman-Tversky optimization of single responses", "2402.01306", "preference",
         ("curation.offline_labels", "preferences.kto", "preferences.kto_kl",

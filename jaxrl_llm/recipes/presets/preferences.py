@@ -490,7 +490,11 @@ def kto(
 
 
 def bco(
-    *, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+    density: bool = False,
 ) -> Recipe:
     """Binary classifier optimization: good responses above the mean reward so far, bad ones below.
 
@@ -504,11 +508,12 @@ def bco(
       beta: Scale of the implicit rewards.
       desirable_weight: Weight of the good responses.
       undesirable_weight: Weight of the bad ones.
+      density: Whether a bad response counts the column "density" of its row besides, as
+        ``data.with_density`` makes it: how much more often good responses have such a prompt. Pairs
+        have the same prompts, and a density of 1.
 
     References:
-      Jung et al. (arXiv:2404.04656). The paper weighs bad responses by how their prompts differ
-      from those of the good ones; pairs have the same prompts, and a weight of 1. Labels do not,
-      and theirs is left out, as is TRL's default.
+      Jung et al. (arXiv:2404.04656), whose densities are on; off is TRL's default.
     """
     loss = bind(
         preferences.bco_unpaired,
@@ -517,7 +522,7 @@ def bco(
         undesirable_weight=undesirable_weight,
     )
     center = preferences.running_reward(beta=beta)
-    return with_loss(
+    recipe = with_loss(
         "bco",
         bind(preferences.single, loss=loss),
         reads=("ref_logp",),
@@ -525,6 +530,9 @@ def bco(
         collector=curation.offline_pairs(),
         computed=(Computed("center", center, "controller"),),
     )
+    if not density:
+        return recipe
+    return recipe.replace(surrogate=given(recipe.surrogate, density="density"))
 
 
 def divergence(advantages: Array, *, kl_logp: Array, kl_ref_logp: Array, where: Array) -> Array:
