@@ -63,6 +63,40 @@ def trained(folder: Path = RESULTS) -> str:
     return "\n\n".join(blocks) or "Nothing yet."
 
 
+def flows(folder: Path = RESULTS) -> str:
+    """Held-out rewards before and after the runs of benchmarks/flow_training.py."""
+    blocks = []
+    for result in _results(folder, "flow_training"):
+        methods: dict[str, list[dict[str, Any]]] = {}
+        for run in result["runs"]:
+            methods.setdefault(run["method"], []).append(run)
+        first = result["runs"][0]
+        seeds = len(methods[first["method"]])
+        title = (
+            f"`{result['workload']['config']}` on {result['device']}: mean reward of "
+            f"{first['questions']} held-out prompts, of samples without noise; the mean of "
+            f"{seeds} seeds, in brackets the least and the greatest "
+            "(`python -m benchmarks.flow_training`):"
+        )
+
+        def over_seeds(runs: list[dict[str, Any]], key: str) -> str:
+            values = [run[key] for run in runs]
+            mean = sum(values) / len(values)
+            return f"{mean:.3f} [{min(values):.3f}, {max(values):.3f}]"
+
+        rows = [
+            (
+                f"`{method}`",
+                str(runs[0]["steps"]),
+                over_seeds(runs, "sampled_before"),
+                over_seeds(runs, "sampled_after"),
+            )
+            for method, runs in methods.items()
+        ]
+        blocks.append(pages.table(title, ("recipe", "steps", "before", "after"), rows))
+    return "\n\n".join(blocks) or "Nothing yet."
+
+
 def speed(folder: Path = RESULTS) -> str:
     """The sampler beside its matrix products, of benchmarks/denoise_speed.py."""
     blocks = []
@@ -183,7 +217,7 @@ def _tables(result: Mapping[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Write and draw, or check; the exit code is 1 where a check fails."""
-    parts = {"measured": measured, "trained": trained, "speed": speed}
+    parts = {"measured": measured, "trained": trained, "speed": speed, "flows": flows}
     codes = [
         pages.write(PAGE, content, "benchmarks.diffusion_page", argv, part=part)
         for part, content in parts.items()

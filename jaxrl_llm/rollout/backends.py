@@ -204,7 +204,7 @@ class SamplerBackend:
     Args:
       sample: ``(prompts, request_ids) -> Rollout`` of P lists of tokens and numbers ``[P, G]``, on
         the host; with ``fixed``, int ``[P, G, t]``, for requests with fixed tokens, and with
-        ``draft`` for drafts, which are rounds of their own.
+        ``draft`` for drafts, which have separate rounds.
       questions: The data set.
       decode: Text of token ids.
       grade: Rewards of groups of texts; on several processes all of them call it together.

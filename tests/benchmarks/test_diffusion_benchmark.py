@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import denoise_speed, diffusion, diffusion_page, diffusion_training, harness
+from benchmarks import (
+    denoise_speed,
+    diffusion,
+    diffusion_page,
+    diffusion_training,
+    flow_training,
+    harness,
+)
 
 RESULTS = [json.loads(p.read_text()) for p in sorted(harness.RESULTS.glob("diffusion-*.json"))]
 WORLDS = [pytest.param(r["worlds"][w], id=w) for r in RESULTS for w in diffusion.WORLDS]
@@ -68,8 +75,23 @@ def test_verdicts_of_the_page(world):
 
 
 def test_nothing_was_measured_yet(tmp_path):
-    for part in (diffusion_page.measured, diffusion_page.trained, diffusion_page.speed):
+    page = diffusion_page
+    for part in (page.measured, page.trained, page.speed, page.flows):
         assert part(tmp_path) == "Nothing yet."
+
+
+def test_the_page_shows_the_flow_runs_over_seeds(tmp_path):
+    runs = [
+        {"method": m, "steps": 2, "questions": 4, "sampled_before": 0.2, "sampled_after": x}
+        for m in flow_training.METHODS
+        for x in (0.5, 0.7, 0.9)
+    ]
+    work = {"config": "configs/flow.py"}
+    result = {"name": "flow_training", "workload": work, "device": "cpu", "runs": runs}
+    (tmp_path / "flow_training-cpu.json").write_text(json.dumps(result))
+    page = diffusion_page.flows(tmp_path)
+    assert "| `sol_rl_flow` | 2 | 0.200 [0.200, 0.200] | 0.700 [0.500, 0.900] |" in page
+    assert "the mean of 3 seeds" in page
 
 
 def test_the_page_shows_the_runs_and_their_curves(tmp_path):

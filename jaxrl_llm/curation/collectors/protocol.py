@@ -194,8 +194,8 @@ class Request(NamedTuple):
         places from the start, -1 where it writes its own; t is at most the longest response. Their
         version is -1.
       draft: Whether a flow policy makes few steps, as many as the collector's ``draft_steps``.
-      draws_of: Rollouts of the request that this one ``extends``, whose random numbers its own are
-        drawn with; none for new numbers.
+      draws_of: Rollouts of the request that this one ``extends``, one for each of its rollouts,
+        whose random numbers are drawn again; none for new numbers.
     """
 
     rollouts: int
