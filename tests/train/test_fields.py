@@ -243,7 +243,7 @@ def test_what_is_nowhere_or_no_number_is_one_sentence(names, options, words):
 @pytest.mark.slow
 def test_a_run_brings_what_every_preset_needs_that_is_whole():
     refused = {}
-    for name in (method.preset for method in catalog.CATALOG if method.whole):
+    for name in (x.preset for x in catalog.CATALOG if x.whole and x.preset):
         try:
             recipe = catalog.preset(name, length=8, num_prompts=P)
             if not recipe.forward_only:
