@@ -7,6 +7,8 @@ first tokens of a response may share a block with the last of its prompt; the la
 the response. Sampler and likelihoods count them in the same way.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -44,6 +46,13 @@ def mask_id_of(function: str, model: Model) -> int:
             lacks = "a mask_id: `mask_token_id` of config.json, or a mask token of the tokenizer"
         raise ValueError(f"{function} needs a model that denoises; its config lacks {lacks}.")
     return config.mask_id
+
+
+def velocity_of(function: str, model: Model) -> Callable[..., Array]:
+    """The velocity of a flow model; ValueError for another."""
+    if model.velocity is None:
+        raise ValueError(f"{function} needs a flow model; this one has no velocity.")
+    return model.velocity
 
 
 def denoise(

@@ -17,6 +17,7 @@ from flax import nnx
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
 
 
@@ -160,13 +161,13 @@ def flow_matching_loss(
     References:
       Lipman et al., Flow Matching (arXiv:2210.02747).
     """
-    assert model.velocity is not None
+    velocity = velocity_of("flow_matching_loss", model)
     of_level, of_noise = jax.random.split(key)
     sigma = jax.random.uniform(of_level, x.shape[:-1])
     noise = jax.random.normal(of_noise, x.shape)
     at, level = sigma[..., None], sigma[:, None]
     latent = (1.0 - at) * x + at * noise
-    v = model.velocity(params, latent[:, None], level, prompts, prompt_mask)[:, 0]
+    v = velocity(params, latent[:, None], level, prompts, prompt_mask)[:, 0]
     return jnp.mean((v - (noise - x)) ** 2)
 
 

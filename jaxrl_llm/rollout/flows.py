@@ -16,6 +16,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.diffusion import FlowLikelihood, flow_levels
+from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
@@ -73,8 +74,7 @@ def make_flow_sampler(
       BranchGRPO (arXiv:2509.06040). Levels in equal steps are ours.
     """
     name = "make_flow_sampler"
-    if model.velocity is None:
-        raise ValueError(f"{name} needs a flow model; this one has no velocity.")
+    velocity_of(name, model)
     check_sizes(name, steps=steps, group_size=group_size)
     if deterministic:
         likelihood = FlowLikelihood(likelihood.step)
@@ -106,6 +106,7 @@ def make_flow_sampler(
 
 def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.ndarray):
     """``run(params, key, prompts, prompt_mask, ids, version) -> Rollout``, not compiled."""
+    velocity = velocity_of("sample", model)
     levels, splits = flow_levels(steps), likelihood.splits
     begins = sorted({0, *splits})
     stretches = list(zip(begins, [*begins[1:], steps], strict=True))
@@ -125,7 +126,7 @@ def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.n
             (x, keys), (step, enlarged, is_random) = carry, inputs
             at = jnp.broadcast_to(step, x.shape[:-1])
             sigma = jnp.asarray(levels)[at]
-            v = model.velocity(params, x, sigma, prompts, prompt_mask)  # type: ignore[misc]
+            v = velocity(params, x, sigma, prompts, prompt_mask)
             made = likelihood.at(x, v, at, levels, eps=enlarged * noise(keys, step))
             flow = x + v * (levels[1] - levels[0])
             after = jnp.where(is_random, made.x, flow)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.diffusion import FlowLikelihood, flow_levels
+from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.score import Scores
@@ -51,7 +52,7 @@ class FlowScorer:
         before, after = jnp.moveaxis(batch.extras["latents"], -2, 0)
         levels = flow_levels(before.shape[2])
         steps = jnp.broadcast_to(jnp.arange(before.shape[2]), before.shape[:3])
-        v = self.model.velocity(  # type: ignore[misc]
+        v = velocity_of("score", self.model)(
             params, before, jnp.asarray(levels)[steps], batch.prompt_tokens, batch.prompt_mask
         )
         made = self.likelihood.at(before, v, steps, levels, x_next=after)
