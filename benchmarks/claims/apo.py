@@ -45,12 +45,12 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """Both on the same pairs."""
     keys = jax.random.split(jax.random.key(seed), 16 if quick else 96)
     steps = STEPS[-1:] if quick else STEPS
-    found = {
+    results = {
         (name, n): list(map(np.asarray, outcome(keys, name=name, steps=n)))
         for name in LOSSES
         for n in steps
     }
-    dpo, apo = (found[name, STEPS[-1]] for name in LOSSES)
+    dpo, apo = (results[name, STEPS[-1]] for name in LOSSES)
     measures = [
         harness.Measure(what, harness.mean(values, "tasks"), *side)
         for what, values, side in (
@@ -70,7 +70,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     series = []
     for name in LOSSES:
         for place, side in ((1, "chosen"), (2, "rejected")):
-            each = [harness.mean(found[name, n][place], "tasks") for n in steps]
+            each = [harness.mean(results[name, n][place], "tasks") for n in steps]
             columns = zip(*(x[:3] for x in each), strict=True)
             series.append(harness.Series(f"{name}, {side}", list(steps), *columns))
     facts = {"share of chosen responses that fell, apo_zero": float(apo[0].mean())}

@@ -65,12 +65,12 @@ def outcome(keys, threshold, *, name: str):
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The methods on the same labels, few good ones and as many as bad ones."""
     keys = jax.random.split(jax.random.key(seed), 16 if quick else 96)
-    found = {
+    results = {
         (name, threshold): list(map(np.asarray, outcome(keys, threshold, name=name)))
         for name in METHODS
         for threshold in (RARE, BALANCED)
     }
-    merit = {key: value[0] for key, value in found.items()}
+    merit = {key: value[0] for key, value in results.items()}
     measures = [
         harness.Measure(
             f"expected merit, kto less {other}, few good responses",
@@ -80,7 +80,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
         )
         for other in ("dpo", "kto, weights 1")
     ]
-    _, share, pairs = found["dpo", RARE]
+    _, share, pairs = results["dpo", RARE]
     facts = {
         "share of good responses": float(share.mean()),
         "pairs of one good and one bad response, of 256 prompts": float(pairs.mean()),

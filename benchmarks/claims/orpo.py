@@ -50,12 +50,12 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """Both on the same pairs."""
     keys = jax.random.split(jax.random.key(seed), 16 if quick else 96)
     steps = STEPS[-1:] if quick else STEPS
-    found = {
+    results = {
         (name, n): list(map(np.asarray, outcome(keys, name=name, steps=n)))
         for name in ("sft", "orpo")
         for n in steps
     }
-    (_, imitated), (chosen, rejected) = found["sft", STEPS[-1]], found["orpo", STEPS[-1]]
+    (_, imitated), (chosen, rejected) = results["sft", STEPS[-1]], results["orpo", STEPS[-1]]
     measures = [
         harness.Measure(what, harness.mean(values, "tasks"), *side)
         for what, values, side in (
@@ -79,7 +79,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     series = []
     for name in ("sft", "orpo"):
         for place, side in enumerate(("chosen", "rejected")):
-            each = [harness.mean(found[name, n][place], "tasks") for n in steps]
+            each = [harness.mean(results[name, n][place], "tasks") for n in steps]
             columns = zip(*(x[:3] for x in each), strict=True)
             series.append(harness.Series(f"{name}, {side}", list(steps), *columns))
     facts = {

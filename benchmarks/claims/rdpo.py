@@ -54,13 +54,13 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The three losses on the same pairs, at each rate of flips."""
     seeds, rates = (24, (FLIPPED,)) if quick else (64, RATES)
     keys = jax.random.split(jax.random.key(seed), seeds)
-    found = {
+    results = {
         (name, rate): [np.asarray(x) for x in outcome(keys, name=name, flipped=rate)]
         for name in LOSSES
         for rate in rates
     }
-    merit = {name: found[name, FLIPPED][0] for name in LOSSES}
-    error = {name: found[name, FLIPPED][1] for name in LOSSES}
+    merit = {name: results[name, FLIPPED][0] for name in LOSSES}
+    error = {name: results[name, FLIPPED][1] for name in LOSSES}
     measures = [
         harness.Measure(
             f"expected merit, robust dpo less {other}, 0.3 of the labels flipped",
@@ -77,7 +77,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     measures.append(harness.Measure(what, ratio, "below", 1.0))
     series = []
     for name in LOSSES:
-        each = [harness.mean(found[name, rate][0], "tasks") for rate in rates]
+        each = [harness.mean(results[name, rate][0], "tasks") for rate in rates]
         columns = zip(*(x[:3] for x in each), strict=True)
         series.append(harness.Series(name, rates, *columns))
     plot = harness.Plot("share of labels flipped", "expected merit over the reference's", series)

@@ -47,9 +47,9 @@ class _Degraded(Offline):
         with on_host():
             # The copies of a response are the same whenever it comes.
             key = jax.random.key(zlib.crc32(tokens.tobytes()))
-            kept = np.asarray(_remove(key, salience, there, shares, remove=self.remove))
+            remain = np.asarray(_remove(key, salience, there, shares, remove=self.remove))
         copies, longest = [], length
-        for share, mask in zip(shares.tolist(), kept[:, :length], strict=True):
+        for share, mask in zip(shares.tolist(), remain[:, :length], strict=True):
             if 0 < (count := int(mask.sum())) < longest:
                 rest = np.append(mask, np.ones(len(tokens) - length, bool))
                 copies.append(Response(tokens[rest], reward=1.0 - share))
