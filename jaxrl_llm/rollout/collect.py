@@ -725,6 +725,10 @@ def _join_rollouts(
     if any(each.done.rollout.ends is not None for each in members):
         ends = np.full(shape, T, np.int32)
     latents = members[0].done.rollout.latents
+    if len({each.done.rollout.latents is None for each in members}) > 1:
+        raise ValueError(
+            "collect: a row has trajectories of a flow policy and responses without latents."
+        )
     if latents is not None:
         latents = np.zeros((*shape, *latents.shape[3:]), np.float32)
     finish = np.full(shape[:2], LENGTH, np.int32)

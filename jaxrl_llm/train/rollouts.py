@@ -178,6 +178,11 @@ def collect_rollouts(
 
     draws, nodes = None, collected.nodes
     if isinstance(recipe.likelihood, FlowLikelihood):
+        if rollout.latents is None:
+            raise ValueError(
+                f"recipe {recipe.name!r} trains a flow policy, and {experiment.collector!r} brings "
+                "responses, which have no latents."
+            )
         _, group_size, steps = rollout.mask.shape
         nodes = np.broadcast_to(recipe.likelihood.node_ids(steps, group_size), rollout.mask.shape)
     if isinstance(recipe.likelihood, Likelihood):

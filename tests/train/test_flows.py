@@ -10,6 +10,7 @@ import pytest
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.diffusion import (
     FlowLikelihood,
     branch_likelihood,
@@ -19,7 +20,7 @@ from jaxrl_llm.diffusion import (
 )
 from jaxrl_llm.rollout import DenoisingOptions, make_flow_sampler
 from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model
-from jaxrl_llm.train import SamplingConfig, init_state, make_step, train
+from jaxrl_llm.train import DataConfig, SamplingConfig, init_state, make_step, train
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.policy_gradient import score_reference
 from jaxrl_llm.train.rollouts import collect_rollouts
@@ -168,6 +169,11 @@ def flow():
     return *tiny_flow_model(), ByteTokenizer()
 
 
+def shown_prompts():
+    rows = [Prompt(x, metadata={"demonstration": "0"}) for x in "abcdefgh"]
+    return PromptSet(rows, source="tiny")
+
+
 RUN = {
     "model": flow,
     "reward": to_the_right,
@@ -176,6 +182,7 @@ RUN = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly(tmp_path):
     recipe = jr.recipes.branch_grpo_flow(splits=(0, 1))
     config = tiny_run(tmp_path / "whole", **RUN | {"steps": 3, "recipe": recipe})
@@ -280,4 +287,7 @@ def test_what_does_not_go_together(tmp_path):
     hot = SamplingConfig(group_size=2, max_new_tokens=4, temperature=0.5)
     refused("temperature has no effect on a flow policy", sampling=hot)
     refused("give it a likelihood", recipe="grpo")
+    shown = recipe.replace(collector=jr.curation.only_demonstrations(reward=1.0))
+    refused("which have no latents", recipe=shown, data=DataConfig(prompts=shown_prompts))
+    refused("lora", lora=jr.models.LoRAConfig(rank=2))
     refused("not a flow model", recipe="diffu_grpo")
