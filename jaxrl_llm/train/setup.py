@@ -331,6 +331,9 @@ def with_trained(
     config: TrainConfig, recipe: Any, model: Model, params: ArrayTree, *, mesh=None
 ) -> tuple[Model, ArrayTree]:
     """Model and parameters with the adapter and the head that a run trains; as they are if none."""
+    if model.velocity is not None and (recipe.head or config.lora.rank is not None):
+        what = f"recipe {recipe.name!r} trains a head" if recipe.head else "lora adds adapters"
+        raise ValueError(f"config: {what}, which a flow model does not have.")
     if recipe.head and isinstance(config.model, str):
         model, params = without_output(model, params)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)

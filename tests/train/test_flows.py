@@ -289,5 +289,6 @@ def test_what_does_not_go_together(tmp_path):
     refused("give it a likelihood", recipe="grpo")
     shown = recipe.replace(collector=jr.curation.only_demonstrations(reward=1.0))
     refused("which have no latents", recipe=shown, data=DataConfig(prompts=shown_prompts))
-    refused("lora", lora=jr.models.LoRAConfig(rank=2))
+    lora = jr.models.LoRAConfig(rank=2, targets=("layers",))
+    refused("lora adds adapters, which a flow model does not have", lora=lora)
     refused("not a flow model", recipe="diffu_grpo")
