@@ -10,8 +10,9 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits_of
+from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import PRESETS, Recipe, catalog, wiring
-from jaxrl_llm.testing import assert_recipe_ok, cases
+from jaxrl_llm.testing import assert_recipe_ok, cases, tiny_flow_model
 from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import init_critic, init_state, make_step
 
@@ -143,10 +144,12 @@ GOOD, BAD = draw()
 
 def train(recipe: Recipe, steps: int = STEPS, *, moves: bool = True) -> None:
     """Trains the tiny model and holds it to finite numbers, and to whether its weights move."""
-    network, params = model()
+    flow = isinstance(recipe.likelihood, FlowLikelihood)
+    network, params = tiny_flow_model() if flow else model()
     batch, optimizer, critic = model_case(recipe).batch, optax.adam(1e-3), {}
-    # What the step computes itself is left to it.
-    brought = {k: x for k, x in batch.extras.items() if k not in recipe.step_fields}
+    # What the step computes itself is left to it; a frozen reference is not part of it.
+    computed = {k for k in recipe.step_fields if not k.startswith("ref_")}
+    brought = {k: x for k, x in batch.extras.items() if k not in computed}
     taught = recipe.computed_from("teacher")
     if taught:
         brought |= {k: batch.extras[k] for k in ("teacher_prompt_tokens", "teacher_prompt_mask")}
