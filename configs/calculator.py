@@ -2,7 +2,7 @@
 
 Commands: jaxrl-llm train configs/calculator.py:warmup
           jaxrl-llm train configs/calculator.py
-Hardware: two CPU cores, 4 GB of disk; the model, 98 MB, is downloaded once.
+Hardware: two CPU cores, 12 GB of memory, 4 GB of disk; the model, 98 MB, is downloaded once.
 Method: six steps of supervised fine-tuning on twelve worked sums show how a call is written; then
 GRPO on episodes of at most three turns, whose reward is that of the answer.
 Sums: three terms of two digits. A fifth of the questions is held out and never trained on.

@@ -227,6 +227,20 @@ def test_a_function_that_looks_at_values_is_called(plans):
     assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
 
 
+def test_a_plan_of_a_run_that_goes_on_from_the_weights_of_another(plans, tmp_path):
+    config, inputs, _ = plans
+    model, params, tokenizer = config.model()
+    state = init_state(params, optax.sgd(0.1), jr.recipes.grpo(), key=jax.random.key(0))
+    jr.train.save(tmp_path, state, model=model)
+
+    def trained():
+        model, params, _ = config.model()
+        return model, jr.train.Checkpoints(tmp_path, model=model).restore_policy(params), tokenizer
+
+    found = load_inputs(dataclasses.replace(config, model=trained))
+    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
+
+
 def test_what_a_plan_counts(plans):
     _, inputs, plan = plans
     numbers = jr.core.trees.size(inputs.params)

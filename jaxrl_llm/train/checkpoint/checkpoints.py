@@ -343,6 +343,9 @@ class Checkpoints:
         return self._load({"collector_state": like}, {}, step, partial=True)["collector_state"]
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
+        for leaf in jax.tree.leaves(like):
+            if isinstance(leaf, jax.core.Tracer):  # as of a plan, which then calls the function
+                raise jax.errors.ConcretizationTypeError(leaf, "A checkpoint is read into arrays.")
         steps = processes.from_first(self.steps)
         if step is not None:
             if step not in steps:
