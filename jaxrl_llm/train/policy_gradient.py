@@ -304,8 +304,9 @@ def make_step(
         if recipe.reference is not None:
             # The same key in every step: a rule may draw once for several steps.
             drawn = jax.random.fold_in(key, _REFERENCE) if recipe.reference_draws else None
-            moved = (state.reference, params, state.step + 1)
-            reference = call_with(recipe.reference, *moved, context={"key": drawn})
+            reference = call_with(
+                recipe.reference, state.reference, params, state.step + 1, context={"key": drawn}
+            )
             if isinstance(state.reference, Iterates):
                 reference, params = reference
                 state = state._replace(params=keep(applied, params, state.params))

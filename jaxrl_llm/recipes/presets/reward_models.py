@@ -34,12 +34,12 @@ def reward_model(
     """
     if margins and margin:
         raise ValueError("reward_model: margin has no effect where the data have margins.")
-    options = {} if margins else {"margin": margin}
-    loss = bind(
-        preferences.bradley_terry, centering=centering, label_smoothing=label_smoothing, **options
-    )
-    surrogate = bind(preferences.paired_rewards, loss=loss)
-    surrogate = given(surrogate, margins="margin") if margins else bind(surrogate, margins=None)
+    loss = bind(preferences.bradley_terry, centering=centering, label_smoothing=label_smoothing)
+    if margins:
+        surrogate = given(bind(preferences.paired_rewards, loss=loss), margins="margin")
+    else:
+        loss = bind(loss, margin=margin)
+        surrogate = bind(preferences.paired_rewards, loss=loss, margins=None)
     return _of_groups("reward_model", surrogate, curation.offline_pairs())
 
 
