@@ -111,8 +111,8 @@ def test_what_does_not_fit_is_refused():
         recipe.replace(prm=3)
     with pytest.raises(TypeError, match="loss must be a function"):
         ProcessRewardModel(loss=None)
-    with pytest.raises(ValueError, match="needs 'margin'"):
-        recipe.replace(prm=ProcessRewardModel(loss=lambda logp, old_logp, mask, rewards, margin: 0))
+    with pytest.raises(ValueError, match="needs 'slack'"):
+        recipe.replace(prm=ProcessRewardModel(loss=lambda logp, old_logp, mask, rewards, slack: 0))
     with pytest.raises(ValueError, match="a critic or a process reward model, and not both"):
         dataclasses.replace(recipe, critic=jr.recipes.gae_token().critic)
     model, params = tiny_model(num_layers=1)
