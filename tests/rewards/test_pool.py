@@ -266,7 +266,7 @@ def test_calls_of_an_async_function_run_at_one_time(verifiers):
     with VerifierPool(verifiers.slow, workers=2) as pool:
         before = time.monotonic()
         assert run(pool, *["x" * n for n in range(64)]).rewards.tolist() == list(range(64))
-        assert time.monotonic() - before < 3
+        assert time.monotonic() - before < 6
 
 
 @pytest.mark.parametrize("kind", ["name", "object", "bind", "partial"])

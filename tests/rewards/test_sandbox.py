@@ -227,7 +227,7 @@ def test_each_limit_ends_a_run(bubblewrap):
     def ended(code, **options):
         began = time.monotonic()
         ran = run_python(code, **options)
-        return ran.ended, ran.exit_code, time.monotonic() - began < 8.0
+        return ran.ended, ran.exit_code, time.monotonic() - began < 30.0
 
     assert ended("import time; time.sleep(60)", seconds=0.3) == ("time", None, True)
     assert ended("x = bytearray(10**9)") == ("memory", None, True)

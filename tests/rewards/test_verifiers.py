@@ -108,11 +108,11 @@ def test_rows_that_cannot_be_graded_are_refused(reward, metadata, message):
 @pytest.mark.parametrize("run", [" ", "(", "\\boxed{", "$", "answer ", "\\text{", "A ", "=", "{"])
 def test_no_text_takes_long(run):
     text = "answer" + run * 20_000
-    start = time.perf_counter()
+    start = time.process_time()
     for extract in map(answer_of, (R.boxed_math, R.dapo_math, R.multiple_choice, R.f1)):
         extract(text)
     R.think_format("", text, {})
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 10.0
 
 
 def test_boxes_are_graded_as_mathematics():
