@@ -3,16 +3,24 @@
 A file that cannot be read or written, or has a wrong row, raises UsageError.
 """
 
+import contextlib
 import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.cli import UsageError
+from jaxrl_llm.core.runtime.files import (
+    open_through,
+    parse_json,
+    reason,
+    replaceable,
+    write_all,
+)
 from jaxrl_llm.rollout import Completion
 from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP
 
@@ -59,8 +67,8 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
                 continue
             if file.suffix.lower() == ".jsonl":
                 try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
+                    row = parse_json(line)
+                except ValueError as error:
                     raise UsageError(f"{where} is not JSON: {error}.") from error
             prompt = row.pop("prompt", None) if isinstance(row, dict) else None
             if not isinstance(prompt, str) or not prompt.strip():
@@ -131,17 +139,25 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 
 class OutFile:
-    """A JSONL file, in a folder that exists, to which completions are appended by group."""
+    """A JSONL file, in a folder that exists, to which completions are appended by group.
+
+    A device or a pipe is written to, and holds none.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self._rows: list[dict] = []
+        self._stream: IO[bytes] | None = None
+        with self._errors():
+            if replaceable(path) is None:
+                self._stream = open_through(path)
+                return
         with self._opened() as file:
             file.seek(0)
             end = 0
             for number, line in enumerate(file.read().split(b"\n"), 1):
                 try:
-                    row = json.loads(line) if line.strip() else {}
+                    row = parse_json(line) if line.strip() else {}
                 except ValueError as error:
                     if end + len(line) < file.tell():
                         message = f"Line {number} of {str(path)!r} is not JSON."
@@ -154,11 +170,20 @@ class OutFile:
                 if line:
                     file.write(b"\n")
 
-    def _opened(self) -> BinaryIO:
-        try:
+    def _opened(self) -> IO[bytes]:
+        with self._errors():
             return self.path.open("a+b")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}.") from error
+
+    def __del__(self):
+        if self._stream is not None:
+            self._stream.close()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -175,8 +200,17 @@ class OutFile:
     def write(self, rows: Sequence[dict]) -> None:
         """Appends rows, all of them or, if the process dies, some."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        with self._opened() as file:
-            file.write(text.encode(errors="replace"))
+        data = text.encode(errors="replace")
+        try:
+            if self._stream is not None:
+                write_all(self._stream, data)
+                return
+            with self._opened() as file:
+                file.write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(f"{str(self.path)!r} cannot be written: {reason(error)}.") from error
 
     def flush(self) -> None:
         """Nothing to do: rows are written at once."""

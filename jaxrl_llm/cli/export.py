@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ class Export:
       folder: The folder to write; it must not exist yet.
       step: Which checkpoint of the run; by default the last.
       best: The checkpoint that was saved as the best.
+      trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Of the stored weights.
       adapter: Only the adapter, float32: adapter_model.safetensors and adapter_config.json.
     """
@@ -38,6 +40,7 @@ class Export:
     folder: tyro.conf.Positional[str]
     step: int | None = None
     best: bool = False
+    trust: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     adapter: bool = False
 
@@ -47,11 +50,11 @@ def run(arguments: Sequence[str]) -> int:
     from jaxrl_llm import models
 
     args = options.parse(Export, arguments, command="export")
-    config, run_dir = options.load_target(args.run)
+    config, run_dir = options.load_target(args.run, trust=args.trust)
     if run_dir is None:
         raise UsageError(f"{args.run!r} is a config file; give the folder of a run.")
     check_new(args.folder)
-    choice = options.CheckpointChoice(args.run, args.step, args.best)
+    choice = options.CheckpointChoice(args.run, args.step, args.best, args.trust)
     choice.check(config)
     if args.adapter and config.lora.rank is None:
         raise UsageError(f"--adapter has no effect: the run {args.run!r} has no adapter.")
@@ -90,8 +93,8 @@ def _pad_id(tokenizer, config) -> int | None:
 
 
 def check_new(folder: str) -> None:
-    """Raises UsageError if a folder to write exists."""
-    if Path(folder).exists():
+    """Raises UsageError if a folder to write exists, or is a link."""
+    if os.path.lexists(folder):
         raise UsageError(f"{folder!r} exists already; name a folder that does not.")
 
 

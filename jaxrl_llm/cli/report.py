@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.core.runtime.files import replaceable
 from jaxrl_llm.train.logging.report import write_report
 
 
@@ -18,7 +19,7 @@ class Report:
 
     Attributes:
       run: The folder of a run.
-      out: Where the page goes; by default report.html in the folder.
+      out: Where the page goes, a file or /dev/stdout; by default report.html in the folder.
     """
 
     run: tyro.conf.Positional[str]
@@ -31,5 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     folder = Path(args.run)
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "sessions.jsonl")):
         raise UsageError(f"{args.run!r} is not the folder of a run: no metrics.jsonl in it.")
-    print(write_report(folder, args.out))
+    page = write_report(folder, args.out)
+    if replaceable(page) is not None:  # else the page is all that a pipe gets
+        print(page)
     return 0

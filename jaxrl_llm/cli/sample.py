@@ -48,7 +48,8 @@ class Sample:
       file: A file with a prompt on each line; if it ends in .jsonl, an object on each line whose
         field "prompt" is one, and whose other fields are copied to the completions.
       out: Append the completions to this JSONL file, as they finish, instead of printing them. With
-        the same options and the same file, only the missing completions are sampled.
+        the same options and the same file, only the missing completions are sampled. A device or a
+        pipe is written to.
       json: Print JSON objects as --out writes them instead of text.
       n: Completions of each prompt.
       max_new_tokens: Longest completion, in tokens.

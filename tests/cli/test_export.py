@@ -103,9 +103,12 @@ def test_an_adapter_is_merged(capsys, tmp_path):
 
 def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
     new, path = tmp_path / "new", config_file(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
     cases = [
         ([path, new], 2, "is a config file; give the folder of a run"),
         ([trained, tmp_path], 2, "exists already; name a folder that does not"),
+        ([trained, link], 2, "exists already; name a folder that does not"),
         ([trained, new, "--best", "--step", 1], 2, "--step has no effect with --best"),
         ([trained, new, "--step", 7], 1, "There is no checkpoint of step 7"),
         ([tmp_path, new], 2, "is not a run of jaxrl-llm train"),

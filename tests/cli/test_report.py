@@ -42,3 +42,24 @@ def test_reports_of_runs_that_failed_and_that_were_configured_by_options(capsys,
     page = (folder / "report.html").read_text()
     assert "Failed after 0 of 2 steps: RewardError: " in page and "No step is finished" in page
     assert "report.peak_flops" in page
+
+
+def test_a_page_goes_through_links_and_to_devices(capsys, tmp_path):
+    folder, page = tmp_path / "run", tmp_path / "page.html"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, **ROW}) + "\n")
+    link, full = tmp_path / "link.html", tmp_path / "full"
+    link.symlink_to(page)
+    full.symlink_to("/dev/full")
+    code, out, err = run(capsys, "report", folder, "--out", link)
+    assert (code, out) == (0, f"{link}\n") and link.is_symlink(), err
+    assert page.read_text().startswith("<!doctype html>")
+    code, out, err = run(capsys, "report", folder, "--out", full)
+    assert code == 1 and out == "" and full.is_symlink()
+    one_sentence(err, "No space left on device", str(full))
+
+
+def test_a_page_on_standard_output_is_all_of_it(capfd, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **ROW}) + "\n")
+    code, out, err = run(capfd, "report", tmp_path, "--out", "/dev/stdout")
+    assert code == 0 and out.startswith("<!doctype html>") and out.endswith("</html>\n"), err

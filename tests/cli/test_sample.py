@@ -3,9 +3,11 @@
 import functools
 import io
 import json
+import os
 import shlex
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -431,3 +433,26 @@ def test_one_completion_is_streamed_to_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal())
     out, _ = run(capsys, "--temperature", 0)
     assert out.startswith(plain) and len(out.splitlines()) >= 2
+
+
+def test_completions_go_through_links_and_into_pipes_and_devices(capsys, tmp_path):
+    options = ("one", "two", "--slots", 2)
+    Path("link.jsonl").symlink_to("rows.jsonl")
+    run(capsys, *options, "--out", "link.jsonl")
+    assert Path("link.jsonl").is_symlink() and len(rows_of("rows.jsonl")) == 2
+    _, err = run(capsys, *options, "--out", "link.jsonl")
+    assert "nothing is left to do" in err
+    os.mkfifo("pipe")
+    texts = []
+    reader = threading.Thread(target=lambda: texts.append(Path("pipe").read_text()))
+    reader.start()
+    out = OutFile(Path("pipe"))
+    for group in ([{"index": 0}], [{"index": 1}]):
+        out.write(group)
+    del out
+    reader.join()
+    assert texts == ['{"index": 0}\n{"index": 1}\n']
+    Path("full").symlink_to("/dev/full")
+    _, err = run(capsys, *options, "--out", "full", code=1)
+    assert "'full' cannot be written: no space is left on the device" in err
+    assert Path("full").is_symlink() and Path("full").is_char_device()

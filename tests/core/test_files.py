@@ -2,10 +2,20 @@
 
 import errno
 import os
+import subprocess
+import sys
+import threading
 
 import pytest
 
-from jaxrl_llm.core.runtime.files import append_whole, hindrance, reason, write_whole
+from jaxrl_llm.core.runtime import files
+from jaxrl_llm.core.runtime.files import (
+    append_whole,
+    hindrance,
+    reason,
+    replaceable,
+    write_whole,
+)
 
 
 def test_lines_are_added_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -77,3 +87,50 @@ def test_a_file_system_that_cannot_sync_is_no_error(tmp_path, monkeypatch, numbe
 )
 def test_memory_and_space_are_told_apart(text, written):
     assert reason(ValueError(text)) == hindrance(ValueError(text)) == written
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    link.symlink_to("folder/target")
+    write_whole(link, "first")  # of a link to nothing, as open() does
+    target.chmod(0o600)
+    before = target.stat().st_ino
+    write_whole(link, "second")
+    assert link.is_symlink() and link.read_text() == target.read_text() == "second"
+    assert target.stat().st_ino != before  # replaced, not written over
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert replaceable(link) == replaceable(target) == target.resolve()
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+
+def test_a_pipe_and_a_device_are_written_through(tmp_path):
+    pipe, full = tmp_path / "pipe", tmp_path / "full"
+    os.mkfifo(pipe)
+    full.symlink_to("/dev/full")
+    texts = []
+    reader = threading.Thread(target=lambda: texts.append(pipe.read_text()))
+    reader.start()
+    write_whole(pipe, "page")
+    reader.join()
+    assert texts == ["page"] and pipe.is_fifo()
+    with pytest.raises(OSError, match="No space left") as error:
+        write_whole(full, "page")
+    assert error.value.filename == str(full) and full.is_char_device()
+    assert replaceable(pipe) is replaceable(full) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "pipe"]
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_standard_output_is_written_in_order(tmp_path, kind):
+    """It may be a regular file, which must not be replaced under the process that prints."""
+    code = (
+        "import pathlib, runpy, sys; name, path = sys.argv[1:]; print('before');"
+        "runpy.run_path(name)['write_whole'](pathlib.Path(path), 'page\\n'); print('after')"
+    )
+    path = tmp_path / "out"
+    words = [sys.executable, "-c", code, files.__file__, "/dev/stdout" if kind == "pipe" else path]
+    with path.open("wb") as out:
+        done = subprocess.run(words, stdout=out if kind == "file" else subprocess.PIPE, check=True)
+    text = path.read_bytes() if kind == "file" else done.stdout
+    assert text == b"before\npage\nafter\n"
