@@ -24,6 +24,7 @@ class Evaluate:
         is before training.
       step: Which checkpoint of the run; by default the last.
       best: The checkpoint that was saved as the best.
+      trust: Execute the config.py of a run that was not made here; read it first.
       limit: How many questions at most.
       samples: Completions of each question in the sampled evaluation.
       k: Values of k for pass@k, and for maj@k if the reward tells its answers; at most the samples.
@@ -35,6 +36,7 @@ class Evaluate:
     target: tyro.conf.Positional[str]
     step: int | None = None
     best: bool = False
+    trust: bool = False
     limit: int | None = None
     samples: int | None = None
     k: tuple[int, ...] = ()
@@ -56,8 +58,8 @@ class Evaluate:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = options.parse(Evaluate, arguments, command="evaluate")
-    config, run_dir = options.load_target(args.target)
-    choice = options.CheckpointChoice(args.target, args.step, args.best)
+    config, run_dir = options.load_target(args.target, trust=args.trust)
+    choice = options.CheckpointChoice(args.target, args.step, args.best, args.trust)
     choice.check(None if run_dir is None else config)
     if run_dir is not None and not config.evaluation.enabled:
         raise UsageError(

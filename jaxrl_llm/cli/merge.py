@@ -1,7 +1,6 @@
 """``jaxrl-llm merge``."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,6 +10,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.export import check_new, load_trained, new_folder, save_tokenizer
+from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.train.config import find_recipe
 
@@ -50,6 +50,7 @@ class Merge:
       seed: Of what dare drops; by default 0.
       alpha: How far beyond extrapolate goes; by default 0.3.
       t: How far from the first to the second model slerp goes; by default 0.5.
+      trust: Execute the config.py of runs that were not made here; read it first.
       dtype: Of the stored weights.
     """
 
@@ -68,6 +69,7 @@ class Merge:
     seed: int | None = None
     alpha: float | None = None
     t: float | None = None
+    trust: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self):
@@ -99,8 +101,11 @@ def run(arguments: Sequence[str]) -> int:
 
     args = options.parse(Merge, arguments, command="merge")
     check_new(args.out)
-    sources = [_load(name) for name in args.models]
-    base = None if args.base is None else _load(args.base)
+    names = [_checkpoint(name).target for name in (*args.models, *filter(None, [args.base]))]
+    if args.trust and not any(map(options.is_run, names)):
+        raise UsageError("--trust has no effect without a run.")
+    sources = [_load(name, args.trust) for name in args.models]
+    base = None if args.base is None else _load(args.base, args.trust)
     first = sources[0]
     for name, source in zip(args.models[1:], sources[1:], strict=True):
         _check_config(args.models[0], first.config, name, source.config)
@@ -134,7 +139,7 @@ def _metric_weights(args: Merge) -> list[float]:
     if args.by == "loss":
         for i, choice in enumerate(choices):
             lines = (Path(choice.target) / "metrics.jsonl").read_text("utf-8").splitlines()
-            rows = [json.loads(line) for line in lines]
+            rows = [parse_json(line) for line in lines]
             losses = [x["loss"] for x in rows if x["step"] == choice.step and "loss" in x]
             if not losses or not losses[-1] > 0:
                 got = losses[-1] if losses else "none"
@@ -155,13 +160,13 @@ class _Source(NamedTuple):
     tokenizer: Any
 
 
-def _load(name: str) -> _Source:
+def _load(name: str, trust: bool) -> _Source:
     """A model in float32, an adapter merged into it."""
     from jaxrl_llm import data, models
 
     choice = _checkpoint(name)
     if options.is_run(choice.target):
-        config, _ = options.load_target(choice.target)
+        config, _ = options.load_target(choice.target, trust=trust)
         if find_recipe(config.recipe, config.sampling).head:
             raise UsageError(f"The run {choice.target!r} trained a reward model; merge has none.")
         run_dir = Path(choice.target)

@@ -22,6 +22,8 @@ import tyro
 
 from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.rewards import find_reward
+from jaxrl_llm.cli.trust import digest_of, is_noted, note
+from jaxrl_llm.core import checks
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import Checkpoints, TrainConfig
 
@@ -62,13 +64,15 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
     registry.primitive_rule(_by_name)
     with registry:
         try:
-            return tyro.cli(
+            options = tyro.cli(
                 kind,
                 args=words,
                 prog=f"jaxrl-llm {command}",
                 config=() if of_config else (tyro.conf.FlagCreatePairsOff,),
                 **({} if default is None else {"default": default}),
             )
+            checks.check_numbers(command, options)
+            return options
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
 
@@ -173,8 +177,11 @@ class Target(NamedTuple):
     run_dir: Path | None
 
 
-def load_target(name: str) -> Target:
-    """A run folder that ``jaxrl-llm train`` made, or a config file."""
+def load_target(name: str, *, trust: bool = False) -> Target:
+    """A run folder that ``jaxrl-llm train`` made, or a config file.
+
+    The config.py of a run is executed only if the run was made here, or with ``trust``.
+    """
     if not name:
         raise UsageError("The name of a run folder or config file must not be empty.")
     path = Path(name)
@@ -182,7 +189,10 @@ def load_target(name: str) -> Target:
         file, config_name = split_config(name)
         return Target(load_config(file, name=config_name), None)
     if not is_run(name):
-        raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: no run.json in it.")
+        what = "no run.json in it"
+        if (path / "config.json").is_file():
+            what = "its config.json is that of a model"
+        raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: {what}.")
     record = json.loads((path / "run.json").read_text())
     # The name is private, since the config may itself import a module called `config` from the
     # folder that it was copied from. Worker processes import a function's module by name, so a
@@ -190,6 +200,15 @@ def load_target(name: str) -> Target:
     copied = path / "config.py"
     digest = hashlib.sha256(str(copied.absolute()).encode()).hexdigest()
     module_name = f"jaxrl_llm_run_{digest[:12]}"
+    content = copied.read_bytes() if copied.is_file() else b""
+    made = digest_of(content, record)
+    if trust:
+        note(made)
+    elif not is_noted(made):
+        raise UsageError(
+            f"The run {name!r} was not made here or was changed since, and opening it executes its "
+            "config.py: read that file, and if you trust it, give --trust, which is needed once."
+        )
     importable = tempfile.mkdtemp(prefix="jaxrl_llm_")
     atexit.register(shutil.rmtree, importable, ignore_errors=True)
     if copied.is_file():
@@ -206,21 +225,27 @@ def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
 
 
 def is_run(name: str) -> bool:
-    """Whether a name is the folder of a run."""
-    return bool(name) and (Path(name) / "run.json").is_file()
+    """Whether a name is the folder of a run; one that has a model's config.json is a model."""
+    path = Path(name)
+    return bool(name) and (path / "run.json").is_file() and not (path / "config.json").is_file()
 
 
 class CheckpointChoice(NamedTuple):
-    """Which checkpoint of a run, ``target``, a command reads: the last by default."""
+    """Which checkpoint of a run, ``target``, a command reads: the last by default.
+
+    ``trust`` opens a run that was not made here.
+    """
 
     target: str
     step: int | None
     best: bool
+    trust: bool = False
 
     def check(self, config: TrainConfig | None) -> None:
         """Raises UsageError if the run with this configuration has no such checkpoint."""
-        for option, used in (("--step", self.step is not None), ("--best", self.best)):
-            if used and config is None:
+        used = {"--step": self.step is not None, "--best": self.best, "--trust": self.trust}
+        for option in filter(used.get, used):
+            if config is None:
                 raise UsageError(f"{option} has no effect on {self.target!r}, which is not a run.")
         if self.best and self.step is not None:
             raise UsageError("--step has no effect with --best.")
@@ -271,7 +296,7 @@ def load_policy(
     from jaxrl_llm.train.config import find_recipe
     from jaxrl_llm.train.setup import load_model
 
-    config, _ = load_target(name)
+    config, _ = load_target(name, trust=choice.trust)
     choice.check(config)
     if find_recipe(config.recipe, config.sampling).head:
         raise UsageError(

@@ -39,6 +39,7 @@ class Pairs:
       seed: Of the sampling; by default that of the config.
       step: Which checkpoint of the run; by default the last.
       best: The checkpoint that was saved as the best.
+      trust: Execute the config.py of a run that was not made here; read it first.
     """
 
     target: tyro.conf.Positional[str]
@@ -51,6 +52,7 @@ class Pairs:
     seed: int | None = None
     step: int | None = None
     best: bool = False
+    trust: bool = False
 
     def __post_init__(self):
         if self.samples < 2:
@@ -73,8 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     args = options.parse(Pairs, arguments, command="pairs")
     if args.out.exists():
         raise UsageError(f"{str(args.out)!r} exists already; name a file that does not.")
-    config, run_dir = options.load_target(args.target)
-    choice = options.CheckpointChoice(args.target, args.step, args.best)
+    config, run_dir = options.load_target(args.target, trust=args.trust)
+    choice = options.CheckpointChoice(args.target, args.step, args.best, args.trust)
     choice.check(None if run_dir is None else config)
     _check_graded(args.target, config)
     options.use_compilation_cache()

@@ -65,6 +65,7 @@ class Sample:
       slots: Completions sampled at one time, at most.
       step: Which checkpoint of a run; by default the last.
       best: The checkpoint of a run that was saved as the best.
+      trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Of the model; by default float32, or that of the run.
       raw: Give the prompt as it is, without the chat template, as for a run trained without it.
       system: A system message before each prompt; by default that of the run.
@@ -88,6 +89,7 @@ class Sample:
     slots: int = 32
     step: int | None = None
     best: bool = False
+    trust: bool = False
     dtype: Literal["float32", "bfloat16"] | None = None
     raw: bool = False
     system: str | None = None
@@ -221,7 +223,7 @@ class Job:
     def load(cls, args: Sample) -> "Job":
         """The model of a name, or of a run, and how prompts are put to it."""
         chat, system = not args.raw, args.system
-        choice = options.CheckpointChoice(args.model, args.step, args.best)
+        choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
 
         def check(config: TrainConfig) -> None:
             if not config.data.chat and system is not None:

@@ -47,6 +47,7 @@ class Serve:
       seed: Of the sampling; by default 0.
       step: Which checkpoint of a run; by default the last.
       best: The checkpoint of a run that was saved as the best.
+      trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Of the model; by default float32, or that of the run.
       max_waiting: Requests that wait or decode at one time; further ones are turned away.
       max_body: The most bytes of a request.
@@ -66,6 +67,7 @@ class Serve:
     seed: int | None = None
     step: int | None = None
     best: bool = False
+    trust: bool = False
     dtype: Literal["float32", "bfloat16"] | None = None
     max_waiting: int = 1024
     max_body: int = 2**24
@@ -104,7 +106,7 @@ def run(arguments: Sequence[str]) -> int:
     listener = _listen(args.host, args.port)
     options.use_compilation_cache()
     _print(f"Loading {args.model} ...")
-    choice = options.CheckpointChoice(args.model, args.step, args.best)
+    choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
     policy = options.load_policy(choice, dtype=args.dtype)
     try:
         renderer = make_renderer(policy.tokenizer)

@@ -13,6 +13,7 @@ import tyro
 
 import jaxrl_llm
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.cli.trust import digest_of, note
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.train import DistributedConfig, TrainConfig, train
@@ -60,11 +61,13 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError("--allow-changed has no effect without --resume.")
     args.distributed.start()
     overrides = config_words(arguments, word)
+    text = Path(path).read_text()
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
     # The folder, since the config may import modules from it.
     record = {"config": word, "folder": str(Path(path).absolute().parent)}
     record |= {"overrides": overrides, "versions": versions}
-    files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
+    note(digest_of(text.encode(), record))
+    files = {"config.py": text, "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
 
     def print_line(line: str) -> None:

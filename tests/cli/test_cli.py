@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import rewards
-from jaxrl_llm.cli import COMMANDS, main, train
+from jaxrl_llm.cli import COMMANDS, main, train, trust
 from jaxrl_llm.cli.options import load_config, load_target, parse_config
 from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.core.runtime.locks import FolderLock
@@ -296,6 +296,7 @@ def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_pat
     (folder / "config.py").write_text(text)
     record = {"config": "my_run.py", "folder": str(home), "overrides": ["--seed", "3"]}
     (folder / "run.json").write_text(json.dumps(record))
+    trust.note(trust.digest_of((folder / "config.py").read_bytes(), record))
     # The workers import the config as a module, and it imports the tiny run.
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "train")])
     monkeypatch.delitem(sys.modules, "config", raising=False)
