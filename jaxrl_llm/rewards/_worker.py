@@ -1,50 +1,97 @@
 """Body of a verifier process: started by path, it imports nothing of the package by itself.
 
-Messages are pickles, each behind its length in eight bytes, on the standard streams. The first
-from the parent holds `sys.path` and the function; each later one holds the deadline of a call, how
-many seconds after it the worker may live on, and the arguments of calls: one, or several that run
-at one time if the function is async. Each call has one answer, with its index.
+A message stands behind its length in eight bytes. Requests are pickles, on the standard input: the
+first holds `sys.path` and the function; each later one holds the deadline of a call, how many
+seconds after it the worker may live on, and the arguments of calls: one, or several that run at one
+time if the function is async. Replies are JSON, since the code of a call may write them too: the
+parent executes nothing of them, and takes only those with the number of its last request, which is
+random. Each call has one reply.
 """
 
 import asyncio
 import faulthandler
 import importlib
 import inspect
+import json
 import os
 import pickle
 import queue
+import secrets
 import signal
 import struct
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 HEADER = struct.Struct(">Q")
+LONGEST = 1 << 26  # bytes of a reply
 THREADS = 64
 LOADING = "JAXRL_LLM_VERIFIER_LOADING"  # in the environment of a worker until it is ready
 
 
-def read_message(stream):
-    """The next message of a stream; EOFError where the other side is gone."""
+def read_body(stream, longest: int | None = None) -> bytes:
+    """The next message of a stream, as bytes.
+
+    Raises:
+      EOFError: If the other side is gone.
+      ValueError: If it says that it is longer than ``longest``.
+    """
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         raise EOFError
     (size,) = HEADER.unpack(header)
+    if longest is not None and size > longest:
+        raise ValueError(f"a reply of {size} bytes is longer than {longest}")
     body = stream.read(size)
     if len(body) < size:
         raise EOFError
-    return pickle.loads(body)
-
-
-def write_message(stream, message) -> None:
-    """Writes one message; an object that cannot be pickled raises before anything is written."""
-    write_body(stream, pickle.dumps(message))
+    return body
 
 
 def write_body(stream, body: bytes) -> None:
-    """Writes a message that is a pickle already."""
+    """Writes one message."""
     stream.write(HEADER.pack(len(body)) + body)
     stream.flush()
+
+
+def encode(value):
+    """A value as JSON, from which `_process.decode` makes an equal one.
+
+    Anything with ``__array__`` becomes an array of NumPy, and what is a number only by its
+    ``__float__``, as a fraction is, a float.
+
+    Raises:
+      TypeError: If it is, or holds, neither a number, a text, a list nor a mapping.
+    """
+    if value is None or isinstance(value, (bool, str, float)):
+        return value
+    if isinstance(value, int):  # a long one may not be written in decimal digits
+        value = int(value)
+        return value if abs(value) < 1 << 63 else {"i": hex(value)}
+    if isinstance(value, list):
+        return [encode(x) for x in value]
+    if isinstance(value, Mapping):
+        return {"d": [[encode(k), encode(v)] for k, v in value.items()]}
+    if isinstance(value, bytes):
+        return {"b": value.hex()}
+    if isinstance(value, complex):
+        return {"c": [value.real, value.imag]}
+    if hasattr(type(value), "__array__"):
+        numpy = importlib.import_module("numpy")
+        array = numpy.asarray(value)
+        if array.dtype.kind in "biufc" or array.dtype.name == "bfloat16":
+            scalar = isinstance(value, numpy.generic)
+            return {"n": [array.dtype.name, list(array.shape), array.tobytes().hex(), scalar]}
+        raise TypeError(f"an array of {array.dtype} is neither a number nor a list of them")
+    for tag, kind in (("s", set), ("f", frozenset), ("t", Sequence)):
+        if isinstance(value, kind):
+            return {tag: [encode(x) for x in value]}
+    if type(value).__name__ == "Failure" and type(value).__module__ == "jaxrl_llm.rewards.scoring":
+        return {"x": value.reason}  # by name: this file imports nothing of the package
+    if hasattr(type(value), "__float__"):
+        return float(value)
+    raise TypeError(f"{repr(value)[:100]} is neither a number, a text, a list nor a mapping")
 
 
 def load(path: list[str], function: str | bytes):
@@ -65,9 +112,23 @@ def _explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
+def _duplicate(descriptor: int) -> int:
+    """A copy of a descriptor, at a random number, that no program or fork of a call inherits."""
+    try:
+        import fcntl  # not on Windows
+
+        least = 100 + secrets.randbelow(100)
+        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
+    except (ImportError, OSError):  # or fewer may be open
+        copy = os.dup(descriptor)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: os.close(copy))
+    return copy
+
+
 def main() -> None:
     """Loads the function, reports it, then answers calls until the parent closes the stream."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    source, sink = os.fdopen(os.dup(0), "rb"), _duplicate(1)
     # What the function reads or prints must not get into the messages.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -78,36 +139,47 @@ def main() -> None:
         # Passes calls on; ends the process and those it started once the parent is gone.
         try:
             while True:
-                inbox.put(read_message(source))
+                inbox.put(pickle.loads(read_body(source)))
         except BaseException:
             if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
                 os.killpg(0, signal.SIGKILL)
             os._exit(0)
 
+    def reply(number: str, index: int, kind: str, payload) -> None:
+        body = json.dumps([number, index, kind, encode(payload)]).encode()
+        if len(body) > LONGEST:
+            raise ValueError(f"the value takes {len(body)} bytes, more than {LONGEST}")
+        message = HEADER.pack(len(body)) + body
+        while message:
+            message = message[os.write(sink, message) :]
+
     threading.Thread(target=read_all, daemon=True).start()
+    number, path, function = inbox.get()
     try:
-        function = load(*inbox.get())
+        function = load(path, function)
     except BaseException as error:
-        write_message(sink, ("unloadable", _explain(error)))
+        reply(number, 0, "unloadable", _explain(error))
         return
     os.environ.pop(LOADING, None)
-    write_message(sink, ("ready", is_async(function)))
+    reply(number, 0, "ready", is_async(function))
     runner, concurrent = asyncio.Runner(), is_async(function)
     if concurrent:  # a thread for each call that sends work to one
         runner.get_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     while True:
-        deadline, grace, calls = inbox.get()
+        number, deadline, grace, calls = inbox.get()
 
         def watch(seconds: float = deadline + grace) -> None:
             # The thread that sees the parent go needs the interpreter, which C code may hold.
             faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
 
-        def answer(index: int, kind: str, payload, watch=watch) -> None:
+        def answer(index: int, kind: str, payload, number=number, watch=watch) -> None:
             watch()
             try:
-                write_message(sink, (index, kind, payload))
-            except Exception as error:  # the value cannot be pickled
-                write_message(sink, (index, *_failure(error)))
+                reply(number, index, kind, payload)
+            except OSError:
+                raise
+            except Exception as error:  # the value cannot be sent
+                reply(number, index, *_failure(error))
 
         watch()
         if concurrent:

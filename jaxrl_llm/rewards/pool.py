@@ -74,6 +74,12 @@ class VerifierPool:
     Workers end with this process, however it ends, and with them the programs that a call has
     started; a call that holds the interpreter then ends alone, a few seconds after its deadline.
 
+    A worker has a few environment variables, such as PATH, HOME, LANG, PYTHONPATH and those of jax,
+    and no keys. Replies are data, of which nothing is executed, and one that does not answer the
+    call costs that call and its worker. That is no sandbox: a call may read and write what this
+    user may, and code that runs in a worker may alter the reward of its own call. What a model
+    wrote runs in the sandbox of :func:`run_python`, as with `code_stdio` and `code_asserts`.
+
     Args:
       function: A reward that another process can import: a function of a module, a picklable
         object, or a text "module:name". Its module may make the pool itself, as a config file
@@ -85,10 +91,12 @@ class VerifierPool:
       patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
         hangs, the caller is freed. At least the deadline; None is ten minutes, or two deadlines
         where that is longer.
+      environment: Names of further environment variables that the workers have, where they are
+        set, such as the key of a judge.
 
     Raises:
       ValueError: If the function cannot be sent to or loaded in a worker, workers, deadline or
-        patience is not positive, or patience is below the deadline.
+        patience is not positive, patience is below the deadline, or environment is not names.
       RewardError: In scoring, after that patience, where a worker that replaces another cannot
         be started or cannot load the function, or where the function raises it.
 
@@ -106,6 +114,7 @@ class VerifierPool:
         workers: int = 2,
         deadline: float = 5.0,
         patience: float | None = None,
+        environment: Sequence[str] = (),
     ):
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ValueError(
@@ -122,6 +131,13 @@ class VerifierPool:
                 f"VerifierPool: patience must not be below the deadline, got {patience:g} s and a "
                 f"deadline of {deadline:g} s."
             )
+        names = not isinstance(environment, str | bytes | Mapping)
+        if not (names and all(isinstance(name, str) for name in environment)):
+            raise ValueError(
+                "VerifierPool: environment must be a sequence of names of variables, got "
+                f"{type(environment).__name__}."
+            )
+        self._environment = frozenset(environment)
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
@@ -241,7 +257,7 @@ class VerifierPool:
                 )
 
     def _start(self) -> Process:
-        process = Process(self._function)
+        process = Process(self._function, self._environment)
         with self._lock:
             if self._finalizer.alive:
                 self._processes.add(process)

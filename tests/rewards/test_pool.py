@@ -37,7 +37,7 @@ def judge(prompt, completion, metadata):
         print("noise on stdout", flush=True)
         sys.stdin.read()
     if completion == "deaf":
-        os.closerange(4, 64)
+        os.closerange(4, 1024)
         time.sleep(600)
     if completion == "pid":
         return os.getpid()
