@@ -208,25 +208,37 @@ def check_numbers(function: str, record) -> None:
     """Raises unless every field of a dataclass that is a number is one of its type, and sensible.
 
     A field of type int takes integers of 32 bits, one of type float what float32 can hold; True is
-    neither. Fields of other types, and None where the type allows it, pass. A value of another type
-    raises TypeError, one that is non-finite or too large ValueError.
+    neither. Of a field that is a tuple of numbers each is checked. Fields of other types, and None
+    where the type allows it, pass. A value of another type raises TypeError, one that is non-finite
+    or too large ValueError.
     """
+
+    def check(name: str, value: typing.Any, kinds: tuple) -> None:
+        kind = next((k for k in (int, float) if k in kinds), None)
+        if kind is None:
+            return
+        numeric = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+        what = "an integer" if kind is int else "a number"
+        if isinstance(value, bool) or not isinstance(value, numeric):
+            raise TypeError(f"{function}: {name} must be {what}; got {value!r}.")
+        most = 2**32 - 1 if kind is int else float(np.finfo(np.float32).max)
+        if not -most <= value <= most:  # NaN too
+            raise ValueError(
+                f"{function}: {name} must be finite and at most {most:.10g}; got {value!r}."
+            )
+
     for field in dataclasses.fields(record):
         value, kinds = getattr(record, field.name), (field.type,)
         if isinstance(field.type, types.UnionType):
             kinds = typing.get_args(field.type)
-        kind = next((k for k in (int, float) if k in kinds), None)
-        if kind is None or (value is None and type(None) in kinds):
+        if value is None and type(None) in kinds:
             continue
-        numeric = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
-        what = "an integer" if kind is int else "a number"
-        if isinstance(value, bool) or not isinstance(value, numeric):
-            raise TypeError(f"{function}: {field.name} must be {what}; got {value!r}.")
-        most = 2**32 - 1 if kind is int else float(np.finfo(np.float32).max)
-        if not -most <= value <= most:  # NaN too
-            raise ValueError(
-                f"{function}: {field.name} must be finite and at most {most:.10g}; got {value!r}."
-            )
+        inner = [typing.get_args(k) for k in kinds if typing.get_origin(k) is tuple]
+        if inner and isinstance(value, tuple):
+            for each in value:
+                check(field.name, each, inner[0])
+        else:
+            check(field.name, value, kinds)
 
 
 def check_count(function: str, *, most: int | None = None, **values) -> None:
@@ -236,6 +248,31 @@ def check_count(function: str, *, most: int | None = None, **values) -> None:
         if not integer or value < 1 or (most is not None and value > most):
             within = "above 0" if most is None else f"from 1 to {most}"
             raise ValueError(f"{function}: {name} must be an integer {within}; got {value!r}.")
+
+
+def check_seed(function: str, **values) -> None:
+    """Raises unless every value is an integer from 0 that fits into 64 bits."""
+    for name, seed in values.items():
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise TypeError(f"{function}: {name} must be an integer; got {seed!r}.")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"{function}: {name} must be from 0 to 2**64 - 1; got {seed}.")
+
+
+def check_token_ids(function: str, **values) -> None:
+    """Raises unless every value holds integers from 0 to 2^31 - 1, truth values not among them.
+
+    Others raise TypeError, integers out of range ValueError.
+    """
+    for name, ids in values.items():
+        for each in ids:
+            number = np.asarray(each)
+            if number.shape != () or number.dtype.kind not in "iu":
+                raise TypeError(f"{function}: {name} must hold integers of 32 bits; got {each!r}.")
+            if not 0 <= number < 2**31:
+                raise ValueError(
+                    f"{function}: {name} must be from 0 to 2**31 - 1; got {number.item()}."
+                )
 
 
 def check_share(function: str, *, zero: bool = True, one: bool = True, **values) -> None:

@@ -1,9 +1,6 @@
 """Chat templates, rendered as transformers renders them."""
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,8 @@ def render_chat(
 ) -> str:
     r"""The text of a conversation by the chat template of a model, special tokens spelled out.
 
-    The template comes with the model and is not trusted: it runs in jinja2's immutable sandbox.
+    The template comes with the model and is not trusted: it runs in a sandbox of jinja2, under
+    bounds of its steps, its time and the length of what it makes, see `data.templates`.
 
     Args:
       template: jinja2 source.
@@ -29,7 +27,7 @@ def render_chat(
 
     Raises:
       TypeError: If a message is not a mapping with a role.
-      ValueError: If the template is broken or refuses the conversation.
+      ValueError: If the template is broken, passes a bound, or refuses the conversation.
 
     Example:
       >>> render_chat("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}",
@@ -37,6 +35,8 @@ def render_chat(
       '[user] 2 + 2?\n'
     """
     from jinja2 import TemplateError
+
+    from jaxrl_llm.data import templates
 
     if isinstance(messages, str | Mapping):
         raise TypeError("render_chat: `messages` must be a sequence of messages, not one message")
@@ -46,14 +46,15 @@ def render_chat(
                 f"render_chat: message {number} must be a mapping with 'role' and 'content', got "
                 f"{message!r}"
             )
+    values = {
+        **(special_tokens or {}),
+        "messages": [dict(message) for message in messages],
+        "tools": [dict(tool) for tool in tools] if tools else None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
-        return _compile(template).render(
-            **(special_tokens or {}),
-            messages=[dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-        )
+        return templates.render(template, values)
     except TemplateError as error:
         raise ValueError(f"render_chat: the chat template says: {error}") from error
 
@@ -85,48 +86,3 @@ def load_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         path = folder / "tokenizer_config.json"
         raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a text")
     return template
-
-
-@lru_cache(maxsize=16)
-def _compile(template: str) -> Any:
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the tokens of the assistant for a training mask; ignored."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def to_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    # Published templates need these settings, the filter and the two functions.
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
-    return environment.from_string(template)

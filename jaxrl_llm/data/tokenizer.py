@@ -1,12 +1,16 @@
 """Text to token ids and back, with the tokenizer and chat template of the model."""
 
+import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.runtime.files import parse_json, parsing
 from jaxrl_llm.data.chat import load_template, render_chat
 
 if TYPE_CHECKING:
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.gguf import GgufFile
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+# How many characters a tokenizer may make of one: far more than any published one.
+_MAX_GROWTH = 1024
 
 
 @runtime_checkable
@@ -62,7 +68,7 @@ class PretrainedTokenizer:
       special_tokens: Names for the template, such as `bos_token`.
 
     Raises:
-      ValueError: If there is no token that ends a reply.
+      ValueError: If there is no token that ends a reply, or an id is no integer from 0 to 2^31 - 1.
     """
 
     def __init__(
@@ -75,7 +81,13 @@ class PretrainedTokenizer:
         template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        if not eos_ids:
+        checks.check_token_ids(
+            "PretrainedTokenizer",
+            eos_ids=eos_ids,
+            pad_id=() if pad_id is None else (pad_id,),
+            prefix_ids=prefix_ids,
+        )
+        if not len(eos_ids):
             raise ValueError("PretrainedTokenizer: `eos_ids` is empty, no token ends a reply")
         self._backend = backend
         self.eos_ids = tuple(dict.fromkeys(int(i) for i in eos_ids))
@@ -94,36 +106,42 @@ class PretrainedTokenizer:
         """
         from jaxrl_llm.data.gguf_tokenizer import backend_from_gguf, splitting_of
 
-        backend = backend_from_gguf(file)
-        ids = {
-            name: file.metadata(f"tokenizer.ggml.{key}_token_id", None)
-            for name, key in {
-                "bos_token": "bos",
-                "eos_token": "eos",
-                "unk_token": "unknown",
-                "pad_token": "padding",
-                "eot": "eot",
-                "eom": "eom",
-            }.items()
-        }
-        add_bos = file.metadata("tokenizer.ggml.add_bos_token", splitting_of(file).add_bos)
-        bos = ids["bos_token"]
-        if add_bos and bos is None:
-            raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token and names none")
-        ends = [ids[name] for name in ("eos_token", "eot", "eom") if ids[name] is not None]
-        if not ends:
-            raise ValueError(f"load_tokenizer: {file.path} names no token that ends a text")
-        named = {
-            name: backend.id_to_token(ids[name]) for name in _NAMED if ids.get(name) is not None
-        }
-        return cls(
-            backend,
-            eos_ids=ends,
-            pad_id=ids["pad_token"],
-            prefix_ids=[bos] if add_bos else [],
-            template=file.metadata("tokenizer.chat_template", None),
-            special_tokens=named,
-        )
+        with parsing("load_tokenizer", file.path, "tokenizer"):
+            backend = backend_from_gguf(file)
+            ids = {
+                name: file.metadata(f"tokenizer.ggml.{key}_token_id", None)
+                for name, key in {
+                    "bos_token": "bos",
+                    "eos_token": "eos",
+                    "unk_token": "unknown",
+                    "pad_token": "padding",
+                    "eot": "eot",
+                    "eom": "eom",
+                }.items()
+            }
+            add_bos = file.metadata("tokenizer.ggml.add_bos_token", splitting_of(file).add_bos)
+            bos = ids["bos_token"]
+            if add_bos and bos is None:
+                raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token and names none")
+            ends = [ids[name] for name in ("eos_token", "eot", "eom") if ids[name] is not None]
+            if not ends:
+                raise ValueError(f"load_tokenizer: {file.path} names no token that ends a text")
+            named = {
+                name: token
+                for name in _NAMED
+                if ids.get(name) is not None and (token := backend.id_to_token(ids[name]))
+            }
+            template = file.metadata("tokenizer.chat_template", None)
+            if not isinstance(template, str | None):
+                raise ValueError(f"load_tokenizer: the chat template of {file.path} must be a text")
+            return cls(
+                backend,
+                eos_ids=ends,
+                pad_id=ids["pad_token"],
+                prefix_ids=[bos] if add_bos else [],
+                template=template,
+                special_tokens=named,
+            )
 
     @classmethod
     def from_folder(cls, folder: Path) -> "PretrainedTokenizer":
@@ -135,15 +153,12 @@ class PretrainedTokenizer:
         from tokenizers import Tokenizer as Backend
 
         source = folder / "tokenizer.json"
-        try:
+        with parsing("load_tokenizer", source, "tokenizer"):
             backend = Backend.from_file(str(source))
+            _check_growth(backend)
             backend.no_padding()
             backend.no_truncation()
             prefix = _prefix(backend)
-        except BaseException as error:  # a bare Exception, or a panic of the parser
-            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-                raise
-            raise ValueError(f"load_tokenizer: {source} is not a tokenizer ({error})") from error
         file = folder / "tokenizer_config.json"
         settings = _optional_json(file)
         named: dict[str, str] = {}
@@ -206,7 +221,8 @@ class PretrainedTokenizer:
         if not isinstance(text, str):
             raise TypeError(f"encode: `text` must be a string, got {type(text).__name__}")
         backend = self._backend if allow_special else self._literal
-        ids = backend.encode(text, add_special_tokens=False).ids
+        with _panics("encode"):
+            ids = backend.encode(text, add_special_tokens=False).ids
         prefix = list(self.prefix_ids)
         return ids if ids[: len(prefix)] == prefix else prefix + ids
 
@@ -220,7 +236,8 @@ class PretrainedTokenizer:
         numbers = [int(i) for i in ids]
         if min(numbers, default=0) < 0:
             raise ValueError(f"decode: token {min(numbers)} is negative")
-        return self._backend.decode(numbers, skip_special_tokens=skip_special)
+        with _panics("decode"):
+            return self._backend.decode(numbers, skip_special_tokens=skip_special)
 
     def chat(
         self,
@@ -308,6 +325,39 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     write_json(target / "generation_config.json", generation)
 
 
+@contextlib.contextmanager
+def _panics(function: str) -> Iterator[None]:
+    """A panic of the `tokenizers` package, which is no Exception, as a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{function}: the tokenizer fails on this input ({error})") from error
+
+
+def _check_growth(backend: "Backend") -> None:
+    """Raises ValueError for a normalizer or decoder that makes a text many times as long.
+
+    Sixty steps that double it would fill any memory with the first text.
+    """
+
+    def growth(step: dict[str, Any]) -> float:
+        inner = step.get("normalizers") or step.get("decoders") or ()
+        product = math.prod((growth(x) for x in inner), start=1.0)
+        if step["type"] == "Prepend":
+            return product * (1 + len(step["prepend"]))
+        if step["type"] == "Replace":
+            before = step["pattern"].get("String")
+            return product * max(1.0, len(step["content"]) / max(1, len(before or "a")))
+        return product
+
+    for name in ("normalizer", "decoder"):
+        steps = getattr(backend, name)
+        if steps is not None and growth(json.loads(steps.__getstate__())) > _MAX_GROWTH:
+            raise ValueError(f"its {name} makes a text more than {_MAX_GROWTH} times as long")
+
+
 def _prefix(backend: "Backend") -> list[int]:
     """What the post-processor of the tokenizer puts before a text."""
     plain = backend.encode("a", add_special_tokens=False).ids
@@ -319,8 +369,8 @@ def _optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"load_tokenizer: {path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"load_tokenizer: {path} must hold a JSON object")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.models.quantize import check_quantization
 
 ARCHITECTURES = {
@@ -20,18 +21,17 @@ HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassificatio
 
 # What a config.json leaves out means what the class that wrote it would have filled in.
 _MAX_LENGTH = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
-_POSITIVE = (
-    "vocab_size",
-    "width",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "mlp_width",
-    "max_length",
-    "norm_eps",
-    "rope_theta",
-)
+# Far beyond any released decoder: a number above is an error of the file, or a trap.
+_MOST = {
+    "vocab_size": 2**24,
+    "width": 2**20,
+    "num_layers": 1024,
+    "num_heads": 2**16,
+    "num_kv_heads": 2**16,
+    "head_dim": 2**16,
+    "mlp_width": 2**22,
+    "max_length": 2**31 - 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ class ModelConfig:
       mask_id: The id that stands for a hidden token; None for a model without.
 
     Raises:
-      ValueError: If a size is not positive, the heads do not group, a name is unknown, there are
-        blocks in a causal model, or the mask id is outside the vocabulary.
+      ValueError: If a size is not positive or beyond all decoders, the heads do not group, a name
+        is unknown, there are blocks in a causal model, or the mask id is outside the vocabulary.
 
     Example:
       >>> config = ModelConfig(architecture="llama", vocab_size=256, width=32, num_layers=2,
@@ -175,10 +175,15 @@ class ModelConfig:
                 f"ModelConfig: unknown `dtype` {self.dtype!r}; known: {', '.join(DTYPES)}"
             )
         check_quantization("ModelConfig", self.quantization)
-        for name in _POSITIVE:
+        checks.check_numbers("ModelConfig", self)
+        for name in (*_MOST, "norm_eps", "rope_theta"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
+            if not value > 0:
                 raise ValueError(f"ModelConfig: `{name}` must be positive, got {value!r}")
+            if value > _MOST.get(name, math.inf):
+                raise ValueError(
+                    f"ModelConfig: `{name}` must be at most {_MOST[name]:,}, got {value:,}"
+                )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"ModelConfig: `num_kv_heads` ({self.num_kv_heads}) does not divide `num_heads` "

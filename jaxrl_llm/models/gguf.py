@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ARCHITECTURES, ModelConfig, RopeScaling
 
 READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -63,21 +64,14 @@ class GgufFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from gguf import GGUFReader
+        from jaxrl_llm.models.gguf_header import read_header
 
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"GgufFile: there is no file {self.path}")
-        try:
-            reader = GGUFReader(self.path)
-            # The reader's fields are a numpy array a string: a large vocabulary would hold 100 MB.
-            self._metadata = {key: field.contents() for key, field in reader.fields.items()}
-        except Exception as error:  # the reader trusts the file: broken bytes raise anything
-            raise ValueError(
-                f"GgufFile: {self.path} is not a readable GGUF file, it may be truncated "
-                f"({type(error).__name__}: {error})"
-            ) from error
-        self._tensors = {hugging_face_name(t.name): t for t in reader.tensors}
+        with parsing("GgufFile", self.path, "GGUF file"):
+            self._metadata, tensors = read_header(self.path)
+        self._tensors = {hugging_face_name(tensor.name): tensor for tensor in tensors}
 
     def metadata(self, key: str, default: Any = _MISSING) -> Any:
         """One metadata value as plain Python; without a default a missing key raises."""
@@ -115,14 +109,14 @@ class GgufFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The row-major shape of a tensor, [out, in] for a projection."""
-        return tuple(int(n) for n in reversed(self._tensors[name].shape))
+        return self._tensors[name].shape
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
         """De-quantizes one slice an axis of a tensor, in float32; other rows are not touched."""
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
-        kind = tensor.tensor_type
+        kind = tensor.kind
         if kind.name not in READABLE:
             raise ValueError(
                 f"GgufFile: tensor {tensor.name} of {self.path} has the unsupported block format "
@@ -147,52 +141,54 @@ class GgufFile:
     @cached_property
     def config(self) -> ModelConfig:
         """The shape of the decoder, from the metadata and from which tensors there are."""
-        kind = self.architecture
-        scaling = self.metadata(f"{kind}.rope.scaling.type", "none")
-        if scaling != "none":
-            raise ValueError(
-                f"GgufFile: {self.path} asks for {scaling!r} rope scaling, which is not supported"
-            )
-        window = self.metadata(f"{kind}.attention.sliding_window", 0)
-        if window and window < self._count(f"{kind}.context_length"):
-            raise ValueError(
-                f"GgufFile: {self.path} asks for sliding-window attention over {window} tokens, "
-                "which is not supported"
-            )
-        heads = self._count(f"{kind}.attention.head_count")
-        width = self._count(f"{kind}.embedding_length")
-        head_dim = self._count(f"{kind}.attention.key_length", width // heads)
-        for key in (f"{kind}.attention.value_length", f"{kind}.rope.dimension_count"):
-            if self._count(key, head_dim) != head_dim:
+        with parsing("GgufFile", self.path, "GGUF model"):
+            kind = self.architecture
+            scaling = self.metadata(f"{kind}.rope.scaling.type", "none")
+            if scaling != "none":
                 raise ValueError(
-                    f"GgufFile: {key} of {self.path} is {self.metadata(key)}, which must equal "
-                    f"the head size {head_dim}"
+                    f"GgufFile: {self.path} asks for {scaling!r} rope scaling, which is not "
+                    "supported"
                 )
-        embedding = "model.embed_tokens.weight"
-        if embedding not in self._tensors:
-            raise ValueError(f"GgufFile: {self.path} lacks the tensor {self.label(embedding)}")
-        theta = _short_float(self.metadata(f"{kind}.rope.freq_base", 10000.0))
-        return ModelConfig(
-            architecture=kind,
-            vocab_size=self.shape(embedding)[0],
-            width=width,
-            num_layers=self._count(f"{kind}.block_count"),
-            num_heads=heads,
-            num_kv_heads=self._count(f"{kind}.attention.head_count_kv", heads),
-            head_dim=head_dim,
-            mlp_width=self._count(f"{kind}.feed_forward_length"),
-            max_length=self._count(f"{kind}.context_length"),
-            norm_eps=_short_float(self.metadata(f"{kind}.attention.layer_norm_rms_epsilon")),
-            rope_theta=theta,
-            rope_scaling=self._rope_scaling(kind, theta, head_dim),
-            tied="lm_head.weight" not in self._tensors,
-            attention_bias=kind == "qwen2",
-            qk_norm=kind == "qwen3",
-        )
+            window = self.metadata(f"{kind}.attention.sliding_window", 0)
+            if window and window < self._count(f"{kind}.context_length"):
+                raise ValueError(
+                    f"GgufFile: {self.path} asks for sliding-window attention over {window} "
+                    "tokens, which is not supported"
+                )
+            heads = self._count(f"{kind}.attention.head_count")
+            width = self._count(f"{kind}.embedding_length")
+            head_dim = self._count(f"{kind}.attention.key_length", width // heads)
+            for key in (f"{kind}.attention.value_length", f"{kind}.rope.dimension_count"):
+                if self._count(key, head_dim) != head_dim:
+                    raise ValueError(
+                        f"GgufFile: {key} of {self.path} is {self.metadata(key)}, which must equal "
+                        f"the head size {head_dim}"
+                    )
+            embedding = "model.embed_tokens.weight"
+            if embedding not in self._tensors:
+                raise ValueError(f"GgufFile: {self.path} lacks the tensor {self.label(embedding)}")
+            theta = _short_float(self.metadata(f"{kind}.rope.freq_base", 10000.0))
+            return ModelConfig(
+                architecture=kind,
+                vocab_size=self.shape(embedding)[0],
+                width=width,
+                num_layers=self._count(f"{kind}.block_count"),
+                num_heads=heads,
+                num_kv_heads=self._count(f"{kind}.attention.head_count_kv", heads),
+                head_dim=head_dim,
+                mlp_width=self._count(f"{kind}.feed_forward_length"),
+                max_length=self._count(f"{kind}.context_length"),
+                norm_eps=_short_float(self.metadata(f"{kind}.attention.layer_norm_rms_epsilon")),
+                rope_theta=theta,
+                rope_scaling=self._rope_scaling(kind, theta, head_dim),
+                tied="lm_head.weight" not in self._tensors,
+                attention_bias=kind == "qwen2",
+                qk_norm=kind == "qwen3",
+            )
 
     def _count(self, key: str, default: Any = _MISSING) -> int:
         value = self.metadata(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
             raise ValueError(
                 f"GgufFile: {key} of {self.path} must be a positive integer, got {value!r}"
             )
@@ -205,7 +201,12 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self._tensors[_ROPE_TENSOR]
-        divisors = np.asarray(dequantize(np.asarray(tensor.data), tensor.tensor_type), np.float32)
+        if tensor.shape != (head_dim // 2,):
+            raise ValueError(
+                f"GgufFile: tensor {_ROPE_TENSOR} of {self.path} has shape {tensor.shape}, and "
+                f"heads have {head_dim} numbers"
+            )
+        divisors = np.asarray(dequantize(np.asarray(tensor.data), tensor.kind), np.float32)
         length = self.metadata(f"{kind}.rope.scaling.original_context_length", 8192)
         scaling = RopeScaling(
             factor=_short_float(divisors.max()),
@@ -218,7 +219,7 @@ class GgufFile:
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
         expected = 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
-        if expected.shape != divisors.shape or not np.allclose(expected, divisors, rtol=1e-4):
+        if not np.allclose(expected, divisors, rtol=1e-4):
             raise ValueError(
                 f"GgufFile: the tensor {_ROPE_TENSOR} of {self.path} is not the Llama 3 scaling "
                 f"of any released model, and no other is supported"

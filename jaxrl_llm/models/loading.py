@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import open_gguf
 from jaxrl_llm.models.names import resolve
@@ -162,11 +163,6 @@ def load_params(
     Raises:
       ValueError: If a tensor is missing, left over, or has another shape.
     """
-    if config.num_layers > (count := len(source.names())):
-        raise ValueError(
-            f"load_model: the configuration asks for {config.num_layers} layers, but {source.path} "
-            f"holds {count} tensors"
-        )
     table = parameter_table(config, head=head)
     check_source(source, table)
 
@@ -239,10 +235,19 @@ def open_model(
 ) -> tuple[TensorSource, ModelConfig]:
     """Opens the weights of a model and reads its configuration; no tensor is read."""
     files = resolve(name_or_path)
+    source: TensorSource
     if files.config.suffix == ".gguf":
-        file = open_gguf(files.config)
-        return file, replace(file.config, dtype=dtype)
-    return SafetensorsFolder(files.weights), read_config(files.config, dtype=dtype)
+        source = open_gguf(files.config)
+    else:
+        source = SafetensorsFolder(files.weights)
+    config = read_config(files.config, dtype=dtype)
+    # Before a decoder of so many layers is made.
+    if config.num_layers > (count := len(source.names())):
+        raise ValueError(
+            f"load_model: the configuration asks for {config.num_layers} layers, but {source.path} "
+            f"holds {count} tensors"
+        )
+    return source, config
 
 
 def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
@@ -259,7 +264,7 @@ def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
         if config.causal or config.mask_id is not None:
             return config
         return replace(config, mask_id=_mask_id_of_tokenizer(path.parent))
-    except ValueError as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ValueError(f"{error} (in {path})") from error
 
 
@@ -271,14 +276,17 @@ def _mask_id_of_tokenizer(folder: Path) -> int | None:
     token = token.get("content") if isinstance(token, Mapping) else token
     if token is None:
         return None
-    added = values.get("added_tokens_decoder") or {}
-    ids = {entry["content"]: int(i) for i, entry in added.items()}
+    with parsing("read_config", settings, "settings of a tokenizer"):
+        added = values.get("added_tokens_decoder") or {}
+        ids = {entry["content"]: int(i) for i, entry in added.items()}
+        known = token in ids
     file = folder / "tokenizer.json"
-    if token not in ids and file.is_file():
-        tokenizer = read_json(file)
-        ids = tokenizer.get("model", {}).get("vocab", {})
-        ids = dict(ids) if isinstance(ids, Mapping) else {}
-        ids |= {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", ())}
+    if not known and file.is_file():
+        with parsing("read_config", file, "tokenizer"):
+            tokenizer = read_json(file)
+            ids = tokenizer.get("model", {}).get("vocab", {})
+            ids = dict(ids) if isinstance(ids, Mapping) else {}
+            ids |= {x["content"]: x["id"] for x in tokenizer.get("added_tokens", ())}
     if token not in ids:
         raise ValueError(f"{settings} names the mask token {token!r}, which has no id in {folder}")
     return ids[token]

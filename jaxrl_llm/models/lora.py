@@ -46,6 +46,7 @@ class LoRAConfig:
     seed: int = _RANK_ALONE["seed"]
 
     def __post_init__(self):
+        checks.check_numbers("lora", self)
         checks.check_positive("lora", rank=self.rank, alpha=self.alpha)
         checks.check_non_negative("lora", seed=self.seed)
         if self.rank is None:

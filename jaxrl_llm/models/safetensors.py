@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.runtime.files import parsing
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -53,20 +55,15 @@ class SafetensorsFolder:
             )
 
     def _open(self, name: str) -> Any:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         if name not in self._files:
             path = self.path / name
             if not path.is_file():
                 raise FileNotFoundError(f"SafetensorsFolder: there is no file {path}")
-            try:
+            with parsing("SafetensorsFolder", path, "safetensors file"):
                 # Reading through numpy needs neither torch nor a device.
                 self._files[name] = safe_open(path, framework="numpy")
-            except SafetensorError as error:
-                raise ValueError(
-                    f"SafetensorsFolder: {path} is not a readable safetensors file, it may be "
-                    f"truncated ({error})"
-                ) from error
         return self._files[name]
 
     def names(self) -> frozenset[str]:
@@ -83,14 +80,15 @@ class SafetensorsFolder:
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
         """One slice an axis of a tensor, in the stored dtype; bfloat16 is that of `ml_dtypes`."""
-        tensor = self._where[name].get_slice(name)
-        kind = tensor.get_dtype()
-        if kind not in ("F32", "F16", "BF16", "F64"):
-            raise ValueError(
-                f"SafetensorsFolder: tensor {name} of {self.path} is {kind}, not a plain "
-                "floating-point type"
-            )
-        return tensor[tuple(index)]
+        with parsing("SafetensorsFolder", self.path, "folder of safetensors"):
+            tensor = self._where[name].get_slice(name)
+            kind = tensor.get_dtype()
+            if kind not in ("F32", "F16", "BF16", "F64"):
+                raise ValueError(
+                    f"SafetensorsFolder: tensor {name} of {self.path} is {kind}, not a plain "
+                    "floating-point type"
+                )
+            return tensor[tuple(index)]
 
 
 def read_json(path: Path) -> dict[str, Any]:

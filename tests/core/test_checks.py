@@ -1,5 +1,6 @@
 """Checks: one sentence that names function, argument and shapes, also while tracing."""
 
+import dataclasses
 import re
 
 import jax
@@ -248,3 +249,49 @@ def test_an_array_is_none_of_the_options():
 def test_arrays_without_numbers(check, array):
     with pytest.raises(TypeError, match="f: rewards must hold numbers; got an array of"):
         check(array)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ((5, -1), ValueError, "f: eos_ids must be from 0 to 2**31 - 1; got -1."),
+        ([2**31], ValueError, "f: eos_ids must be from 0 to 2**31 - 1; got 2147483648."),
+        ((2, True), TypeError, "f: eos_ids must hold integers of 32 bits; got True."),
+        ((2.0,), TypeError, "f: eos_ids must hold integers of 32 bits; got 2.0."),
+        (("2",), TypeError, "f: eos_ids must hold integers of 32 bits; got '2'."),
+        (([1, 2],), TypeError, "f: eos_ids must hold integers of 32 bits; got [1, 2]."),
+    ],
+)
+def test_token_ids(ids, error, message):
+    checks.check_token_ids("f", a=(0, 2**31 - 1), b=np.arange(3), c=jnp.arange(3), d=range(2))
+    with pytest.raises(error, match=re.escape(message)):
+        checks.check_token_ids("f", eos_ids=ids)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 10**40, True, 1.0, "1", None])
+def test_seeds(seed):
+    checks.check_seed("f", a=0, b=2**64 - 1, c=np.int64(3))
+    with pytest.raises((TypeError, ValueError), match="f: seed must be .*; got"):
+        checks.check_seed("f", seed=seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    steps: tuple[int, ...] = ()
+    weights: tuple[float, ...] | None = None
+    names: tuple[str, ...] = ("a",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": (1, True)}, "f: steps must be an integer; got True"),
+        ({"steps": (1, 2**40)}, "f: steps must be finite"),
+        ({"weights": (1, float("nan"))}, "f: weights must be finite .*; got nan"),
+        ({"weights": ("1",)}, "f: weights must be a number; got '1'"),
+    ],
+)
+def test_each_number_of_a_tuple_is_checked(options, message):
+    checks.check_numbers("f", Listed(steps=(1, 2), weights=(0.5, 1)))
+    with pytest.raises((TypeError, ValueError), match=message):
+        checks.check_numbers("f", Listed(**options))

@@ -213,7 +213,7 @@ def test_template_of_a_folder(tmp_path):
     ("name", "text", "error", "message"),
     [
         ("tokenizer.json", None, FileNotFoundError, r"holds no tokenizer\.json"),
-        ("tokenizer.json", "{}", ValueError, r"tokenizer\.json is not a tokenizer"),
+        ("tokenizer.json", "{}", ValueError, r"tokenizer\.json is not a readable tokenizer"),
         ("tokenizer_config.json", "{}", ValueError, "no token that ends"),
         ("tokenizer_config.json", "{", ValueError, r"tokenizer_config\.json is not valid JSON"),
     ],

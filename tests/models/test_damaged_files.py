@@ -3,8 +3,10 @@
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
+from capped import run_capped
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -12,6 +14,8 @@ from jaxrl_llm.data import load_tokenizer, save_tokenizer
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer
 from jaxrl_llm.models import load_model, save_safetensors
 from jaxrl_llm.testing import tiny_model
+
+HERE = Path(__file__).parent
 
 FILES = (
     "config.json",
@@ -122,3 +126,17 @@ def test_a_damaged_file_is_a_value_error_that_names_it(folder, tmp_path, name, m
         except BaseException as error:
             leaks.append((seed, repr(error)[:200]))
     assert not leaks
+
+
+@pytest.mark.slow
+def test_bombs_and_mutations_of_binary_files_are_refused(tmp_path):
+    """In another process, whose memory is bounded: a bomb takes all there is."""
+    results = dict(run_capped(HERE / "file_bombs.py", str(tmp_path), "60"))
+    mutated = {name for name in results if "mutation" in name}
+    assert len(mutated) == 120 and len(results) > 220
+    leaks = {name: x for name, x in results.items() if x not in ("refused", "loaded")}
+    assert not leaks
+    harmless = ("padding to 2^40",)  # a tokenizer's padding is turned off
+    loaded = {x for x in results if results[x] == "loaded"} - mutated
+    assert {name for name in loaded if not name.endswith(harmless)} == set()
+    assert sum(results[name] == "refused" for name in mutated) > 40
