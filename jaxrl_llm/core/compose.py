@@ -2,12 +2,17 @@
 
 import dataclasses
 import difflib
+import enum
+import functools
 import inspect
 import re
+import reprlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.secrets import MASK, is_ours, is_secret
 from jaxrl_llm.core.traits import Traits, traits_of
 
 
@@ -27,15 +32,78 @@ def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
     return function(*args, **taken)
 
 
+@reprlib.recursive_repr()
 def stable_repr(value: Any) -> str:
     """``repr`` of a value, the same in every process: no place in memory, functions by name.
 
-    A resumed run compares what is printed of its recipe with what a checkpoint holds.
+    A resumed run compares what is printed of its recipe with what a checkpoint holds. It goes into
+    files, so options with the name of a secret are masked, and an object of other packages is shown
+    by its type and plain options, since its own repr may show anything.
     """
+    kind = type(value)
+    if isinstance(value, functools.partial):
+        function = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value.func))
+        first = [function, *map(stable_repr, value.args)]
+        return f"functools.partial({', '.join([*first, *_options(value.keywords)])})"
+    if isinstance(value, types.MethodType):
+        return f"{stable_repr(value.__self__)}.{value.__name__}"
+    if kind in (tuple, list):
+        text = ", ".join(map(stable_repr, value))
+        return f"({text}{',' * (len(value) == 1)})" if kind is tuple else f"[{text}]"
+    if kind is dict:
+        shown = (f"{name!r}: {_option(str(name), each)}" for name, each in value.items())
+        return f"{{{', '.join(shown)}}}"
+    if hasattr(kind, "_fields") and isinstance(value, tuple) and not is_ours(kind):
+        return (
+            f"{kind.__name__}({', '.join(_options(dict(zip(kind._fields, value, strict=True))))})"
+        )
+    generated = not is_ours(kind) or hasattr(kind.__repr__, "__wrapped__")
+    if dataclasses.is_dataclass(kind) and generated:
+        shown = [field.name for field in dataclasses.fields(value) if field.repr]
+        options = _options({name: getattr(value, name) for name in shown})
+        return f"{kind.__qualname__}({', '.join(options)})"
+    if not is_ours(kind) and kind.__repr__ not in (object.__repr__, enum.Enum.__repr__):
+        return with_options(value)
     text = repr(value)
     if " at 0x" in text:
         text = getattr(value, "__name__", text)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def with_options(value: Any) -> str:
+    """An object by its type, and the numbers and texts that it was made with.
+
+    Those are its attributes of the names that its constructor has; secrets are masked.
+
+    Example:
+      >>> class Judge:
+      ...     def __init__(self, model, api_key):
+      ...         self.model, self.api_key = model, api_key
+      >>> with_options(Judge("small", api_key="abc"))
+      "Judge(model='small', api_key='***')"
+    """
+    attributes = getattr(value, "__dict__", {})
+    try:
+        names = list(accepted(type(value)))
+    except (TypeError, ValueError):  # a constructor without a signature
+        names = []
+    plain = {
+        name: attributes[name]
+        for name in names
+        if isinstance(attributes.get(name), bool | int | float | str)
+    }
+    name = type(value).__qualname__
+    return f"{name}({', '.join(_options(plain))})" if plain else name
+
+
+def _options(options: Mapping[str, Any]) -> list[str]:
+    """Options as arguments."""
+    return [f"{name}={_option(name, value)}" for name, value in options.items()]
+
+
+def _option(name: str, value: Any) -> str:
+    """The text of an option; that of a secret is masked."""
+    return repr(MASK) if is_secret(name, value) else stable_repr(value)
 
 
 def _typed(value: Any) -> Any:
@@ -80,8 +148,7 @@ class Bound:
         return getattr(self.function, "__name__", None) or stable_repr(self.function)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{k}={stable_repr(v)}" for k, v in self.options)
-        return f"{self.__name__}({options})"
+        return f"{self.__name__}({', '.join(_options(dict(self.options)))})"
 
 
 def bind(function: Callable, **options) -> Bound:
