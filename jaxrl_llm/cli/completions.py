@@ -21,6 +21,7 @@ from jaxrl_llm.core.runtime.files import (
     replaceable,
     write_all,
 )
+from jaxrl_llm.core.runtime.terminal import for_stream
 from jaxrl_llm.rollout import Completion
 from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP
 
@@ -237,13 +238,14 @@ class Printer:
 
     def _print(self, rows: Sequence[dict]) -> None:
         if self._as_json:
-            print(*(json.dumps(row, ensure_ascii=False) for row in rows), sep="\n", flush=True)
+            lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+            print(*(for_stream(line, sys.stdout) for line in lines), sep="\n", flush=True)
             return
         if self._titles:
-            print(f"# {rows[0]['prompt']}")
+            print(for_stream(f"# {rows[0]['prompt']}", sys.stdout))
         for row in rows:
             number = f"{row['sample'] + 1}. " if len(rows) > 1 else ""
-            print(f"{number}{row['completion']}", flush=True)
+            print(for_stream(f"{number}{row['completion']}", sys.stdout), flush=True)
 
 
 class Live:
@@ -280,6 +282,6 @@ class Live:
     def _print(self, text: str) -> None:
         # Printed text stays, even if later tokens change how the tokenizer reads earlier ones.
         if text.startswith(self._printed):
-            sys.stdout.write(text[len(self._printed) :])
+            sys.stdout.write(for_stream(text[len(self._printed) :], sys.stdout))
             sys.stdout.flush()
             self._printed = text

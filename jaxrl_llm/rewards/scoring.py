@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkab
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.runtime.terminal import text_of
 
 _CALL_SECONDS, _BATCH_SECONDS = 60.0, 3600.0
 _THREADS = 32  # of calls that an async reward sends to threads
@@ -111,7 +112,7 @@ class _Calls:
             except BaseException as error:
                 if stop_on_error or isinstance(error, RewardError):
                     self.error = self.error or (position, error)
-                text = one_line(str(error))
+                text = one_line(text_of(error))
                 result = Failure(f"raised {type(error).__name__}: {text}", error)
             self.values.setdefault(position, result)
             self.end(position)
@@ -251,7 +252,7 @@ def in_thread(
         position, error = calls.error
         raise RewardError(
             f"Reward {name_of(reward)} raised {type(error).__name__} on "
-            f"{describe(position, metadata[position])}: {one_line(str(error))}."
+            f"{describe(position, metadata[position])}: {one_line(text_of(error))}."
         ) from error
     return [calls.values[position] for position in range(len(prompts))]
 
@@ -589,7 +590,15 @@ def _table(
                 raise RewardError(f"Reward {name_of(reward)} {clause}.") from value.error
             error = error or clause
             continue
-        numbers, said = _entries(reward, value, row)
+        try:
+            numbers, said = _entries(reward, value, row)
+        except RewardError:
+            raise
+        except Exception as fault:  # of the value itself, such as a broken __float__
+            raise RewardError(
+                f"Reward {name_of(reward)} gave for {row} a {type(value).__name__} that cannot be "
+                f"read: {type(fault).__name__}: {one_line(text_of(fault))}."
+            ) from fault
         if not components and not details:
             components = {name: np.zeros(len(values), np.float32) for name in numbers}
             details = {name: [None] * len(values) for name in said}

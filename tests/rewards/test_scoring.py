@@ -475,3 +475,51 @@ def test_a_call_that_fails_has_no_details():
     with pytest.warns(VerifierWarning):
         scores = run(reward)
     assert scores.details["feedback"] == (None, "not bb", "not ccc")
+
+
+class BrokenError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raises_what_cannot_be_printed(prompt, completion, metadata):
+    raise BrokenError
+
+
+async def awaits_what_cannot_be_printed(prompt, completion, metadata):
+    raise BrokenError
+
+
+class NoNumber:
+    def __float__(self):
+        raise OSError("gone")
+
+    def __repr__(self):
+        raise OSError("gone")
+
+
+class NoNames(dict):
+    def items(self):
+        raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (
+            raises_what_cannot_be_printed,
+            "BrokenError on prompt 0 (id 'a'): BrokenError that cannot",
+        ),
+        (
+            awaits_what_cannot_be_printed,
+            "raised BrokenError on prompt 0 (id 'a'): BrokenError that cannot be printed",
+        ),
+        (lambda *_: NoNumber(), "gave for prompt 0 (id 'a') a NoNumber that cannot be read: OSErr"),
+        (lambda *_: {"a": NoNumber()}, "gave for prompt 0 (id 'a') a dict that cannot be read: OS"),
+        (lambda *_: NoNames(a=1), "gave for prompt 0 (id 'a') a NoNames that cannot be read: Key"),
+    ],
+)
+def test_what_is_broken_names_the_prompt(reward, told):
+    with pytest.raises(RewardError) as error:
+        score(reward, ["p"], ["c"], [{"id": "a"}], on_error="raise")
+    assert told in str(error.value)

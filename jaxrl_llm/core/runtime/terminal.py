@@ -1,0 +1,30 @@
+"""Text for a terminal, which obeys the control characters in it."""
+
+import re
+from typing import TextIO
+
+# All but the end of a line and the tab; also those that turn the direction of what follows.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""A text whose control characters are written out; ends of lines and tabs stay.
+
+    Example:
+      >>> visible("\x1b[2Jgone\n")
+      '\\x1b[2Jgone\n'
+    """
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def for_stream(text: str, stream: TextIO) -> str:
+    """The text as it is for a file or a pipe, and :func:`visible` for a terminal."""
+    return visible(text) if stream.isatty() else text
+
+
+def text_of(value: object) -> str:
+    """``str`` of a value, or its type where that fails, as with an error that cannot be printed."""
+    try:
+        return str(value)
+    except Exception:
+        return f"{type(value).__name__} that cannot be printed"
