@@ -21,7 +21,7 @@ from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.evolution import make_evolution_step, make_population
 from jaxrl_llm.train.flows import FlowScorer
 from jaxrl_llm.train.logging.report import write_report
-from jaxrl_llm.train.logging.run_folder import TrainingError
+from jaxrl_llm.train.logging.run_folder import OccupiedError, TrainingError
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.model_rewards import judge, reward_model
@@ -57,6 +57,7 @@ __all__ = [
     "Gradients",
     "LoRAConfig",
     "MeshConfig",
+    "OccupiedError",
     "OptimizerConfig",
     "ReportConfig",
     "Result",

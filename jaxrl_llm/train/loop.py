@@ -11,12 +11,8 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train.algorithm import without_update
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.logging.run_folder import RunFolder
-from jaxrl_llm.train.logging.settings import settings
-from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.profile import traced
-from jaxrl_llm.train.run import Run
-from jaxrl_llm.train.setup import init_experiment
+from jaxrl_llm.train.run import Run, begin
 from jaxrl_llm.train.state import TrainState
 
 
@@ -47,6 +43,7 @@ def train(
     *,
     resume: bool = False,
     allow_changed: bool = False,
+    overwrite: bool = False,
     log: Callable[[str], Any] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Result:
@@ -66,7 +63,9 @@ def train(
       config: The run.
       resume: Go on from the last checkpoint in ``config.run_dir`` that can be read; where there is
         none at all, as after a kill before the first one, start from step 0 and log that.
-      allow_changed: Resume even where settings differ that change what is learned.
+      allow_changed: Resume even where settings differ that change what is learned; sessions.jsonl
+        has them, old and new.
+      overwrite: Replace the run that the folder holds. Files that are not of a run never are.
       log: Called with lines for the user; None is silent and hides the progress bar.
       files: Texts to save in the run folder with its results, by file name.
 
@@ -75,37 +74,47 @@ def train(
 
     Raises:
       ValueError: If the configuration does not fit the model, the devices, the data, or the
-        checkpoint that it resumes, or has other settings than the run that it resumes.
+        checkpoint that it resumes, or has other settings than the run that it resumes; or if an
+        option has no effect.
       CheckpointError: If a checkpoint cannot be written, or none of those there can be read on
         resume.
       InUseError: If a process under way has the run folder.
-      TrainingError: If the run folder is taken, too many updates in a row are skipped, or a file of
-        results cannot be written by the end of the run.
+      OccupiedError: If the run folder holds files that are not of a run, or a run that is neither
+        resumed nor replaced.
+      TrainingError: If too many updates in a row are skipped, or a file of results cannot be
+        written by the end of the run.
       RewardError: If the reward fails; it names the prompt.
     """
-    with RunFolder(config.run_dir, resume=resume, log=log, sinks=config.report.sinks) as folder:
-        check_memory(config)
-        experiment, algorithm, checkpoints, state = init_experiment(
-            config, folder.checkpoints, resume=folder.resumes
-        )
-        if folder.resumes and not allow_changed:
-            folder.check_unchanged(settings(config))
-        run = Run(experiment, algorithm, checkpoints, folder, state, files or {})
-        with run.signals():
-            run.evaluate_first()
-            if not run.stopped():
-                _train(run)
-            if config.evaluation.enabled and not run.stopped():
-                run.evaluate()
-        state, enabled = run.state, config.evaluation.enabled
-        before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
-        finished = int(state.step) == config.steps and bool(after or not enabled)
-        signal = None if finished else processes.any_of(run.interrupt.signal)
-        if not enabled:
-            folder.show_samples()
-        folder.end(interrupted=signal, seconds=run.clock.read())
-        after = after if finished else {}
-        return Result(state, folder.path, folder.history(), before, after, signal)
+    begun = begin(
+        config,
+        resume=resume,
+        allow_changed=allow_changed,
+        overwrite=overwrite,
+        log=log,
+        files=files or {},
+    )
+    with begun as run:
+        return finish(run)
+
+
+def finish(run: Run) -> Result:
+    """Makes the steps and evaluations of a run that has begun."""
+    config, folder = run.config, run.folder
+    with run.signals():
+        run.evaluate_first()
+        if not run.stopped():
+            _train(run)
+        if config.evaluation.enabled and not run.stopped():
+            run.evaluate()
+    state, enabled = run.state, config.evaluation.enabled
+    before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
+    finished = int(state.step) == config.steps and bool(after or not enabled)
+    signal = None if finished else processes.any_of(run.interrupt.signal)
+    if not enabled:
+        folder.show_samples()
+    folder.end(interrupted=signal, seconds=run.clock.read())
+    after = after if finished else {}
+    return Result(state, folder.path, folder.history(), before, after, signal)
 
 
 def _train(run: Run) -> None:

@@ -13,14 +13,17 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
+from jaxrl_llm.core.secrets import find_secrets, remember
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
+from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.fields import reads_reward
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
+from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.metrics import ScoredItems, host_metrics, scored_items
 from jaxrl_llm.train.optimizer import learning_rate
 from jaxrl_llm.train.pairs import evaluate_pairs
@@ -31,7 +34,7 @@ from jaxrl_llm.train.rollouts import (
     pack_pending,
     restore_pending,
 )
-from jaxrl_llm.train.setup import Experiment
+from jaxrl_llm.train.setup import Experiment, init_experiment
 from jaxrl_llm.train.state import TrainState
 
 
@@ -44,6 +47,7 @@ class Run:
       checkpoints, folder: Of the run.
       state: Where the session begins.
       files: Texts to save in the run folder, by file name.
+      changed: Settings that it changes where it is resumed; see :meth:`RunFolder.changed`.
 
     Attributes:
       state: After the last complete step.
@@ -60,6 +64,7 @@ class Run:
         folder: RunFolder,
         state: TrainState,
         files: Mapping[str, str],
+        changed: Mapping[str, tuple[Any, Any]],
     ):
         self.experiment, self.algorithm = experiment, algorithm
         self.checkpoints, self.folder, self.state = checkpoints, folder, state
@@ -77,7 +82,13 @@ class Run:
             forward_only=recipe.forward_only,
         )
         about = surroundings() | self._meter.about()
-        folder.start(int(state.step), files, settings=settings(self.config), about=about)
+        folder.start(
+            int(state.step),
+            files,
+            settings=settings(self.config),
+            changed=changed,
+            about=about,
+        )
         folder.log(experiment.describe(state.policy))
         pending = restore_pending(checkpoints, experiment, state, folder.log)
         self.rollouts = make_rollouts(experiment, state, pending)
@@ -264,6 +275,32 @@ class Run:
             "LoRA, or a recipe that masks every token does this.",
             stacklevel=3,
         )
+
+
+@contextlib.contextmanager
+def begin(
+    config: TrainConfig,
+    *,
+    resume: bool,
+    allow_changed: bool,
+    overwrite: bool,
+    log: Callable[[str], Any] | None,
+    files: Mapping[str, str],
+) -> Iterator[Run]:
+    """A run before its first step, which holds its folder; see :func:`train` for the arguments.
+
+    What is wrong with a configuration is raised on entry, and leaves no new folder.
+    """
+    remember(find_secrets(config))
+    with RunFolder(
+        config.run_dir, resume=resume, overwrite=overwrite, log=log, sinks=config.report.sinks
+    ) as folder:
+        changed = folder.changed(settings(config), allowed=allow_changed)
+        check_memory(config)
+        experiment, algorithm, checkpoints, state = init_experiment(
+            config, folder.checkpoints, resume=folder.resumes
+        )
+        yield Run(experiment, algorithm, checkpoints, folder, state, files, changed)
 
 
 class _Stopped(Exception):

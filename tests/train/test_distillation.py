@@ -74,7 +74,7 @@ def config(tmp_path):
         prompts_per_step=2,
         steps=6,
         remat="none",
-        run_dir=str(tmp_path),
+        run_dir=str(tmp_path / "run"),
     )
 
 
@@ -210,7 +210,7 @@ def test_a_resumed_run_wants_the_same_teacher(config, tmp_path):
     train(dataclasses.replace(config, steps=1))
     other = dataclasses.replace(config, steps=2, teacher=lambda: (*tiny_model(), ByteTokenizer()))
     with pytest.raises(Exception, match="another teacher"):
-        train(other, resume=True)
+        train(other, resume=True, allow_changed=True)
 
 
 def test_stored_scores_train_as_the_model_does(config, tmp_path):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from test_checkpoint import assert_same, truncate
-from tiny_run import CONFIG, low_bytes, tiny_run, wide_model
+from tiny_run import CONFIG, begun, low_bytes, tiny_run, wide_model
 from tiny_run import prompts as tiny_prompts
 
 import jaxrl_llm as jr
@@ -26,6 +26,7 @@ from jaxrl_llm.train import (
     EvaluationConfig,
     LoRAConfig,
     MeshConfig,
+    OccupiedError,
     SamplingConfig,
     TrainingError,
     make_step,
@@ -275,10 +276,10 @@ def test_run_folders(tmp_path):
     ):
         train(tiny_run(tmp_path / "file" / "run"))
     train(tiny_run(tmp_path / "run", steps=1))
-    with pytest.raises(TrainingError, match=r"a run; go on with it \(--resume\) or name another"):
+    with pytest.raises(OccupiedError, match=r"a run; go on with it \(--resume\), name another"):
         train(tiny_run(tmp_path / "run", steps=1))
     with pytest.raises(ValueError, match="is of another model"):
-        train(tiny_run(tmp_path / "run", model=wide_model), resume=True)
+        train(tiny_run(tmp_path / "run", model=wide_model), resume=True, allow_changed=True)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000001"]
     truncate(tmp_path / "run" / "checkpoints" / "step_00000001")
     for name in ("step_00000001", "step_00000001.damaged"):  # then as a later run set it aside
@@ -297,6 +298,7 @@ def test_resume_without_a_checkpoint_starts_from_the_first_step(whole_run, tmp_p
     (left / "checkpoints" / "step_00000002.unfinished").mkdir(parents=True)
     (left / "metrics.jsonl").write_text('{"step": 1, "reward": 9.0}\n{"step": 2, "rew')
     (left / "samples.jsonl").write_text('{"step": 1}\n')
+    begun(left)
     done = train(tiny_run(left), resume=True, log=lines.append)
     assert_same(done.state, expected.state)
     told = f"The run folder {str(left)!r} has no checkpoint yet; the run starts from step 0."
@@ -400,7 +402,8 @@ def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
         away["loss"], rel=1e-4
     )
     with pytest.raises(ValueError, match="was made with another reference: the parameters of the"):
-        train(config("soup", reference=CONFIG.model, steps=2), resume=True)
+        other = config("soup", reference=CONFIG.model, steps=2)
+        train(other, resume=True, allow_changed=True)
     with pytest.raises(ValueError, match="reference has no effect: recipe 'dr_grpo' reads none"):
         config("none", reference=soup, recipe="dr_grpo")
     wide = config("wide", reference=wide_model)
@@ -454,14 +457,13 @@ def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(whole_run, tmp_path
     assert_same(train(config, resume=True).state, expected.state)
 
 
-def test_a_run_without_a_checkpoint_starts_over(whole_run, tmp_path):
+def test_a_run_without_a_step_starts_over(whole_run, tmp_path):
     expected, _ = whole_run
     with pytest.raises(RewardError):
         train(tiny_run(tmp_path, reward=lambda p, c, m: None, evaluation=EvaluationConfig()))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "reward": 1.0}\n')
     lines = []
     result = train(tiny_run(tmp_path), log=lines.append)
-    assert "holds a run without a checkpoint; it starts over" in lines[0]
+    assert "holds a run without a step; it starts over" in lines[0]
     assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
     assert_same(result.state, expected.state)
     assert any("completion" in line for line in lines)  # though nothing was evaluated
@@ -491,7 +493,7 @@ def test_another_run_is_not_resumed(whole_run, tmp_path, changes, message):
     folder = tmp_path / "run"
     shutil.copytree(whole_run[0].run_dir, folder)
     with pytest.raises(ValueError, match=rf"checkpoint '.*step_00000006' {message}"):
-        train(tiny_run(folder, **changes), resume=True)
+        train(tiny_run(folder, **changes), resume=True, allow_changed=True)
     assert (folder / "metrics.jsonl").read_text().count("\n") == 6
 
 
@@ -500,6 +502,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, na
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
+    begun(tmp_path)
     if name == "config.py":
         monkeypatch.setattr("jaxrl_llm.train.logging.run_folder.write_whole", full)
     else:
@@ -509,6 +512,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, na
 
 
 def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path):
+    begun(tmp_path)
     (tmp_path / "reward.png").mkdir()
     with pytest.warns(UserWarning, match="reward.png' cannot be written: is a directory"):
         assert int(train(tiny_run(tmp_path, steps=1)).state.step) == 1
@@ -529,7 +533,7 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
 
     monkeypatch.setattr(jr.models, "load_model", load)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: ByteTokenizer())
-    monkeypatch.setattr("jaxrl_llm.train.loop.check_memory", lambda config: None)  # reads the files
+    monkeypatch.setattr("jaxrl_llm.train.run.check_memory", lambda config: None)  # reads the files
     made = []
     monkeypatch.setattr(
         "jaxrl_llm.train.policy_gradient.make_step",

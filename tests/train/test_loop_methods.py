@@ -310,9 +310,13 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     config = tiny_run(tmp_path, recipe="spo_tracker", steps=1)
     train(config)
     with pytest.raises(ValueError, match="was made with another optimizer or recipe"):
-        train(dataclasses.replace(config, recipe="dr_grpo"), resume=True)
+        train(dataclasses.replace(config, recipe="dr_grpo"), resume=True, allow_changed=True)
     with pytest.raises(ValueError, match="was made with another optimizer or recipe"):
-        train(dataclasses.replace(config, recipe="ppo_max", critic=CRITIC), resume=True)
+        train(
+            dataclasses.replace(config, recipe="ppo_max", critic=CRITIC),
+            resume=True,
+            allow_changed=True,
+        )
 
 
 def test_a_critic_that_diverges_ends_the_run(tmp_path):

@@ -259,13 +259,17 @@ def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp
     assert "'up'" in names and "embedding" not in names  # the base is not in it
     other = dataclasses.replace(LORA, alpha=8.0)
     with pytest.raises(ValueError, match="was made with lora .*alpha=16.0.*alpha=8.0"):
-        train(dataclasses.replace(config, lora=other, steps=7), resume=True)
+        train(dataclasses.replace(config, lora=other, steps=7), resume=True, allow_changed=True)
     with pytest.raises(ValueError, match="is of another model or adapter"):
-        train(dataclasses.replace(config, lora=LoRAConfig(), steps=7), resume=True)
+        train(
+            dataclasses.replace(config, lora=LoRAConfig(), steps=7), resume=True, allow_changed=True
+        )
 
     def other_model():
         model, params, tokenizer = config.model()
         return model, jax.tree.map(lambda x: 1.001 * x, params), tokenizer
 
     with pytest.raises(ValueError, match="the frozen parameters differ"):
-        train(dataclasses.replace(config, model=other_model, steps=7), resume=True)
+        train(
+            dataclasses.replace(config, model=other_model, steps=7), resume=True, allow_changed=True
+        )

@@ -91,14 +91,16 @@ def train_result(folder):
 
 
 def test_the_reward_of_a_run_on_pairs_grades_its_evaluation_alone(tmp_path, pairs):
-    config = of_pairs(tmp_path, pairs, steps=1, reward=lambda prompt, completion, metadata: 1.0)
+    config = of_pairs(
+        tmp_path / "run", pairs, steps=1, reward=lambda prompt, completion, metadata: 1.0
+    )
     result = train(config)
     assert set(result.after) == {"greedy", "sampled", "pairs"}
     assert result.after["greedy"].mean == 1.0 and result.history[1]["reward"] == 0.5
 
 
 def test_batches_are_those_of_the_data(tmp_path, pairs):
-    config = of_pairs(tmp_path, pairs, evaluation=EvaluationConfig(enabled=False))
+    config = of_pairs(tmp_path / "run", pairs, evaluation=EvaluationConfig(enabled=False))
     experiment, params = load_experiment(config)
     state = experiment.collector.init(len(experiment.train))
     seen = []
@@ -142,7 +144,7 @@ def bare():
 )
 def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        train(of_pairs(tmp_path, pairs, **changes))
+        train(of_pairs(tmp_path / "run", pairs, **changes))
 
 
 def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):
@@ -153,7 +155,7 @@ def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):
     held_out.write_text(json.dumps({"prompt": "h0", "chosen": "a", "rejected": "a"}) + "\n")
     data = DataConfig(prompts=pairs, evaluation=str(held_out), held_out=0.0, chat=False)
     with pytest.raises(ValueError, match="of prompt 'held_out.jsonl:0' are equal"):
-        load_experiment(of_pairs(tmp_path, pairs, data=data, model=never))
+        load_experiment(of_pairs(tmp_path / "run", pairs, data=data, model=never))
 
 
 def test_degraded_copies_train_a_head_beside_the_pairs(tmp_path):
@@ -198,8 +200,8 @@ def test_single_responses_are_not_compared(tmp_path, pairs):
     recipe = jr.recipes.kto().replace(collector=jr.curation.offline_labels())
     changes = {"recipe": recipe, "data": DataConfig(prompts=str(labels), chat=False)}
     with pytest.raises(ValueError, match=r"offline_labels\(\) has one response a row, so there"):
-        of_pairs(tmp_path, labels, **changes)
-    graded = of_pairs(tmp_path, labels, **changes, steps=1, reward=lambda *args: 1.0)
+        of_pairs(tmp_path / "run", labels, **changes)
+    graded = of_pairs(tmp_path / "run", labels, **changes, steps=1, reward=lambda *args: 1.0)
     assert set(train(graded).after) == {"greedy", "sampled"}
     # Prompts that none of the good responses has count less.
     off = {"steps": 1, "evaluation": EvaluationConfig(enabled=False)}
@@ -221,9 +223,9 @@ def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):
 
     best = CheckpointConfig(every=2, best="greedy")
     with pytest.raises(ValueError, match="best='greedy' is not in the evaluation of this run"):
-        of_pairs(tmp_path, pairs, checkpoint=best, evaluation=EvaluationConfig(every=2))
+        of_pairs(tmp_path / "run", pairs, checkpoint=best, evaluation=EvaluationConfig(every=2))
     config = of_pairs(
-        tmp_path,
+        tmp_path / "run",
         pairs,
         steps=2,
         checkpoint=dataclasses.replace(best, best="pairs"),

@@ -195,7 +195,7 @@ def test_a_policy_earns_more_of_a_learned_reward(tmp_path, exported):
 def test_a_reward_model_has_no_output_matrix_of_words(tmp_path):
     model, params = tiny_model(num_layers=1, tied=False)
     recipe = jr.recipes.reward_model()
-    config = of_data(tmp_path, write(tmp_path / "rows.jsonl", PAIRS))
+    config = of_data(tmp_path / "run", write(tmp_path / "rows.jsonl", PAIRS))
     row = jnp.arange(4)[None, None]
     context, values = jr.models.AttentionContext(jnp.ones((1, 1, 4), bool)), []
     for name in ("a/name", lambda: None):

@@ -11,7 +11,13 @@ import jaxrl_llm as jr
 from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, accuracy, train
 from jaxrl_llm.train.grading import spread_rows
 from jaxrl_llm.train.logging import RunFolder
-from jaxrl_llm.train.logging.results import JsonLines, plot_reward, read_jsonl, samples_table
+from jaxrl_llm.train.logging.results import (
+    JsonLines,
+    damage_of,
+    plot_reward,
+    read_jsonl,
+    samples_table,
+)
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
@@ -97,6 +103,7 @@ def test_settings_show_the_slots_of_a_recipe_and_where_it_differs_from_its_prese
     [
         ({"steps": 9, "run_dir": "other", "samples_shown": 1, "max_skipped": 1}, ()),
         ({"report": ReportConfig(peak_flops=1.0), "microbatches": 2}, ()),
+        ({"prompts_per_step": 8, "seed": 3}, ("prompts_per_step", "seed")),
         ({"optimizer": OptimizerConfig(learning_rate=1e-3)}, ("optimizer.learning_rate",)),
         ({"reward": parted}, ("reward",)),
         ({"lora": LoRAConfig(rank=2)}, ("lora.rank",)),
@@ -134,6 +141,65 @@ def test_json_lines(tmp_path):
     assert [row["step"] for row in read_jsonl(file.path)] == [1, 2]
     file.keep_up_to(0)
     assert read_jsonl(file.path) == []
+
+
+def test_damaged_lines_are_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    good = '{"step": 1}\n'
+    path.write_text(good)
+    assert damage_of(path) == "" == damage_of(tmp_path / "nowhere.jsonl")
+    path.write_bytes(good.encode() + b'\xff\n[1]\n\n{"step": "2"}\n{"step": 3, "x"')
+    assert damage_of(path) == (
+        f"{str(path)!r} is damaged at line 2 and 3 more, which are left out."
+    )
+    assert read_jsonl(path) == [{"step": 1}]
+    path.write_bytes(b"[" * 100_000 + b"\n" + good.encode())
+    assert damage_of(path).endswith("is damaged at line 1, which is left out.")
+
+
+def test_damage_is_said_where_a_run_goes_on(tmp_path):
+    train(tiny_run(tmp_path, steps=1))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew')
+    lines = []
+    train(tiny_run(tmp_path, steps=2), resume=True, log=lines.append)
+    assert any(
+        line.endswith("metrics.jsonl' is damaged at line 2, which is left out.") for line in lines
+    )
+
+
+def test_settings_that_are_allowed_to_change_are_recorded_and_named(tmp_path):
+    train(tiny_run(tmp_path, steps=1))
+    changes = {"recipe": "rloo", "prompts_per_step": 2, "steps": 2}
+    changed = tiny_run(tmp_path, **changes)
+    changed = dataclasses.replace(
+        changed, sampling=dataclasses.replace(changed.sampling, group_size=4, temperature=0.5)
+    )
+    before = (tmp_path / "sessions.jsonl").read_text()
+    with pytest.raises(ValueError, match="had other settings") as error:
+        train(changed, resume=True)
+    for told in (
+        "recipe was 'dr_grpo', is 'rloo'",
+        "prompts_per_step was 4, is 2",
+        "sampling.group_size was 2, is 4",
+        "sampling.temperature was 1.0, is 0.5",
+    ):
+        assert told in str(error.value)
+    assert (tmp_path / "sessions.jsonl").read_text() == before
+    train(changed, resume=True, allow_changed=True)
+    row = [row for row in read_jsonl(tmp_path / "sessions.jsonl") if row["event"] == "start"][-1]
+    assert row["changed"]["sampling.group_size"] == [2, 4] and "steps" not in row["changed"]
+    assert "sampling.group_size: 2 \u2192 4" in (tmp_path / "report.html").read_text("utf-8")
+    train(dataclasses.replace(changed, steps=3), resume=True)  # now those are its settings
+
+
+def test_a_run_whose_settings_are_lost_says_so(tmp_path):
+    train(tiny_run(tmp_path, steps=1))
+    (tmp_path / "sessions.jsonl").unlink()
+    lines = []
+    other = OptimizerConfig(learning_rate=1e-3)
+    train(tiny_run(tmp_path, steps=2, optimizer=other), resume=True, log=lines.append)
+    assert any(line.startswith("No sessions.jsonl in ") for line in lines)
 
 
 def test_table_and_curve(tmp_path):

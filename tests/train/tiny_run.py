@@ -1,6 +1,7 @@
 """A run of the tiny model, as small as a run can be, for the tests of loop and command line."""
 
 import dataclasses
+import json
 
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
@@ -47,3 +48,9 @@ CONFIG = TrainConfig(
 
 def tiny_run(run_dir, **changes) -> TrainConfig:
     return dataclasses.replace(CONFIG, run_dir=str(run_dir), **changes)
+
+
+def begun(folder) -> None:
+    """Makes a folder one that a run began in."""
+    row = {"step": 0, "event": "start", "settings": {}, "about": {}}
+    (folder / "sessions.jsonl").write_text(json.dumps(row) + "\n")

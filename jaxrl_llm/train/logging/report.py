@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.train.logging.charts import Series, chart, number, text
-from jaxrl_llm.train.logging.results import read_jsonl
+from jaxrl_llm.train.logging.results import damage_of, read_jsonl
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -65,18 +65,20 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     """
     folder = Path(folder)
     path = folder / "report.html" if path is None else Path(path)
-    lines = []
-    for name in ("metrics", "samples", "sessions"):
-        file = folder / f"{name}.jsonl"
-        rows = read_jsonl(file) if file.is_file() else []
-        lines.append([row for row in rows if isinstance(row.get("step"), int)])
-    metrics, samples, sessions = lines
-    write_whole(path, render(folder.absolute().name, metrics, samples, sessions))
+    files = [folder / f"{name}.jsonl" for name in ("metrics", "samples", "sessions")]
+    metrics, samples, sessions = (read_jsonl(x) if x.is_file() else [] for x in files)
+    damage = [told for told in map(damage_of, files) if told]
+    write_whole(path, render(folder.absolute().name, metrics, samples, sessions, damage=damage))
     return path
 
 
-def render(name: str, metrics: Rows, samples: Rows, sessions: Rows) -> str:
-    """The page of a run of this name as text, from the lines of its three JSONL files."""
+def render(
+    name: str, metrics: Rows, samples: Rows, sessions: Rows, *, damage: Sequence[str] = ()
+) -> str:
+    """The page of a run of this name as text, from the lines of its three JSONL files.
+
+    ``damage`` is what is wrong with these, in sentences.
+    """
     steps = [row for row in metrics if "held_out" not in row]
     held_out = [row for row in metrics if isinstance(row.get("held_out"), Mapping)]
     starts = [row for row in sessions if row.get("event") == "start"]
@@ -84,6 +86,7 @@ def render(name: str, metrics: Rows, samples: Rows, sessions: Rows) -> str:
     sections = [
         f"<h1>{text(name)}</h1>",
         progress(steps, sessions, settings),
+        *(f'<p class="bad">{text(told)}</p>' for told in damage),
         tiles(steps, held_out, settings),
         curves(steps, held_out),
         times(steps, sessions),
@@ -313,12 +316,22 @@ def about(settings: Mapping[str, Any], starts: Rows, sessions: Rows) -> str:
                 if row.get("event") == "start"
                 else text(row.get("outcome", "")),
                 f"step {row['step']}",
+                text(_changes(row)),
             )
             for row in sessions
         ]
-        shown = table(("time", "", ""), rows)
+        shown = table(("time", "", "", "changed settings"), rows)
         html.append(f'<h2>Sessions</h2><div class="card">{shown}</div>')
     return "".join(html)
+
+
+def _changes(row: Mapping[str, Any]) -> str:
+    """The settings that a resumed session changed, in words."""
+    changed = row.get("changed")
+    if not isinstance(changed, Mapping):
+        return ""
+    pairs = {k: v for k, v in changed.items() if isinstance(v, Sequence) and len(v) == 2}
+    return "; ".join(f"{name}: {old} \u2192 {new}" for name, (old, new) in pairs.items())
 
 
 CSS = """

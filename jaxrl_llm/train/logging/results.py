@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -70,15 +70,40 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | str | None) else str(value)
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    """The objects of a JSONL file; a line that is not JSON, such as one cut off, is skipped."""
-    rows = []
-    for line in Path(path).read_text(errors="replace").splitlines():
+class Rows(NamedTuple):
+    """The lines of a file of :class:`JsonLines`."""
+
+    rows: list[dict]
+    damaged: list[int]  # numbers of those that are not such lines, from 1: cut off or changed
+
+
+def read_lines(path: Path) -> Rows:
+    """The objects of a JSONL file with an integer "step", and which lines are not."""
+    rows, damaged = [], []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return [row for row in rows if isinstance(row, dict)]
+            row = json.loads(line.decode(errors="replace")) if line.strip() else {"step": 0}
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            damaged.append(number)
+        elif line.strip():
+            rows.append(row)
+    return Rows(rows, damaged)
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """The rows of :func:`read_lines` alone."""
+    return read_lines(path).rows
+
+
+def damage_of(path: Path) -> str:
+    """A sentence about the damaged lines of a file; empty for none, and for no file."""
+    damaged = read_lines(path).damaged if Path(path).is_file() else []
+    if not damaged:
+        return ""
+    lines = f"line {damaged[0]}" + (f" and {len(damaged) - 1} more" if damaged[1:] else "")
+    return f"{str(path)!r} is damaged at {lines}, which {'are' if damaged[1:] else 'is'} left out."
 
 
 def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:

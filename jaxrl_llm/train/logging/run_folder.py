@@ -1,7 +1,9 @@
 """The folder of a run: its files, and the lines for the user."""
 
 import contextlib
+import shutil
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,17 +15,24 @@ import jax
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason, write_whole
 from jaxrl_llm.core.runtime.locks import FolderLock
+from jaxrl_llm.core.runtime.terminal import text_of
+from jaxrl_llm.core.secrets import mask, mask_known
 from jaxrl_llm.train.checkpoint import CheckpointError
-from jaxrl_llm.train.checkpoint.checkpoints import left_in, steps_in
+from jaxrl_llm.train.checkpoint.checkpoints import left_in
 from jaxrl_llm.train.evaluate import Accuracy
+from jaxrl_llm.train.logging.contents import holds_steps, other_files, results_of
 from jaxrl_llm.train.logging.report import write_report
-from jaxrl_llm.train.logging.results import JsonLines, plot_reward, samples_table
+from jaxrl_llm.train.logging.results import JsonLines, damage_of, plot_reward, samples_table
 from jaxrl_llm.train.logging.settings import changed_settings
 from jaxrl_llm.train.logging.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
 class TrainingError(RuntimeError):
     """The run cannot go on."""
+
+
+class OccupiedError(TrainingError):
+    """The run folder holds an earlier run, or files that are not of a run."""
 
 
 @contextlib.contextmanager
@@ -47,6 +56,8 @@ class RunFolder:
     Args:
       path: The folder; made if there is none.
       resume: Whether it may hold a run already.
+      overwrite: Whether a run that it holds is replaced, once this one begins; one without a step
+        always is.
       log: Takes lines for the user; None is silent.
       sinks: Where the metrics go as well; see :class:`~jaxrl_llm.train.ReportConfig`.
 
@@ -58,7 +69,9 @@ class RunFolder:
       CheckpointError: If the folder cannot be written.
       ImportError: If the package of a sink is not installed.
       InUseError: If a process under way has the folder.
-      TrainingError: If it holds checkpoints of a run and this one does not resume it.
+      OccupiedError: If it holds files that are not of a run, or a run with steps that this one
+        neither resumes nor replaces; nothing is written then.
+      ValueError: If the name is empty, or the run is to be both resumed and replaced.
     """
 
     def __init__(
@@ -66,12 +79,17 @@ class RunFolder:
         path: str | Path,
         *,
         resume: bool,
+        overwrite: bool = False,
         log: Callable[[str], Any] | None = None,
         sinks: Sequence[str | SinkMaker] = (),
     ):
+        if not str(path).strip():
+            raise ValueError(f"RunFolder: a run needs the name of a folder; got {str(path)!r}.")
+        if resume and overwrite:
+            raise ValueError("train: overwrite has no effect with resume.")
         self.path, self._writes = Path(path).absolute(), processes.is_first()
         self.talks = log is not None and self._writes
-        self.log = log if log is not None and self._writes else (lambda line: None)
+        self._log = log if self.talks else None
         self._makers = find_sinks(sinks)
         self._sinks: Sinks | None = None  # until it starts
         self._step, self._ended = 0, False
@@ -81,73 +99,103 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self._last_rows: list[Mapping] = []
         self._lock: FolderLock | None = None
-
-        def make() -> bool:
-            """Makes the folder; whether there is something to resume from."""
-            try:
-                new = not self.path.is_dir() or not any(self.path.iterdir())
-                self.path.mkdir(parents=True, exist_ok=True)
-                probe = self.path / ".writable"
-                probe.write_text("")
-                probe.unlink(missing_ok=True)  # of two that start at one time, the other may
-                self._lock = FolderLock(self.path)
-            except OSError as error:
-                raise CheckpointError(
-                    f"The run folder {str(self.path)!r} cannot be written: {error.strerror}."
-                ) from error
-            if resume and left_in(self.checkpoints):
-                return True
-            if resume:  # a scheduler restarts with one command, however far the run came
-                state = (
-                    "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
-                )
-                self.log(f"The run folder {str(self.path)!r} {state}; the run starts from step 0.")
-                return False
-            if steps_in(self.checkpoints):
-                raise TrainingError(
-                    f"The run folder {str(self.path)!r} already holds a run; go on with it "
-                    "(--resume) or name another folder (--run-dir)."
-                )
-            if self.metrics.path.exists():
-                self.log(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
-            return False
-
-        def check_shared() -> None:
-            if not self.path.is_dir():
-                raise CheckpointError(
-                    f"The run folder {str(self.path)!r} is not there for process "
-                    f"{jax.process_index()}; all processes of a run need it, on a shared file "
-                    "system."
-                )
-
+        self._made: list[Path] = []  # folders that were not there, the innermost first
+        self._new = False  # it was empty
+        self._replaces = overwrite
         try:
-            self.resumes = processes.from_first(make)
-            processes.together(check_shared)
+            self.resumes = processes.from_first(lambda: self._take(resume, overwrite))
+            processes.together(self._check_shared)
         except BaseException:
             self._release()
             raise
 
+    def log(self, line: str) -> None:
+        """Passes a line on to the user, without secrets that are known."""
+        if self._log is not None:
+            self._log(mask_known(line))
+
+    def _take(self, resume: bool, overwrite: bool) -> bool:
+        """Makes and locks the folder; whether there is something to resume from."""
+        name = repr(str(self.path))
+        try:
+            if others := other_files(self.path):
+                listed = ", ".join(map(repr, others[:3]))
+                rest = f" and {len(others) - 3} more" if len(others) > 3 else ""
+                raise OccupiedError(
+                    f"The folder {name} holds files that are not of a run ({listed}{rest}); name "
+                    "another folder (--run-dir)."
+                )
+            self._new = not self.path.is_dir() or not any(self.path.iterdir())
+            folders = (self.path, *self.path.parents)
+            self._made = [folder for folder in folders if not folder.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"The run folder {name} cannot be written: {error.strerror}."
+            ) from error
+        if resume and left_in(self.checkpoints):
+            return True
+        if resume:  # a scheduler restarts with one command, however far the run came
+            state = "has no checkpoint yet"
+            if self._new:
+                state = "is new or empty, and nothing is resumed"
+            self.log(f"The run folder {name} {state}; the run starts from step 0.")
+            return False
+        if holds_steps(self.path) and not overwrite:
+            raise OccupiedError(
+                f"The run folder {name} already holds a run; go on with it (--resume), name "
+                "another folder (--run-dir), or lose that run and start over (--overwrite)."
+            )
+        if self.sessions.path.exists():
+            which = "a run, which is replaced" if overwrite else "a run without a step"
+            self.log(f"{name} holds {which}; it starts over.")
+        return False
+
+    def _check_shared(self) -> None:
+        if not self.path.is_dir():
+            raise CheckpointError(
+                f"The run folder {str(self.path)!r} is not there for process "
+                f"{jax.process_index()}; all processes of a run need it, on a shared file system."
+            )
+
     def _release(self) -> None:
+        """Lets go of the folder; nothing is left of a run that could not begin in a new one."""
+        with contextlib.suppress(OSError):  # such as a folder that is not empty
+            names = [path.name for path in self.path.iterdir()]
+            if self._new and self._lock is not None and names == [".lock"]:
+                (self.path / ".lock").unlink()
+            for folder in self._made:
+                folder.rmdir()
         if self._lock is not None:
             self._lock.release()
 
-    def check_unchanged(self, settings: Mapping[str, Any]) -> None:
-        """Raises ValueError if the run that is resumed had other settings, which it names.
+    def changed(self, settings: Mapping[str, Any], *, allowed: bool) -> dict[str, tuple[Any, Any]]:
+        """The settings that a resumed run changes and that change what it learns, old and new.
 
-        Those that do not change what is learned are free.
+        Raises:
+          ValueError: If there are any and they are not allowed; it names them.
         """
+        if not self.resumes:
+            return {}
 
-        def find() -> dict[str, tuple]:
+        def find() -> dict[str, tuple] | None:
             rows = self.sessions.rows() if self.sessions.path.is_file() else []
-            starts = [row for row in rows if row.get("event") == "start"]
-            return changed_settings(starts[-1].get("settings", {}), settings) if starts else {}
+            known = [row["settings"] for row in rows if isinstance(row.get("settings"), dict)]
+            return changed_settings(known[-1], settings) if known else None
 
-        if changed := processes.from_first(find):
-            text = "; ".join(f"{name} was {a!r}, is {b!r}" for name, (a, b) in changed.items())
+        changed, name = processes.from_first(find), repr(str(self.path))
+        if changed is None:
+            self.log(f"No sessions.jsonl in {name} has the settings of the run: none is compared.")
+        if changed and not allowed:
+            text = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in changed.items())
             raise ValueError(
-                f"train: the run in {str(self.path)!r} had other settings: {text}. Resume it with "
-                "the same ones, or accept the change (--allow-changed)."
+                f"train: the run in {name} had other settings: {text}. Resume it with the same "
+                "ones, or accept the change (--allow-changed)."
             )
+        return changed or {}
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -166,7 +214,8 @@ class RunFolder:
                 with _optional(lines.path):
                     lines.flush()
         if error is not None:
-            self._note_end(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
+            text = text_of(error)
+            self._note_end(f"{kind.__name__}: {mask(text)}" if text else kind.__name__)
         if kind is None or issubclass(kind, Exception):  # a second Ctrl-C should end at once
             sinks.close()
             path = self.path / "report.html"
@@ -179,6 +228,7 @@ class RunFolder:
         files: Mapping[str, str],
         *,
         settings: Mapping[str, Any] | None = None,
+        changed: Mapping[str, tuple[Any, Any]] | None = None,
         about: Mapping[str, str] | None = None,
     ) -> None:
         """Begins the files, or drops what a run wrote after the checkpoint it resumes from.
@@ -187,22 +237,37 @@ class RunFolder:
           step: How many steps were made.
           files: Texts to keep, by file name.
           settings: The configuration; see :func:`~jaxrl_llm.train.logging.settings.settings`.
+          changed: Settings that a resumed run changes, see :meth:`changed`.
           about: Versions and devices.
         """
         if not self._writes:
             return
+        if self._replaces:
+            for path in list(results_of(self.path)):
+                with writing(path):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        row = {"step": step, "event": "start", "time": _now()}
+        with writing(self.sessions.path):  # first, since it marks the folder as that of a run
+            if not step:
+                self.sessions.keep_up_to(0)
+            row |= {"settings": settings or {}, "about": about or {}}
+            self.sessions.write(row | ({"changed": changed} if changed else {}))
         for name, text in files.items():
+            masked = mask(text)
+            if masked != text:
+                warnings.warn(
+                    f"{name} holds a secret, which its copy in the run folder has not: a config "
+                    "better reads it from a variable of the environment.",
+                    stacklevel=4,
+                )
             with writing(self.path / name):
-                write_whole(self.path / name, text)
+                write_whole(self.path / name, masked)
         for lines in (self.metrics, self.samples):
+            if step and (told := damage_of(lines.path)):
+                self.log(told)
             with writing(lines.path):
                 lines.keep_up_to(step)
         self._step = step
-        row = {"step": step, "event": "start", "time": _now()}
-        with writing(self.sessions.path):
-            if not step:
-                self.sessions.keep_up_to(0)
-            self.sessions.write(row | {"settings": settings or {}, "about": about or {}})
         self._sinks = Sinks(self._makers, RunInfo(self.path, step, settings or {}))
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:

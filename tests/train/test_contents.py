@@ -1,0 +1,136 @@
+"""Which folders a run may begin in."""
+
+import json
+
+import pytest
+from tiny_run import begun, tiny_run
+
+from jaxrl_llm.core.runtime.locks import FolderLock
+from jaxrl_llm.train import OccupiedError, train
+from jaxrl_llm.train.logging import RunFolder
+from jaxrl_llm.train.logging.contents import holds_steps, is_run, other_files
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+
+
+def texts(folder):
+    """All that a folder holds."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (("thesis.tex",), "('thesis.tex')"),
+        (("config.py", "metrics.jsonl", "report.html"), "('config.py', 'metrics.jsonl', 'report."),
+        (tuple(f"{n}.txt" for n in range(5)), "('0.txt', '1.txt', '2.txt' and 2 more)"),
+        ((".gitignore", "notes.md"), "('notes.md')"),
+        ((".lock",), "('.lock')"),
+        (("run.json", "sessions.jsonl"), "('run.json', 'sessions.jsonl')"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_files_of_others_are_refused_and_stay(tmp_path, names, listed, options):
+    for name in names:
+        (tmp_path / name).write_text('{"name": "of somebody else"}\n')
+    before = texts(tmp_path)
+    with pytest.raises(OccupiedError) as error:
+        train(tiny_run(tmp_path), **options)
+    assert str(error.value).startswith(f"The folder {str(tmp_path)!r} holds files that are not of ")
+    assert listed in str(error.value) and "--run-dir" in str(error.value)
+    assert texts(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".DS_Store", "lost+found"])
+def test_what_a_system_puts_into_a_folder_is_no_file_of_others(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with RunFolder(tmp_path, resume=False) as folder:
+        folder.start(0, {})
+    assert is_run(tmp_path) and (tmp_path / name).read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sessions.jsonl", '{"step": 0, "event": "start"}\n{"st'),
+        ("run.json", '{"config": "a.py", "folder": "/", "overrides": []}'),
+        (".lock", '{"process": 1, "host": "a", "since": "then"}'),
+        ("checkpoints/step_00000002/record.json", "{}"),
+    ],
+)
+def test_one_file_tells_that_a_run_began(tmp_path, name, text):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert not is_run(tmp_path) and other_files(tmp_path) == ["notes.txt"]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert is_run(tmp_path) and other_files(tmp_path) == []
+    path.write_bytes(b"[" * 100_000)
+    assert is_run(tmp_path) == (name.endswith("record.json"))
+
+
+def test_a_lock_tells_that_a_run_began(tmp_path):
+    FolderLock(tmp_path).release()
+    (tmp_path / "reference.npz").write_text("")  # written before the first step
+    assert is_run(tmp_path)
+
+
+def test_which_runs_have_steps(tmp_path):
+    begun(tmp_path)
+    assert not holds_steps(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "held_out": {}}\n{"step": "x"}\n')
+    assert not holds_steps(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    assert holds_steps(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "checkpoints" / "step_00000001.damaged").mkdir(parents=True)
+    assert holds_steps(tmp_path)
+
+
+def test_a_run_with_steps_is_replaced_only_if_asked_to(tmp_path):
+    train(tiny_run(tmp_path, steps=1))
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoints" / "step_00000009.damaged").mkdir()
+    (tmp_path / "skipped_step_00000001.npz").write_text("")
+    before = (tmp_path / "metrics.jsonl").read_text()
+    sentence = "already holds a run; go on with it .--resume., .* start over .--overwrite."
+    with pytest.raises(OccupiedError, match=sentence):
+        train(tiny_run(tmp_path, steps=1))
+    with pytest.raises(ValueError, match="overwrite has no effect with resume"):
+        train(tiny_run(tmp_path, steps=1), resume=True, overwrite=True)
+    with pytest.raises(ValueError, match="leaves no room for a prompt"):  # before it begins
+        sampling = tiny_run(tmp_path).sampling
+        long = type(sampling)(group_size=2, max_new_tokens=256)
+        train(tiny_run(tmp_path, sampling=long), overwrite=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+    lines = []
+    result = train(tiny_run(tmp_path, steps=2), overwrite=True, log=lines.append)
+    assert lines[0].endswith("holds a run, which is replaced; it starts over.")
+    assert [row["step"] for row in result.history] == [1, 2]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "skipped_step_00000001.npz").exists()
+    starts = (tmp_path / "sessions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in starts] == ["start", "end"]
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_refused(name):
+    with pytest.raises(ValueError, match="a run needs the name of a folder"):
+        RunFolder(name, resume=False)
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
+    class NeverError(Exception):
+        pass
+
+    def model():
+        raise NeverError
+
+    with pytest.raises(NeverError):
+        train(tiny_run(tmp_path / "runs" / "first", model=model))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "there").mkdir()
+    with pytest.raises(NeverError):
+        train(tiny_run(tmp_path / "there", model=model))
+    assert list((tmp_path / "there").iterdir()) == []
