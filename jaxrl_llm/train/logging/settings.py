@@ -1,6 +1,7 @@
 """A run in words: its settings, the versions of its packages, its devices."""
 
 import dataclasses
+import math
 import platform
 from collections import Counter
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core.compose import stable_repr, with_options
+from jaxrl_llm.core.secrets import MASK, is_secret, mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.recipes.records import format_value
@@ -18,6 +21,9 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-chec
 
 def settings(config: Any) -> dict[str, Any]:
     """A configuration as texts and numbers by dotted names; functions by their names.
+
+    Objects are shown by their types and plain options, and values whose name says that they are
+    secrets as ***; see :mod:`jaxrl_llm.core.secrets`.
 
     Example:
       >>> from jaxrl_llm.train import SamplingConfig
@@ -33,7 +39,7 @@ def settings(config: Any) -> dict[str, Any]:
         elif dataclasses.is_dataclass(value):
             flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
         else:
-            flat[field.name] = _plain(value)
+            flat[field.name] = MASK if is_secret(field.name, value) else _plain(value)
     return flat
 
 
@@ -59,7 +65,7 @@ def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
     for field in dataclasses.fields(slots):
         if field.name != "name" and (value := getattr(slots, field.name)) not in (None, (), ""):
             slot = isinstance(value, tuple) or callable(value)
-            flat[f"recipe.{field.name}"] = format_value(value) if slot else _plain(value)
+            flat[f"recipe.{field.name}"] = mask(format_value(value)) if slot else _plain(value)
     if presets and not isinstance(recipe, str):
 
         def values(name: str) -> list:
@@ -73,28 +79,48 @@ def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # JSON has none, and a resumed run compares them
+    if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, str):
+        return mask(value)
     if isinstance(value, tuple | list):
         return ", ".join(str(_plain(x)) for x in value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}: {_plain(v)}" for k, v in value.items())
+        shown = {k: MASK if is_secret(str(k), v) else _plain(v) for k, v in value.items()}
+        return ", ".join(f"{k}: {v}" for k, v in shown.items())
     named = callable(value) and not dataclasses.is_dataclass(value)
     name = getattr(value, "__qualname__", None) or getattr(value, "name", None)
     if named and isinstance(name, str):
-        return name
-    text = repr(value)
-    # An address in memory differs at every resume.
-    return type(value).__name__ if " at 0x" in text else text
+        return mask(name)
+    if type(value).__repr__ is object.__repr__:  # an address in memory differs at every resume
+        return mask(with_options(value))
+    return mask(stable_repr(value))
 
 
-# Settings of the length of a run, of what it reports and of how its work is laid out. They do not
-# change what is learned, so a resumed run may have others.
-_FREE = (
-    "steps", "run_dir", "samples_shown", "samples_every", "max_skipped", "reward_deadline",
-    "microbatches", "remat", "packing", "mesh", "checkpoint", "evaluation", "report",
-    "reference_logp",
-)  # fmt: skip
+# What a resumed run may change, and why: none of it changes what is learned from a step. All else
+# may: it is named, refused, and recorded where it is allowed.
+_FREE = {
+    "steps": "how far the run goes",
+    "checkpoint": "when the state is saved",
+    "evaluation": "when and how much is evaluated",
+    "report": "where the numbers go",
+    "samples_shown": "what is logged",
+    "samples_every": "what is logged",
+    "run_dir": "a run may be moved",
+    "reference_logp": "a file of numbers that are computed anew where it is missing",
+    "mesh": "the devices that are there",
+    "asynchrony.sampler_devices": "the devices that are there",
+    "asynchrony.sampler_mesh": "the devices that are there",
+    "microbatches": "what a device has room for; only rounding differs",
+    "packing": "what a device has room for; only rounding differs",
+    "remat": "what a device has room for; only rounding differs",
+    "max_skipped": "when a run gives up",
+    "reward_deadline": "how long a machine may take",
+    "episodes.seconds": "how long a machine may take",
+    "episodes.workers": "how many environments step at a time",
+}
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -104,7 +130,11 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
       >>> changed_settings({"seed": 1, "steps": 5}, {"seed": 2, "steps": 9})
       {'seed': (1, 2)}
     """
-    names = [name for name in {**new, **old} if name.partition(".")[0] not in _FREE]
+
+    def is_free(name: str) -> bool:
+        return any(name == free or name.startswith(f"{free}.") for free in _FREE)
+
+    names = [name for name in {**new, **old} if not is_free(name)]
     values = {name: (old.get(name), new.get(name)) for name in names}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
