@@ -7,10 +7,14 @@ sentence on stderr; ``--debug`` shows where it came from instead.
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+
+from jaxrl_llm.core.runtime.terminal import text_of, visible
+from jaxrl_llm.core.secrets import mask
 
 COMMANDS = {
     "train": "train a model as a config file says",
@@ -46,6 +50,9 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a locale lacks must not end a run
+            stream.reconfigure(errors="backslashreplace")
     code = _run(argv)
     if code:
         _leave(code)
@@ -60,12 +67,17 @@ def _leave(code: int, error: BaseException | None = None) -> None:
         processes.leave(code, error)
 
 
+def shown(text: str) -> str:
+    """A message for a terminal: without secrets, and with its control characters written out."""
+    return visible(mask(text))
+
+
 def _run(argv: Sequence[str] | None) -> int:
     def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
         """A warning as one line; those of other packages are left out."""
         del filename, lineno, file, line
         if issubclass(category, UserWarning):
-            print(f"jaxrl-llm: warning: {message}", file=sys.stderr)
+            print(f"jaxrl-llm: warning: {shown(str(message))}", file=sys.stderr)
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
@@ -102,9 +114,9 @@ def _run(argv: Sequence[str] | None) -> int:
             _leave(1, error)
             raise
         prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
-        text = " ".join(str(error).split())
+        text = " ".join(text_of(error).split())
         clear = (UsageError, ValueError, TypeError, OSError, RuntimeError, ImportError)
         if not text or not isinstance(error, clear):  # the message alone does not tell
             text = f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")
-        print(f"{prefix}: error: {text}", file=sys.stderr)
+        print(f"{prefix}: error: {shown(text)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -87,18 +87,22 @@ def run(arguments: Sequence[str]) -> int:
             "which --samples changes."
         )
     options.use_compilation_cache()
-    experiment, params = load_experiment(config, trains=False)
     collector_state: ArrayTree = ()
-    start = params
-    if run_dir is not None:
-        marks = base_fingerprint(params, config.lora)
-        checkpoints = Checkpoints(
-            run_dir / "checkpoints", model=experiment.model, best=config.checkpoint.best, run=marks
-        )
-        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
-        if hasattr(experiment.collector, "evaluation_text"):
-            first = experiment.collector.init(len(experiment.train))
-            collector_state = checkpoints.restore_collector(first, step=checkpoints.last)
+    with options.usage_errors():
+        experiment, params = load_experiment(config, trains=False)
+        start = params
+        if run_dir is not None:
+            marks = base_fingerprint(params, config.lora)
+            checkpoints = Checkpoints(
+                run_dir / "checkpoints",
+                model=experiment.model,
+                best=config.checkpoint.best,
+                run=marks,
+            )
+            params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+            if hasattr(experiment.collector, "evaluation_text"):
+                first = experiment.collector.init(len(experiment.train))
+                collector_state = checkpoints.restore_collector(first, step=checkpoints.last)
     key = jax.random.key(config.seed if args.seed is None else args.seed)
     success = 1.0 if args.success is None else args.success
     results = {}

@@ -63,9 +63,10 @@ def run(arguments: Sequence[str]) -> int:
     recipe = find_recipe(config.recipe, config.sampling)
     if args.adapter and recipe.head:
         raise UsageError("--adapter has no effect: PEFT's format has no place for a head.")
-    model_config, step, params, tokenizer = load_trained(
-        run_dir, config, choice, merge=not args.adapter
-    )
+    with options.usage_errors():
+        model_config, step, params, tokenizer = load_trained(
+            run_dir, config, choice, merge=not args.adapter
+        )
     left_out = ""
     with new_folder(args.folder) as unfinished:
         if args.adapter:

@@ -10,9 +10,9 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.export import check_new, load_trained, new_folder, save_tokenizer
-from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.train.config import find_recipe
+from jaxrl_llm.train.logging.results import read_jsonl
 
 # Which options each method reads, besides the models.
 _READS = {
@@ -104,14 +104,15 @@ def run(arguments: Sequence[str]) -> int:
     names = [_checkpoint(name).target for name in (*args.models, *filter(None, [args.base]))]
     if args.trust and not any(map(options.is_run, names)):
         raise UsageError("--trust has no effect without a run.")
-    sources = [_load(name, args.trust) for name in args.models]
-    base = None if args.base is None else _load(args.base, args.trust)
-    first = sources[0]
-    for name, source in zip(args.models[1:], sources[1:], strict=True):
-        _check_config(args.models[0], first.config, name, source.config)
-    if base is not None:
-        _check_config(args.models[0], first.config, str(args.base), base.config)
-    merged = _merge(args, [source.params for source in sources], base and base.params)
+    with options.usage_errors():
+        sources = [_load(name, args.trust) for name in args.models]
+        base = None if args.base is None else _load(args.base, args.trust)
+        first = sources[0]
+        for name, source in zip(args.models[1:], sources[1:], strict=True):
+            _check_config(args.models[0], first.config, name, source.config)
+        if base is not None:
+            _check_config(args.models[0], first.config, str(args.base), base.config)
+        merged = _merge(args, [source.params for source in sources], base and base.params)
     with new_folder(args.out) as unfinished:
         models.save_safetensors(merged, unfinished, config=first.config, dtype=args.dtype)
         left_out = save_tokenizer(first.tokenizer, unfinished)
@@ -138,8 +139,7 @@ def _metric_weights(args: Merge) -> list[float]:
     values = [float(choice.step or 0) for choice in choices]
     if args.by == "loss":
         for i, choice in enumerate(choices):
-            lines = (Path(choice.target) / "metrics.jsonl").read_text("utf-8").splitlines()
-            rows = [parse_json(line) for line in lines]
+            rows = read_jsonl(Path(choice.target) / "metrics.jsonl")
             losses = [x["loss"] for x in rows if x["step"] == choice.step and "loss" in x]
             if not losses or not losses[-1] > 0:
                 got = losses[-1] if losses else "none"

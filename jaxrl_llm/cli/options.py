@@ -24,20 +24,42 @@ from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.cli.trust import digest_of, is_noted, note
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core.runtime.files import parse_json
+from jaxrl_llm.core.runtime.locks import InUseError
+from jaxrl_llm.core.runtime.terminal import text_of
+from jaxrl_llm.core.secrets import mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
-from jaxrl_llm.train import Checkpoints, TrainConfig
+from jaxrl_llm.train import CheckpointError, Checkpoints, OccupiedError, TrainConfig
 
 T = TypeVar("T")
 _CRITIC = ("critic:optimizer-config", "critic:none")
 
 
+# What is wrong with a command, where it shows only while it is carried out.
+_WRONG = (
+    ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError,
+    FileExistsError, InUseError, OccupiedError,
+)  # fmt: skip
+
+
 @contextlib.contextmanager
 def usage_errors(prefix: str = "") -> Iterator[None]:
-    """A ValueError becomes a UsageError, its message without the prefix."""
+    """What is wrong with a command becomes a UsageError, its message without the prefix.
+
+    That are values that do not fit, files and packages that are not there, a folder that is taken,
+    and a config that ends the program.
+    """
     try:
         yield
-    except ValueError as error:
-        raise UsageError(str(error).removeprefix(prefix)) from error
+    except _WRONG as error:
+        raise UsageError(text_of(error).removeprefix(prefix)) from error
+    except CheckpointError as error:
+        if not isinstance(error.__cause__, NotADirectoryError | FileExistsError):
+            raise
+        raise UsageError(text_of(error)) from error
+    except SystemExit as error:
+        raise UsageError(f"the config ends the program, with sys.exit({error.code!r}).") from error
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None) -> T:
@@ -113,7 +135,8 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     def to_words(value: Any) -> list[str]:
         if value is None or isinstance(value, str):
             return [str(value)]
-        return [getattr(value, "name", None) or getattr(value, "__qualname__", None) or repr(value)]
+        name = getattr(value, "name", None) or getattr(value, "__qualname__", None)
+        return [name if isinstance(name, str) else mask(stable_repr(value))]
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
@@ -154,10 +177,11 @@ def _config_of(path: Path, name: str, module_name: str, folders: Sequence[str]) 
     sys.modules[module_name] = module
     sys.path.extend(folders)
     try:
+        path.read_text("utf-8")  # a copy goes into the folder of a run
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
-        raise UsageError(f"The config file {str(path)!r} fails: {kind}{error}") from error
+        raise UsageError(f"The config file {str(path)!r} fails: {kind}{text_of(error)}") from error
     config = getattr(module, name, None)
     if not isinstance(config, TrainConfig):
         problem = f"does not define `{name}`" if config is None else f"defines it as {config!r}"
@@ -193,7 +217,7 @@ def load_target(name: str, *, trust: bool = False) -> Target:
         if (path / "config.json").is_file():
             what = "its config.json is that of a model"
         raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: {what}.")
-    record = json.loads((path / "run.json").read_text())
+    record = _command(path / "run.json")
     # The name is private, since the config may itself import a module called `config` from the
     # folder that it was copied from. Worker processes import a function's module by name, so a
     # file of that name exists as long as this process.
@@ -217,6 +241,22 @@ def load_target(name: str, *, trust: bool = False) -> Target:
     config_name = split_config(record["config"])[1]
     config = _config_of(copied, config_name, module_name, folders)
     return Target(parse_config(config, record["overrides"]), path)
+
+
+def _command(path: Path) -> dict[str, Any]:
+    """The command that started a run, of its run.json."""
+    try:
+        record = parse_json(path.read_bytes())
+    except ValueError as error:
+        where = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(f"{str(path)!r} is damaged: {where}{text_of(error)}.") from error
+    names = {"config": str, "overrides": list}
+    for name, kind in names.items():
+        if not isinstance(record, dict) or not isinstance(record.get(name), kind):
+            raise UsageError(f"{str(path)!r} is damaged: it lacks {name!r}.")
+    if not all(isinstance(word, str) for word in record["overrides"]):
+        raise UsageError(f"{str(path)!r} is damaged: 'overrides' are not all texts.")
+    return record
 
 
 def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
@@ -290,8 +330,9 @@ def load_policy(
         from jaxrl_llm import data, models
 
         choice.check(None)
-        model, params = models.load_model(name, dtype=dtype or "float32")
-        return Policy(model, params, data.load_tokenizer(name))
+        with usage_errors():
+            model, params = models.load_model(name, dtype=dtype or "float32")
+            return Policy(model, params, data.load_tokenizer(name))
     from jaxrl_llm.models.lora import with_adapter
     from jaxrl_llm.train.config import find_recipe
     from jaxrl_llm.train.setup import load_model
@@ -307,13 +348,14 @@ def load_policy(
     if dtype is not None:
         with usage_errors():
             config = dataclasses.replace(config, dtype=dtype)
-    model, params, tokenizer = load_model(config, None)
-    model, params = with_adapter(model, params, config.lora)
-    marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
-    checkpoints = Checkpoints(
-        Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
-    )
-    params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+    with usage_errors():
+        model, params, tokenizer = load_model(config, None)
+        model, params = with_adapter(model, params, config.lora)
+        marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
+        checkpoints = Checkpoints(
+            Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
+        )
+        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     return Policy(model, params, tokenizer, config, checkpoints.last)
 
 

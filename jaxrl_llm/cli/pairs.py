@@ -80,14 +80,18 @@ def run(arguments: Sequence[str]) -> int:
     choice.check(None if run_dir is None else config)
     _check_graded(args.target, config)
     options.use_compilation_cache()
-    experiment, params = load_experiment(config, trains=False)
-    _check_rows(args.target, experiment)
-    if run_dir is not None:
-        marks = base_fingerprint(params, config.lora)
-        checkpoints = Checkpoints(
-            run_dir / "checkpoints", model=experiment.model, best=config.checkpoint.best, run=marks
-        )
-        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+    with options.usage_errors():
+        experiment, params = load_experiment(config, trains=False)
+        _check_rows(args.target, experiment)
+        if run_dir is not None:
+            marks = base_fingerprint(params, config.lora)
+            checkpoints = Checkpoints(
+                run_dir / "checkpoints",
+                model=experiment.model,
+                best=config.checkpoint.best,
+                run=marks,
+            )
+            params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     from tqdm import tqdm
 
     key = jax.random.key(config.seed if args.seed is None else args.seed)

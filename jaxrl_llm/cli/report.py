@@ -1,14 +1,16 @@
 """``jaxrl-llm report``."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 
-from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.cli import UsageError, options, shown
 from jaxrl_llm.core.runtime.files import replaceable
 from jaxrl_llm.train.logging.report import write_report
+from jaxrl_llm.train.logging.results import damage_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,9 @@ def run(arguments: Sequence[str]) -> int:
     folder = Path(args.run)
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "sessions.jsonl")):
         raise UsageError(f"{args.run!r} is not the folder of a run: no metrics.jsonl in it.")
+    for name in ("metrics", "samples", "sessions"):
+        if told := damage_of(folder / f"{name}.jsonl"):
+            print(shown(told), file=sys.stderr)
     page = write_report(folder, args.out)
     if replaceable(page) is not None:  # else the page is all that a pipe gets
         print(page)

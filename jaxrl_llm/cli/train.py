@@ -1,5 +1,6 @@
 """``jaxrl-llm train``."""
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -15,8 +16,12 @@ import jaxrl_llm
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.trust import digest_of, note
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.locks import InUseError
-from jaxrl_llm.train import DistributedConfig, TrainConfig, train
+from jaxrl_llm.core.runtime.terminal import visible
+from jaxrl_llm.core.secrets import find_secrets, remember
+from jaxrl_llm.train import DistributedConfig, TrainConfig
+from jaxrl_llm.train.logging.run_folder import without_secrets
+from jaxrl_llm.train.loop import finish
+from jaxrl_llm.train.run import begin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,7 @@ class Train:
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder, or start where there is none yet.
       allow_changed: With --resume, go on even if settings differ that change what is learned.
+      overwrite: Start over where the run folder holds a run, which is lost.
       plan: Only print how much of each device's memory the run needs, and whether it fits.
       plan_memory: GB (10^9 bytes) of each device to plan for, which need not be here; the sizes of
         the mesh give their number.
@@ -38,6 +44,7 @@ class Train:
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     allow_changed: tyro.conf.FlagCreatePairsOff[bool] = False
+    overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     plan: tyro.conf.FlagCreatePairsOff[bool] = False
     plan_memory: float | None = None
     distributed: DistributedConfig = DistributedConfig()
@@ -59,13 +66,18 @@ def run(arguments: Sequence[str]) -> int:
         return _plan(args)
     if args.allow_changed and not args.resume:
         raise UsageError("--allow-changed has no effect without --resume.")
-    args.distributed.start()
+    if args.overwrite and args.resume:
+        raise UsageError("--overwrite has no effect with --resume.")
+    with options.usage_errors():
+        args.distributed.start()
     overrides = config_words(arguments, word)
-    text = Path(path).read_text()
+    remember(find_secrets(args.run))
+    text = without_secrets("config.py", Path(path).read_text("utf-8"))
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
     # The folder, since the config may import modules from it.
     record = {"config": word, "folder": str(Path(path).absolute().parent)}
     record |= {"overrides": overrides, "versions": versions}
+    record = json.loads(without_secrets("run.json", json.dumps(record)))
     note(digest_of(text.encode(), record))
     files = {"config.py": text, "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
@@ -73,16 +85,26 @@ def run(arguments: Sequence[str]) -> int:
     def print_line(line: str) -> None:
         from tqdm import tqdm
 
-        tqdm.write(line, file=sys.stdout)
+        tqdm.write(visible(line), file=sys.stdout)
         sys.stdout.flush()
 
     log = print_line if processes.is_first() else None
-    try:
-        result = train(
-            args.run, resume=args.resume, allow_changed=args.allow_changed, log=log, files=files
-        )
-    except InUseError as error:
-        raise UsageError(str(error)) from error
+    with contextlib.ExitStack() as stack:
+        with options.usage_errors():
+            begun = begin(
+                args.run,
+                resume=args.resume,
+                allow_changed=args.allow_changed,
+                overwrite=args.overwrite,
+                log=log,
+                files=files,
+            )
+            run = stack.enter_context(begun)
+        try:
+            result = finish(run)
+        except SystemExit as error:
+            text = f"What the config calls ends the program, with sys.exit({error.code!r})."
+            raise RuntimeError(text) from error
     if log is not None:
         for kind, after in result.after.items():
             before = result.before.get(kind)
@@ -106,16 +128,18 @@ def _plan(args: Train) -> int:
         raise UsageError("--plan-memory has no effect without --plan.")
     if args.plan_memory is not None and args.plan_memory <= 0:
         raise UsageError(f"--plan-memory must be above 0; got {args.plan_memory:g}.")
-    if args.resume:
-        raise UsageError("--resume has no effect with --plan.")
+    for option, used in (("--resume", args.resume), ("--overwrite", args.overwrite)):
+        if used:
+            raise UsageError(f"{option} has no effect with --plan.")
     if args.distributed != DistributedConfig():
         raise UsageError("the options of --distributed have no effect with --plan.")
     memory = None if args.plan_memory is None else args.plan_memory * 1e9
-    try:
-        print(plan_text(args.run, memory=memory))
-    except OutOfMemory as error:
-        print(error)
-        raise UsageError("the run does not fit the memory of its devices.") from error
+    with options.usage_errors():
+        try:
+            print(plan_text(args.run, memory=memory))
+        except OutOfMemory as error:
+            print(error)
+            raise UsageError("the run does not fit the memory of its devices.") from error
     return 0
 
 
@@ -126,7 +150,7 @@ def config_words(arguments: Sequence[str], path: str) -> list[str]:
         if word.startswith("--distributed."):
             if "=" not in word and not word.endswith("detect"):
                 next(words, None)
-        elif word not in (path, "--resume", "--allow-changed"):
+        elif word not in (path, "--resume", "--allow-changed", "--overwrite"):
             settings.append(word)
     return settings
 

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,11 +22,15 @@ from tiny_run import CONFIG as config, low_bytes
 import dataclasses
 import os
 import signal
+import sys
 import threading
 from jaxrl_llm.rewards import VerifierPool
 
 def bad(prompt, completion, metadata):
     return None
+
+def leaves(prompt, completion, metadata):
+    sys.exit(0)
 
 def interrupts(prompt, completion, metadata):
     signal.raise_signal(signal.SIGINT)
@@ -156,6 +161,8 @@ def test_options_that_do_not_fit_are_exit_code_2(capsys, tmp_path, options, part
         ("x = 1", "it does not define `config`"),
         ("import json\njson.loads('{')", "fails: "),
         ("1 / 0", "fails: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(0)", "fails: SystemExit: 0"),
+        ("raise ValueError('\x1b[2J\x9b')", "fails: \\x1b[2J\\x9b"),
     ],
 )
 def test_config_files_without_a_config(capsys, tmp_path, text, part):
@@ -167,33 +174,83 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "parts"),
+    ("changes", "options", "code", "parts"),
     [
-        ("reward=bad", [], ["gave None", "prompt 0 (id 'q"]),
-        ("reward=hangs, reward_deadline=0.2", [], ["gave nothing", "within 0.2 s"]),
-        ("", ["--sampling.max-new-tokens", "254"], ["Prompt 'q", "room for 2"]),
-        ("", ["--sampling.max-new-tokens", "256"], ["leaves no room for a prompt"]),
-        ("", ["--run-dir", "my_run.py/run"], ["The run folder", "cannot be written"]),
-        ("", ["--data.prompts", "empty.jsonl"], ["empty.jsonl is empty"]),
-        ("", ["--data.prompts", "gym:chain_smu"], ["no task 'chain_smu'", "chain_sum"]),
-        ("", ["--mesh.data", "2"], ["needs 2 devices, but there are 8"]),
-        ("", ["--model", "nowhere.gguf"], ["nowhere.gguf"]),
+        ("reward=bad", [], 1, ["gave None", "prompt 0 (id 'q"]),
+        ("reward=hangs, reward_deadline=0.2", [], 1, ["gave nothing", "within 0.2 s"]),
+        ("", ["--sampling.max-new-tokens", "254"], 2, ["Prompt 'q", "room for 2"]),
+        ("", ["--sampling.max-new-tokens", "256"], 2, ["leaves no room for a prompt"]),
+        ("", ["--run-dir", "my_run.py/run"], 2, ["The run folder", "cannot be written"]),
+        ("", ["--run-dir", "."], 2, ["holds files that are not of a run", "'my_run.py'"]),
+        ("", ["--data.prompts", "empty.jsonl"], 2, ["empty.jsonl is empty"]),
+        ("", ["--data.prompts", "nowhere.jsonl"], 2, ["nowhere.jsonl"]),
+        ("", ["--data.prompts", "gym:chain_smu"], 2, ["no task 'chain_smu'", "chain_sum"]),
+        ("", ["--mesh.data", "2"], 2, ["needs 2 devices, but there are 8"]),
+        ("", ["--model", "nowhere.gguf"], 2, ["nowhere.gguf"]),
+        ("", ["--model", "./nowhere"], 2, ["nowhere"]),
+        ("", ["--lora.rank", "99"], 2, ["rank 99 is above"]),
+        ("model=sys.exit", [], 2, ["the config ends the program"]),
+        ("reward=leaves", [], 1, ["raised SystemExit on prompt 0"]),
     ],
 )
-def test_failures_are_exit_code_1(capsys, tmp_path, monkeypatch, changes, options, parts):
+def test_what_is_wrong_with_a_command_is_exit_code_2(
+    capsys, tmp_path, monkeypatch, changes, options, code, parts
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
     path = config_file(tmp_path, changes)
-    code, _, err = run(capsys, "train", path, "--run-dir", "run", *options)
-    assert code == 1
+    before = sorted(p.name for p in tmp_path.iterdir())
+    ended, _, err = run(capsys, "train", path, "--run-dir", "run", *options)
+    assert ended == code
     one_sentence(err, "jaxrl-llm train: error: ", *parts)
     assert not (tmp_path / "run" / "checkpoints").exists()
+    after = sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__")
+    assert after == (before if code == 2 else sorted([*before, "run"]))
 
 
 def test_debug_shows_where(tmp_path):
     with pytest.raises(RuntimeError, match="gave None"):
         path = config_file(tmp_path, "reward=bad")
         main(["train", path, "--run-dir", str(tmp_path / "run"), "--debug"])
+
+
+@pytest.mark.slow
+def test_a_config_is_utf8_whatever_the_locale(tmp_path):
+    path = Path(config_file(tmp_path))
+    path.write_text(path.read_text("utf-8") + "# \u00e9\u4e2d\n", "utf-8")
+    words = ["train", str(path), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
+    code = f"import sys; from jaxrl_llm.cli import main; sys.exit(main({words!r}))"
+    places = [str(ROOT), str(ROOT / "tests" / "train"), *sys.path]
+    variables = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(places)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "config.py").read_bytes() == path.read_bytes()
+
+
+def test_a_config_of_another_encoding_is_refused(capsys, tmp_path):
+    path = tmp_path / "my_run.py"
+    path.write_bytes("# coding: latin-1\nx = '\u00e9'\n".encode("latin-1"))
+    code, _, err = run(capsys, "train", path)
+    assert code == 2
+    one_sentence(err, "my_run.py' fails: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('{\n"config": ', "is damaged: line 2: "),
+        ("[]", "is damaged: it lacks 'config'"),
+        ('{"config": "a.py", "overrides": 3}', "is damaged: it lacks 'overrides'"),
+        ('{"config": "a.py", "overrides": [3]}', "'overrides' are not all texts"),
+        ("[" * 100_000, "is damaged: "),
+    ],
+)
+def test_a_damaged_record_of_a_run_is_one_sentence(capsys, tmp_path, text, part):
+    (tmp_path / "run.json").write_text(text)
+    code, _, err = run(capsys, "evaluate", tmp_path)
+    assert code == 2
+    one_sentence(err, "run.json' ", part)
 
 
 def test_which_process_this_is_is_no_setting_of_the_run():
@@ -252,8 +309,10 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     assert [row["prompt"] for row in rows] == ["one", "one", "two", "two"]
 
     code, _, err = run(capsys, "train", path, *options)
-    assert code == 1
-    one_sentence(err, "already holds a run; go on with it (--resume)", "(--run-dir)")
+    assert code == 2
+    one_sentence(
+        err, "already holds a run; go on with it (--resume)", "(--run-dir)", "(--overwrite)"
+    )
     lock = FolderLock("run")
     for words in ([], ["--resume"]):
         code, _, err = run(capsys, "train", path, *options, "--steps", "3", *words)
@@ -265,13 +324,21 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
 
     other = [*options, "--optimizer.learning-rate", "1e-3", "--steps", "4"]
     code, _, err = run(capsys, "train", path, *other, "--resume")
-    assert code == 1
-    one_sentence(err, "learning_rate", "--allow-changed")
+    assert code == 2
+    one_sentence(err, "optimizer.learning_rate was 0.003, is 0.001", "--allow-changed")
     code, _, err = run(capsys, "train", path, *other, "--allow-changed")
     assert code == 2
     one_sentence(err, "--allow-changed has no effect without --resume")
     code, out, err = run(capsys, "train", path, *other, "--resume", "--allow-changed")
     assert code == 0 and "The checkpoint of step 4" in out, err
+    row = json.loads(Path("run/sessions.jsonl").read_text().splitlines()[-2])
+    assert row["changed"] == {"optimizer.learning_rate": [0.003, 0.001]}
+    code, _, err = run(capsys, "train", path, *other, "--resume", "--overwrite")
+    assert code == 2
+    one_sentence(err, "--overwrite has no effect with --resume")
+    code, out, err = run(capsys, "train", path, *other, "--overwrite", "--steps", "1")
+    assert code == 0 and "The checkpoint of step 1" in out, err
+    assert "--overwrite" not in Path("run/run.json").read_text()
 
 
 def test_booleans_of_a_config_are_set_by_a_flag_of_either_name(capsys, tmp_path):
@@ -439,14 +506,18 @@ def test_ctrl_c_is_130_and_saves(capsys, tmp_path):
     assert folders == ["step_00000001"]
 
 
-def test_another_models_checkpoint_is_exit_code_1(capsys, tmp_path):
+def test_another_models_checkpoint_is_exit_code_2(capsys, tmp_path):
     path = config_file(tmp_path)
     run_dir = tmp_path / "run"
     assert run(capsys, "train", path, "--run-dir", run_dir, "--steps", "1")[0] == 0
     other = config_file(tmp_path, "model=tiny_run.wide_model", name="other.py")
     Path(other).write_text("import tiny_run\n" + Path(other).read_text())
-    code, _, err = run(capsys, "train", other, "--run-dir", run_dir, "--resume")
-    assert code == 1
+    words = ["--run-dir", run_dir, "--resume"]
+    code, _, err = run(capsys, "train", other, *words)
+    assert code == 2
+    one_sentence(err, "model was 'model', is 'wide_model'")
+    code, _, err = run(capsys, "train", other, *words, "--allow-changed")
+    assert code == 2
     one_sentence(err, "step_00000001' is of another model")
 
 

@@ -204,7 +204,7 @@ def test_what_cannot_be_merged_is_one_sentence(capsys, folders, tmp_path):
     assert code == 2
     one_sentence(err, "exists already; name a folder that does not")
     code, _, err = run(capsys, "merge", *pair, "--out", new, "--weights", "0.5", "0.6")
-    assert code == 1
+    assert code == 2
     one_sentence(err, "average_params: the weights must add up to 1; got 1.1")
     module, params, _ = model()
     other = dataclasses.replace(module.config, rope_theta=5.0)

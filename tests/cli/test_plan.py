@@ -21,7 +21,7 @@ def test_what_does_not_fit_is_refused(capsys, tmp_path):
     code, out, _ = run(capsys, "train", path, *words[:2], "1", "--lora.rank", "4")
     assert code == 0 and "It fits." in out
     code, out, err = run(capsys, "train", path, *words[:2], "1", "--mesh.fsdp", "-1")
-    assert code == 1 and "It fits." not in out
+    assert code == 2 and "It fits." not in out
     one_sentence(err, "give fsdp a size in place of -1 (--mesh.fsdp)")
 
 
@@ -43,7 +43,7 @@ def test_options_without_effect(capsys, tmp_path):
     assert code == 2
     assert "lora: alpha has no effect without a rank" in err and "Traceback" not in err
     code, _, err = run(capsys, "train", path, "--lora.rank", "99", "--run-dir", tmp_path / "run")
-    assert code == 1
+    assert code == 2
     one_sentence(err, "rank 99 is above")
 
 

@@ -11,8 +11,10 @@ def test_a_report_on_demand(capsys, tmp_path):
     lines = [json.dumps({"step": n, **ROW}) for n in (1, 2)]
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "rew']))
     code, out, err = run(capsys, "report", folder)
-    assert (code, out, err) == (0, f"{folder / 'report.html'}\n", "")
-    assert "2 steps; how it ended is not known." in (folder / "report.html").read_text()
+    told = f"{str(folder / 'metrics.jsonl')!r} is damaged at line 3, which is left out."
+    assert (code, out, err) == (0, f"{folder / 'report.html'}\n", f"{told}\n")
+    page = (folder / "report.html").read_text()
+    assert "2 steps; how it ended is not known." in page and "damaged at line 3" in page
     code, out, _ = run(capsys, "report", folder, "--out", tmp_path / "page.html")
     assert code == 0 and out == f"{tmp_path / 'page.html'}\n" and (tmp_path / "page.html").is_file()
 

@@ -1,9 +1,9 @@
 """What a folder holds before a run begins in it: nothing, an earlier run, or files of others."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.train.checkpoint.checkpoints import left_in
 from jaxrl_llm.train.logging.results import read_jsonl
 
@@ -71,8 +71,8 @@ def _row(path: Path) -> object:
 
 def _object(text: bytes) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # of somebody else, or cut off
+        return parse_json(text)
+    except ValueError:  # of somebody else, or cut off
         return None
 
 

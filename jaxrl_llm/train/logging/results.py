@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.core.runtime.files import append_whole, write_whole
+from jaxrl_llm.core.runtime.files import append_whole, parse_json, write_whole
 
 
 class JsonLines:
@@ -82,8 +82,8 @@ def read_lines(path: Path) -> Rows:
     rows, damaged = [], []
     for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
         try:
-            row = json.loads(line.decode(errors="replace")) if line.strip() else {"step": 0}
-        except (ValueError, RecursionError):
+            row = parse_json(line.decode(errors="replace")) if line.strip() else {"step": 0}
+        except ValueError:
             row = None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             damaged.append(number)

@@ -44,6 +44,18 @@ def writing(path: Path) -> Iterator[None]:
         raise TrainingError(f"{str(path)!r} cannot be written: {reason(error)}.") from error
 
 
+def without_secrets(name: str, text: str) -> str:
+    """The text of a file for a run folder, without the secrets in it; warns where it has some."""
+    masked = mask(text)
+    if masked != text:
+        warnings.warn(
+            f"{name} holds a secret, which its copy in the run folder has not: a config better "
+            "reads it from a variable of the environment.",
+            stacklevel=2,
+        )
+    return masked
+
+
 class RunFolder:
     """The files of one run; used as a context, which ends with ``report.html``.
 
@@ -253,15 +265,8 @@ class RunFolder:
             row |= {"settings": settings or {}, "about": about or {}}
             self.sessions.write(row | ({"changed": changed} if changed else {}))
         for name, text in files.items():
-            masked = mask(text)
-            if masked != text:
-                warnings.warn(
-                    f"{name} holds a secret, which its copy in the run folder has not: a config "
-                    "better reads it from a variable of the environment.",
-                    stacklevel=4,
-                )
             with writing(self.path / name):
-                write_whole(self.path / name, masked)
+                write_whole(self.path / name, without_secrets(name, text))
         for lines in (self.metrics, self.samples):
             if step and (told := damage_of(lines.path)):
                 self.log(told)
