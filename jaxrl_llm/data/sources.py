@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.data.conversations import is_conversation, plain_row
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 
@@ -52,8 +54,8 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
       Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
     """
     gym = _optional("reasoning_gym", "reasoning-gym", "from_reasoning_gym")
-    if size < 1:
-        raise ValueError(f"from_reasoning_gym: size must be at least 1, got {size}.")
+    checks.check_count("from_reasoning_gym", size=size)
+    checks.check_seed("from_reasoning_gym", seed=seed)
     known = gym.factory.DATASETS
     if task not in known:
         near = difflib.get_close_matches(task, known, n=1)
@@ -122,7 +124,7 @@ def from_file(
             f"from_file: {str(path)!r} must end in one of {', '.join(sorted(_READERS))}."
         )
     if reader == "json":
-        _check_json(path)
+        _check_json(path, "from_file")
     datasets = _optional("datasets", "datasets", "from_file")
 
     def failure(error: Exception) -> str:
@@ -130,7 +132,7 @@ def from_file(
         reason, rows = _one_line(error.__cause__ or error), path.suffix.lower() == ".jsonl"
         for number, line in enumerate(path.read_bytes().split(b"\n") if rows else (), 1):
             try:
-                if not line.strip() or isinstance(json.loads(line), dict):
+                if not line.strip() or isinstance(parse_json(line), dict):
                     continue
                 reason = f"line {number} is not a JSON object"
             except UnicodeDecodeError as fault:
@@ -177,6 +179,9 @@ def from_hub(
       ...                    prompt_field="question")  # doctest: +SKIP
     """
     datasets, source = _optional("datasets", "datasets", "from_hub"), f"{name} ({split})"
+    for path in sorted(Path(name).rglob("*")) if Path(name).is_dir() else ():
+        if path.suffix.lower() in (".json", ".jsonl") and path.is_file() and path.stat().st_size:
+            _check_json(path, "from_hub")
 
     def failure(error: Exception) -> str:
         return f"the split {split!r} of the dataset {name!r} cannot be loaded: {_one_line(error)}"
@@ -233,32 +238,26 @@ def _from_rows(
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
 
 
-def _check_json(path: Path) -> None:
-    """Raises ValueError for an empty file, and for a row that datasets' parser would die of."""
+def _check_json(path: Path, function: str) -> None:
+    """Raises ValueError for an empty file, and for nesting that datasets' parser would die of.
 
-    def too_deep(text: bytes) -> bool:
-        """Whether brackets outside of JSON strings are nested deeper than pyarrow reads them."""
-        if text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
-            return False
-        depth = 0
-        for match in _STRING_OR_BRACKET.finditer(text):
-            first = match[0][:1]
-            depth += (first in b"[{") - (first in b"]}")
-            if depth > _MAX_DEPTH:
-                return True
-        return False
-
-    lines, empty = path.suffix.lower() == ".jsonl", True
+    A value may go on over lines, so brackets are counted through the file.
+    """
+    lines, empty, depth, first = path.suffix.lower() == ".jsonl", True, 0, 1
     with path.open("rb") as file:
         for number, text in enumerate(file if lines else [file.read()], 1):
             empty = empty and not text.strip()
-            if too_deep(text):
-                where = f"line {number} of {str(path)!r}" if lines else repr(str(path))
-                raise ValueError(
-                    f"from_file: {where} is nested more than {_MAX_DEPTH} levels deep."
-                )
+            first = first if depth > 0 else number
+            for match in _STRING_OR_BRACKET.finditer(text):
+                depth += (match[0][:1] in b"[{") - (depth > 0 and match[0][:1] in b"]}")
+                if depth > _MAX_DEPTH:
+                    where = f"line {number} of {str(path)!r}" if lines else repr(str(path))
+                    since = "" if first == number else f", in brackets open since line {first}"
+                    raise ValueError(
+                        f"{function}: {where} is nested more than {_MAX_DEPTH} levels deep{since}."
+                    )
     if empty:
-        raise ValueError(_EMPTY.format("from_file", path))
+        raise ValueError(_EMPTY.format(function, path))
 
 
 def _one_line(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.rewards.answers import without_thinking
 from jaxrl_llm.rewards.sandbox import LONGEST_CODE, Limits, Program, run_programs, run_python
 from jaxrl_llm.rewards.scoring import RewardError
@@ -218,7 +219,7 @@ def _stdio_tests(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     tests = metadata.get("tests")
     if isinstance(tests, str):
         try:
-            tests = json.loads(tests)
+            tests = parse_json(tests)
         except ValueError:
             tests = None
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.data import Renderer, Tokenizer
 from jaxrl_llm.data.messages import Message, Parsed, ToolSpec
 from jaxrl_llm.rollout import EngineSpec
@@ -129,7 +130,7 @@ def _call_text(call: Any) -> str:
     function = Fields("The function of a tool call", call.take_any("function", {}))
     name, arguments = function.take("name", str, ""), function.take_any("arguments", "{}")
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError as error:
         raise RequestError(f"The arguments of a call of {name[:40]!r} are not JSON.") from error
     value = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

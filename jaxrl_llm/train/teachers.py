@@ -24,7 +24,7 @@ from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.files import write_whole
+from jaxrl_llm.core.runtime.files import parse_json, write_whole
 from jaxrl_llm.data.alignment import align_spans, token_ends
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.models.denoising import check_causal
@@ -228,7 +228,7 @@ class ServerTeacher:
         request = urllib.request.Request(self.url + route, data=data, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                return json.load(reply)
+                return parse_json(reply.read())
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:300]
             raise ValueError(f"The teacher at {self.url} refused {route}: {text}") from error

@@ -12,6 +12,7 @@ from jaxrl_llm.core.runtime import files
 from jaxrl_llm.core.runtime.files import (
     append_whole,
     hindrance,
+    parse_json,
     reason,
     replaceable,
     write_whole,
@@ -134,3 +135,25 @@ def test_standard_output_is_written_in_order(tmp_path, kind):
         done = subprocess.run(words, stdout=out if kind == "file" else subprocess.PIPE, check=True)
     text = path.read_bytes() if kind == "file" else done.stdout
     assert text == b"before\npage\nafter\n"
+
+
+def test_json_that_is_nested_too_deeply_is_a_value_error():
+    assert parse_json('{"a": [1]}') == parse_json(b'{"a": [1]}') == {"a": [1]}
+    for text in ("[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("a"), OverflowError("big"), TypeError(), ValueError("bad"), BaseException()]
+)
+def test_whatever_a_parser_raises_names_the_file(tmp_path, error):
+    match = f"load: {tmp_path} is not a readable model, it may be"
+    with pytest.raises(ValueError, match=match), files.parsing("load", tmp_path, "model"):
+        raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), FileNotFoundError("a"), MemoryError()])
+def test_what_is_no_fault_of_the_content_passes(tmp_path, error):
+    with pytest.raises(type(error)), files.parsing("load", tmp_path, "model"):
+        raise error

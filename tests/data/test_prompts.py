@@ -40,7 +40,7 @@ def test_a_set_is_a_sequence():
         ([Prompt("a"), Prompt(" \n", id="x")], 0.2, "prompt 'x' of letters has no text"),
         ([Prompt("a"), Prompt("a")], 0.2, "letters has 1 distinct text"),
         *(
-            ([Prompt("a"), Prompt("b")], share, "held_out must be between 0 and 1")
+            ([Prompt("a"), Prompt("b")], share, "held_out must be in .0, 1.;")
             for share in (0, 1, -0.1, 1.5, float("nan"))
         ),
     ],
@@ -69,7 +69,7 @@ def test_reasoning_gym():
     [
         ("chain_summ", {"size": 1}, "no task 'chain_summ'; did you mean 'chain_sum'"),
         ("zzzzzz", {"size": 1}, "no task 'zzzzzz'"),
-        ("chain_sum", {"size": 0}, "size must be at least 1, got 0"),
+        ("chain_sum", {"size": 0}, "size must be an integer above 0; got 0"),
         ("chain_sum", {"size": 1, "min_term": 2}, "no option 'min_term'; it has .*min_terms"),
         ("chain_sum", {"size": 1, "min_terms": 5, "max_terms": 2}, "refuses the options"),
     ],

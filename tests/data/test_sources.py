@@ -128,6 +128,22 @@ def test_a_row_that_is_nested_too_deeply_is_named(tmp_path, name, where, depth):
         from_file(tmp_path / name)
 
 
+def test_nesting_is_counted_over_lines(tmp_path):
+    """The parser reads on where a value is not complete at the end of its line."""
+    head = '{"prompt": "a", "answer": "1", "more": \n'
+    (tmp_path / "f.jsonl").write_text(nested(2) + head + "[\n" * 5_000 + "]\n" * 5_000 + "}\n")
+    with pytest.raises(ValueError, match=r"line 65 of .* is nested more than 63 .* since line 2"):
+        from_file(tmp_path / "f.jsonl")
+
+
+def test_a_folder_laid_out_as_a_repository_is_checked_as_a_file_is(tmp_path):
+    (tmp_path / "train.jsonl").write_text(nested(2) + nested(5_000))
+    with pytest.raises(ValueError, match=r"from_hub: line 2 of '.*train\.jsonl' is nested more"):
+        from_hub(str(tmp_path), split="train")
+    (tmp_path / "train.jsonl").write_text(nested(2))
+    assert len(from_hub(str(tmp_path), split="train")) == 1
+
+
 def test_a_row_may_be_nested_and_its_texts_may_hold_brackets(tmp_path):
     text = "[{" * 40 + '\\" [[[[' + "\\"
     (tmp_path / "f.jsonl").write_text(nested(63, text))

@@ -163,6 +163,7 @@ def test_results_of_tests_reach_a_batch_and_a_pool(bubblewrap):
         (code_stdio, {}, "must be a list of mappings .* got 'None'"),
         (code_stdio, {"tests": []}, "must be a list"),
         (code_stdio, {"tests": "no json"}, "must be a list"),
+        (code_stdio, {"tests": "[" * 100_000}, "must be a list"),
         (code_stdio, {"tests": [{"input": "1"}]}, "must be a list"),
         (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be a list"),
         (code_stdio, {"tests": [{"input": "", "output": " "}]}, "a test expects no output"),

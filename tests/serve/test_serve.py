@@ -307,6 +307,7 @@ def of_params(**params):
     return GENERATE, {"token_ids": [1], "sampling_params": params}
 
 
+DEEP = {"name": "f", "arguments": "[" * 5_000}
 WRONG = {
     "not JSON": (GENERATE, b"{", 400, "not JSON"),
     "NaN": (GENERATE, b'{"token_ids": [NaN]}', 400, "NaN"),
@@ -340,6 +341,12 @@ WRONG = {
     "penalty": (*of_params(presence_penalty=0.5), 400, "presence_penalty 0.5 is not served"),
     "no messages": (CHAT, {"messages": []}, 400, "at least one"),
     "role": (CHAT, {"messages": [{"role": "x", "content": ""}]}, 400, "Message 0 must have a role"),
+    "deep": (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": DEEP}]}]},
+        400,
+        "The arguments of a call of 'f' are not JSON",
+    ),
     "last": (CHAT, {"messages": [{"role": "assistant", "content": ""}]}, 400, "nothing to answer"),
     "image": (
         CHAT,

@@ -201,9 +201,12 @@ def test_sage_asks_again_for_hints_that_cannot_be_read_and_gives_up():
     assert rows[1].members == tuple((1, j) for j in range(G))
 
 
+DEEP = '{"level_1":' * 100_000 + "}" * 100_000
+
+
 def test_hints_are_read_from_json():
     assert curation.parse_hints('{"level_1": "a", "level_3": " c "}') == ("a", "c")
-    for text in ("", "level_1: a", "{level_1: a}", "[1]", '{"level_1": 3}', "} {"):
+    for text in ("", "level_1: a", "{level_1: a}", "[1]", '{"level_1": 3}', "} {", DEEP):
         assert curation.parse_hints(text) == ()
 
 

@@ -5,13 +5,13 @@
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.curation.collectors.hints.hinted import (
     HINT,
     GuidedGroup,
@@ -149,7 +149,7 @@ def parse_hints(text: str, *, levels: int = 3) -> tuple[str, ...]:
     if not 0 <= start < end:
         return ()
     try:
-        value = json.loads(text[start : end + 1])
+        value = parse_json(text[start : end + 1])
     except ValueError:
         return ()
     if not isinstance(value, dict):
