@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.core import checks
+
 
 class Cursor(NamedTuple):
     """The next place to read.
@@ -50,10 +52,10 @@ def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cu
     epoch, index = int(cursor[0]), int(cursor[1])
     if size < 1:
         raise ValueError(f"take: there are no prompts to take from, size is {size}.")
-    if n < 1:
-        raise ValueError(f"take: n must be at least 1, got {n}.")
-    if seed < 0 or epoch < 0:
-        raise ValueError(f"take: seed and epoch must not be negative, got {seed} and {epoch}.")
+    checks.check_count("take", n=n)
+    checks.check_seed("take", seed=seed)
+    if epoch < 0:
+        raise ValueError(f"take: epoch must not be negative, got {epoch}.")
     if not 0 <= index < size:
         raise ValueError(
             f"take: the cursor is at prompt {index} of {size}; it belongs to another prompt set."

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from jaxrl_llm.core import checks
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -119,8 +121,8 @@ def split_distinct(
       >>> len(train), len(held_out), set(train.texts) & set(held_out.texts)
       (8, 2, set())
     """
-    if not 0 < held_out < 1:
-        raise ValueError(f"split_distinct: held_out must be between 0 and 1, got {held_out!r}.")
+    checks.check_share("split_distinct", zero=False, one=False, held_out=held_out)
+    checks.check_seed("split_distinct", seed=seed)
     source = getattr(prompts, "source", "prompts")
     distinct: dict[str, list[Prompt]] = {}
     for prompt in prompts:

@@ -159,6 +159,7 @@ def make_denoising_sampler(
     checks.check_non_negative(name, finite=True, temperature=temperature)
     options = options_of(options, model)
     options.schedule(max_new_tokens)
+    checks.check_token_ids(name, stop_ids=stop_ids, pad_id=(pad_id,))
     if mask_id in stop_ids:
         raise ValueError(f"{name}: stop_ids holds the mask id {mask_id}.")
     room = prompt_room(name, model, max_new_tokens)

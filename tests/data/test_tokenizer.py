@@ -129,6 +129,9 @@ def test_ids_of_a_padded_vocabulary_are_left_out(smollm2):
         (lambda t: t.chat([USER, {"content": "b"}]), TypeError, "message 1 "),
         (lambda t: t.chat(USER), TypeError, "not one message"),
         (lambda t: PretrainedTokenizer(t.backend(), eos_ids=[]), ValueError, "eos_ids"),
+        (lambda t: PretrainedTokenizer(t.backend(), eos_ids=[-1]), ValueError, "eos_ids .*got -1"),
+        (lambda t: PretrainedTokenizer(t.backend(), eos_ids=[True]), TypeError, "eos_ids .*True"),
+        (lambda t: PretrainedTokenizer(t.backend(), eos_ids=[2], pad_id=-1), ValueError, "pad_id"),
     ],
 )
 def test_bad_input_is_named(smollm2, call, error, message):

@@ -178,6 +178,7 @@ def test_values_that_are_not_sensible_numbers_are_refused(option, value, error, 
         ({"stop_ids": (-1,)}, ValueError, r"stop_ids must be from 0 to 2\*\*31 - 1; got -1"),
         ({"stop_ids": (2**31,)}, ValueError, "stop_ids must be from 0 to"),
         ({"stop_ids": (0.5,)}, TypeError, "stop_ids must hold integers"),
+        ({"stop_ids": (2, True)}, TypeError, "stop_ids must hold integers of 32 bits; got True"),
         ({"vary": "top_k"}, TypeError, "vary must be a list of options; got 'top_k'"),
     ],
 )

@@ -57,6 +57,9 @@ batch_reward.patience = 60.0
         (OptimizerConfig, {"b2": 1.0}, "b2 must be below 1"),
         (OptimizerConfig, {"warmup_steps": -1}, "warmup_steps must not be negative"),
         (OptimizerConfig, {"decay_steps": 0}, "decay_steps must be above 0; got 0"),
+        (LoRAConfig, {"rank": 4, "alpha": float("inf")}, "lora: alpha must be finite .*got inf"),
+        (LoRAConfig, {"rank": 4, "seed": 2**64}, "lora: seed must be finite and at most"),
+        (ReportConfig, {"profile": (1, 2**40)}, "report: profile must be finite"),
         (
             OptimizerConfig,
             {"learning_rate": float("nan")},
@@ -125,6 +128,7 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
         (CheckpointConfig, {"every": 2.5}, "checkpoint: every must be an integer; got 2.5"),
         (EvaluationConfig, {"limit": float("inf")}, "limit must be an integer; got inf"),
         (MeshConfig, {"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30"),
+        (LoRAConfig, {"rank": True}, "lora: rank must be an integer; got True"),
         (ReportConfig, {"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
         (ReportConfig, {"profile": [2]}, "profile must be a tuple"),
     ],

@@ -116,7 +116,7 @@ def in_epochs(*, seed: int = 0) -> Collector:
     References:
       Shuffled passes over the data, as in verl, TRL and tunix.
     """
-    checks.check_non_negative("in_epochs", finite=True, seed=seed)
+    checks.check_seed("in_epochs", seed=seed)
     return _InEpochs(seed=int(seed))
 
 
@@ -218,7 +218,7 @@ def staged(boundaries: Sequence[int], *, column: str = "stage", seed: int = 0) -
       Structured preference optimization (arXiv:2502.20742), which trains from easy to hard; see
       :func:`~jaxrl_llm.curation.stage_mask`. Confidence: ABSTRACT.
     """
-    checks.check_non_negative("staged", seed=seed)
+    checks.check_seed("staged", seed=seed)
     stage_mask(np.zeros(0, np.int32), 0, boundaries=boundaries)
     return _Staged(boundaries=tuple(boundaries), column=column, seed=seed)
 
@@ -453,7 +453,7 @@ def prefixed(
     name = "prefixed"
     checks.check_count(name, cuts=cuts)
     checks.check_share(name, low=low, high=high)
-    checks.check_non_negative(name, finite=True, seed=seed)
+    checks.check_seed(name, seed=seed)
     if low > high:
         raise ValueError(f"{name}: low must not be above high; got {low:g} and {high:g}.")
     return _Prefixed(column=column, cuts=int(cuts), low=low, high=high, seed=int(seed))

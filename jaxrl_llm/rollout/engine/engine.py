@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.denoising import check_causal
@@ -321,7 +322,8 @@ def make_engine(
             f"{name}: prompt_length {prompt_length} and max_new_tokens {max_new_tokens} together "
             f"are longer than the model's context of {context}."
         )
-    if not 0 <= pad_id < vocab_size:
+    checks.check_token_ids(name, pad_id=(pad_id,))
+    if pad_id >= vocab_size:
         raise ValueError(f"{name}: pad_id {pad_id} lies outside the vocabulary of {vocab_size}.")
     shards = batch_shards(mesh)
     check_spread(name, rows, "rows", shards)

@@ -13,7 +13,6 @@ import numpy as np
 from jaxrl_llm.advantages.entropy import EntropyStats
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout._inputs import check_ids
 from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows, entropy_of
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW, MAX_TEMPERATURE
 from jaxrl_llm.rollout.sampling.penalties import seen_tokens
@@ -84,7 +83,7 @@ class DrawOptions:
         for option in self.vary:
             checks.check_option(function, "vary", option, _PER_REQUEST)
         checks.check_numbers(function, self)
-        check_ids(function, stop_ids=np.asarray(self.stop_ids))
+        checks.check_token_ids(function, stop_ids=self.stop_ids)
         filters = ("top_k", "top_p", "min_p")
         checks.check_non_negative(
             function, temperature=self.temperature, min_new_tokens=self.min_new_tokens

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     HintPolicy,
@@ -132,6 +133,7 @@ def inpainted(
         if not callable(function):
             raise TypeError(f"{name}: {option} must be a function; got {function!r}.")
     check_policy(name, threshold, metric)
+    checks.check_seed(name, seed=seed)
     return _Inpainted(
         hold=hold,
         replace=replace,

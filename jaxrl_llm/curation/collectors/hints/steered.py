@@ -113,6 +113,7 @@ def hint_share(
       ADHint (arXiv:2512.13095), PAPER reading of the ratio; its constants are ours.
     """
     name = "hint_share"
+    checks.check_seed(name, seed=seed)
     checks.check_share(name, zero=False, plain=plain)
     checks.check_share(name, low=low, high=high)
     checks.check_non_negative(name, finite=True, noise=noise)
@@ -209,4 +210,5 @@ def examples_in_prompt(
     """
     name = "examples_in_prompt"
     checks.check_count(name, count=count, shots=shots)
+    checks.check_seed(name, seed=seed)
     return _ExamplesInPrompt(count=count, shots=shots, column=column, examples=examples, seed=seed)
