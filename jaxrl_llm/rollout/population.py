@@ -117,6 +117,7 @@ def make_population_sampler(
     name = "make_population_sampler"
     check_causal(name, model)
     check_sizes(name, max_new_tokens=max_new_tokens, tries=tries)
+    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     if shared_prefix_len:
         check_sizes(name, shared_prefix_len=shared_prefix_len)
     checks.check_token_ids(name, pad_id=(pad_id,))

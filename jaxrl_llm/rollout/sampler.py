@@ -166,6 +166,7 @@ def make_sampler(
     name = "make_sampler"
     check_causal(name, model)
     check_sizes(name, max_new_tokens=max_new_tokens, group_size=group_size)
+    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     if shared_prefix_len:
         check_sizes(name, shared_prefix_len=shared_prefix_len)
     checks.check_token_ids(name, pad_id=(pad_id,))
