@@ -1,8 +1,10 @@
 """Secrets in what a program writes and shows: values whose name says that they are one.
 
-A name is a secret's if it has a word such as key, token, secret, password or credential, and its
-value is a text: numbers, such as ``max_new_tokens``, are shown. Names of tokens of a vocabulary
-(``pad_token``), of columns (``answer_key``) and of files and variables (``api_key_env``) are not.
+A name is a secret's if it has a word such as secret, password or credential, or ends in key or
+token with a word that tells whose, as in ``api_key`` and ``HF_TOKEN``. What else ends in key or
+token is one if its value reads like one: it is long, without blanks, and no plain words. Only texts
+are secrets, so that ``max_new_tokens`` is shown, and names of tokens of a vocabulary
+(``pad_token``), of columns (``answer_key``) and of files and variables (``api_key_env``) are none.
 """
 
 import functools
@@ -19,25 +21,35 @@ MASK = "***"
 
 _STRONG = ("secret", "password", "passwd", "passphrase", "credential")
 _WEAK = ("key", "keys", "token", "tokens")
-# What a key or token is of where it is no secret, and what only names where one is.
+# Whose a key or token is, and what it is of where it is no secret.
+_OWNERS = (
+    "access", "account", "admin", "anthropic", "api", "auth", "aws", "azure", "bearer", "bot",
+    "client", "deploy", "encryption", "gcp", "github", "gitlab", "google", "hf", "hub",
+    "huggingface", "jwt", "license", "login", "oauth", "openai", "personal", "private", "refresh",
+    "service", "session", "signing", "slack", "user", "wandb",
+)  # fmt: skip
 _PLAIN = (
     "pad", "eos", "bos", "unk", "mask", "sep", "cls", "stop", "start", "end", "think", "special",
     "image", "audio", "tool", "answer", "prompt", "question", "response", "completion", "text",
-    "message", "column", "sort", "group", "max", "min", "new", "primary", "foreign", "public",
-    "cache",
+    "message", "column", "sort", "group", "max", "min", "new", "num", "primary", "foreign",
+    "public", "cache",
 )  # fmt: skip
 _PLACE = ("env", "variable", "file", "path", "dir", "folder", "name", "count", "length", "limit")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _QUOTED = (
-    r"""(?P<quoted>\"{3}(?s:.+?)\"{3}|'{3}(?s:.+?)'{3}|"(?:\\.|[^"\\\n])+"|'(?:\\.|[^'\\\n])+')"""
+    r"(?P<prefix>[bBfFrRuU]{0,2})(?P<quoted>"
+    r"""\"{3}(?s:.+?)\"{3}|'{3}(?s:.+?)'{3}|"(?:\\.|[^"\\\n])+"|'(?:\\.|[^'\\\n])+')"""
 )
 _HINT = r"(?i:key|token|secret|passw|passphrase|credential)"
 _NAME = rf"(?<![\w.-])(?P<name>[\w.-]{{0,60}}{_HINT}[\w.-]{{0,60}})"
 _NAMED = re.compile(
     # name = "...", name: str = "...", {'name': '...'}, variables["name"] = "..."
-    _NAME + r"""['"]?\]?\s*(?::[\w.\[\] |]{1,40})?[=:]\s*[bBfFrRuU]{0,2}""" + _QUOTED
+    _NAME + r"""['"]?\]?[ \t]*(?::[\w.\[\] |]{1,40})?[=:][ \t]*""" + _QUOTED
 )
-_PAIRED = re.compile(rf"""['"]{_NAME}['"]\s*,\s*[bBfFrRuU]{{0,2}}{_QUOTED}""")  # set("name", "...")
+# setdefault("name", "..."), and words of a command: "--name", "..."
+_PAIRED = re.compile(
+    rf"""(?:(?:setdefault|setenv|putenv)\(\s*['"]|['"](?=--)){_NAME}['"]\s*,\s*{_QUOTED}"""
+)
 _ADDRESS = re.compile(r"(\b\w+://)[^/\s@'\"]+@")
 _QUERY = re.compile(r"((?:[?&]|--)([\w.-]{1,120})=)[^&\s'\"<>]+")
 # Tokens that their issuers made to be recognized, and those of HTTP headers.
@@ -45,6 +57,7 @@ _ISSUED = re.compile(
     r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|xox[abps]-[\w-]{10,}|(?<=Bearer )[\w.~+/=-]{8,})"
 )
+_WORDS = re.compile(r"[a-z_.,:;'/-]*|[A-Z]?[a-z]*|[A-Z_]*")
 _OURS = ("jaxrl_llm", "numpy", "jax", "jaxlib", "optax", "chex", "flax", "orbax")
 _SHORTEST = 8  # a shorter text is part of too many words to be replaced wherever it stands
 _DEPTH, _MOST, _ROWS = 6, 20_000, 1000  # of the objects that are searched
@@ -65,19 +78,26 @@ def is_secret(name: str, value: Any = "") -> bool:
         return any(is_secret(name, each) for each in texts)
     if not isinstance(value, str | bytes):
         return False
-    words = [word.lower() for word in _WORD.findall(name)]
-    if not words or words[-1] in _PLACE:
+    words = ["", *(word.lower() for word in _WORD.findall(name))]
+    last = words[-1]
+    if last in _PLACE:
         return False
     if any(strong in word for word in words for strong in _STRONG):
         return True
-    for before, word in zip(["", *words[:-1]], words, strict=True):
-        if not word.endswith(_WEAK) or before in _PLAIN:
-            continue
-        if words != ["key"]:
-            return True
-        # Also what a column or an entry of a mapping is called.
-        return len(value) >= _SHORTEST and not str(value).isidentifier()
-    return False
+    if len(words) > 2 and last in ("id", "value"):
+        words.pop()
+    before, last = words[-2:] if len(words) > 1 else ("", last)
+    if last not in _WEAK:  # such as hftoken
+        return any(last.removesuffix(weak) in _OWNERS for weak in _WEAK if last.endswith(weak))
+    if before in _OWNERS or (name.isupper() and before and before not in _PLAIN):
+        return True
+    return before not in _PLAIN and _reads_like_one(value)
+
+
+def _reads_like_one(value: str | bytes) -> bool:
+    """Whether a text is long enough, and neither plain words nor a name, to be a secret alone."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return len(text) >= _SHORTEST and not re.search(r"\s", text) and not _WORDS.fullmatch(text)
 
 
 def _elements(value: Any) -> Iterable[Any]:
@@ -186,8 +206,7 @@ def mask_known(text: str) -> str:
     """A text without the secrets that were remembered or are in variables of the environment."""
     variables = {x for name, x in os.environ.items() if is_secret(name, x)}
     for secret in sorted(_known | variables, key=len, reverse=True):
-        # A word may be the value of a variable, and stand in any sentence.
-        if len(secret) >= _SHORTEST and not (secret.isalpha() and secret.islower()):
+        if _reads_like_one(secret):  # a word may be one too, and stand in any sentence
             text = text.replace(secret, MASK)
     return text
 
@@ -203,13 +222,17 @@ def mask(text: str) -> str:
 
     def named(match: re.Match) -> str:
         quoted = match["quoted"]
+        if "f" in match["prefix"].lower() and "{" in quoted:  # it is computed
+            return match[0]
         size = 3 if quoted[:3] in ('"""', "'''") else 1
         if not is_secret(match["name"], quoted[size:-size]):
             return match[0]
         return f"{match[0].removesuffix(quoted)}{quoted[:size]}{MASK}{quoted[:size]}"
 
     def asked(match: re.Match) -> str:
-        return f"{match[1]}{MASK}" if is_secret(match[2]) else match[0]
+        value = match[0].removeprefix(match[1])
+        # Of an address or a command a mere key is that of an account.
+        return f"{match[1]}{MASK}" if is_secret(f"api_{match[2]}", value) else match[0]
 
     text = _PAIRED.sub(named, _NAMED.sub(named, mask_known(text)))
     text = _QUERY.sub(asked, _ADDRESS.sub(rf"\1{MASK}@", text))

@@ -33,7 +33,7 @@ KEY = "q7-planted/Value=="
     ],
 )
 def test_names_of_secrets(name):
-    assert is_secret(name, "a") and is_secret(name, b"a")
+    assert is_secret(name, KEY) and is_secret(name, KEY.encode()) and is_secret(name, (KEY,))
     assert not is_secret(name, 7) and not is_secret(name, 0.5) and not is_secret(name, None)
 
 
@@ -60,8 +60,11 @@ def test_names_of_other_things(name):
     assert not is_secret(name, "answer")
 
 
-def test_a_value_of_the_plain_name_key_is_one_if_it_reads_like_one():
-    assert is_secret("key", KEY) and not is_secret("key", "final_answer")
+@pytest.mark.parametrize("name", ["key", "token", "tokens", "my_token", "shared.key"])
+def test_a_value_of_a_plain_name_is_one_if_it_reads_like_one(name):
+    assert is_secret(name, KEY) and is_secret("api_key", "a")
+    for word in ("final_answer", "sequence", "behavior_logp", "the first one of 2", "token-mean"):
+        assert not is_secret(name, word)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,13 @@ def test_texts_without_the_secrets_in_them(text):
         "max_new_tokens=16, key=0, token: the first one",
         "Reward judge raised KeyError on prompt 0 (id 'q'): 'answer'.",
         "tokenizer = 'bytes'",
+        'api_key=f"{os.environ[NAME]}"',
+        '{"token": f"token_id:{token}"}',
+        "raised KeyError: 'no-Such-Name9'",
+        "LEVELS = ('token', 'Sequence9sum', 'geometric')",
+        'def new_tokens(self) -> Tokens:\n    """The tokens since 2."""',
+        "checks.check_option('level', level, ('token', 'sequence'))",
+        "{'token': 'token ratio', 'tokens': 'unique_tokens'}",
     ],
 )
 def test_texts_without_secrets_stay(text):

@@ -79,7 +79,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if unfinished is not None:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # else its message is all it has
+            error.filename = error.filename or str(path)
         raise
 
 
