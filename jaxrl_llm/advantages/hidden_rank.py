@@ -366,6 +366,7 @@ def rank_shaping(
     name = "rank_shaping"
     checks.check_non_negative(name, finite=True, gain=gain, weight=weight)
     checks.check_share(name, zero=False, rate=rate)
+    checks.check_real(name, cap=cap)
     if not cap >= 1.0:
         raise ValueError(f"{name}: cap must be at least 1; got {cap}.")
 

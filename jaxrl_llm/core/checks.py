@@ -11,6 +11,7 @@ ones pass. ``finite`` refuses infinity, which is a bound that never acts.
 
 import dataclasses
 import difflib
+import inspect
 import math
 import numbers
 import types
@@ -184,10 +185,33 @@ def _concrete(function: str, values, finite: bool = False) -> Iterator[tuple[str
         if not real and (isinstance(value, jax.core.Tracer) or value.shape != ()):
             continue
         number = float(value)
-        if number > _LARGEST and (finite or math.isfinite(number)):
+        if abs(number) > _LARGEST and (finite or math.isfinite(number)):
             what = "be finite" if math.isinf(number) else f"be at most {_LARGEST:g}"
             raise ValueError(f"{function}: {name} must {what}; got {number:g}.")
         yield name, number
+
+
+def check_real(function: str, *, finite: typing.Any = False, **values) -> None:
+    """Raises unless every number is one: no truth value, not NaN, infinite or at most 1e18."""
+    for name, number in _concrete(function, values, finite):
+        if math.isnan(number):
+            raise ValueError(f"{function}: {name} must be a number; got nan.")
+
+
+def check_bound(function: str, parameters: Mapping[str, inspect.Parameter], options) -> None:
+    """Raises unless each option whose annotation is a number is one: as a function is bound.
+
+    A truth value raises TypeError, NaN and a finite number beyond 1e18 ValueError. Infinity passes,
+    for a bound that never acts; what the function itself refuses it refuses when it runs.
+    """
+    for name, value in options.items():
+        kind = parameters[name].annotation if name in parameters else None
+        kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        if value is None or not {int, float} & {k for k in kinds if isinstance(k, type)}:
+            continue
+        if bool in kinds or not isinstance(value, (numbers.Real, np.bool_)):
+            continue
+        check_real(function, **{name: value})
 
 
 def check_positive(function: str, *, finite: typing.Any = False, **values) -> None:

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.secrets import MASK, is_ours, is_secret
 from jaxrl_llm.core.traits import Traits, traits_of
@@ -168,7 +169,8 @@ def bind(function: Callable, **options) -> Bound:
 
     Raises:
       TypeError: If ``function`` cannot be called or has no option of a given name, or a value is
-        not hashable.
+        not hashable, or a truth value where a number is meant.
+      ValueError: If a number is NaN, or finite and beyond 1e18.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -202,6 +204,7 @@ def bind(function: Callable, **options) -> Bound:
                 f"bind: option {option!r} of {name} must be hashable; got {type(value).__name__}. "
                 "Arrays belong in state, not in options."
             ) from error
+    checks.check_bound(name, known, options)
     if isinstance(function, Bound):
         options = {**dict(function.options), **options}
     return Bound(inner, tuple(sorted(options.items())))

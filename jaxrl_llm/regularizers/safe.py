@@ -306,6 +306,7 @@ def safe_controller(
     References:
       Maity, SAFE (arXiv:2602.04651).
     """
+    checks.check_real("safe_controller", finite=True, base=base, entropy_floor=entropy_floor)
     update = _Safe(base, low, high, scale, entropy_floor)
     update.step(safe_init(), 0.0, 1.0, 0.0)  # raises if an option is out of its range
     return Transform(safe_init, update)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, compose
 
 X = jnp.zeros((2, 3))
 
@@ -295,3 +295,25 @@ def test_each_number_of_a_tuple_is_checked(options, message):
     checks.check_numbers("f", Listed(steps=(1, 2), weights=(0.5, 1)))
     with pytest.raises((TypeError, ValueError), match=message):
         checks.check_numbers("f", Listed(**options))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (True, TypeError, "must be a number; got True"),
+        (float("nan"), ValueError, "must be a number; got nan"),
+        (1e39, ValueError, r"must be at most 1e\+18; got 1e\+39"),
+        (-1e39, ValueError, r"must be at most 1e\+18; got -1e\+39"),
+    ],
+)
+def test_a_function_is_bound_to_sensible_numbers(value, error, message):
+    def f(x, *, eps: float = 0.2, cap: float | None = None, n: int = 1, fast: bool = False):
+        return x
+
+    compose.bind(f, eps=float("inf"), cap=None, n=3, fast=True)
+    for option in ("eps", "cap", "n"):
+        with pytest.raises(error, match=f"f: {option} {message}"):
+            compose.bind(f, **{option: value})
+    checks.check_real("f", x=-3, y=float("inf"), z=None)
+    with pytest.raises(ValueError, match="f: x must be finite; got -inf"):
+        checks.check_real("f", finite=True, x=float("-inf"))

@@ -380,7 +380,8 @@ def partial_rollouts(
             raise TypeError(f"{name}: {option} must be an integer; got {value!r}.")
     checks.check_positive(name, segments=segments)
     checks.check_non_negative(name, max_staleness=max_staleness)
-    if not 1 < oversample < math.inf:
+    checks.check_real(name, finite=True, oversample=oversample)
+    if not oversample > 1:
         raise ValueError(f"{name}: oversample must be above 1 and finite; got {oversample!r}.")
     return _Partial(
         segments=segments,

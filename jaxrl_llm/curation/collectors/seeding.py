@@ -104,6 +104,7 @@ def solved_examples(*, capacity: int = 1024, length: int = 4096, correct: float 
     """
     name = "solved_examples"
     checks.check_count(name, capacity=capacity, length=length)
+    checks.check_real(name, finite=True, correct=correct)
     return _Solved(capacity=capacity, length=length, correct=float(correct))
 
 

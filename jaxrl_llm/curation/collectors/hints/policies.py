@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup
 from jaxrl_llm.curation.collectors.protocol import Outcome, on_host
@@ -88,8 +89,7 @@ class HintedPolicy:
 
 def check_policy(name: str, threshold: float, metric: str | None) -> None:
     """Raises unless the options of :class:`HintedPolicy` are in their ranges."""
-    if not np.isfinite(threshold):
-        raise ValueError(f"{name}: threshold must be finite; got {threshold!r}.")
+    checks.check_real(name, finite=True, threshold=threshold)
     if metric is not None and not isinstance(metric, str):
         raise TypeError(f"{name}: metric must be the name of a part of the reward; got {metric!r}.")
 

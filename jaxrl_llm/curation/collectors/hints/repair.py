@@ -208,6 +208,7 @@ def repair(
     checks.check_positive(name, finite=True, most=most)
     if not separator:
         raise ValueError(f"{name}: separator must not be empty.")
+    checks.check_real(name, finite=True, score=score)
     check_policy(name, threshold, metric)
     return _Repair(
         judge=judge,
