@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage (unknown option, a config that does 
 sentence on stderr; ``--debug`` shows where it came from instead.
 """
 
+import contextlib
 import difflib
 import importlib
 import io
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 
 from jaxrl_llm.core.runtime.terminal import text_of, visible
+from jaxrl_llm.core.runtime.threads import end_within
 from jaxrl_llm.core.secrets import mask
 
 COMMANDS = {
@@ -48,14 +50,33 @@ class UsageError(Exception):
     """The words of a command are wrong, or contradict each other."""
 
 
+# Seconds that the process may go on after its main thread: a call that hangs in another thread, or
+# a file system that does not answer, must not hold it for ever. Some sinks upload what is left.
+_AFTER_SUCCESS, _AFTER_FAILURE, _AFTER_INTERRUPT = 600.0, 60.0, 1.0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Runs one command and returns its exit code.
+
+    Without arguments it runs those of the process, which then ends soon after, whatever still runs
+    in its threads.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale lacks must not end a run
             stream.reconfigure(errors="backslashreplace")
-    code = _run(argv)
+    try:
+        code = _run(argv)
+        seconds = _AFTER_FAILURE if code else _AFTER_SUCCESS
+    except KeyboardInterrupt:
+        print("\njaxrl-llm: stopped; checkpoints that were saved remain.", file=sys.stderr)
+        code, seconds = 130, _AFTER_INTERRUPT
     if code:
         _leave(code)
+    if argv is None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        end_within(seconds, code)
     return code
 
 
@@ -103,9 +124,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return command.run(arguments[1:])
     except SystemExit as stop:  # tyro has printed the problem or the help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except KeyboardInterrupt:
-        print("\njaxrl-llm: stopped; checkpoints that were saved remain.", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output has closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the flush at exit)
         return 128 + 13

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -382,7 +383,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, caplog):
     from orbax.checkpoint import v1 as ocp
 
     class Response:
-        def result(self):
+        def result(self, timeout=None):
             raise ValueError("RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']")
 
     def full(path, *args, **kwargs):
@@ -403,6 +404,32 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, caplog):
     with pytest.raises(CheckpointError, match="step 3 .*no space .* the one of step 1 stands"):
         checkpoints.save(make_state(step=3)[1])
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_write_that_stands_still_has_failed(tmp_path, monkeypatch, there):
+    checkpoints, states = save_steps(tmp_path, 1)
+    from orbax.checkpoint import v1 as ocp
+
+    class Response:
+        def result(self, timeout):
+            time.sleep(timeout)
+            raise TimeoutError
+
+    def hang(path, *args, **kwargs):
+        if there:
+            path.with_name(path.name + ".orbax-checkpoint-tmp").mkdir()
+        return Response()
+
+    monkeypatch.setattr(ocp, "save_checkpointables_async", hang)
+    monkeypatch.setattr("jaxrl_llm.train.checkpoint.checkpoints._TURN_SECONDS", 0.01)
+    monkeypatch.setattr("jaxrl_llm.train.checkpoint.checkpoints._STALL_SECONDS", 0.1)
+    checkpoints.save(make_state(step=2)[1])
+    why = "nothing was written for 0.1 s" if there else "no such file or directory"
+    with pytest.raises(CheckpointError, match=f"step 2 cannot be written .*: {why}; the one of"):
+        checkpoints.wait()
+    monkeypatch.undo()
+    assert_same(checkpoints.restore(make_state()[1]), states[1])
 
 
 def test_orbax_keeps_its_log_to_itself(tmp_path, caplog):

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +45,8 @@ _UNFINISHED = ".unfinished"
 _EXTRAS = "extras"
 # Seconds that a process with an error waits for the others to reach the same point.
 _WAIT = 10
+# Seconds after which a write is looked at again, and after which one that stands still has failed.
+_TURN_SECONDS, _STALL_SECONDS = 5.0, 600.0
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -187,7 +190,10 @@ class Checkpoints:
 
             Returns the error if old ones could not be deleted.
             """
-            written.result()
+            if jax.process_count() > 1:  # Orbax has a limit, to hear of one that is lost
+                written.result()
+            else:
+                _wait_for(written, self._unfinished(step))
             if jax.process_index() != 0:
                 return None
             unfinished = self._unfinished(step)
@@ -362,6 +368,34 @@ class Checkpoints:
         tree, place = read_last(paths, like, wanted, partial=partial)
         self.last, self._passed = steps[place], steps[place + 1 :]
         return tree
+
+
+def _wait_for(written: Any, path: Path) -> None:
+    """Waits until Orbax has written a folder, as long as the folder is there and grows.
+
+    Raises:
+      OSError: If it is not, or does not grow any more.
+    """
+    size, moved, absent = -1, time.monotonic(), 0
+    while True:
+        turn = time.monotonic() + _TURN_SECONDS
+        try:
+            return written.result(timeout=_TURN_SECONDS)
+        except TimeoutError:
+            if time.monotonic() < turn:  # not ours
+                raise
+        # Orbax adds to the name until it is complete.
+        folders = list(path.parent.glob(f"{path.name}*"))
+        absent = 0 if folders else absent + 1
+        if absent > 1:  # at one moment between two names there may be none
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        present = size
+        with contextlib.suppress(OSError):  # what is renamed in the middle of it
+            present = sum(x.stat().st_size for folder in folders for x in folder.rglob("*"))
+        if present != size:
+            size, moved = present, time.monotonic()
+        elif time.monotonic() - moved > _STALL_SECONDS:
+            raise TimeoutError(f"nothing was written for {_STALL_SECONDS:g} s")
 
 
 def save(folder: str | Path, state: TrainState, *, model: Model) -> None:

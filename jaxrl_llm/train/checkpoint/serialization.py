@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,6 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
 
 FORMAT = 5
-# Seconds that a save may take: no limit in one process, since Orbax counts by the time of day,
-# which may be corrected. Several processes have Orbax' limit, to hear of one that is lost.
-_PATIENCE = 10**9
 
 
 class Extras(NamedTuple):
@@ -177,11 +175,18 @@ def orbax(*, partial: bool = False):
     """Orbax without compression, since weights hardly compress, and without its log."""
     from orbax.checkpoint import v1 as ocp
 
-    logging.getLogger("absl").addFilter(_not_orbax)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_not_orbax)
+    if not isinstance(sys.unraisablehook, _Quiet):
+        sys.unraisablehook = _Quiet(sys.unraisablehook)
     options = ocp.options
-    alone = jax.process_count() == 1
+    # In one process we end a save that stands still, by a clock that no one corrects. Several have
+    # the limit of Orbax, to hear of one that is lost.
+    limit = {"timeout_secs": None} if jax.process_count() == 1 else {}
     context = ocp.Context(
-        async_options=options.AsyncOptions(**({"timeout_secs": _PATIENCE} if alone else {})),
+        # Folders are made before anything waits for them: where they cannot be, its threads would
+        # wait for minutes, and the program for them.
+        async_options=options.AsyncOptions(create_directories_asynchronously=False, **limit),
         array_options=options.ArrayOptions(
             saving=options.ArrayOptions.Saving(use_compression=False)
         ),
@@ -195,4 +200,22 @@ def orbax(*, partial: bool = False):
 
 def _not_orbax(record: logging.LogRecord) -> bool:
     """Filters out Orbax: its errors arrive as exceptions, and its lines would bury our sentence."""
-    return "orbax" not in record.pathname
+    text = record.getMessage() if record.name == "asyncio" else record.pathname
+    return not any(name in text for name in ("orbax", "tensorstore", "OCDBT", "zarr"))
+
+
+class _Quiet:
+    """A hook for errors that no one can catch, without the pages of a failed save.
+
+    The first of its writes that fails ends its event loop, and each of the others then calls the
+    closed one from outside of Python.
+    """
+
+    def __init__(self, hook: Callable[[Any], Any]):
+        self._hook = hook
+
+    def __call__(self, unraisable: Any) -> None:
+        trace = unraisable.exc_traceback
+        outside = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
+        if not (outside and str(unraisable.exc_value) == "Event loop is closed"):
+            self._hook(unraisable)

@@ -1,0 +1,64 @@
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from jaxrl_llm.core.runtime.threads import Worker
+
+
+def test_calls_run_in_order_and_errors_are_theirs():
+    worker, order = Worker("test"), []
+
+    def fails():
+        raise KeyError("x")
+
+    futures = [worker.submit(lambda n=n: order.append(n) or n) for n in range(20)]
+    broken, last = worker.submit(fails), worker.submit(lambda: "last")
+    assert last.result(60) == "last" and order == list(range(20))
+    assert [future.result() for future in futures] == order
+    with pytest.raises(KeyError, match="x"):
+        broken.result()
+    worker.close()
+    worker._thread.join(60)
+    assert not worker._thread.is_alive()
+
+
+def test_closing_cancels_what_has_not_begun():
+    worker, begun, go_on = Worker("test"), threading.Event(), threading.Event()
+    first = worker.submit(lambda: begun.set() or go_on.wait(60))
+    second = worker.submit(lambda: 2)
+    assert begun.wait(60)
+    worker.close()
+    assert second.cancelled() and not first.done()
+    with pytest.raises(CancelledError):
+        second.result()
+    go_on.set()
+    assert first.result(60)
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_thread_that_hangs_does_not_hold_the_end_of_the_program(daemon):
+    """A worker's is a daemon; for those of others the end has a bound."""
+    script = f"""
+import sys, threading, time
+from jaxrl_llm.core.runtime import threads
+threads._PATIENCE = 0.1
+if {daemon}:
+    worker = threads.Worker("hangs")
+    worker.submit(lambda: time.sleep(600))
+    time.sleep(0.2)
+    worker.close()
+else:
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    threads.end_within(0.1, 7)
+sys.exit(7)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+        timeout=120,
+    )
+    assert done.returncode == 7
