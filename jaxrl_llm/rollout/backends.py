@@ -9,7 +9,7 @@ are only graded.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.threads import Worker
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.curation.collectors.protocol import Request, Response, TurnStart
 from jaxrl_llm.data.questions import Question
@@ -395,7 +396,7 @@ class EngineBackend:
         self._finished = iter(self._generation)
         self._questions, self._decode, self._grade = questions, decode, grade
         self._width, self._pad_id = max_new_tokens, pad_id
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
+        self._worker = Worker("rewards")
         # In the order in which they finished, which is the same in all processes.
         self._sampled: dict[Asked, tuple[Rollout, list[str], _Recorded]] = {}
         self._grading: dict[Asked, Future] = {}
@@ -573,12 +574,12 @@ class EngineBackend:
 
         self._sampled[asked] = (rollout, texts, recorded)
         if sum(asked.requests) % jax.process_count() == jax.process_index():
-            self._grading[asked] = self._pool.submit(score)
+            self._grading[asked] = self._worker.submit(score)
 
     def close(self) -> None:
         """Drops what is queued, decoding or not graded yet."""
         # Where one call failed the others may too, each after its deadline.
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._worker.close()
         self._generation.stop()
         if self._episodes is not None:
             self._episodes.close()
