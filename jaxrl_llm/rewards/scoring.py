@@ -8,8 +8,8 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
@@ -17,9 +17,12 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.terminal import text_of
+from jaxrl_llm.core.runtime.watchdog import Watchdog
 
 _CALL_SECONDS, _BATCH_SECONDS = 60.0, 3600.0
 _THREADS = 32  # of calls that an async reward sends to threads
+_HELD_SECONDS = 30.0  # past its deadline, in which a call lets nothing run that would end it
+_TURN_SECONDS = 0.5  # in which what is supervised is looked at once
 
 
 OnError = Literal["drop", "zero", "raise"]
@@ -78,12 +81,16 @@ class _Calls:
         self.waiting: dict[int, float] = {}  # calls under way, and since when
         self.tasks: dict[int, asyncio.Task] = {}  # of awaited calls
         self.error: tuple[int, BaseException] | None = None
+        self.note: Callable[[int], None] = lambda position: None  # called when a call begins
+        self.last = 0  # that began
         self._loop: asyncio.AbstractEventLoop | None = None
         self._moved = time.monotonic()  # when a call last began or ended
         self._stopped = False
 
     def start(self, position: int) -> None:
+        self.last = position
         self.waiting[position] = self._moved = time.monotonic()
+        self.note(position)
 
     def end(self, position: int) -> None:
         self.waiting.pop(position, None)
@@ -142,30 +149,49 @@ def _close(value: Awaitable[Any]) -> None:
         value.close()
 
 
+@contextlib.contextmanager
+def _watched(
+    watch: Watchdog | None, reward: Any, deadline: float
+) -> Iterator[Callable[[str], None]]:
+    """Inside, the process ends if nothing is noted until long after the deadline of a call.
+
+    It yields what notes that the interpreter runs, and on what the reward is called.
+    """
+    if watch is None:
+        yield lambda what: None
+        return
+    with watch.watching(deadline + _HELD_SECONDS) as note:
+        yield lambda what: note(f"Reward {name_of(reward)} holds the interpreter on {what}")
+
+
 def in_batch(
     reward: Any,
     prompts: Sequence[str],
     completions: Sequence[str],
     metadata: Sequence[Mapping[str, Any]],
     deadline: float | None,
+    watch: Watchdog | None = None,
 ) -> list[Any]:
     """Values of a `BatchReward`, under a deadline unless it minds that itself."""
     if hasattr(reward, "patience"):
         return reward.score_batch(prompts, completions, metadata)
     deadline = _BATCH_SECONDS if deadline is None else deadline
-
-    done: Future = _Threads().submit(
-        contextvars.copy_context().run, reward.score_batch, prompts, completions, metadata
+    where = f"{len(prompts)} completions, of which the first is of {describe(0, metadata[0])}"
+    end = time.monotonic() + deadline
+    with _watched(watch, reward, deadline) as note:
+        note(where)
+        done: Future = _Threads().submit(
+            contextvars.copy_context().run, reward.score_batch, prompts, completions, metadata
+        )
+        while (left := end - time.monotonic()) > 0 and not done.done():
+            wait([done], timeout=min(left, _TURN_SECONDS))
+            note(where)
+    if done.done():
+        return done.result()
+    raise RewardError(
+        f"Reward {name_of(reward)} gave nothing for a batch of {len(prompts)} completions "
+        f"within {deadline:g} s."
     )
-    try:
-        return done.result(timeout=deadline)
-    except TimeoutError:
-        if done.done():  # raised by the reward itself
-            raise
-        raise RewardError(
-            f"Reward {name_of(reward)} gave nothing for a batch of {len(prompts)} completions "
-            f"within {deadline:g} s."
-        ) from None
 
 
 class _Threads(ThreadPoolExecutor):
@@ -199,6 +225,7 @@ def in_thread(
     deadline: float | None,
     *,
     stop_on_error: bool,
+    watch: Watchdog | None = None,
 ) -> list[Any]:
     """Values of all calls, a `Failure` for an awaited one that raises or outlasts the deadline.
 
@@ -234,18 +261,27 @@ def in_thread(
     thread = threading.Thread(
         target=context.run, args=(work,), daemon=True, name=f"reward {name_of(reward)}"
     )
-    thread.start()
     try:
-        # Calls that are cancelled may refuse to end; nobody waits for them.
-        while thread.is_alive() and calls.error is None and len(calls.values) < len(prompts):
-            thread.join(timeout=min(deadline / 4, 0.5))
-            for late in calls.overdue(deadline) if thread.is_alive() else ():
-                if not calls.tasks or stop_on_error:
-                    raise RewardError(
-                        f"Reward {name_of(reward)} gave nothing for "
-                        f"{describe(late, metadata[late])} within {deadline:g} s."
-                    )
-                calls.abandon(late, Failure(f"gave nothing within {deadline:g} s"))
+        with _watched(watch, reward, deadline) as note:
+
+            def note_call(position: int) -> None:
+                others = len(calls.waiting) - 1
+                awaited = f" or one of {others} others that are awaited" if others > 0 else ""
+                note(f"{describe(position, metadata[position])}{awaited}")
+
+            calls.note = note_call
+            thread.start()
+            # Calls that are cancelled may refuse to end; nobody waits for them.
+            while thread.is_alive() and calls.error is None and len(calls.values) < len(prompts):
+                thread.join(timeout=min(deadline / 4, _TURN_SECONDS))
+                note_call(calls.last)
+                for late in calls.overdue(deadline) if thread.is_alive() else ():
+                    if not calls.tasks or stop_on_error:
+                        raise RewardError(
+                            f"Reward {name_of(reward)} gave nothing for "
+                            f"{describe(late, metadata[late])} within {deadline:g} s."
+                        )
+                    calls.abandon(late, Failure(f"gave nothing within {deadline:g} s"))
     finally:
         calls.stop()
     if calls.error is not None:
@@ -451,8 +487,12 @@ def grade(
     *,
     deadline: float | None = None,
     on_error: OnError = "drop",
+    watch: Watchdog | None = None,
 ) -> Scores:
-    """:func:`score` of a part of a batch, all calls of which may fail."""
+    """:func:`score` of a part of a batch, all calls of which may fail.
+
+    ``watch`` ends the process where a call of this process holds the interpreter.
+    """
     if metadata is None:
         metadata = [{}] * len(prompts)
     sizes = (len(prompts), len(completions), len(metadata))
@@ -467,14 +507,16 @@ def grade(
         raise ValueError(f"score: deadline must be positive, got {deadline!r}.")
     checks.check_option("score", "on_error", on_error, ON_ERROR)
     if isinstance(reward, BatchReward):
-        values = in_batch(reward, prompts, completions, metadata, deadline)
+        values = in_batch(reward, prompts, completions, metadata, deadline, watch)
         if len(values) != len(prompts):
             raise RewardError(
                 f"Reward {name_of(reward)} gave {len(values)} values for {len(prompts)} prompts."
             )
     elif callable(reward):
         stop = on_error == "raise"
-        values = in_thread(reward, prompts, completions, metadata, deadline, stop_on_error=stop)
+        values = in_thread(
+            reward, prompts, completions, metadata, deadline, stop_on_error=stop, watch=watch
+        )
     else:
         raise TypeError(f"score: reward must be callable, got {type(reward).__name__}.")
     scores = _table(reward, values, metadata, on_error)

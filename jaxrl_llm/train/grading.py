@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import OnError, grade, join_scores
@@ -62,6 +62,7 @@ class Grader:
             [question.prompt.metadata for question, _ in rows],
             deadline=self.deadline,
             on_error=self.on_error,
+            watch=watchdog.SHARED,
         )
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.core.secrets import find_secrets, remember
@@ -105,7 +105,8 @@ class Run:
     def signals(self) -> Iterator[None]:
         """Inside, a first Ctrl-C or SIGTERM lets the step under way end."""
         text = "\nStopping after this step; a second Ctrl-C stops at once.\n"
-        with catch_interrupt(notice=text if self.folder.talks else "") as self.interrupt:
+        notice = text if self.folder.talks else ""
+        with catch_interrupt(notice=notice) as self.interrupt, watchdog.SHARED.hearing():
             yield
 
     @contextlib.contextmanager

@@ -1,0 +1,227 @@
+"""Ends this process where nothing in it can: while one call holds the interpreter.
+
+A regular expression that backtracks for years lets no other thread run and no handler of a signal,
+so no deadline that is minded here is heard. Another process minds it: this file, run as a script.
+It reads lines from its standard input: a number, how many seconds until the next line with this
+number is due, and what is under way; or a number alone, which is over. Between them it reads
+signals, each a byte, which Python writes there without the interpreter.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+_TICK = 0.5  # seconds
+_LONGEST = 300  # characters of a text, so that a line is written at once or not at all
+_END_SECONDS = 5.0
+_STOP_SECONDS = 5.0  # that a call may hold the interpreter after a second Ctrl-C
+_CONTROL = bytes(set(range(32)) - {10})  # in no line
+_SAVED = "what was saved stands, for --resume. In a VerifierPool such a call ends alone."
+
+
+class Watchdog:
+    """Watches over calls of this process, from another one that starts with the first of them.
+
+    It does not count time in which this process is stopped, as by Ctrl-Z or a debugger, nor time in
+    which the whole machine is.
+
+    Example:
+      >>> with Watchdog().watching(60.0) as note:
+      ...     note("the first of two calls holds the interpreter")
+      ...     note("the second of two calls holds the interpreter")
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._numbers = threading.Lock(), itertools.count(1)
+        self._process: subprocess.Popen | None = None
+        self._owner = 0  # the process that started it: a fork has none
+
+    @contextlib.contextmanager
+    def watching(self, seconds: float) -> Iterator[Callable[[str], None]]:
+        """Inside, this process is ended unless what it yields is called every so many seconds.
+
+        That takes a clause on what is under way, to be printed then. Nothing is watched before its
+        first call.
+        """
+        number, ended = next(self._numbers), threading.Event()
+
+        def note(text: str) -> None:
+            with self._lock:
+                if not ended.is_set():  # a call that was given up may still begin another
+                    self._send([number, seconds, text[:_LONGEST]])
+
+        try:
+            yield note
+        finally:
+            with self._lock:
+                ended.set()
+                self._send([number])
+
+    @contextlib.contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Inside, a second Ctrl-C ends this process also while a call holds the interpreter.
+
+        Nothing is heard in a thread other than the main one, or where something else listens.
+        """
+        if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with self._lock:
+            self._send([0, 0.0, ""])
+            process = self._process
+        if process is None:
+            yield
+            return
+        pipe: Any = process.stdin
+        before = signal.set_wakeup_fd(pipe.fileno(), warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+        try:
+            yield
+        finally:
+            if before == -1:
+                signal.set_wakeup_fd(-1)
+
+    def _send(self, message: list[Any]) -> None:
+        if os.name != "posix":
+            return
+        # An error is not that of the call which is watched: it then goes on without.
+        try:
+            self._write(message)
+        except BlockingIOError:  # it is stopped and reads nothing
+            pass
+        except OSError:  # it was ended
+            self._process = None
+            with contextlib.suppress(OSError):
+                self._write(message)
+
+    def _write(self, message: list[Any]) -> None:
+        if self._process is None or self._owner != os.getpid():
+            if len(message) == 1:
+                return
+            self._process, self._owner = _start(), os.getpid()
+            weakref.finalize(self, _end, self._process, self._owner)
+        pipe: Any = self._process.stdin
+        os.write(pipe.fileno(), json.dumps(message).encode() + b"\n")
+
+
+def _start() -> subprocess.Popen:
+    command = [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid())]
+    # Of a session of its own: what the terminal stops or ends is its parent.
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    pipe: Any = process.stdin
+    os.set_blocking(pipe.fileno(), False)
+    return process
+
+
+def _end(process: subprocess.Popen, owner: int) -> None:
+    """Closes its input, at which it ends."""
+    if owner != os.getpid():
+        return
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        pipe: Any = process.stdin
+        pipe.close()
+        process.wait(_END_SECONDS)
+
+
+SHARED = Watchdog()
+"""The one of this process."""
+
+
+class _Due:
+    """What is under way, and how much longer each may be; and the signals that came."""
+
+    def __init__(self) -> None:
+        self.left: dict[int, float] = {}
+        self.lines: dict[int, tuple[float, str]] = {}
+        self.signals, self.stops = 0, False
+
+    def read(self, data: bytes) -> None:
+        """Reads whole lines."""
+        for line in data.split(b"\n"):
+            for byte in line:
+                if byte in (signal.SIGINT, signal.SIGTERM):
+                    self.signals += 1
+                    self.stops = self.signals > 1 and byte == signal.SIGINT
+            with contextlib.suppress(ValueError):  # an empty one, or a signal of a high number
+                number, *message = json.loads(line.translate(None, _CONTROL))
+                self.left.pop(number, None)
+                if not number:  # signals are heard anew
+                    self.signals, self.stops = 0, False
+                elif message:
+                    self.lines[number] = message[0], message[1]
+                    self.left[number] = message[0]
+        if self.stops:
+            self.left = {n: min(x, _STOP_SECONDS) for n, x in self.left.items()}
+
+    def late(self) -> str | None:
+        """The sentence on what is overdue, if anything is."""
+        for number, left in self.left.items():
+            seconds, text = self.lines[number]
+            if left <= 0 and self.stops:
+                return f"jaxrl-llm: stopped: {text}; {_SAVED}"
+            if left <= 0:
+                held = f"nothing else ran for {seconds:g} s, so the process ends"
+                return f"jaxrl-llm: error: {text}: {held}; {_SAVED}"
+        return None
+
+
+def _state(process: int) -> str:
+    """The state of a process, one letter; empty where it cannot be told."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        pass
+    try:
+        command = ["ps", "-o", "state=", "-p", str(process)]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()[:1]
+    except OSError:
+        return ""
+
+
+def main(parent: int) -> None:
+    """Reads lines until the parent closes the pipe, and ends the parent once one is overdue."""
+    due, rest, before = _Due(), b"", time.monotonic()
+    while True:
+        readable, _, _ = select.select([0], [], [], _TICK if due.left else None)
+        now = time.monotonic()
+        # More than that passes where the machine sleeps, or this process is stopped.
+        passed, before = min(now - before, 2 * _TICK), now
+        for number in due.left:
+            due.left[number] -= passed
+        if readable:
+            data = rest + os.read(0, 1 << 16)
+            if data == rest:
+                return
+            end = data.rfind(b"\n") + 1
+            if data[end:].strip(_CONTROL):  # the rest of a line is not there yet
+                data, rest = data[:end], data[end:]
+            else:
+                rest = b""
+            due.read(data)
+        if (told := due.late()) is None:
+            continue
+        if _state(parent) in ("T", "t"):
+            due.left = {number: due.lines[number][0] for number in due.left}
+        elif os.getppid() == parent:
+            if select.select([], [2], [], 1.0)[1]:  # a full pipe would hold us
+                os.write(2, f"{told}\n".encode(errors="replace"))
+            os.kill(parent, signal.SIGKILL)
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
