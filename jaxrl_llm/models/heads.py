@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import HEADS, ModelConfig
 from jaxrl_llm.models.loading import load_params
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, merge_lora
@@ -162,8 +163,9 @@ def head_of(name_or_path: str | Path) -> str | None:
     path = resolve(name_or_path, weights=False).config
     if path.suffix == ".gguf":
         return None
-    names = read_json(path).get("architectures") or [""]
-    return next((head for head, end in HEADS.items() if str(names[0]).endswith(end)), None)
+    names = read_json(path).get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return next((head for head, end in HEADS.items() if name.endswith(end)), None)
 
 
 def reward_model_config(
@@ -181,9 +183,11 @@ def reward_model_config(
             f"load_reward_model: {str(name_or_path)!r} is a language model without a head; a run "
             "of recipe reward_model trains one, and `jaxrl-llm export` writes it."
         )
-    values = read_json(resolve(name_or_path, weights=False).config)
+    path = resolve(name_or_path, weights=False).config
+    values = read_json(path)
     classes = [str(x).replace(HEADS[head], "ForCausalLM") for x in values["architectures"]]
-    config = ModelConfig.from_hf({**values, "architectures": classes}, dtype=dtype)
+    with parsing("load_reward_model", path, "config.json"):
+        config = ModelConfig.from_hf({**values, "architectures": classes}, dtype=dtype)
     # Its output matrix is not stored, and no one asks for it.
     return replace(config, tied=True), head
 

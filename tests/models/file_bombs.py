@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxrl_llm.data import load_tokenizer
-from jaxrl_llm.models import load_model, save_safetensors
+from jaxrl_llm.models import load_model, load_reward_model, save_safetensors
 from jaxrl_llm.models.gguf import open_gguf
 from jaxrl_llm.testing import tiny_model
 
@@ -141,6 +141,13 @@ CONFIG_BOMBS |= {
     "a norm of 1e39": {"rms_norm_eps": 1e39},
     "a mask of 2^63": {"mask_token_id": 2**63},
 }
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
+HEAD_BOMBS = {
+    "3,000,000 layers": CLASSIFIER | {"num_hidden_layers": 3_000_000},
+    "no vocabulary": CLASSIFIER | {"vocab_size": None},
+    "a width of 2^40": CLASSIFIER | {"hidden_size": HUGE},
+}
+HEAD_BOMBS |= {f"the class {x!r}": {"architectures": x} for x in (5, {"a": 1}, [[]], [None], "x")}
 DEEP = b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 JSON_BOMBS = {
     "brackets": DEEP,
@@ -230,6 +237,9 @@ def cases(folder: Path, count: int):
     for name, changes in CONFIG_BOMBS.items():
         content = json.dumps(config | changes).encode()
         yield f"config.json: {name}", model / "config.json", content, [load_model]
+    for name, changes in HEAD_BOMBS.items():
+        content = json.dumps(config | changes).encode()
+        yield f"classifier: {name}", model / "config.json", content, [load_reward_model]
     for name, content in JSON_BOMBS.items():
         for file, loaders in (("config.json", [load_model]), ("tokenizer.json", [load_tokenizer])):
             yield f"{file}: {name}", model / file, content, loaders
