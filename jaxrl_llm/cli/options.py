@@ -6,6 +6,7 @@ Words that are wrong, or contradict each other, raise UsageError.
 import atexit
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import importlib.util
 import json
@@ -43,6 +44,10 @@ _WRONG = (
 )  # fmt: skip
 
 
+# Why no folder of a name can be made, whoever tries.
+_NAMES = (errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+
+
 @contextlib.contextmanager
 def usage_errors(prefix: str = "") -> Iterator[None]:
     """What is wrong with a command becomes a UsageError, its message without the prefix.
@@ -55,7 +60,8 @@ def usage_errors(prefix: str = "") -> Iterator[None]:
     except _WRONG as error:
         raise UsageError(text_of(error).removeprefix(prefix)) from error
     except CheckpointError as error:
-        if not isinstance(error.__cause__, NotADirectoryError | FileExistsError):
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _NAMES:
             raise
         raise UsageError(text_of(error)) from error
     except SystemExit as error:

@@ -181,6 +181,7 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
         ("", ["--sampling.max-new-tokens", "254"], 2, ["Prompt 'q", "room for 2"]),
         ("", ["--sampling.max-new-tokens", "256"], 2, ["leaves no room for a prompt"]),
         ("", ["--run-dir", "my_run.py/run"], 2, ["The run folder", "cannot be written"]),
+        ("", ["--run-dir", "x" * 300], 2, ["The run folder", "File name too long"]),
         ("", ["--run-dir", "."], 2, ["holds files that are not of a run", "'my_run.py'"]),
         ("", ["--data.prompts", "empty.jsonl"], 2, ["empty.jsonl is empty"]),
         ("", ["--data.prompts", "nowhere.jsonl"], 2, ["nowhere.jsonl"]),

@@ -103,6 +103,14 @@ def test_the_one_before_is_used_and_the_loss_is_said(copied, damage):
     assert checkpoints.steps() == [1, 2]  # nothing is deleted because of it
 
 
+def test_a_renamed_checkpoint_is_not_that_of_its_name(copied):
+    checkpoints, states = copied
+    checkpoints.path(2).rename(checkpoints.path(9))
+    with pytest.warns(UserWarning, match="00009' cannot be read .*it is the checkpoint of step 2"):
+        assert_same(checkpoints.restore(make_state(seed=5)[1]), states[1])
+    assert checkpoints.last == 1
+
+
 def test_a_lost_list_of_checksums_is_a_lost_file(copied):
     checkpoints, states = copied
     (checkpoints.path(2) / "record.json").unlink()

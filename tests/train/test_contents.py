@@ -114,7 +114,7 @@ def test_a_run_with_steps_is_replaced_only_if_asked_to(tmp_path):
     assert [json.loads(line)["event"] for line in starts] == ["start", "end"]
 
 
-@pytest.mark.parametrize("name", ["", "  "])
+@pytest.mark.parametrize("name", ["", "  ", "a\0b"])
 def test_an_empty_name_is_refused(name):
     with pytest.raises(ValueError, match="a run needs the name of a folder"):
         RunFolder(name, resume=False)

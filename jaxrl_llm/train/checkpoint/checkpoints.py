@@ -197,7 +197,7 @@ class Checkpoints:
             if jax.process_index() != 0:
                 return None
             unfinished = self._unfinished(step)
-            record.write_record(unfinished, notes)
+            record.write_record(unfinished, notes, step=step)
             files.sync_all(unfinished)
             self._set_aside(step)
             unfinished.rename(self.path(step))

@@ -13,21 +13,30 @@ _RECORD = "record.json"
 _PART = 1 << 22
 
 
-def write_record(folder: Path, notes: Mapping[str, Any] | None = None) -> None:
-    """Writes size and checksum of every file of a complete folder, and the notes.
+def write_record(
+    folder: Path, notes: Mapping[str, Any] | None = None, *, step: int | None = None
+) -> None:
+    """Writes size and checksum of every file of a complete folder, its step and the notes.
 
     It reads everything in one thread, so that other work goes on.
     """
     paths = sorted(file for file in folder.rglob("*") if file.is_file())
     entries = {file.relative_to(folder).as_posix(): _size_and_checksum(file) for file in paths}
-    write_whole(folder / _RECORD, json.dumps({"notes": dict(notes or {}), "files": entries}))
+    record = {"notes": dict(notes or {}), "files": entries, "step": step}
+    write_whole(folder / _RECORD, json.dumps(record))
 
 
-def check_record(folder: Path) -> None:
-    """Raises ValueError if a file was lost, cut or changed since :func:`write_record`."""
+def check_record(folder: Path, *, step: int | None = None) -> None:
+    """Raises ValueError if a file was lost, cut or changed since :func:`write_record`.
+
+    Or if it was written for another step than ``step``, as where a folder was renamed.
+    """
     if not (folder / _RECORD).is_file():
         raise ValueError(f"its file {_RECORD} is missing")
-    files = json.loads((folder / _RECORD).read_text())["files"]
+    record = json.loads((folder / _RECORD).read_text())
+    files, written = record["files"], record.get("step")
+    if step is not None and written not in (step, None):
+        raise ValueError(f"it is the checkpoint of step {written} under another name")
     for name, (size, _) in files.items():
         if not (folder / name).is_file():
             raise ValueError(f"its file {name} is missing")

@@ -58,7 +58,8 @@ def read_last(
     def read(path: Path) -> ArrayTree:
         """The content of a checkpoint, after checks that it is complete and of this run."""
         # This reads all files, and one process is enough.
-        _attempt(lambda: record.check_record(path) if processes.is_first() else None)
+        step = int(path.name.removeprefix("step_"))
+        _attempt(lambda: record.check_record(path, step=step) if processes.is_first() else None)
         with orbax(partial=partial) as ocp:
             metadata = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
             _attempt(lambda: check_same_run(path, metadata, wanted))

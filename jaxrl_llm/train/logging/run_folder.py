@@ -95,7 +95,7 @@ class RunFolder:
         log: Callable[[str], Any] | None = None,
         sinks: Sequence[str | SinkMaker] = (),
     ):
-        if not str(path).strip():
+        if not str(path).strip() or "\0" in str(path):
             raise ValueError(f"RunFolder: a run needs the name of a folder; got {str(path)!r}.")
         if resume and overwrite:
             raise ValueError("train: overwrite has no effect with resume.")
