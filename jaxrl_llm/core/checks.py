@@ -274,6 +274,20 @@ def check_count(function: str, *, most: int | None = None, **values) -> None:
             raise ValueError(f"{function}: {name} must be an integer {within}; got {value!r}.")
 
 
+# Eleven days: some waits of an operating system take no more than three weeks.
+_LONGEST_WAIT = 1e6
+
+
+def check_seconds(function: str, **values) -> None:
+    """Raises unless every value is a number of seconds to wait, above 0 and at most 1e6."""
+    check_positive(function, finite=True, **values)
+    for name, number in _concrete(function, values):
+        if number > _LONGEST_WAIT:
+            raise ValueError(
+                f"{function}: {name} must be at most {_LONGEST_WAIT:,.0f} seconds; got {number:g}."
+            )
+
+
 def check_seed(function: str, **values) -> None:
     """Raises unless every value is an integer from 0 that fits into 64 bits."""
     for name, seed in values.items():

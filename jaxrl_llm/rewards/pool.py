@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Outcome, Process, sendable
 from jaxrl_llm.rewards.answers import answer_of
@@ -116,16 +117,10 @@ class VerifierPool:
         patience: float | None = None,
         environment: Sequence[str] = (),
     ):
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ValueError(
-                f"VerifierPool: workers must be a whole number above zero, got {workers!r}."
-            )
-        if not deadline > 0:
-            raise ValueError(f"VerifierPool: deadline must be positive, got {deadline!r}.")
+        checks.check_count("VerifierPool", workers=workers)
+        checks.check_seconds("VerifierPool", deadline=deadline, patience=patience)
         if patience is None:
             patience = max(_PATIENCE_SECONDS, 2 * deadline)
-        if not patience > 0:
-            raise ValueError(f"VerifierPool: patience must be positive, got {patience!r}.")
         if patience < deadline:
             raise ValueError(
                 f"VerifierPool: patience must not be below the deadline, got {patience:g} s and a "

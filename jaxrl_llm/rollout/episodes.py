@@ -70,7 +70,8 @@ class EpisodeOptions:
     def __post_init__(self):
         checks.check_numbers("episodes", self)
         checks.check_positive("episodes", max_turns=self.max_turns, turn_tokens=self.turn_tokens)
-        checks.check_positive("episodes", seconds=self.seconds, workers=self.workers)
+        checks.check_positive("episodes", workers=self.workers)
+        checks.check_seconds("episodes", seconds=self.seconds)
 
 
 class Turn(NamedTuple):

@@ -354,7 +354,7 @@ class TrainConfig:
         checks.check_positive(name, steps=self.steps)
         checks.check_positive(name, epochs=self.epochs, minibatches=self.minibatches)
         checks.check_positive(name, max_skipped=self.max_skipped, samples_every=self.samples_every)
-        checks.check_positive(name, reward_deadline=self.reward_deadline)
+        checks.check_seconds(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
         if not str(self.run_dir):
             raise ValueError("config: run_dir must not be empty.")

@@ -120,7 +120,8 @@ class DistributedConfig:
         name = "distributed"
         checks.check_numbers(name, self)
         set_options = [x is not None for x in (self.coordinator, self.processes, self.process)]
-        checks.check_positive(name, processes=self.processes, silence=self.silence)
+        checks.check_positive(name, processes=self.processes)
+        checks.check_seconds(name, silence=self.silence)
         checks.check_non_negative(name, process=self.process)
         if any(set_options) and (self.detect or not all(set_options)):
             raise ValueError(

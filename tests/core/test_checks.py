@@ -275,6 +275,14 @@ def test_seeds(seed):
         checks.check_seed("f", seed=seed)
 
 
+def test_a_wait_is_one_that_a_system_can_make():
+    checks.check_seconds("f", deadline=1e6, patience=1, silence=None)
+    with pytest.raises(ValueError, match="f: deadline must be at most 1,000,000 seconds; got 1e"):
+        checks.check_seconds("f", deadline=1e9)
+    with pytest.raises(TypeError, match="f: deadline must be a number; got True"):
+        checks.check_seconds("f", deadline=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Listed:
     steps: tuple[int, ...] = ()
