@@ -13,7 +13,7 @@ after ``<|python_tag|>`` or not. JSON decides where a call ends, so that an argu
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxrl_llm.data.messages import Parsed, ToolCall
@@ -27,6 +27,7 @@ _BARE_CALL = re.compile(r'\{\s*"(name|type|function)"\s*:')
 _SPACE = re.compile(r"\s*")
 _SEPARATOR = re.compile(r"[\s;]*")
 _MAX_DIGITS = 1000
+_MAX_DEPTH = 64  # Python follows some thousand levels, of which the code around takes a part
 
 
 def parse_turn(text: str, *, complete: bool = True, thinking: bool = False) -> Parsed:
@@ -104,13 +105,26 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
     """The JSON value at a place of a text, and where it ends; ValueError tells what is wrong."""
     at = _skip(_SPACE, text, at)
     try:
-        return _DECODER.raw_decode(text, at)
+        value, end = _DECODER.raw_decode(text, at)
+        level = [value]
+        for _ in range(_MAX_DEPTH):
+            level = [x for outer in level for x in _inner(outer)]
+        if any(isinstance(x, dict | list) for x in level):
+            raise RecursionError
+        return value, end
     except json.JSONDecodeError as error:
         raise ValueError(
             f"A tool call is not valid JSON: {error.msg} at character {max(error.pos - at, 0)}."
         ) from error
     except RecursionError as error:
         raise ValueError("The JSON of a tool call is nested too deeply.") from error
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    """The values in a JSON object or list."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:

@@ -13,6 +13,12 @@ def tagged(text):
     return f"<tool_call>{text}</tool_call>"
 
 
+def nested(depth):
+    """A call with a list in lists."""
+    value = "[" * depth + "]" * depth
+    return tagged('{"name": "f", "arguments": {"a": ' + value + "}}")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -81,6 +87,7 @@ def test_text_that_is_no_call(text):
         (tagged('{"name": "f", "arguments": "1 +"}'), "must be a JSON object with"),
         (tagged('{"name": "f", "arguments": ' + "[" * 10_000), "nested too deeply"),
         (tagged('{"a":' * 10_000 + "1" + "}" * 10_000), "nested too deeply"),
+        (nested(63), "nested too deeply"),
         (
             tagged('{"name": "f", "arguments": {"a": ' + "9" * 10_000 + "}}"),
             "more than 1000 digits",
@@ -115,3 +122,8 @@ def test_ten_kilobytes_of_noise_never_raise():
         turn = parse_turn("".join(random.choices(pieces, k=2000)))
         assert isinstance(turn, Parsed)
         assert all(isinstance(call.arguments, dict) for call in turn.calls)
+
+
+def test_arguments_may_be_nested():
+    parsed = parse_turn(nested(62))
+    assert parsed.error is None and len(parsed.calls) == 1
