@@ -119,6 +119,22 @@ def test_which_settings_a_resumed_run_should_not_change(changes, names):
     assert set(names) <= set(changed) and (bool(names) or changed == {})
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("/a/models/small", "/b/small", False),
+        ("rows.jsonl", "../data/rows.jsonl", False),
+        ("/a/models/small", "/a/models/large", True),
+        ("owner/small", "other/small", True),
+        ("/a/small", None, True),
+    ],
+)
+def test_a_file_may_be_moved_but_not_be_another_one(old, new, changed):
+    for name in ("model", "data.prompts"):
+        assert bool(changed_settings({name: old}, {name: new})) == changed
+    assert changed_settings({"dtype": old}, {"dtype": new})
+
+
 def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path):
     train(tiny_run(tmp_path, steps=1))
     slower = tiny_run(tmp_path, steps=2, optimizer=OptimizerConfig(learning_rate=1e-3))

@@ -6,6 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -122,6 +123,11 @@ _FREE = {
     "episodes.workers": "how many environments step at a time",
 }
 
+# Files that may be moved, but not be replaced by others of another name. That a model, a reference,
+# a teacher and the questions are still the same, the checkpoint tells by their digests.
+_MOVABLE = ("model", "reference", "teacher", "data.prompts", "data.evaluation")
+_SUFFIXES = (".gguf", ".json", ".jsonl", ".npz", ".parquet")
+
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and that a resumed run should not change, by name, with both values.
@@ -134,9 +140,16 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     def is_free(name: str) -> bool:
         return any(name == free or name.startswith(f"{free}.") for free in _FREE)
 
+    def is_moved(name: str, *values: Any) -> bool:
+        if name not in _MOVABLE or not all(isinstance(value, str) for value in values):
+            return False
+        local = all(x.startswith(("/", "./", "../", "~")) or x.endswith(_SUFFIXES) for x in values)
+        return local and len({PurePath(value).name for value in values}) == 1
+
     names = [name for name in {**new, **old} if not is_free(name)]
     values = {name: (old.get(name), new.get(name)) for name in names}
-    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    return {name: pair for name, pair in changed.items() if not is_moved(name, *pair)}
 
 
 def surroundings() -> dict[str, str]:
