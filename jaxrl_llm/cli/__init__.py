@@ -64,19 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale lacks must not end a run
             stream.reconfigure(errors="backslashreplace")
+    code, seconds = 1, _AFTER_FAILURE  # with --debug an error goes on from here
     try:
         code = _run(argv)
         seconds = _AFTER_FAILURE if code else _AFTER_SUCCESS
     except KeyboardInterrupt:
         print("\njaxrl-llm: stopped; checkpoints that were saved remain.", file=sys.stderr)
         code, seconds = 130, _AFTER_INTERRUPT
+    finally:
+        if argv is None:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            end_within(seconds, code)
     if code:
         _leave(code)
-    if argv is None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        end_within(seconds, code)
     return code
 
 

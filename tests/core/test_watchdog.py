@@ -46,11 +46,12 @@ with dog.watching(0.5) as note:
     )
 
 
+@pytest.mark.slow
 def test_what_is_noted_in_time_or_over_is_left_alone():
     done = run(
         """
 with dog.watching(2.0) as note, dog.watching(2.0) as other:
-    for _ in range(30):
+    for _ in range(25):
         note("it goes on")
         other("so does this one")
         time.sleep(0.1)
@@ -107,7 +108,7 @@ def test_nothing_runs_before_something_is_watched():
     assert dog._process is None
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_interrupt_is_heard_while_the_interpreter_is_held(signals):
     done = run(
         f"""

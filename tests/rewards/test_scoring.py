@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rewards import FAILED, RewardError, Scores, VerifierWarning, score
-from jaxrl_llm.rewards.scoring import join_scores
+from jaxrl_llm.rewards.scoring import grade, join_scores
 
 PROMPTS, COMPLETIONS = ["p"] * 3, ["a", "bb", "ccc"]
 METADATA = [{"id": "one"}, {"id": "two"}, {}]
@@ -523,3 +523,41 @@ def test_what_is_broken_names_the_prompt(reward, told):
     with pytest.raises(RewardError) as error:
         score(reward, ["p"], ["c"], [{"id": "a"}], on_error="raise")
     assert told in str(error.value)
+
+
+class Recorder:
+    """A watchdog that only writes down what it is told."""
+
+    def __init__(self):
+        self.seconds, self.notes = 0.0, []
+
+    @contextlib.contextmanager
+    def watching(self, seconds):
+        self.seconds = seconds
+        yield self.notes.append
+
+
+async def slowly(prompt, completion, metadata):
+    await asyncio.sleep(0.01)
+    return 1.0
+
+
+class OneBatch:
+    def score_batch(self, prompts, completions, metadata):
+        return [1.0] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("reward", "deadline", "told"),
+    [
+        (giving(1.0), 60.0, ["prompt 0 (id 'one')", "prompt 1 (id 'two')", "prompt 2"]),
+        (slowly, 2.0, ["prompt 1 (id 'two') or one of 1 others that are awaited"]),
+        (OneBatch(), None, ["3 completions, of which the first is of prompt 0 (id 'one')"]),
+    ],
+)
+def test_what_watches_learns_of_each_call_before_it_begins(reward, deadline, told):
+    watch = Recorder()
+    grade(reward, PROMPTS, COMPLETIONS, METADATA, deadline=deadline, watch=watch)
+    assert watch.seconds == (3600.0 if deadline is None else deadline) + 30.0
+    places = [note.partition(" holds the interpreter on ")[2] for note in watch.notes]
+    assert [place for place in dict.fromkeys(places) if place in told] == told
