@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 
 import jax
@@ -424,11 +425,26 @@ def test_a_write_that_stands_still_has_failed(tmp_path, monkeypatch, there):
     monkeypatch.setattr(ocp, "save_checkpointables_async", hang)
     monkeypatch.setattr("jaxrl_llm.train.checkpoint.checkpoints._TURN_SECONDS", 0.01)
     monkeypatch.setattr("jaxrl_llm.train.checkpoint.checkpoints._STALL_SECONDS", 0.1)
+    monkeypatch.setattr("jaxrl_llm.train.checkpoint.checkpoints._SLOWEST", 1.0)
     checkpoints.save(make_state(step=2)[1])
     why = "nothing was written for 0.1 s" if there else "no such file or directory"
     with pytest.raises(CheckpointError, match=f"step 2 cannot be written .*: {why}; the one of"):
         checkpoints.wait()
     monkeypatch.undo()
+    assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+
+def test_a_disk_that_does_not_answer_any_more_fails_the_save(tmp_path, monkeypatch):
+    checkpoints, states = save_steps(tmp_path, 1)
+    answers = threading.Event()
+    monkeypatch.setattr("jaxrl_llm.core.runtime.files.sync_all", lambda folder: answers.wait(60))
+    monkeypatch.setattr("jaxrl_llm.train.checkpoint.checkpoints._STALL_SECONDS", 1.0)
+    checkpoints.save(make_state(step=2)[1])
+    told = "step 2 cannot be written .*: it was not complete after 1.* s; the one of step 1 stands"
+    with pytest.raises(CheckpointError, match=told):
+        checkpoints.wait()
+    answers.set()
+    assert checkpoints.last == 1
     assert_same(checkpoints.restore(make_state()[1]), states[1])
 
 

@@ -47,6 +47,7 @@ _EXTRAS = "extras"
 _WAIT = 10
 # Seconds after which a write is looked at again, and after which one that stands still has failed.
 _TURN_SECONDS, _STALL_SECONDS = 5.0, 600.0
+_SLOWEST = 1e6  # bytes a second of a disk that a save is waited for
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -90,12 +91,13 @@ def superseded(steps: Sequence[int], scores: Mapping[int, float], *, keep: int) 
 
 
 class _Pending(NamedTuple):
-    """A save under way: its step, the rest of it in a thread, and the last step before it."""
+    """A save under way: its step, the rest of it in a thread, the step before it, and its bytes."""
 
     step: int
     finishing: Future
     required: bool
     before: int | None
+    size: int
 
 
 class Checkpoints:
@@ -227,7 +229,8 @@ class Checkpoints:
             pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             finishing = pool.submit(finish, written, self._notes(step))
             pool.shutdown(wait=False)
-            self._pending, self.last = _Pending(step, finishing, required, self.last), step
+            self._pending = _Pending(step, finishing, required, self.last, size)
+            self.last = step
 
     def _set_aside(self, step: int) -> None:
         """Renames a damaged checkpoint that was skipped."""
@@ -269,10 +272,13 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         undeleted = None
         with self._failing_clearly(pending.step, pending.required):
+            limit = _STALL_SECONDS + pending.size / _SLOWEST
             try:
-                undeleted = pending.finishing.result()
-            except BaseException:
+                undeleted = pending.finishing.result(timeout=limit)
+            except BaseException as error:
                 self.last = pending.before
+                if isinstance(error, TimeoutError) and not pending.finishing.done():
+                    raise TimeoutError(f"it was not complete after {limit:.4g} s") from error
                 raise
         if undeleted is not None:
             told = f"Old checkpoints in {str(self.folder)!r} cannot be deleted"
