@@ -15,7 +15,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +248,10 @@ def _check_json(path: Path, function: str) -> None:
         for number, text in enumerate(file if lines else [file.read()], 1):
             empty = empty and not text.strip()
             first = first if depth > 0 else number
+            if not depth and text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
+                with suppress(ValueError):  # a value that is complete, as most lines are
+                    parse_json(text)
+                    continue
             for match in _STRING_OR_BRACKET.finditer(text):
                 depth += (match[0][:1] in b"[{") - (depth > 0 and match[0][:1] in b"]}")
                 if depth > _MAX_DEPTH:
