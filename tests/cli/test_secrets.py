@@ -98,6 +98,10 @@ def test_no_file_and_no_line_has_a_secret(capsys, tmp_path, config, fails):
     names = {"sessions.jsonl", "run.json", "config.py", "report.html", "settings.txt"}
     assert names <= texts.keys()
     assert found(texts) == []
+    if not fails:  # what is masked is what is noted as made here
+        code, out, err = run(capsys, "sample", folder, "one", "--max-new-tokens", "2")
+        assert code == 0, err
+        assert found({"out": out, "err": err}) == []
     for plain in ("reward.retries", '"sampling.max_new_tokens": 4', "***"):
         assert plain in texts["sessions.jsonl"]
 
