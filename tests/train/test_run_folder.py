@@ -169,6 +169,11 @@ def test_damaged_lines_are_counted(tmp_path):
         f"{str(path)!r} is damaged at line 2 and 3 more, which are left out."
     )
     assert read_jsonl(path) == [{"step": 1}]
+    for row in ('{"step": 2, "held_out": {"greedy": 1}}', '{"step": 2, "settings": "x"}'):
+        path.write_text(f"{good}{row}\n")
+        assert damage_of(path).endswith("is damaged at line 2, which is left out.")
+    path.write_text(f'{{"step": 2, "reward": 1{"0" * 400}}}\n{good}')
+    assert read_jsonl(path) == [{"step": 1}]
     path.write_bytes(b"[" * 100_000 + b"\n" + good.encode())
     assert damage_of(path).endswith("is damaged at line 1, which is left out.")
 

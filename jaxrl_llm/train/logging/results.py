@@ -85,11 +85,28 @@ def read_lines(path: Path) -> Rows:
             row = parse_json(line.decode(errors="replace")) if line.strip() else {"step": 0}
         except ValueError:
             row = None
-        if not isinstance(row, dict) or type(row.get("step")) is not int:
+        if not _is_row(row):
             damaged.append(number)
         elif line.strip():
             rows.append(row)
     return Rows(rows, damaged)
+
+
+_TABLES = ("held_out", "settings", "about", "changed")  # what a row holds under names of its own
+_LARGEST = 10**300
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a value is a line as a run writes it: a step, and numbers that are no larger."""
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return False
+    tables = [row.get(name, {}) for name in _TABLES]
+    if not all(isinstance(table, dict) for table in tables):
+        return False
+    kinds = list(tables[0].values())
+    values = [x for each in (row, *kinds) if isinstance(each, dict) for x in each.values()]
+    huge = any(isinstance(x, int) and abs(x) > _LARGEST for x in values)
+    return not huge and all(isinstance(kind, dict) for kind in kinds)
 
 
 def read_jsonl(path: Path) -> list[dict]:
