@@ -17,9 +17,11 @@ PAGE = ROOT / "docs" / "engine.md"
 
 
 def measured(folder: Path = RESULTS) -> str:
-    """What the benchmarks of the engine and of accelerators found."""
+    """What the benchmarks of the engine, its groups and its episodes, and of accelerators found."""
     found = pages.results(folder)
     parts = [_engine(each) for each in found if each["name"] == "engine"]
+    parts += [_refill(each) for each in found if each["name"] == "refill"]
+    parts += [_episodes(each) for each in found if each["name"] == "environments"]
     parts += [_gpu(each) for each in found if each["name"] == "gpu" and each["ours"]]
     return "\n\n".join(parts) or "Nothing yet."
 
@@ -52,6 +54,54 @@ def _engine(result: Mapping[str, Any]) -> str:
     ]
     title = f"{work['model']}, {work['dtype']}, {result['device']} (`python -m benchmarks.engine`):"
     return pages.table(title, ("what", "measured"), rows)
+
+
+def _refill(result: Mapping[str, Any]) -> str:
+    work, ways = result["workload"], result["ours"]
+    told = {
+        "barrier": "rounds of whole batches, graded together",
+        "rounds": "`refill` on the sampler",
+        "slots": "`refill` on the engine",
+    }
+    rows = [
+        (
+            told[name],
+            spread(way["seconds_per_informative_group"]),
+            f"{ratio:.2f}" if (ratio := result["ratios"].get(f"{name}/barrier")) else "",
+            f"{way['tokens']:.2f}",
+        )
+        for name, way in ways.items()
+    ]
+    title = (
+        f"{work['groups']} groups whose rewards differ, where {1 - work['informative']:.0%} of all "
+        f"groups agree; groups of {work['group_size']}, up to {work['max_new_tokens']} tokens, "
+        f"{work['mean_length']:.0f} in the mean; {result['device']} "
+        "(`python -m benchmarks.refill`):"
+    )
+    columns = ("way", "seconds a group", "of the first", "tokens sampled over those unavoidable")
+    return pages.table(title, columns, rows)
+
+
+def _episodes(result: Mapping[str, Any]) -> str:
+    work, rates = result["workload"], result["tokens_per_s"]
+    told = {
+        "single": "responses of one turn",
+        "fast": "episodes, the environment answers at once",
+        "slow": f"episodes, the environment takes {work['slow_seconds']:g} s a step",
+    }
+    ratios = {"fast": result["ratios"]["fast/single"]}
+    ratios["slow"] = ratios["fast"] * result["ratios"]["slow/fast"]
+    rows = [
+        (told[name], spread(rate), f"{ratios[name]:.2f}" if name in ratios else "")
+        for name, rate in rates.items()
+    ]
+    title = (
+        f"{work['episodes']:,} episodes of {work['turns']} turns of {work['turn_tokens']} sampled "
+        f"tokens, {work['observation_tokens']} tokens of observation between them, "
+        f"{work['slots']} slots, {work['model']}, {result['device']} "
+        "(`python -m benchmarks.environments`):"
+    )
+    return pages.table(title, ("what", "sampled tokens/s", "of the first"), rows)
 
 
 def _gpu(result: Mapping[str, Any]) -> str:

@@ -19,7 +19,15 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
-from jaxrl_llm.rollout.slots import Slots, advance, expand_mask, put_rows, take_rows
+from jaxrl_llm.rollout.slots import (
+    Slots,
+    advance,
+    expand_mask,
+    put_rows,
+    put_slots,
+    take_rows,
+    take_slots,
+)
 
 
 class RowDeltas(NamedTuple):
@@ -134,7 +142,7 @@ def fill_extended(
     block = min(block, T)
 
     def of_slot(x: Array) -> Array:
-        return take_rows(x.reshape(-1, *x.shape[2:]), index)[:, None]
+        return take_slots(x, index)[:, None]
 
     rows = jnp.minimum(index // width, slots.length.shape[0] // index.shape[0])
     tokens, ends, delta = _prompts_of(slots, rows, deltas)
@@ -161,8 +169,7 @@ def fill_extended(
     cache = jax.lax.fori_loop(0, -(-longest // block), read, cache)
 
     def put(x: Array, new: Array) -> Array:
-        flat = x.reshape(-1, *x.shape[2:])
-        return put_rows(flat, index, new[:, 0]).reshape(x.shape)
+        return put_slots(x, index, new[:, 0])
 
     return slots._replace(cache=jax.tree.map(put, slots.cache, cache))
 

@@ -143,7 +143,7 @@ def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.n
             (x, _), made = jax.lax.scan(one, (x, keys[:, ::shared]), inputs)
             parts.append([jnp.repeat(y, shared, axis=2) for y in made])
         before, after, logp = (
-            jnp.moveaxis(jnp.concatenate(y), 0, 2) for y in zip(*parts, strict=True)
+            jnp.moveaxis(jnp.concatenate([part[i] for part in parts]), 0, 2) for i in range(3)
         )
         mask = jnp.broadcast_to(jnp.asarray(random), (P, G, steps))
         zeros = jnp.zeros(mask.shape, jnp.float32)

@@ -254,7 +254,7 @@ def take_slot(slots: Slots, index: Array) -> Slots:
     row, slot = index[:, :1], index[:, :1] * width + index[:, 1:]
 
     def of_slot(x: Array) -> Array:
-        return take_rows(x.reshape(-1, *x.shape[2:]), slot)[:, None]
+        return take_slots(x, slot)[:, None]
 
     prompts = jax.tree.map(lambda x: take_rows(x, row), slots.prompts)
     return Slots(prompts, *jax.tree.map(of_slot, tuple(slots)[1:]))
@@ -269,8 +269,7 @@ def put_slot(slots: Slots, index: Array, taken: Slots) -> Slots:
     row, slot = index[:, :1], index[:, :1] * width + index[:, 1:]
 
     def of_slot(x: Array, new: Array) -> Array:
-        flat = x.reshape(-1, *x.shape[2:])
-        return put_rows(flat, slot, new.reshape(-1, *new.shape[2:])).reshape(x.shape)
+        return put_slots(x, slot, new[:, 0])
 
     prompts = jax.tree.map(lambda x, new: put_rows(x, row, new), slots.prompts, taken.prompts)
     return Slots(prompts, *jax.tree.map(of_slot, tuple(slots)[1:], tuple(taken)[1:]))
@@ -333,6 +332,24 @@ def put_rows(x: Array, rows: Array, new: Array) -> Array:
     return put(shards, rows, new).reshape(x.shape)
 
 
+# Flat, an array whose rows have one slot would change its layout on a CPU, and so be copied whole.
+def take_slots(x: Array, index: Array) -> Array:
+    """Some slots of an array ``[R, W, ...]``: ``[S k, ...]``, by their numbers within each shard.
+
+    Beyond a shard's end is its last slot.
+    """
+    if index.shape[0] == 1:
+        return x.at[jnp.divmod(index[0], x.shape[1])].get(mode="clip")
+    return take_rows(x.reshape(-1, *x.shape[2:]), index)
+
+
+def put_slots(x: Array, index: Array, new: Array) -> Array:
+    """The array with some slots set to ``new [S k, ...]``; those beyond a shard are dropped."""
+    if index.shape[0] == 1:
+        return x.at[jnp.divmod(index[0], x.shape[1])].set(new.astype(x.dtype), mode="drop")
+    return put_rows(x.reshape(-1, *x.shape[2:]), index, new).reshape(x.shape)
+
+
 def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slots:
     """Copies a response with its keys and values into another slot: a fork.
 
@@ -346,8 +363,7 @@ def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slo
     from_slot, to_slot = (index[:, :1] * width + index[:, 1:] for index in (source, target))
 
     def slot(x: Array) -> Array:
-        flat = x.reshape(-1, *x.shape[2:])
-        return put_rows(flat, to_slot, take_rows(flat, from_slot)).reshape(x.shape)
+        return put_slots(x, to_slot, take_slots(x, from_slot))
 
     prompts = jax.tree.map(lambda x: put_rows(x, to_row, take_rows(x, from_row)), slots.prompts)
     copied = Slots(prompts, *jax.tree.map(slot, tuple(slots)[1:]))

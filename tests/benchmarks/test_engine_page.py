@@ -78,13 +78,46 @@ def test_results_become_tables(tmp_path, monkeypatch):
     }
     case = {name: {"tokens_per_s": figure} for name in ("sampler", "engine")}
     gpu = {"name": "gpu", **common, "ours": {"64": {**case, "step": {"bandwidth_share": 0.61}}}}
-    for each in (engine, gpu):
+    each = {"seconds_per_informative_group": {"median": 2.0, "min": 1.5, "max": 2.5}, "tokens": 1.3}
+    refill = {
+        "name": "refill",
+        "device": "D",
+        "workload": {
+            "groups": 32,
+            "group_size": 4,
+            "max_new_tokens": 128,
+            "mean_length": 42.3,
+            "informative": 0.528,
+        },
+        "ours": {"barrier": each, "slots": each},
+        "ratios": {"slots/barrier": 0.67},
+    }
+    environments = {
+        "name": "environments",
+        "device": "D",
+        "workload": {
+            "model": "M",
+            "episodes": 1024,
+            "turns": 3,
+            "turn_tokens": 64,
+            "observation_tokens": 9,
+            "slots": 64,
+            "slow_seconds": 0.2,
+        },
+        "tokens_per_s": {"single": figure, "fast": figure, "slow": figure},
+        "ratios": {"fast/single": 0.9, "slow/fast": 0.9},
+    }
+    for each in (engine, gpu, refill, environments):
         (tmp_path / f"{each['name']}-D.json").write_text(json.dumps(each))
     text = engine_page.measured(tmp_path)
     assert "| 64 slots, 64 + 32 tokens | 800 (790 to 812) tokens/s, 71% of what" in text
     assert "longest 200 | 800 (790 to 812) tokens/s, 2.04 times static" in text
     assert "1 times the prompt cache, 1.01 times the prefill" in text
     assert "| 64 | 800 (790 to 812) | 800 (790 to 812) | 61% |" in text
+    assert "32 groups whose rewards differ, where 47% of all groups agree" in text
+    assert "| `refill` on the engine | 2 (1.5 to 2.5) | 0.67 | 1.30 |" in text
+    assert "| episodes, the environment answers at once | 800 (790 to 812) | 0.90 |" in text
+    assert "takes 0.2 s a step | 800 (790 to 812) | 0.81 |" in text
     # An old page is told, and written.
     page = tmp_path / "engine.md"
     page.write_text("<!-- measured:begin -->\nold\n<!-- measured:end -->\n")

@@ -2,12 +2,13 @@
 
     python tests/faults/killing.py --kills 20
 
-A moment is drawn evenly over what a run takes from its second batch, when its programs are
-compiled, to the end of its last checkpoint. A run that is resumed has those for evaluations only
-after the first of them, and its moments begin there; else none would come further. Each killed run
-is resumed until it ends; then the next one begins, until as many kills have been made. Of every run
-that ends, the final state must equal that of the run that was not killed bit for bit, and so must
-each completion, each number of each step and evaluation, and which checkpoint is the best.
+``--kind`` and ``--mesh`` choose among the runs of kinds.py. A moment is drawn evenly over what a
+run takes from its first step, when its programs are compiled, to the end of its last checkpoint.
+The moments of a run that is resumed begin with its first step too; else none would come further.
+Each killed run is resumed until it ends; then the next one begins, until as many kills have been
+made. Of every run that ends, the final state must equal that of the run that was not killed bit for
+bit, and so must each completion, each number of each step and evaluation, and which checkpoint is
+the best.
 """
 
 import argparse
@@ -18,13 +19,19 @@ import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 HERE = Path(__file__).resolve().parent
-STEPS, BATCH = 12, 8
+sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "train")]
+
+from kinds import KINDS, MESHES, STEPS, TIMED, make_config  # noqa: E402
+
+from jaxrl_llm.train import Checkpoints, ReportConfig, train  # noqa: E402
 
 
 class Ended(NamedTuple):
@@ -50,50 +57,39 @@ class Tally(NamedTuple):
     resumed: int
 
 
-def child(folder: Path, *, staleness: int) -> None:
-    """The run itself, in a process of its own, with --resume as a scheduler always gives it."""
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "train")]
-    import jax
-    import numpy as np
-    from tiny_run import CONFIG, low_bytes, prompts, tiny_run
+class Begun:
+    """Says when a process has made its first step, by which its programs are compiled."""
 
-    from jaxrl_llm.data import split_distinct
-    from jaxrl_llm.train import AsyncConfig, CheckpointConfig, EvaluationConfig, train
+    def __init__(self, run):
+        self.first, self.said = run.first, False
 
-    split = {"held_out": CONFIG.data.held_out, "seed": CONFIG.data.seed}
-    trained = {prompt.text for prompt in split_distinct(prompts(), **split)[0]}
-    calls, evaluated, begun = [], [], threading.Event()
-
-    def reward(prompt, completion, metadata):
-        (calls if prompt in trained else evaluated).append(prompt)
-        if prompt in trained and len(calls) > BATCH and evaluated and not begun.is_set():
-            begun.set()
+    def write(self, step, numbers) -> None:
+        """Says it once."""
+        if step > self.first and not self.said:
+            self.said = True
             print("begun", flush=True)
-        return low_bytes(prompt, completion, metadata)
 
-    config = tiny_run(
-        folder,
-        steps=STEPS,
-        reward=reward,
-        checkpoint=CheckpointConfig(every=2, keep=2, best="greedy"),
-        evaluation=EvaluationConfig(every=2),
-        asynchrony=AsyncConfig(max_staleness=staleness),
-        samples_shown=BATCH,
-    )
-    state = train(config, resume=True).state
-    arrays = (state.params, state.opt_state, state.algo_state, jax.random.key_data(state.key))
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+def child(folder: Path, kind: str, mesh: str) -> None:
+    """The run itself, in a process of its own, with --resume as a scheduler always gives it."""
+    report = ReportConfig(sinks=(Begun,))
+    state = train(make_config(folder, kind, mesh, report=report), resume=True).state
+    arrays = (state.params, state.opt_state, state.algo_state, state.collector_state)
     digest = hashlib.sha256(repr((int(state.step), tuple(state.data_cursor))).encode())
-    for leaf in jax.tree.leaves(arrays):
+    for leaf in jax.tree.leaves((*arrays, jax.random.key_data(state.key))):
         digest.update(np.asarray(leaf).tobytes())
     print(f"ended {digest.hexdigest()}", flush=True)
 
 
-def environment(cache: Path) -> dict[str, str]:
-    """Variables of a process on one CPU device."""
+def environment(cache: Path, *, devices: int = 1) -> dict[str, str]:
+    """Variables of a process on CPU devices."""
     return dict(
         os.environ,
         JAX_PLATFORMS="cpu",
-        JAX_NUM_CPU_DEVICES="1",
+        JAX_NUM_CPU_DEVICES=str(devices),
         JAX_COMPILATION_CACHE_DIR=str(cache),
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
         JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
@@ -101,13 +97,15 @@ def environment(cache: Path) -> dict[str, str]:
     )
 
 
-def start(folder: Path, cache: Path, *, staleness: int = 0) -> subprocess.Popen:
+def start(folder: Path, cache: Path, kind: str, mesh: str) -> subprocess.Popen:
     """A process that runs :func:`child`.
 
     Its programs are kept in a cache of its own: one that is killed may leave half of an entry.
     """
-    command = [sys.executable, __file__, "--child", str(folder), "--staleness", str(staleness)]
-    return subprocess.Popen(command, env=environment(cache), stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, __file__, "--child", str(folder), "--kind", kind, "--mesh", mesh]
+    axes = MESHES[mesh]
+    variables = environment(cache, devices=axes.data * axes.fsdp * axes.tensor)
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
 
 
 def follow(process: subprocess.Popen, *, kill_after: float | None = None) -> Ended | None:
@@ -147,7 +145,9 @@ def unfinished(folder: Path) -> bool:
 
 
 def told(folder: Path, name: str) -> list[dict]:
-    """The lines of a file of a run, without what depends on time."""
+    """The lines of a file of a run, without what depends on time; of pairs there is no sample."""
+    if not (folder / name).exists():
+        return []
     rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     timed = ("seconds", "per_second", "mfu")
     return [{k: v for k, v in row.items() if not any(t in k for t in timed)} for row in rows]
@@ -163,20 +163,18 @@ def questions(folder: Path) -> dict[int, list[str]]:
 
 def best(folder: Path) -> int | None:
     """The step of the best checkpoint."""
-    from jaxrl_llm.train import Checkpoints
-
     model: Any = None  # none is read
     return Checkpoints(folder / "checkpoints", model=model, best="greedy").best_step()
 
 
-def check(folder: Path, ended: Ended, expected: Path, whole: Ended, *, staleness: int) -> None:
+def check(folder: Path, ended: Ended, expected: Path, whole: Ended, *, timed: bool) -> None:
     """Raises AssertionError unless a run that was killed left what one that was not left.
 
     Where rollouts are sampled ahead, which weights sample them depends on time: then only the
     questions are compared, of which none may be lost or used twice.
     """
     assert questions(folder) == questions(expected), "a question was lost or used twice"
-    if staleness:
+    if timed:
         return
     assert best(folder) == best(expected), "another checkpoint is the best"
     for name in ("samples.jsonl", "metrics.jsonl"):
@@ -188,21 +186,30 @@ def check(folder: Path, ended: Ended, expected: Path, whole: Ended, *, staleness
     assert ended.digest == whole.digest, "the final states differ"
 
 
-def torture(folder: Path, *, kills: int, seed: int = 0, staleness: int = 0, say=print) -> Tally:
+def torture(
+    folder: Path,
+    *,
+    kills: int,
+    seed: int = 0,
+    kind: str = "one batch at a time",
+    mesh: str = "one device",
+    say=print,
+) -> Tally:
     """Kills and resumes runs until there were so many kills, and checks every run that ended.
 
     Args:
       folder: For the runs; empty.
       kills: How many processes to kill.
       seed: Of the moments.
-      staleness: Updates by which rollouts may be sampled ahead.
+      kind: Of the run, one of ``kinds.KINDS``.
+      mesh: Its devices, one of ``kinds.MESHES``.
       say: Told what happens.
 
     Raises:
       AssertionError: If a run that was killed left something else than one that was not.
     """
     draw, cache, whole = random.Random(seed), folder / "cache", folder / "whole"
-    expected = follow(start(whole, cache, staleness=staleness))
+    expected = follow(start(whole, cache, kind, mesh))
     if expected is None:
         raise RuntimeError("a run that nobody killed did not end")
     last = whole / "checkpoints" / f"step_{STEPS:08d}" / "record.json"
@@ -214,14 +221,14 @@ def torture(folder: Path, *, kills: int, seed: int = 0, staleness: int = 0, say=
         while True:
             resumed += any((run / "checkpoints").glob("step_????????"))
             moment = draw.uniform(0, span) if done < kills else None
-            ended = follow(start(run, cache, staleness=staleness), kill_after=moment)
+            ended = follow(start(run, cache, kind, mesh), kill_after=moment)
             if ended is not None:
                 break
             done, writing = done + 1, writing + unfinished(run)
-            rows = sum("loss" in row for row in told(run, "metrics.jsonl"))
-            say(f"kill {done} of {kills}, {moment:.2f} s later, {rows} steps done")
+            rows = len(told(run, "metrics.jsonl"))
+            say(f"kill {done} of {kills}, {moment:.2f} s later, {rows} lines of metrics")
         runs += done > before  # else it ended before its moment came
-        check(run, ended, whole, expected, staleness=staleness)
+        check(run, ended, whole, expected, timed=kind in TIMED)
     return Tally(done, runs, writing, resumed)
 
 
@@ -230,15 +237,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--kind", default="one batch at a time", choices=KINDS)
+    parser.add_argument("--mesh", default="one device", choices=MESHES)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.child, staleness=options.staleness)
+        child(options.child, options.kind, options.mesh)
         return
     with tempfile.TemporaryDirectory(prefix="jaxrl_llm-killing-") as name:
-        given = {"kills": options.kills, "seed": options.seed, "staleness": options.staleness}
-        print(torture(Path(name), **given))
+        which = {"seed": options.seed, "kind": options.kind, "mesh": options.mesh}
+        print(torture(Path(name), kills=options.kills, **which))
 
 
 if __name__ == "__main__":

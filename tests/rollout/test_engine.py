@@ -1,5 +1,10 @@
 """The engine against the whole-batch sampler; what it compiles, and what memory it takes."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +110,32 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
         # The slots come back where they were, and there is no room for a second of their parts.
         assert memory.alias_size_in_bytes >= total, name
         assert memory.temp_size_in_bytes < prefix / 3 < cache / 3, name
+
+
+_TURNS = """
+import jax
+import numpy as np
+import jaxrl_llm as jr
+model, params = jr.testing.tiny_model(head_dim=64, max_length=4096, num_layers=1)
+engine = jr.rollout.make_engine(model, rows=32, width=1, prompt_length=64, max_new_tokens=512)
+slots, index = jax.eval_shape(engine.functions["init"]), np.zeros((1, 8), np.int32)
+given = (params, slots, index, index, np.int32(1), None)
+memory = engine.functions["fill_extended_16"].lower(*given).compile().memory_analysis()
+cache = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(slots.cache))
+print(memory.temp_size_in_bytes / cache)
+"""
+
+
+@pytest.mark.slow
+def test_reading_what_comes_after_turns_copies_no_cache():
+    """With the compiler's settings of users: those of these tests choose other layouts."""
+    left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    env = {k: v for k, v in os.environ.items() if k not in left_out}
+    env |= {"PYTHONPATH": str(Path(jr.__file__).parents[1]), "JAX_NUM_CPU_DEVICES": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", _TURNS], env=env, capture_output=True, text=True, check=True
+    )
+    assert 0.25 <= float(ran.stdout) < 0.8  # the keys and values of eight slots of 32
 
 
 def test_a_mesh_gives_the_same(

@@ -1,0 +1,19 @@
+"""docs/reliability.md has the counts of benchmarks/results."""
+
+import json
+
+from benchmarks import reliability_page
+
+
+def test_the_page_is_current():
+    assert reliability_page.main(["--check"]) == 0, "run python -m benchmarks.reliability_page"
+
+
+def test_counts_become_a_table(tmp_path):
+    assert reliability_page.measured(tmp_path) == "Nothing yet."
+    counts = {"kills": 3, "runs": 2, "writing": 1, "resumed": 4}
+    runs = [{"kind": kind, "mesh": "data 2", **counts} for kind in ("pairs", "critic")]
+    result = {"name": "kills", "device": "D", "commit": "c", "runs": runs}
+    (tmp_path / "kills-D.json").write_text(json.dumps(result))
+    text = reliability_page.measured(tmp_path)
+    assert "| pairs | data 2 | 3 | 1 | 4 | 2 |" in text and "| all |  | 6 | 2 | 8 | 4 |" in text
