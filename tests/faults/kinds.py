@@ -74,7 +74,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "refill": sampled(recipe="dapo"),
     "replayed": sampled(recipe="rollout_replay"),
     "adapter": sampled(lora=LoRAConfig(rank=4, alpha=16.0), recipe="grpo"),
-    "population": sampled(recipe=jr.recipes.eggroll(sigma=0.05)),
+    "population": sampled(recipe=jr.recipes.eggroll(sigma=0.05), remat="full"),
     "pairs": pairs,
     "episodes": episodes,
     "denoiser": sampled(model=denoiser, recipe="diffu_grpo"),
