@@ -46,11 +46,11 @@ def late(monkeypatch, which):
     """The disk fills up behind the first look: the checksums of some checkpoints do not fit."""
     calls, write = [], record.write_record
 
-    def fails(folder, notes):
+    def fails(folder, notes, *, step):
         calls.append(folder)
         if len(calls) in which:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(folder, notes)
+        write(folder, notes, step=step)
 
     monkeypatch.setattr(record, "write_record", fails)
 
