@@ -73,9 +73,9 @@ def test_a_slow_disk_changes_nothing(whole_run, tmp_path, monkeypatch):
 
     write = record.write_record
 
-    def slowly(folder, notes):
+    def slowly(folder, notes, *, step):
         time.sleep(0.3)
-        write(folder, notes)
+        write(folder, notes, step=step)
 
     monkeypatch.setattr(record, "write_record", slowly)
     done = train(tiny_run(tmp_path, checkpoint=CheckpointConfig(every=1)))
