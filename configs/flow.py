@@ -1,7 +1,7 @@
 """A flow policy on mixtures of the plane learns to draw from one of four modes.
 
 Commands: jaxrl-llm train configs/flow.py
-          jaxrl-llm train configs/flow.py --recipe branch_grpo_flow
+          jaxrl-llm train configs/flow.py --recipe branch_grpo_flow --run-dir runs/branch_grpo_flow
 Hardware: two CPU cores, half a minute. No download.
 Method: a velocity network of 30 thousand parameters is trained on the mixtures by flow matching,
 before the run; then Flow-GRPO, on a reward that is high near one mode.

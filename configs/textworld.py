@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct plays text adventures: it follows the way that is told and takes the coin.
 
-Command: jaxrl-llm train configs/textworld.py --recipe gigpo
+Command: jaxrl-llm train configs/textworld.py --recipe gigpo --run-dir runs/textworld_gigpo
          jaxrl-llm train configs/textworld.py
 Needs: pip install 'jaxrl_llm[train,envs]'; the model, 98 MB, is downloaded once.
 Hardware: two CPU cores, 10 GB of memory.

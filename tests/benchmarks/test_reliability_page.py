@@ -3,6 +3,13 @@
 import json
 
 from benchmarks import reliability_page
+from jaxrl_llm.train.config import TrainConfig
+
+
+def test_options_of_the_page_exist():
+    text = reliability_page.PAGE.read_text()
+    for name in ("max_skipped", "reward_deadline", "microbatches", "packing", "remat"):
+        assert f"`{name}`" in text and name in TrainConfig.__dataclass_fields__
 
 
 def test_the_page_is_current():

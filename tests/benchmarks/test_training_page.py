@@ -10,7 +10,7 @@ TEXT = training_page.PAGE.read_text()
 
 
 def test_options_of_the_page_exist():
-    for name in ("packing", "remat", "microbatches", "max_skipped", "dtype"):
+    for name in ("packing", "remat", "microbatches", "dtype"):
         assert f"`{name}" in TEXT and name in TrainConfig.__dataclass_fields__
     for section, option in re.findall(r"`(optimizer|lora|mesh|report)\.(\w+)", TEXT):
         assert option in getattr(jr.train, NAMES[section]).__dataclass_fields__
