@@ -13,22 +13,30 @@ from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "reliability.md"
-COLUMNS = ("run", "mesh", "kills", "left a checkpoint unfinished", "resumed", "runs compared")
+TRIALS = ("tried", "cases", "refused in one sentence", "accepted, as they make sense")
+KILLS = ("run", "mesh", "kills", "left a checkpoint unfinished", "resumed", "runs compared")
 
 
 def measured(folder: Path = RESULTS) -> str:
-    """What kills of runs came to."""
-    found = [_kills(each) for each in pages.results(folder) if each["name"] == "kills"]
+    """What wrong words, damaged files and kills came to."""
+    found = [_faults(each) for each in pages.results(folder) if each["name"] == "faults"]
     return "\n\n".join(found) or "Nothing yet."
 
 
-def _kills(result: Mapping[str, Any]) -> str:
-    runs = result["runs"]
-    names = ("kills", "writing", "resumed", "runs")
-    rows = [(each["kind"], each["mesh"], *(f"{each[n]}" for n in names)) for each in runs]
-    totals = (f"{sum(each[n] for each in runs)}" for n in names)
+def _faults(result: Mapping[str, Any]) -> str:
     title = f"{result['device']}, commit {result['commit']} (`python -m tests.faults`):"
-    return pages.table(title, COLUMNS, [*rows, ("all", "", *totals)])
+    tried = [
+        (what, *(f"{each[n]:,}" for n in ("cases", "refused", "accepted")))
+        for what, each in result["trials"].items()
+    ]
+    tables = [pages.table(title, TRIALS, tried)] if tried else []
+    if runs := result["runs"]:
+        names = ("kills", "writing", "resumed", "runs")
+        rows = [(each["kind"], each["mesh"], *(f"{each[n]}" for n in names)) for each in runs]
+        totals = (f"{sum(each[n] for each in runs)}" for n in names)
+        title = "Kills:" if tried else title
+        tables.append(pages.table(title, KILLS, [*rows, ("all", "", *totals)]))
+    return "\n\n".join(tables)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -265,6 +265,20 @@ def check_numbers(function: str, record) -> None:
             check(field.name, value, kinds)
 
 
+def check_sections(function: str, record) -> None:
+    """Raises TypeError unless a field whose type is a dataclass holds one, or None if it may."""
+    for field in dataclasses.fields(record):
+        value, kinds = getattr(record, field.name), (field.type,)
+        if isinstance(field.type, types.UnionType):
+            kinds = typing.get_args(field.type)
+        if value is None and type(None) in kinds:
+            continue
+        sections: typing.Any = tuple(kind for kind in kinds if kind is not type(None))
+        if all(map(dataclasses.is_dataclass, sections)) and not isinstance(value, sections):
+            names = " or ".join(section.__name__ for section in sections)
+            raise TypeError(f"{function}: {field.name} must be of type {names}; got {value!r}.")
+
+
 def check_count(function: str, *, most: int | None = None, **values) -> None:
     """Raises ValueError unless every value is an integer from 1 to ``most``."""
     for name, value in values.items():

@@ -97,6 +97,7 @@ class SamplingConfig:
 
     def __post_init__(self):
         name = "sampling"
+        checks.check_sections(name, self)
         checks.check_numbers(name, self)
         checks.check_positive(name, group_size=self.group_size, max_new_tokens=self.max_new_tokens)
         checks.check_positive(name, temperature=self.temperature, top_k=self.top_k)
@@ -350,14 +351,13 @@ class TrainConfig:
 
     def __post_init__(self):
         name = "config"
+        checks.check_sections(name, self)
         checks.check_numbers(name, self)
         checks.check_positive(name, steps=self.steps)
         checks.check_positive(name, epochs=self.epochs, minibatches=self.minibatches)
         checks.check_positive(name, max_skipped=self.max_skipped, samples_every=self.samples_every)
         checks.check_seconds(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
-        if not str(self.run_dir):
-            raise ValueError("config: run_dir must not be empty.")
         checks.check_option(name, "packing", self.packing, PACKING)
         if self.packing in ("always", "tree") and self.sampling.group_size == 1:
             raise ValueError(
@@ -373,6 +373,8 @@ class TrainConfig:
                     f"config: {option} has no effect on a model that comes from a function; set it "
                     "there."
                 )
+        if not isinstance(self.run_dir, str):
+            raise TypeError(f"config: run_dir must be a text; got {self.run_dir!r}.")
         if not self.run_dir.strip():
             raise ValueError(f"config: run_dir must name a folder; got {self.run_dir!r}.")
         self._check_environment()
@@ -610,8 +612,10 @@ def find_recipe(
     A preset that takes a constant ``length`` gets the sampler's budget; one that tracks prompts
     gets their number.
     """
-    if not isinstance(recipe, str):
+    if isinstance(recipe, Recipe | EvolutionRecipe):
         return recipe
+    if not isinstance(recipe, str):
+        raise TypeError(f"config: recipe must be a recipe or the name of a preset; got {recipe!r}.")
     checks.check_option("config", "recipe", recipe, (*PRESETS, *EVOLUTION_PRESETS))
     return preset(recipe, length=sampling.max_new_tokens, num_prompts=num_prompts)
 

@@ -143,7 +143,7 @@ def test_unknown_options_come_with_a_suggestion(capsys, tmp_path):
         (["--mesh.data", "8"], "does not divide over 8 devices"),
         (["--evaluation.every", "2"], "no effect if not enabled"),
         (["--seed", "-1"], "seed must not be negative; got -1"),
-        (["--run-dir", ""], "run_dir must not be empty"),
+        (["--run-dir", ""], "run_dir must name a folder"),
         (["--data.system", "hi"], "system has no effect without the chat template"),
     ],
 )

@@ -131,11 +131,30 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
         (LoRAConfig, {"rank": True}, "lora: rank must be an integer; got True"),
         (ReportConfig, {"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
         (ReportConfig, {"profile": [2]}, "profile must be a tuple"),
+        (
+            SamplingConfig,
+            {"denoising": 3},
+            "sampling: denoising must be of type DenoisingOptions; got 3",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused(kind, options, message):
     with pytest.raises(TypeError, match=message):
         kind(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "x.jsonl"}, "config: data must be of type DataConfig; got 'x.jsonl'"),
+        ({"critic": 1e-3}, "config: critic must be of type OptimizerConfig; got 0.001"),
+        ({"recipe": (1, 2)}, r"recipe must be a recipe or the name of a preset; got \(1, 2\)"),
+        ({"run_dir": None}, "config: run_dir must be a text; got None"),
+    ],
+)
+def test_what_is_no_section_of_a_run_is_refused(changes, message):
+    with pytest.raises(TypeError, match=message):
+        dataclasses.replace(CONFIG, **changes)
 
 
 @pytest.mark.parametrize(
