@@ -244,6 +244,8 @@ class Process:
         if self.process.poll() is None:
             with contextlib.suppress(OSError):
                 if hasattr(os, "killpg"):
+                    os.kill(self.process.pid, signal.SIGSTOP)  # it starts no more
+                    _worker.kill_descendants(self.process.pid)
                     os.killpg(self.process.pid, signal.SIGKILL)
                 else:
                     self.process.kill()

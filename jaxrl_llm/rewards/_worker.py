@@ -9,6 +9,7 @@ random. Each call has one reply.
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import importlib
 import inspect
@@ -126,6 +127,42 @@ def _duplicate(descriptor: int) -> int:
     return copy
 
 
+def kill_descendants(process: int) -> None:
+    """Kills all that a process has started, also what left its group, where there is a /proc.
+
+    A worker takes in what its children leave behind, so that all of it is below the worker.
+    """
+    killed: set[int] = set()
+    while more := _descendants(process) - killed:
+        killed |= more
+        for each in more:
+            with contextlib.suppress(OSError):
+                os.kill(each, signal.SIGKILL)
+
+
+def _descendants(process: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):  # none, or it has ended
+            with open(f"/proc/{int(name)}/stat", errors="replace") as stat:
+                parent = int(stat.read().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    below, waiting = set(), [process]
+    while waiting:
+        new = children.get(waiting.pop(), [])
+        below.update(new)
+        waiting.extend(new)
+    return below
+
+
+def _adopt() -> None:
+    """What the children of this process leave behind becomes its child, on Linux."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
 def main() -> None:
     """Loads the function, reports it, then answers calls until the parent closes the stream."""
     source, sink = os.fdopen(os.dup(0), "rb"), _duplicate(1)
@@ -133,6 +170,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    _adopt()
     inbox: queue.SimpleQueue = queue.SimpleQueue()
 
     def read_all() -> None:
@@ -142,6 +180,7 @@ def main() -> None:
                 inbox.put(pickle.loads(read_body(source)))
         except BaseException:
             if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+                kill_descendants(os.getpid())
                 os.killpg(0, signal.SIGKILL)
             os._exit(0)
 

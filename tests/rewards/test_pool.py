@@ -117,6 +117,11 @@ def child(prompt, completion, metadata):
         process = subprocess.Popen(["sleep", "600"])
         pathlib.Path(metadata["file"]).write_text(str(process.pid))
         process.wait()
+    if completion == "leave":
+        import subprocess
+        left = ["sh", "-c", "setsid sleep 600 & echo $! >" + metadata["file"]]
+        subprocess.run(left, start_new_session=True)
+        time.sleep(600)
     return 1.0
 
 def backtrack(prompt, completion, metadata):
@@ -376,13 +381,15 @@ def test_a_worker_that_died_while_idle_is_replaced_without_a_failure(verifiers):
         assert pool.failures == 0
 
 
-def test_children_of_a_hung_call_end_with_it(verifiers, tmp_path):
+@pytest.mark.parametrize("how", ["fork", "leave"])
+def test_children_of_a_hung_call_end_with_it(verifiers, tmp_path, how):
+    """Also those that left its session, and whose parent has ended."""
     note = tmp_path / "pid"
     with (
         VerifierPool(verifiers.child, workers=1, deadline=1.0) as pool,
         pytest.warns(VerifierWarning, match="nothing within 1 s"),
     ):
-        assert pool("p", "fork", {"file": str(note)}) == 0.0
+        assert pool("p", how, {"file": str(note)}) == 0.0
     assert ends(int(note.read_text()))
 
 
