@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +30,13 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "train")]
 
-from kinds import KINDS, MESHES, STEPS, TIMED, make_config  # noqa: E402
+from kinds import KINDS, MESHES, PROCESSES, STEPS, TIMED, make_config  # noqa: E402
 
+from jaxrl_llm.core.runtime import processes  # noqa: E402
 from jaxrl_llm.train import Checkpoints, ReportConfig, train  # noqa: E402
+
+# Seconds: without a sign of a process, and until the others of a dead one must have ended.
+SILENCE, PATIENCE = 30, 300.0
 
 
 class Ended(NamedTuple):
@@ -73,15 +78,19 @@ class Begun:
         """Nothing is left to do."""
 
 
-def child(folder: Path, kind: str, mesh: str) -> None:
+def child(folder: Path, kind: str, mesh: str, *, process: int, port: int) -> None:
     """The run itself, in a process of its own, with --resume as a scheduler always gives it."""
+    if (count := PROCESSES.get(mesh, 1)) > 1:
+        processes.start(f"localhost:{port}", count, process, silence=SILENCE)
     report = ReportConfig(sinks=(Begun,))
     state = train(make_config(folder, kind, mesh, report=report), resume=True).state
     arrays = (state.params, state.opt_state, state.algo_state, state.collector_state)
+    arrays = processes.to_host((arrays, jax.random.key_data(state.key)))
     digest = hashlib.sha256(repr((int(state.step), tuple(state.data_cursor))).encode())
-    for leaf in jax.tree.leaves((*arrays, jax.random.key_data(state.key))):
+    for leaf in jax.tree.leaves(arrays):
         digest.update(np.asarray(leaf).tobytes())
     print(f"ended {digest.hexdigest()}", flush=True)
+    processes.finish()
 
 
 def environment(cache: Path, *, devices: int = 1) -> dict[str, str]:
@@ -97,46 +106,75 @@ def environment(cache: Path, *, devices: int = 1) -> dict[str, str]:
     )
 
 
-def start(folder: Path, cache: Path, kind: str, mesh: str) -> subprocess.Popen:
-    """A process that runs :func:`child`.
+def start(folder: Path, cache: Path, kind: str, mesh: str) -> list[subprocess.Popen]:
+    """The processes of a run, each of which runs :func:`child`.
 
-    Its programs are kept in a cache of its own: one that is killed may leave half of an entry.
+    Their programs are kept in a cache of their own: one that is killed may leave half of an entry.
     """
+    axes, count = MESHES[mesh], PROCESSES.get(mesh, 1)
+    variables = environment(cache, devices=axes.data * axes.fsdp * axes.tensor // count)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
     command = [sys.executable, __file__, "--child", str(folder), "--kind", kind, "--mesh", mesh]
-    axes = MESHES[mesh]
-    variables = environment(cache, devices=axes.data * axes.fsdp * axes.tensor)
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    command += ["--port", str(port)]
+    # Where one of several dies, the others tell it at length.
+    quiet = {"stderr": subprocess.DEVNULL} if count > 1 else {}
+    return [
+        subprocess.Popen(
+            [*command, "--process", str(index)],
+            env=variables,
+            stdout=subprocess.DEVNULL if index else subprocess.PIPE,
+            text=True,
+            **quiet,
+        )
+        for index in range(count)
+    ]
 
 
-def follow(process: subprocess.Popen, *, kill_after: float | None = None) -> Ended | None:
-    """Waits for the end of a run, or kills it; None if it was killed.
+def follow(
+    run: list[subprocess.Popen], *, kill_after: float | None = None, victim: int = 0
+) -> Ended | None:
+    """Waits for the end of a run, or kills one of its processes; None if it did.
 
     Args:
-      process: From :func:`start`.
+      run: From :func:`start`.
       kill_after: Seconds after its moments began.
+      victim: Which process is killed; the others must then end by themselves.
 
     Raises:
+      AssertionError: If others go on.
       RuntimeError: If it fails by itself.
     """
-    if process.stdout is None:
+    first, said = run[0], None
+    if first.stdout is None:
         raise RuntimeError("the process has no output")
-    said = None
-    with process, process.stdout as lines:
-        for line in lines:
-            if line.startswith(("begun", "ended")):
-                said = line.split()
-                break
-        began = time.time()
-        if kill_after is not None and said == ["begun"]:
-            try:
-                process.wait(kill_after)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return None
-        said = [line.split() for line in lines if line.startswith("ended")] or [said]
-        if process.wait() or said[0] is None or len(said[0]) != 2:
-            raise RuntimeError(f"the run failed by itself, with code {process.returncode}")
-        return Ended(said[0][1], began)
+    try:
+        with first.stdout as lines:
+            for line in lines:
+                if line.startswith(("begun", "ended")):
+                    said = line.split()
+                    break
+            began = time.time()
+            if kill_after is not None and said == ["begun"]:
+                try:
+                    run[victim].wait(kill_after)
+                except subprocess.TimeoutExpired:
+                    run[victim].kill()
+                    for each in run:
+                        each.wait(PATIENCE)
+                    return None
+            said = [line.split() for line in lines if line.startswith("ended")] or [said]
+        codes = [each.wait(PATIENCE) for each in run]
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError("a process goes on though another one has ended") from error
+    finally:
+        for each in run:
+            each.kill()
+            each.wait()
+    if any(codes) or said[0] is None or len(said[0]) != 2:
+        raise RuntimeError(f"the run failed by itself, with codes {codes}")
+    return Ended(said[0][1], began)
 
 
 def unfinished(folder: Path) -> bool:
@@ -221,7 +259,8 @@ def torture(
         while True:
             resumed += any((run / "checkpoints").glob("step_????????"))
             moment = draw.uniform(0, span) if done < kills else None
-            ended = follow(start(run, cache, kind, mesh), kill_after=moment)
+            begun = start(run, cache, kind, mesh)
+            ended = follow(begun, kill_after=moment, victim=draw.randrange(len(begun)))
             if ended is not None:
                 break
             done, writing = done + 1, writing + unfinished(run)
@@ -240,9 +279,11 @@ def main() -> None:
     parser.add_argument("--kind", default="one batch at a time", choices=KINDS)
     parser.add_argument("--mesh", default="one device", choices=MESHES)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--process", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.child, options.kind, options.mesh)
+        child(options.child, options.kind, options.mesh, process=options.process, port=options.port)
         return
     with tempfile.TemporaryDirectory(prefix="jaxrl_llm-killing-") as name:
         which = {"seed": options.seed, "kind": options.kind, "mesh": options.mesh}

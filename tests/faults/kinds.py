@@ -28,7 +28,9 @@ MESHES = {
     "one device": MeshConfig(),
     "data 2": MeshConfig(data=2),
     "fsdp 2, tensor 2": MeshConfig(fsdp=2, tensor=2),
+    "fsdp 2 in two processes": MeshConfig(fsdp=2),
 }
+PROCESSES = {"fsdp 2 in two processes": 2}
 
 
 def denoiser():
