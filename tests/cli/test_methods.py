@@ -93,7 +93,7 @@ def test_presets_by_name_train(capsys, tmp_path):
     [
         ("gdpo", 1, ["keeps several rewards apart, but the reward returns one number"]),
         ("trloo", 1, ["needs 'turn_rewards'", "no mapping with a list under this name"]),
-        ("v05_baseline", 1, ["needs 'prior'", "has none in its metadata"]),
+        ("v05_baseline", 2, ["needs 'prior'", "has none in its metadata"]),
     ],
 )
 def test_presets_that_lack_something_are_one_sentence(capsys, tmp_path, name, code, parts):

@@ -14,7 +14,7 @@ COMMAND = "import sys; from jaxrl_llm.cli import main; sys.exit(main())"
 FAR = 280  # seconds: far above what any of these takes, and below what they took
 
 HEAD = """
-import dataclasses, os, re, shutil, sys, threading, time
+import contextlib, dataclasses, os, re, shutil, sys, threading, time
 from pathlib import Path
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig
 from jaxrl_llm.rewards import scoring

@@ -17,8 +17,9 @@ def remove():
 
 def watch():
     while True:  # as soon as a save begins
-        if any(FOLDER.glob("*unfinished*/*/*")):
-            remove()
+        with contextlib.suppress(OSError):  # a folder that goes while it is read
+            if any(FOLDER.glob("*unfinished*/*/*")):
+                remove()
 
 if PHASE == "writing":
     threading.Thread(target=watch, daemon=True).start()
@@ -31,9 +32,9 @@ if PHASE == "creating":
     os.mkdir = making
 if PHASE == "checksums":
     write = record.write_record
-    def removing(folder, notes):
+    def removing(folder, notes, *, step):
         remove()
-        write(folder, notes)
+        write(folder, notes, step=step)
     record.write_record = removing
 
 def reward(prompt, completion, metadata):
