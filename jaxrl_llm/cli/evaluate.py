@@ -9,8 +9,6 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.train import Checkpoints
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.setup import load_experiment, load_reference
 
@@ -92,14 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         experiment, params = load_experiment(config, trains=False)
         start = params
         if run_dir is not None:
-            marks = base_fingerprint(params, config.lora)
-            checkpoints = Checkpoints(
-                run_dir / "checkpoints",
-                model=experiment.model,
-                best=config.checkpoint.best,
-                run=marks,
-            )
-            params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+            params, checkpoints = choice.restore(run_dir, experiment, params)
             if hasattr(experiment.collector, "evaluation_text"):
                 first = experiment.collector.init(len(experiment.train))
                 collector_state = checkpoints.restore_collector(first, step=checkpoints.last)

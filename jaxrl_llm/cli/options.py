@@ -25,6 +25,7 @@ from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.cli.trust import digest_of, is_noted, note
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.core.runtime.locks import InUseError
@@ -32,6 +33,8 @@ from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.secrets import mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import CheckpointError, Checkpoints, OccupiedError, TrainConfig
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
+from jaxrl_llm.train.setup import Experiment
 
 T = TypeVar("T")
 _CRITIC = ("critic:optimizer-config", "critic:none")
@@ -308,6 +311,19 @@ class CheckpointChoice(NamedTuple):
         if best is None:
             raise UsageError(f"The run {self.target!r} has no checkpoint yet that was rated.")
         return best
+
+    def restore(
+        self, run_dir: Path, experiment: Experiment, params: ArrayTree
+    ) -> tuple[ArrayTree, Checkpoints]:
+        """The policy of the checkpoint, from the parameters before training; the checkpoints."""
+        config = experiment.config
+        checkpoints = Checkpoints(
+            run_dir / "checkpoints",
+            model=experiment.model,
+            best=config.checkpoint.best,
+            run=base_fingerprint(params, config.lora),
+        )
+        return checkpoints.restore_policy(params, step=self.resolve(checkpoints)), checkpoints
 
 
 class Policy(NamedTuple):

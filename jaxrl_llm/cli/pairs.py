@@ -12,8 +12,7 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import write_whole
-from jaxrl_llm.train import Checkpoints, TrainConfig
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
+from jaxrl_llm.train import TrainConfig
 from jaxrl_llm.train.sampled_pairs import SampledPairs, pair_row, sample_pairs
 from jaxrl_llm.train.setup import Experiment, load_experiment
 
@@ -84,14 +83,7 @@ def run(arguments: Sequence[str]) -> int:
         experiment, params = load_experiment(config, trains=False)
         _check_rows(args.target, experiment)
         if run_dir is not None:
-            marks = base_fingerprint(params, config.lora)
-            checkpoints = Checkpoints(
-                run_dir / "checkpoints",
-                model=experiment.model,
-                best=config.checkpoint.best,
-                run=marks,
-            )
-            params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+            params, _ = choice.restore(run_dir, experiment, params)
     from tqdm import tqdm
 
     key = jax.random.key(config.seed if args.seed is None else args.seed)

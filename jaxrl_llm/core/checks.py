@@ -251,32 +251,32 @@ def check_numbers(function: str, record) -> None:
                 f"{function}: {name} must be finite and at most {most:.10g}; got {value!r}."
             )
 
-    for field in dataclasses.fields(record):
-        value, kinds = getattr(record, field.name), (field.type,)
-        if isinstance(field.type, types.UnionType):
-            kinds = typing.get_args(field.type)
-        if value is None and type(None) in kinds:
-            continue
+    for name, value, kinds in _typed_fields(record):
         inner = [typing.get_args(k) for k in kinds if typing.get_origin(k) is tuple]
         if inner and isinstance(value, tuple):
             for each in value:
-                check(field.name, each, inner[0])
+                check(name, each, inner[0])
         else:
-            check(field.name, value, kinds)
+            check(name, value, kinds)
 
 
 def check_sections(function: str, record) -> None:
     """Raises TypeError unless a field whose type is a dataclass holds one, or None if it may."""
+    for name, value, kinds in _typed_fields(record):
+        sections: typing.Any = tuple(kind for kind in kinds if kind is not type(None))
+        if all(map(dataclasses.is_dataclass, sections)) and not isinstance(value, sections):
+            names = " or ".join(section.__name__ for section in sections)
+            raise TypeError(f"{function}: {name} must be of type {names}; got {value!r}.")
+
+
+def _typed_fields(record) -> Iterator[tuple[str, typing.Any, tuple]]:
+    """Name, value and types of each field of a dataclass but those that may be None, and are."""
     for field in dataclasses.fields(record):
         value, kinds = getattr(record, field.name), (field.type,)
         if isinstance(field.type, types.UnionType):
             kinds = typing.get_args(field.type)
-        if value is None and type(None) in kinds:
-            continue
-        sections: typing.Any = tuple(kind for kind in kinds if kind is not type(None))
-        if all(map(dataclasses.is_dataclass, sections)) and not isinstance(value, sections):
-            names = " or ".join(section.__name__ for section in sections)
-            raise TypeError(f"{function}: {field.name} must be of type {names}; got {value!r}.")
+        if value is not None or type(None) not in kinds:
+            yield field.name, value, kinds
 
 
 def check_count(function: str, *, most: int | None = None, **values) -> None:

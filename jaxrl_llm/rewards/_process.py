@@ -78,7 +78,7 @@ def decode(entry: Any) -> Any:
     make: Callable[[Any], Any] = {
         "i": lambda text: int(text, 16),
         "b": bytes.fromhex,
-        "c": lambda parts: complex(*parts),
+        "c": lambda parts: complex(parts[0], parts[1]),
         "s": lambda entries: {decode(x) for x in entries},
         "f": lambda entries: frozenset(decode(x) for x in entries),
         "t": lambda entries: tuple(decode(x) for x in entries),

@@ -612,7 +612,7 @@ def find_recipe(
     A preset that takes a constant ``length`` gets the sampler's budget; one that tracks prompts
     gets their number.
     """
-    if isinstance(recipe, Recipe | EvolutionRecipe):
+    if hasattr(recipe, "forward_only"):
         return recipe
     if not isinstance(recipe, str):
         raise TypeError(f"config: recipe must be a recipe or the name of a preset; got {recipe!r}.")

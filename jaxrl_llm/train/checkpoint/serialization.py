@@ -182,11 +182,14 @@ def orbax(*, partial: bool = False):
     options = ocp.options
     # In one process we end a save that stands still, by a clock that no one corrects. Several have
     # the limit of Orbax, to hear of one that is lost.
-    limit = {"timeout_secs": None} if jax.process_count() == 1 else {}
+    alone = jax.process_count() == 1
+    limit: Any = None if alone else options.AsyncOptions().timeout_secs
     context = ocp.Context(
         # Folders are made before anything waits for them: where they cannot be, its threads would
         # wait for minutes, and the program for them.
-        async_options=options.AsyncOptions(create_directories_asynchronously=False, **limit),
+        async_options=options.AsyncOptions(
+            create_directories_asynchronously=False, timeout_secs=limit
+        ),
         array_options=options.ArrayOptions(
             saving=options.ArrayOptions.Saving(use_compression=False)
         ),

@@ -140,7 +140,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     def is_free(name: str) -> bool:
         return any(name == free or name.startswith(f"{free}.") for free in _FREE)
 
-    def is_moved(name: str, *values: Any) -> bool:
+    def is_moved(name: str, values: tuple[Any, Any]) -> bool:
         if name not in _MOVABLE or not all(isinstance(value, str) for value in values):
             return False
         local = all(x.startswith(("/", "./", "../", "~")) or x.endswith(_SUFFIXES) for x in values)
@@ -149,7 +149,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     names = [name for name in {**new, **old} if not is_free(name)]
     values = {name: (old.get(name), new.get(name)) for name in names}
     changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-    return {name: pair for name, pair in changed.items() if not is_moved(name, *pair)}
+    return {name: pair for name, pair in changed.items() if not is_moved(name, pair)}
 
 
 def surroundings() -> dict[str, str]:
