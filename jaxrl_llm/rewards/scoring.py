@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkab
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.runtime.watchdog import Watchdog
 
 _CALL_SECONDS, _BATCH_SECONDS = 60.0, 3600.0
 _THREADS = 32  # of calls that an async reward sends to threads
-_HELD_SECONDS = 30.0  # past its deadline, in which a call lets nothing run that would end it
 _TURN_SECONDS = 0.5  # in which what is supervised is looked at once
 
 
@@ -160,7 +160,7 @@ def _watched(
     if watch is None:
         yield lambda what: None
         return
-    with watch.watching(deadline + _HELD_SECONDS) as note:
+    with watch.watching(deadline + watchdog.HELD_SECONDS) as note:
         yield lambda what: note(f"Reward {name_of(reward)} holds the interpreter on {what}")
 
 

@@ -34,6 +34,8 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.runtime import watchdog
+from jaxrl_llm.core.runtime.watchdog import Watchdog
 from jaxrl_llm.curation.collectors.protocol import Response, TurnStart
 from jaxrl_llm.data.messages import Message
 from jaxrl_llm.environments.protocol import Env, Observation
@@ -46,8 +48,8 @@ ENDS = ("done", "stopped", "length", "context", "turns", "env_error", "env_timeo
 _FAILED = ("env_error", "env_timeout")
 # The name under which the details of scores hold episodes.
 EPISODES = "episodes"
-# Times a deadline is checked before it passes.
-_CHECKS = 20
+# Times a deadline is checked before it passes, and seconds between two checks at the most.
+_CHECKS, _CHECK_SECONDS = 20, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +248,7 @@ class Episodes:
         which are the same for all rollouts of a group.
       max_new_tokens: The longest episode, observations included.
       options: See :class:`EpisodeOptions`.
+      watch: Ends the process where a call of the environment holds the interpreter.
     """
 
     def __init__(
@@ -257,11 +260,13 @@ class Episodes:
         seed: Sequence[int],
         max_new_tokens: int,
         options: EpisodeOptions = EpisodeOptions(),  # noqa: B008 (frozen)
+        watch: Watchdog | None = None,
     ):
         self._env, self._renderer, self._decode = env, renderer, decode
         self._seed, self._most, self.options = tuple(seed), max_new_tokens, options
-        self._workers = Workers(options.workers, options.seconds)
+        self._workers = Workers(options.workers, options.seconds, watch)
         self._starts: dict[int, Start] = {}
+        self._names: dict[int, str] = {}
         self._plays: dict[int, _Play] = {}
         self._begins: dict[int, _Point] = {}
 
@@ -283,7 +288,9 @@ class Episodes:
         """
         if place not in self._starts:
             seed = int(np.random.SeedSequence((*self._seed, place)).generate_state(1)[0])
-            done = self._workers.run(lambda: _await(self._env.reset(task, seed))).result()
+            self._names[place] = name
+            what = self._what("reset", place)
+            done = self._workers.run(what, lambda: _await(self._env.reset(task, seed))).result()
             if isinstance(done, BaseException):
                 raise RuntimeError(
                     f"environment: reset of prompt {name} failed: {_said(done)}."
@@ -308,9 +315,12 @@ class Episodes:
                 first = _Point(start.state, start.name, start.prompt, start.messages)
                 point = self._begins.get(completion.request, first)
                 play = self._plays[completion.request] = _Play(point)
-            return self._after_turn(play, completion)
+            return self._after_turn(play, completion, self._what("step", place))
 
         return follow
+
+    def _what(self, call: str, place: int) -> str:
+        return f"{type(self._env).__name__}.{call} of prompt {self._names[place]}"
 
     def begin(self, request: int, response: Response) -> np.ndarray:
         """An episode that goes on where a turn of another one begins.
@@ -331,7 +341,7 @@ class Episodes:
         self._begins[request] = starts[0].play
         return np.array(starts[0].play.places, int)
 
-    def _after_turn(self, play: _Play, completion: Completion) -> Future:
+    def _after_turn(self, play: _Play, completion: Completion, what: str) -> Future:
         tokens = completion.tokens[len(play.places) :].tolist()
         play.add(len(tokens), sampled=True)
         text, stopped = self._decode(tokens), completion.finish == STOP
@@ -342,7 +352,7 @@ class Episodes:
             following.set_result(None)
             return following
         action = self._renderer.parse(tokens)
-        answer = self._workers.run(lambda: _await(self._env.step(play.state, action)))
+        answer = self._workers.run(what, lambda: _await(self._env.step(play.state, action)))
 
         def enter(answer: Future) -> None:
             try:
@@ -443,6 +453,7 @@ class DeadlineError(RuntimeError):
 
 @dataclass(eq=False)
 class _Job:
+    what: str
     call: Callable[[], Any]
     done: Future
     begun: float = math.inf
@@ -454,33 +465,56 @@ class Workers:
     Args:
       count: How many.
       seconds: The most that a call may take from when it begins.
+      watch: Ends the process where a call holds the interpreter, so that no deadline is minded.
     """
 
-    def __init__(self, count: int, seconds: float):
+    def __init__(self, count: int, seconds: float, watch: Watchdog | None = None):
         self._count, self._seconds = count, seconds
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._running: dict[int, _Job] = {}
-        self._idle = self._threads = 0
+        self._threads = 0
         self._lock, self._closed = threading.Lock(), threading.Event()
-        self._watch: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
+        self._watch, self._watched = watch, contextlib.ExitStack()
+        self._note: Callable[[str], None] | None = None
 
-    def run(self, call: Callable[[], Any]) -> Future:
-        """A future of what the call returns or raises: an exception is a result as well."""
-        job = _Job(call, Future())
+    def run(self, what: str, call: Callable[[], Any]) -> Future:
+        """A future of what the call returns or raises: an exception is a result as well.
+
+        ``what`` names the call where it holds the interpreter.
+        """
+        job = _Job(what, call, Future())
         with self._lock:
             if self._threads < self._count:
                 self._begin_thread()
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._end_late, daemon=True)
-                self._watch.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._end_late, daemon=True)
+                self._thread.start()
         self._queue.put(job)
         return job.done
 
     def close(self) -> None:
         """Ends threads once their calls return."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
+            self._tell()
         for _ in range(self._threads):
             self._queue.put(None)
+
+    def _tell(self) -> None:
+        """Tells the watchdog that the interpreter runs, and which calls do; under the lock."""
+        if self._watch is None:
+            return
+        if not self._running or self._closed.is_set():
+            self._watched.close()
+            self._note = None
+            return
+        if self._note is None:
+            seconds = self._seconds + watchdog.HELD_SECONDS
+            self._note = self._watched.enter_context(self._watch.watching(seconds))
+        last, others = list(self._running.values())[-1].what, len(self._running) - 1
+        more = f", or one of {others} other calls under way," if others else ""
+        self._note(f"{last}{more} holds the interpreter")
 
     def _begin_thread(self) -> None:
         self._threads += 1
@@ -492,18 +526,20 @@ class Workers:
             job.begun = time.monotonic()
             with self._lock:
                 self._running[me] = job
+                self._tell()
             try:
                 result = job.call()
             except BaseException as error:
                 result = error
             with self._lock:
                 replaced = self._running.pop(me, None) is None
+                self._tell()
             _set(job.done, result)
             if replaced:  # by another thread, when its call was late
                 return
 
     def _end_late(self) -> None:
-        while not self._closed.wait(self._seconds / _CHECKS):
+        while not self._closed.wait(min(self._seconds / _CHECKS, _CHECK_SECONDS)):
             now = time.monotonic()
             with self._lock:
                 late = {i: x for i, x in self._running.items() if now - x.begun > self._seconds}
@@ -511,6 +547,7 @@ class Workers:
                     del self._running[thread]
                     self._threads -= 1
                     self._begin_thread()
+                self._tell()
             for job in late.values():
                 _set(job.done, DeadlineError(f"it took longer than {self._seconds:g} s"))
 

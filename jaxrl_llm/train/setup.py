@@ -17,6 +17,7 @@ import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
@@ -257,6 +258,7 @@ class Experiment:
             seed=(config.seed, *seed),
             max_new_tokens=config.sampling.max_new_tokens,
             options=config.episodes,
+            watch=watchdog.SHARED,
         )
 
     def _evaluate_episodes(

@@ -16,8 +16,8 @@ FAR = 280  # seconds: far above what any of these takes, and below what they too
 HEAD = """
 import contextlib, dataclasses, os, re, shutil, sys, threading, time
 from pathlib import Path
+from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig
-from jaxrl_llm.rewards import scoring
 from tiny_run import CONFIG, low_bytes
 
 RUN = Path(__file__).with_name("run")

@@ -1,4 +1,4 @@
-"""Rewards that hang, also such that nothing else of the process runs: the run ends all the same."""
+"""Rewards and environments that hang, also such that nothing else runs: the run ends all the same."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ config = dataclasses.replace(
 """
 
 HELD = """
-scoring._HELD_SECONDS = 1.0
+watchdog.HELD_SECONDS = 1.0
 
 def reward(prompt, completion, metadata):
     calls.append(prompt)
@@ -43,6 +43,38 @@ def reward(prompt, completion, metadata):
 
 config = dataclasses.replace(
     CONFIG, reward=reward, reward_deadline={deadline}, checkpoint=CheckpointConfig(every=1), steps=4
+)
+"""
+
+STEPPED = """
+from jaxrl_llm.environments import NumberGuess
+from jaxrl_llm.rollout.episodes import EpisodeOptions
+
+watchdog.HELD_SECONDS = 1.0
+
+class Played(NumberGuess):
+    def reset(self, task, seed):
+        calls.append("reset")
+        return self.hold("reset", 6) or super().reset(task, seed)
+
+    def step(self, state, action):
+        calls.append("step")
+        return self.hold("step", 20) or super().step(state, action)
+
+    def hold(self, name, number):
+        if name == "{call}" and calls.count(name) == number and not (RUN / "held").exists():
+            (RUN / "held").touch()
+            re.match("(a+)+b", "a" * 60)  # takes years
+
+config = dataclasses.replace(
+    CONFIG,
+    recipe="gigpo",
+    reward=None,
+    environment=Played(),
+    episodes=EpisodeOptions(turn_tokens=6, seconds=2.0),
+    sampling=SamplingConfig(group_size=2, max_new_tokens=64, slots=4, prompt_length=192),
+    checkpoint=CheckpointConfig(every=1),
+    steps=3,
 )
 """
 
@@ -84,3 +116,15 @@ def test_a_reward_that_holds_the_interpreter_ends_the_run_which_then_goes_on(tmp
     assert line.startswith(told) and "--resume" in line
     code, out, lines = finish(start(tmp_path, text, "--resume"), tmp_path)
     assert code == 0 and "The checkpoint of step 4" in out, lines
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs processes of Unix")
+@pytest.mark.parametrize("call", [slow("step"), slow("reset")])
+def test_an_environment_that_holds_the_interpreter_ends_the_run_which_then_goes_on(tmp_path, call):
+    text = STEPPED.replace("{call}", call)
+    code, _, lines = finish(start(tmp_path, text), tmp_path)
+    assert code == -signal.SIGKILL, lines
+    (line,) = [line for line in lines if "holds the interpreter" in line]
+    assert line.startswith(f"jaxrl-llm: error: Played.{call} of prompt ") and "--resume" in line
+    code, out, lines = finish(start(tmp_path, text, "--resume"), tmp_path)
+    assert code == 0 and "The checkpoint of step 3" in out, lines

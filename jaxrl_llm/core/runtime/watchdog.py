@@ -22,12 +22,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+HELD_SECONDS = 30.0
+"""Past its deadline, in which a call lets nothing run that would end it."""
+
 _TICK = 0.5  # seconds
 _LONGEST = 300  # characters of a text, so that a line is written at once or not at all
 _END_SECONDS = 5.0
 _STOP_SECONDS = 5.0  # that a call may hold the interpreter after a second Ctrl-C
 _CONTROL = bytes(set(range(32)) - {10})  # in no line
-_SAVED = "what was saved stands, for --resume. In a VerifierPool such a call ends alone."
+_SAVED = (
+    "what was saved stands, for --resume. In a process of its own, such as a VerifierPool has, "
+    "such a call ends alone."
+)
 
 
 class Watchdog:
