@@ -14,7 +14,7 @@ import importlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from jaxrl_llm.data.prompts import Prompt, PromptSet
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _EMPTY = "{}: {} is empty, there is no prompt in it."
 _MAX_DEPTH = 63
+_HAS_JSON = re.compile(r"\.(json|jsonl|ndjson)(\.|$)|\.zip$", re.IGNORECASE)
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
@@ -123,8 +124,6 @@ def from_file(
         raise ValueError(
             f"from_file: {str(path)!r} must end in one of {', '.join(sorted(_READERS))}."
         )
-    if reader == "json":
-        _check_json(path, "from_file")
     datasets = _optional("datasets", "datasets", "from_file")
 
     def failure(error: Exception) -> str:
@@ -146,6 +145,8 @@ def from_file(
         tempfile.TemporaryDirectory() as folder,
         _reading(datasets, "from_file", str(path), failure),
     ):
+        if reader == "json" and not _check_json(datasets, [str(path)], "from_file"):
+            raise ValueError(_EMPTY.format("from_file", path))
         table = datasets.load_dataset(
             reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
         )
@@ -179,14 +180,18 @@ def from_hub(
       ...                    prompt_field="question")  # doctest: +SKIP
     """
     datasets, source = _optional("datasets", "datasets", "from_hub"), f"{name} ({split})"
-    for path in sorted(Path(name).rglob("*")) if Path(name).is_dir() else ():
-        if path.suffix.lower() in (".json", ".jsonl") and path.is_file() and path.stat().st_size:
-            _check_json(path, "from_hub")
 
     def failure(error: Exception) -> str:
         return f"the split {split!r} of the dataset {name!r} cannot be loaded: {_one_line(error)}"
 
     with _reading(datasets, "from_hub", source, failure):
+        builder = datasets.load_dataset_builder(name, config, revision=revision)
+        if not Path(builder.cache_dir).is_dir():  # it was not read before
+            splits = (builder.config.data_files or {}).values()
+            paths = [str(path) for files in splits for path in files]
+            if builder.name != "json":  # tables of other kinds may have descriptions in JSON
+                paths = [path for path in paths if _HAS_JSON.search(path)]
+            _check_json(datasets, paths, "from_hub")
         table = datasets.load_dataset(name, config, split=split, revision=revision)
         rows, fields = list(table), list(table.features or ())
     return _from_rows(
@@ -238,15 +243,34 @@ def _from_rows(
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
 
 
-def _check_json(path: Path, function: str) -> None:
-    """Raises ValueError for an empty file, and for nesting that datasets' parser would die of.
+def _check_json(datasets: Any, paths: Sequence[str], function: str) -> bool:
+    """Raises ValueError for nesting that datasets' parser would die of; whether there is any text.
+
+    Paths are as datasets names them: remote ones are read from its cache, compressed ones and those
+    of archives as it reads them, though named otherwise.
+    """
+    some = False
+    with tempfile.TemporaryDirectory() as folder:
+        config = datasets.DownloadConfig(cache_dir=folder)
+        local = datasets.DownloadManager().download(list(paths))
+        plain = datasets.DownloadManager(download_config=config).extract(local)
+        for path, place in zip(paths, map(Path, plain), strict=True):
+            for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                if file.is_file():
+                    inner = f"{path}::{file.relative_to(place)}" if place.is_dir() else path
+                    some |= _check_depth(file, inner, function)
+    return some
+
+
+def _check_depth(path: Path, name: str, function: str) -> bool:
+    """The same of one file.
 
     A value may go on over lines, so brackets are counted through the file.
     """
-    lines, empty, depth, first = path.suffix.lower() == ".jsonl", True, 0, 1
+    some, depth, first = False, 0, 1
     with path.open("rb") as file:
-        for number, text in enumerate(file if lines else [file.read()], 1):
-            empty = empty and not text.strip()
+        for number, text in enumerate(file, 1):
+            some = some or bool(text.strip())
             first = first if depth > 0 else number
             if not depth and text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
                 with suppress(ValueError):  # a value that is complete, as most lines are
@@ -255,13 +279,12 @@ def _check_json(path: Path, function: str) -> None:
             for match in _STRING_OR_BRACKET.finditer(text):
                 depth += (match[0][:1] in b"[{") - (depth > 0 and match[0][:1] in b"]}")
                 if depth > _MAX_DEPTH:
-                    where = f"line {number} of {str(path)!r}" if lines else repr(str(path))
                     since = "" if first == number else f", in brackets open since line {first}"
                     raise ValueError(
-                        f"{function}: {where} is nested more than {_MAX_DEPTH} levels deep{since}."
+                        f"{function}: line {number} of {name!r} is nested more than {_MAX_DEPTH} "
+                        f"levels deep{since}."
                     )
-    if empty:
-        raise ValueError(_EMPTY.format(function, path))
+    return some
 
 
 def _one_line(error: BaseException) -> str:
@@ -280,7 +303,10 @@ def _optional(module: str, package: str, function: str) -> Any:
 
 @contextmanager
 def _reading(datasets: Any, function: str, source: str, failure: Callable[[Exception], str]):
-    """Without the progress bars of datasets, and with its errors as ValueError of a function."""
+    """Without the progress bars of datasets, and with its errors as ValueError of a function.
+
+    An error that names the function already passes.
+    """
     were_on = not datasets.utils.are_progress_bars_disabled()
     datasets.utils.disable_progress_bars()
     logger = datasets.logging.get_logger("datasets")
@@ -289,6 +315,8 @@ def _reading(datasets: Any, function: str, source: str, failure: Callable[[Excep
     try:
         yield
     except Exception as error:
+        if str(error).startswith(f"{function}: "):
+            raise
         if "corresponds to no data" in str(error):
             raise ValueError(_EMPTY.format(function, source)) from error
         raise ValueError(f"{function}: {failure(error)}.") from error

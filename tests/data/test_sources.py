@@ -1,5 +1,10 @@
+import gzip
+import io
 import json
+import lzma
 import os
+import pathlib
+import zipfile
 
 import datasets
 import pytest
@@ -121,10 +126,11 @@ def nested(depth, text="deep"):
 
 
 @pytest.mark.parametrize("depth", [64, 5_000, 100_000])
-@pytest.mark.parametrize(("name", "where"), [("f.jsonl", "line 2 of "), ("f.json", "")])
-def test_a_row_that_is_nested_too_deeply_is_named(tmp_path, name, where, depth):
-    (tmp_path / name).write_text((nested(2) if where else "") + nested(depth))
-    with pytest.raises(ValueError, match=f"from_file: {where}'.*{name}' is nested more than 63 "):
+@pytest.mark.parametrize(("name", "line"), [("f.jsonl", 2), ("f.json", 1)])
+def test_a_row_that_is_nested_too_deeply_is_named(tmp_path, name, line, depth):
+    (tmp_path / name).write_text(nested(2) * (line - 1) + nested(depth))
+    told = f"from_file: line {line} of '.*{name}' is nested more than 63 "
+    with pytest.raises(ValueError, match=told):
         from_file(tmp_path / name)
 
 
@@ -142,6 +148,42 @@ def test_a_folder_laid_out_as_a_repository_is_checked_as_a_file_is(tmp_path):
         from_hub(str(tmp_path), split="train")
     (tmp_path / "train.jsonl").write_text(nested(2))
     assert len(from_hub(str(tmp_path), split="train")) == 1
+
+
+def zipped(rows):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("part/train.jsonl", rows)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "told"),
+    [
+        ("train.jsonl.gz", gzip.compress, ""),
+        ("train.jsonl.xz", lzma.compress, ""),
+        ("train.jsonl", gzip.compress, ""),
+        ("train{}.ndjson", bytes, ""),
+        ("train.zip", zipped, "::part/train.jsonl"),
+    ],
+)
+def test_what_datasets_unpacks_is_checked_as_it_reads_it(hub, name, pack, told):
+    file = pathlib.Path(hub, name)
+    pathlib.Path(hub, "train.jsonl").unlink()
+    file.write_bytes(pack((nested(2) + nested(64)).encode()))
+    with pytest.raises(
+        ValueError, match=r"from_hub: line 2 of '(.*)' is nested more than"
+    ) as caught:
+        from_hub(hub, split="train")
+    assert f"{name}{told}' is nested" in str(caught.value)
+    file.write_bytes(pack((nested(2) + nested(63)).encode()))
+    assert len(from_hub(hub, split="train")) == 2
+
+
+def test_a_file_that_is_compressed_though_its_name_is_not_is_checked(tmp_path):
+    (tmp_path / "f.jsonl").write_bytes(gzip.compress((nested(2) + nested(64)).encode()))
+    with pytest.raises(ValueError, match=r"from_file: line 2 of '.*f\.jsonl' is nested more than"):
+        from_file(tmp_path / "f.jsonl")
 
 
 def test_a_row_may_be_nested_and_its_texts_may_hold_brackets(tmp_path):

@@ -1,4 +1,4 @@
-"""Rewards and environments that hang, also such that nothing else runs: the run ends all the same."""
+"""Rewards and environments that hang, also such that nothing else runs: the run ends anyway."""
 
 import os
 import signal
