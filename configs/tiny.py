@@ -58,6 +58,7 @@ def columns(n):
         "prior": 0.1 + 0.02 * n,
         "chosen": "abcdefgh"[: 3 + n % 5],
         "rejected": "ABCDEFGH"[: 3 + n % 4],
+        "pretraining": f"the {n}. letter of the alphabet",
         "reference": "abcdefgh"[: 4 + n % 4],
         "reference_response": "aBCd" if n % 2 else "ABcD",
         "user": n % 4,

@@ -122,6 +122,7 @@ from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message
 from jaxrl_llm.curation.collectors.swarm import Swarm, SwarmGroup, shared, shared_folder
 from jaxrl_llm.curation.collectors.targeted import TargetedState, targeted
 from jaxrl_llm.curation.collectors.tempered import TemperedState, entropy_temperature
+from jaxrl_llm.curation.collectors.texts import plain_texts
 from jaxrl_llm.curation.collectors.trees.branched import branched
 from jaxrl_llm.curation.collectors.trees.forked import forked
 from jaxrl_llm.curation.collectors.trees.lookahead import lookahead
@@ -545,6 +546,7 @@ __all__ = [
     "offline_triples",
     "only_demonstrations",
     "paraphrased",
+    "plain_texts",
     "parse_hints",
     "parse_operations",
     "partial_rollouts",

@@ -31,6 +31,7 @@ _HOMES = {
     "merge_attention": "attention",
     "merge_lora": "lora",
     "metric_weights": "merging",
+    "mix_models": "mixture",
     "model_stock": "merging",
     "param_shapes": "transformer",
     "param_shardings": "sharding",

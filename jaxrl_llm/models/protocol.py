@@ -103,6 +103,9 @@ class Model(NamedTuple):
       velocity: ``velocity(params, x, sigma, prompts, prompt_mask) -> float32 [P, ..., D]``, of a
         model that denoises latents ``x`` ``[P, ..., D]`` at the levels ``sigma`` ``[P, ...]``
         (:func:`~jaxrl_llm.models.make_flow_model`); None for a language model.
+      logits: ``logits(params, hidden) -> float32 [..., V]``, of a model that only samples and whose
+        logits are no product with one matrix (:func:`~jaxrl_llm.models.mix_models`); None for
+        ``hidden @ matrix.T``.
     """
 
     config: Any
@@ -115,6 +118,7 @@ class Model(NamedTuple):
     sharding_rules: ShardingRules = RULES
     values: Callable[[ArrayTree, Array], Array] | None = None
     velocity: Callable[..., Array] | None = None
+    logits: Callable[[ArrayTree, Array], Array] | None = None
 
 
 def prefill(
@@ -176,12 +180,14 @@ def prefill(
 
 def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV, ...]:
     """A cache of zeros for ``length`` positions of each row: one :class:`KV` a layer."""
-    c = model.config
-    keys = (*leading, c.num_kv_heads, c.head_dim, length)
-    values = (*leading, c.num_kv_heads, length, c.head_dim)
-    return tuple(
-        KV(jnp.zeros(keys, c.dtype), jnp.zeros(values, c.dtype)) for _ in range(c.num_layers)
-    )
+
+    def blank(c: Any) -> KV:
+        keys = (*leading, c.num_kv_heads, c.head_dim, length)
+        values = (*leading, c.num_kv_heads, length, c.head_dim)
+        return KV(jnp.zeros(keys, c.dtype), jnp.zeros(values, c.dtype))
+
+    parts = getattr(model.config, "parts", (model.config,))  # those of a mixture
+    return tuple(blank(c) for c in parts for _ in range(c.num_layers))
 
 
 def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> ArrayTree:

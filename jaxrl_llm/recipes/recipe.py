@@ -94,6 +94,9 @@ class Recipe:
       earlier: Policies of earlier iterations, whose weighted log-probabilities are the extra
         ``earlier_logp``; see :func:`jaxrl_llm.regularizers.earlier_policies`. None for none.
       sampled_by: "policy", or "reference" where a reference that moves samples the rollouts.
+      teacher_mixture: Weight of the teacher in what samples, from 0 to below 1: each token is drawn
+        from ``(1 - w) policy + w teacher``, and ``behavior_logp`` is of this mixture. The teacher
+        is another model.
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       inputs: Names of further extras that the batch holds.
       epochs: How many times the method passes over a batch; what a run uses unless its config has
@@ -138,6 +141,7 @@ class Recipe:
     reference: Callable | None = None
     earlier: EarlierPolicies | None = None
     sampled_by: Literal["policy", "reference"] = "policy"
+    teacher_mixture: float = 0.0
     turn_updates: TurnUpdates | None = None
     inputs: tuple[str, ...] = ()
     epochs: int = 1

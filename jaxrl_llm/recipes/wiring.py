@@ -632,6 +632,12 @@ def _check_meaning(recipe) -> None:
             f"Recipe {recipe.name!r}: sampled_by='reference' needs a reference that moves; set "
             "Recipe(reference=...)."
         )
+    checks.check_share(f"Recipe {recipe.name!r}", one=False, teacher_mixture=recipe.teacher_mixture)
+    if recipe.teacher_mixture and not (recipe.learns_from_model and recipe.reads_behavior):
+        raise ValueError(
+            f"Recipe {recipe.name!r}: teacher_mixture samples from policy and teacher, so the "
+            "recipe must read another model's numbers and weigh by behavior_logp."
+        )
     if recipe.critic is None:
         functions = [r.function for r in readers(recipe)[0]]
         if any("values" in accepted(f) for f in functions) and "values" not in recipe.inputs:

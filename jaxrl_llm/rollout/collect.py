@@ -343,6 +343,8 @@ class _Book:
                     name = f"{self._name(place)}, with the text of collector {self.collector!r},"
                     prompt = tuple(self._limits.encoder.prompt(text, name))
                     self._texts[place, text] = prompt
+            if request.prompt_tokens:
+                prompt = request.prompt_tokens
             if self._limits is not None and self._limits.episodes is not None:
                 prompt = self._first_observation(request, place)
             responses = self._responses(request, place)
@@ -444,6 +446,17 @@ class _Book:
                 wrong.append(
                     f"with temperature {request.temperature}; it must be finite and at least 0"
                 )
+            if request.prompt_tokens:
+                if not collector_needs(self.collector, "sets_prompts"):
+                    raise ValueError(
+                        f"{start} prompt_tokens in request {i}; its attribute sets_prompts must be "
+                        "True."
+                    )
+                if request.sampled or request.text is not None:
+                    wrong.append("with prompt_tokens, which go with complete responses and no text")
+                if self._limits is not None:
+                    size = self._limits.vocab_size
+                    check_tokens(f"{start} prompt_tokens", request.prompt_tokens, size)
             if request.fixed and not collector_needs(self.collector, "fixes_tokens"):
                 raise ValueError(
                     f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
@@ -609,7 +622,8 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
     options = (*options, request.train_as_prompt, request.role, request.reward is None)
     options = (*options, request.entropy_stats, request.draft, request.draws_of)
-    plain = options == (None, True, None, False, None, False, OWN, True, None, False, ())
+    options = (*options, request.prompt_tokens)
+    plain = options == (None, True, None, False, None, False, OWN, True, None, False, (), ())
     if plain and not responses and not request.fixed:
         return b""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=16)

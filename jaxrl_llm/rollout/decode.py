@@ -282,7 +282,7 @@ def decode(
     """
     keys = jax.vmap(jax.vmap(lambda request: jax.random.fold_in(key, request)))(slots.requests.id)
     uniform = jax.vmap(jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t))))
-    matrix = model.output_matrix(params)
+    matrix = None if model.logits is not None else model.output_matrix(params)
     prompts = slots.prompts
     delta = _deltas_of(deltas, prompts.adapter)
     ends = jnp.maximum(prompts.length - 1, 0)
@@ -301,9 +301,12 @@ def decode(
         )
         positions = (ends[:, None] + length)[..., None]
         hidden, cache = model.apply(params, last[..., None], positions, context, delta=delta)
-        logits = jnp.einsum(
-            "rwd,vd->rwv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32
-        )
+        if model.logits is not None:
+            logits = model.logits(params, hidden[:, :, 0])
+        else:
+            logits = jnp.einsum(
+                "rwd,vd->rwv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32
+            )
         place = length + slots.requests.skipped - prompt_tokens
         drawn = draw(logits, uniform(keys, place), slots)
         drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape))

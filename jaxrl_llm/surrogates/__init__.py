@@ -60,6 +60,7 @@ from jaxrl_llm.surrogates.decoupled_length import (
 from jaxrl_llm.surrogates.distillation import (
     entropy_weights,
     gkd,
+    minillm,
     sdpo,
     sdpo_sampled,
     srpo,
@@ -126,6 +127,7 @@ __all__ = [
     "entropy_weights",
     "gbpo",
     "gkd",
+    "minillm",
     "gmpo",
     "gspo",
     "gspo_token",

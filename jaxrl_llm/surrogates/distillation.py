@@ -61,6 +61,66 @@ def gkd(
 
 
 @traits(policy_gradient=False)
+def minillm(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    behavior_logp: Array,
+    steered: Array | None = None,
+    eps: float = 0.2,
+    text_coef: float = 1.0,
+) -> Array:
+    """The clipped ratio to what sampled, for rollouts, and the likelihood of texts of the data.
+
+        rollouts: loss[t] = max(-A r, -A clip(r, 1 - eps, 1 + eps)),  r = exp(logp - behavior_logp)
+        texts:    loss[t] = -text_coef logp[t]
+
+    Where policy and teacher sampled together, the first r is the importance weight of the policy
+    against their mixture, so the clip bounds it as well.
+
+    Args:
+      logp, old_logp, advantages, mask: See the package; ``old_logp`` is checked and not used.
+      behavior_logp: ``[..., T]`` of what sampled; not read in texts.
+      steered: bool ``[...]``, True for texts; None for none.
+      eps: Of the clip, above 0.
+      text_coef: Weight of texts, not negative.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> p = jnp.array([[0.2], [0.2]])
+      >>> loss = jr.surrogates.minillm(
+      ...     jnp.log(p), None, jnp.ones(2), jnp.ones((2, 1), bool),
+      ...     behavior_logp=jnp.log(0.8 * p + 0.2 * 0.7), steered=jnp.array([False, True]))
+      >>> [round(float(x), 4) for x in loss.ravel()]  # -0.2 / 0.3 and -log 0.2
+      [-0.6667, 1.6094]
+
+    References:
+      Gu et al., MiniLLM (arXiv:2306.08543), the weight of a token alone; in the released code it
+      is inside the clip, as here.
+    """
+    name = "minillm"
+    checks.check_positive(name, finite=True, eps=eps)
+    checks.check_non_negative(name, finite=True, text_coef=text_coef)
+    masking.check_tokens(name, mask, logp=logp, old_logp=old_logp)
+    masking.check_tokens(name, mask, behavior_logp=behavior_logp)
+    sampled = mask
+    if steered is not None:
+        checks.check_bool(name, steered=steered)
+        checks.check_shape(name, "steered", steered, jnp.shape(mask)[:-1])
+        sampled = mask & ~steered[..., None]
+    x = _inputs.prepare(name, logp, behavior_logp, advantages, sampled)
+    policy = _inputs.clipped_loss(x.ratio, x.advantages, eps, eps)
+    texts = -text_coef * masking.zero_masked(logp, mask & ~sampled)
+    return masking.zero_masked(jnp.where(sampled, policy, texts), mask)
+
+
+@traits(policy_gradient=False)
 def sdpo(
     logp: Array,
     old_logp: Array | None,

@@ -52,6 +52,7 @@ def _prompts() -> PromptSet:
         return {
             "hints": ["digits", "use digits", "write 0123"],  # weakest first
             "demonstration": "012345"[: 2 + n % 4],
+            "pretraining": f"page {n} of a book",
             "paraphrases": [f"Q{n:02}", f"{n:02}q"],
             "difficulty": n / _PROMPTS,
             "prior": 0.1 + 0.05 * n,

@@ -75,6 +75,7 @@ class PlanInputs(NamedTuple):
     num_held_out: int  # questions
     teacher: ArrayTree | None = None  # shapes of the parameters of another model that teaches
     teacher_state: int = 0  # bytes of a hidden state of it
+    teacher_config: Any = None  # of that model
 
 
 class Plan(NamedTuple):
@@ -346,20 +347,20 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     return PlanInputs(model, params, longest, len(held_out), *_abstract_teacher(config))
 
 
-def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int]:
-    """Shapes of the parameters of a teacher on the devices, and bytes of a hidden state of it.
+def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
+    """Shapes of the parameters of a teacher on the devices, bytes of a hidden state, its config.
 
-    None and 0 without one.
+    None, 0 and None without one.
     """
     teacher = config.teacher
     teacher = from_name(teacher) if isinstance(teacher, str) else teacher
     if teacher is None or isinstance(teacher, TokenTeacher | AlignedTeacher):
-        return None, 0
+        return None, 0, None
     model, params, _ = abstract_model(dataclasses.replace(config, model=teacher, quantization=None))
     if isinstance(teacher, str):  # its matrices are read as they are multiplied
         params = jax.eval_shape(lambda p: cast_params(model, p), params)
     width = jax.eval_shape(model.output_matrix, params).shape[-1]
-    return params, width * jnp.dtype(model.config.dtype).itemsize
+    return params, width * jnp.dtype(model.config.dtype).itemsize, model.config
 
 
 def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
@@ -662,7 +663,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
         shapes.append(_rollout_shape(run))
     if not shapes:
         return {}
-    sizes = _decoding_bytes(run, shapes) | _judging_bytes(run)
+    sizes = _decoding_bytes(run, shapes) | _judging_bytes(run) | _mixture_bytes(run)
     if not recipe.forward_only:
         return sizes
     if recipe.noise == "full":  # the weights of one member
@@ -687,6 +688,25 @@ def _judging_bytes(run: _Run) -> dict[str, int]:
         length=reward.max_new_tokens,
     )
     return {"cache of the judge": cache}
+
+
+def _mixture_bytes(run: _Run) -> dict[str, int]:
+    """Keys, values and logits of a teacher that samples with the policy, and those of both."""
+    config = run.inputs.teacher_config
+    if run.recipe.forward_only or not run.recipe.teacher_mixture or config is None:
+        return {}
+    shape = _rollout_shape(run)
+    cache = cache_bytes(
+        config,
+        prompts=shape.rows,
+        prompt_length=run.inputs.longest_prompt,
+        slots=shape.slots,
+        length=run.config.sampling.max_new_tokens,
+        recorded=0,
+        split=run.mesh["tensor"],
+    )
+    logits = 2 * 4 * config.vocab_size * -(-shape.slots // run.shards)
+    return {"the teacher that samples": cache // run.shards + logits}
 
 
 def _published_bytes(run: _Run) -> int:

@@ -286,6 +286,7 @@ def _play_collector(
     sampling = config.sampling
     # The noise of a population is drawn from the run's key itself.
     run_key, key = key, jax.random.fold_in(key, number)
+    params = experiment.behavior_params(params)
     group_size = sampling.group_size * (recipe.tries if recipe.forward_only else 1)
     backend: EngineBackend | SamplerBackend
     episodes = None

@@ -32,6 +32,7 @@ from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.heads import with_head, with_vocabulary, without_output
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
+from jaxrl_llm.models.mixture import mix_models
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rollout import (
@@ -153,6 +154,12 @@ class Experiment:
             max_new_tokens=sampling.max_new_tokens,
             num_groups=self.config.prompts_per_step,
         )
+
+    def behavior_params(self, params: ArrayTree) -> ArrayTree:
+        """What ``samplers.rollouts`` and the slots take: the policy's, or a teacher's besides."""
+        if self.recipe.forward_only or not self.recipe.teacher_mixture:
+            return params
+        return {"first": params, "second": self.teacher.params}
 
     @property
     def grader(self) -> Grader:
@@ -650,10 +657,14 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     collector = recipe.collector
     sends_text = collector_needs(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
-    if sends_text or config.environment or not is_causal(model):
+    sets_prompts = collector_needs(collector, "sets_prompts")
+    if sends_text or sets_prompts or config.environment or not is_causal(model):
         shared_prefix_len = 0
     longest = text_room(config, recipe, model, max(len(q.tokens) for q in train))
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
+    teacher = None
+    if trains:
+        teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
     experiment = Experiment(
         config=config,
         mesh=mesh,
@@ -672,13 +683,12 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
             sampler_mesh,
             longest=longest,
             shared_prefix_len=shared_prefix_len,
+            teacher=teacher,
         ),
         questions=digest,
         shared_prefix_len=shared_prefix_len,
         encoder=encoder,
-        teacher=load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
-        if trains
-        else None,
+        teacher=teacher,
     )
     return experiment, params
 
@@ -740,12 +750,18 @@ def make_samplers(
     *,
     longest: int,
     shared_prefix_len: int,
+    teacher: Any = None,
 ) -> Samplers:
     """The samplers of a run, whose longest training prompt has ``longest`` tokens."""
     sampling, group_size = config.sampling, config.sampling.group_size
     _check_denoising(config, recipe, model)
+    # What samples the rollouts; evaluations and baselines are of the policy alone.
+    behavior = model
+    if isinstance(teacher, Teacher) and recipe.teacher_mixture:
+        _check_mixture(config)
+        behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
 
-    def sampler(where, size: int, *, greedy: bool = False) -> Callable:
+    def sampler(where, size: int, *, greedy: bool = False, model: Model = model) -> Callable:
         return policy_sampler(
             sampling,
             recipe,
@@ -782,8 +798,9 @@ def make_samplers(
     elif model.velocity is not None:  # the noise of a policy's steps is not that of its samples
         rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
     else:
-        rollouts = sampler(mesh, group_size)
-        sampled = rollouts if samples == group_size else sampler(mesh, samples)
+        rollouts = sampler(mesh, group_size, model=behavior)
+        same = behavior is model and samples == group_size
+        sampled = rollouts if same else sampler(mesh, samples)
     engine, collector = None, recipe.collector
     plays = config.environment is not None
     if sampling.slots is not None or plays or collector_needs(collector, "needs_slots"):
@@ -791,7 +808,7 @@ def make_samplers(
         slotted = sampling if sampling.slots else dataclasses.replace(sampling, slots=every)
         rows, width = slotted.grid(config.prompts_per_step, prompt_length=longest)
         engine = make_engine(
-            model,
+            behavior,
             mesh=mesh if sampler_mesh is None else sampler_mesh,
             rows=rows,
             width=width,
@@ -825,6 +842,20 @@ def make_samplers(
             mesh=mesh,
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine, drafts)
+
+
+def _check_mixture(config: TrainConfig) -> None:
+    """Raises ValueError for a run in which a teacher cannot sample with the policy."""
+    if config.environment is not None:
+        raise ValueError(
+            "config: a teacher does not sample episodes, whose evaluation is of the policy alone "
+            "and in the same slots; use a recipe without teacher_mixture."
+        )
+    if config.asynchrony.sampler_devices:
+        raise ValueError(
+            "asynchrony: sampler_devices would need a second copy of the teacher, which samples "
+            "with the policy; use 0."
+        )
 
 
 def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:

@@ -456,6 +456,11 @@ def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
             f"config: recipe {recipe.name!r} compares spans of text, which a "
             "train.teachers.AlignedTeacher scores."
         )
+    if recipe.teacher_mixture:
+        raise ValueError(
+            f"config: the teacher of recipe {recipe.name!r} samples with the policy, which "
+            f"{teacher!r} cannot; name a model."
+        )
     if recipe.reads_teacher_logits:
         raise ValueError(
             f"config: recipe {recipe.name!r} reads all logits of its teacher, which {teacher!r} "

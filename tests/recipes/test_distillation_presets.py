@@ -19,6 +19,7 @@ def case():
     logp, old, teacher, span = -rng.uniform(0.1, 2.0, (4, P, G, T))
     extras = {
         "teacher_token_logp": teacher,
+        "steered": np.array([[False] * G, [True] * G]),  # texts are groups of their own
         "divergence": rng.uniform(0.0, 1.0, (P, G, T)),
         "teacher_span_logp": span,
         "span_ids": np.broadcast_to(SPANS, (P, G, T)),
@@ -31,6 +32,7 @@ def case():
         prompt_tokens=jnp.ones((P, 1), int),
         prompt_mask=jnp.ones((P, 1), bool),
         old_logp=jnp.asarray(old),
+        behavior_logp=jnp.asarray(np.log(0.8 * np.exp(old) + 0.2 * np.exp(teacher))),
         extras={name: jnp.asarray(value) for name, value in extras.items()},
     )
     return logp, old, mask, batch, extras
@@ -46,13 +48,18 @@ def weighted(old, mask, batch, extras):
     return a * (1 + 0.5 * (1 - before / abs(a).sum(-1, keepdims=True)))
 
 
+def group_advantages(batch):
+    r = np.asarray(batch.rewards, np.float64)
+    return (r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + 1e-6)
+
+
 def rest(old, mask, batch, extras):
-    a, r = log_ratio(old, mask, batch, extras), np.asarray(batch.rewards, np.float64)
-    group = (r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + 1e-6)
+    """Mean log-ratio of the rest of a response."""
+    a = log_ratio(old, mask, batch, extras)
     means = np.zeros_like(a)
     for p, g, t in np.argwhere(mask):
         means[p, g, t] = a[p, g, t : mask[p, g].sum()].mean()
-    return group[..., None] + means
+    return means
 
 
 def spans(old, mask, batch, extras):
@@ -69,7 +76,6 @@ def spans(old, mask, batch, extras):
         (jr.recipes.gkd(), None),
         (jr.recipes.on_policy_distillation(), log_ratio),
         (jr.recipes.iw_opd(), weighted),
-        (jr.recipes.minillm(), rest),
         (jr.recipes.span_distillation(), spans),
     ],
     ids=lambda x: getattr(x, "name", ""),
@@ -81,16 +87,42 @@ def test_the_loss_of_a_batch(case, recipe, advantages):
     if advantages is not None:
         a, ratio = advantages(old, mask, batch, extras), np.exp(logp - old)
         loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
-    if recipe.name in ("gkd", "minillm"):
+    if recipe.name == "gkd":
         loss += extras["divergence"]
     statistics = {"divergence": prepared.extras["divergence"]}
     got = recipe.loss(jnp.asarray(logp, jnp.float32), prepared, statistics=statistics)
     np.testing.assert_allclose(got, loss[mask].mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("texts", [True, False])
+def test_minillm_weighs_by_what_sampled_and_learns_texts(case, texts):
+    """The mean over what policy and teacher sampled, and the mean over the texts beside it."""
+    logp, old, mask, batch, extras = case
+    recipe = jr.recipes.minillm(text_coef=0.5 * texts, rewards=not texts)
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    a = rest(old, mask, batch, extras)
+    if not texts:
+        a = a + group_advantages(batch)[..., None]
+    # The mixture of the two policies, the teacher at 0.2, has drawn the tokens.
+    mixture = 0.8 * np.exp(old) + 0.2 * np.exp(extras["teacher_token_logp"])
+    ratio = np.exp(logp) / mixture
+    loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a) + extras["divergence"]
+    sampled = mask & ~extras["steered"][..., None] if texts else mask
+    expected = loss[sampled].mean()
+    if texts:
+        expected -= 0.5 * logp[mask & ~sampled].mean()
+    statistics = {"divergence": prepared.extras["divergence"]}
+    got = recipe.loss(jnp.asarray(logp, jnp.float32), prepared, statistics=statistics)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
 def test_options_without_effect_and_what_does_not_go_together():
     with pytest.raises(ValueError, match="gkd: column has no effect"):
         jr.recipes.gkd(column="answer")
+    with pytest.raises(ValueError, match="text_share and column have no effect with text_coef 0"):
+        jr.recipes.minillm(text_coef=0.0, text_share=0.25)
+    with pytest.raises(ValueError, match="must read another model's numbers and weigh by behavior"):
+        jr.recipes.gkd().replace(teacher_mixture=0.2)
     for recipe in (jr.recipes.gkd(), jr.recipes.span_distillation()):
         with pytest.raises(ValueError, match="a model that denoises, and a teacher, which scores"):
             recipe.replace(likelihood=jr.diffusion.elbo_likelihood(samples=2))

@@ -92,7 +92,7 @@ REQUIRED = {
     "safe": "entropy old_entropy old_logp old_values ref_logp values",
     "scope": "hint_mask",
     "iw_opd": "old_logp teacher_token_logp",
-    "minillm": "old_logp teacher_token_logp",
+    "minillm": "behavior_logp old_logp steered teacher_token_logp",
     "on_policy_distillation": "old_logp teacher_token_logp",
     "span_distillation": "old_logp span_ids teacher_span_logp",
     "sdpo": "has_teacher teacher_logp top_ids",
@@ -169,7 +169,7 @@ def test_what_a_preset_requires(name):
         (
             "group_relative",
             False,
-            "adaptive_kl bco cgpo gae_token gae_turn gkd iw_opd kto mssr "
+            "adaptive_kl bco cgpo gae_token gae_turn gkd iw_opd kto minillm mssr "
             "on_policy_distillation otr pav pdppo pf_ppo poad ppo_max process_reward_model "
             "reinforce_pp remax safe sdpo sft span_distillation spo_chain spo_tracker t_ppo "
             "v05_baseline vineppo vtrace",

@@ -48,6 +48,7 @@ def question(n):
         "hints": [f"weak {n}", f"strong {n}"],
         "demonstration": "abcdefg"[: 3 + n % 3],
         "answer": "c",
+        "pretraining": f"page {n} of a book"[: 6 + n],
         "paraphrases": [f"please: {n}", f"problem {n}"],
         "prior": 0.1 + 0.05 * n,
         "chosen": "abcdefg"[: 3 + n % 3],
@@ -333,6 +334,7 @@ COLLECTORS = {
     "labels": curation.offline_labels(),
     "steps": curation.offline_steps(),
     "epochs": curation.in_epochs(seed=3),
+    "texts": curation.mixed((curation.in_order(), 0.5), (curation.plain_texts(), 0.5)),
     "staged": curation.staged((1, 9), seed=3),
     "mixed": curation.mixed(
         (curation.refill(informative_groups, max_rounds=3), 0.5), (LADDER, 0.25), (BY_RATE, 0.25)

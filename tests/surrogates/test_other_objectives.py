@@ -57,6 +57,11 @@ def ref_gkd(x, c):
     return x["divergence"]
 
 
+def ref_minillm(x, c):
+    sampled = _clipped(_ratio(x["logp"], c["behavior_logp"]), c["advantages"], 0.3, 0.3, None)
+    return np.where(STEERED[..., None], -0.5 * x["logp"], sampled)
+
+
 def ref_sdpo(x, c, alpha=0.3):
     weight = np.minimum(_ratio(c["logp"], c["old_logp"]), 1.1)
     return weight * _divergence(x["student_logp"], c["teacher_logp"], alpha)
@@ -100,6 +105,12 @@ CASES = {
     ),
     "otr": (surrogates.otr, {}, {"one_token_loss": "token"}, ref_otr),
     "gkd": (surrogates.gkd, {}, {"divergence": "token"}, ref_gkd),
+    "minillm": (
+        surrogates.minillm,
+        {"eps": 0.3, "text_coef": 0.5},
+        {"behavior_logp": "logp", "steered": STEERED},
+        ref_minillm,
+    ),
     "sdpo": (surrogates.sdpo, {"alpha": 0.3, "is_clip": 1.1}, SDPO, ref_sdpo),
     "sdpo_taught": (
         surrogates.sdpo,
@@ -137,6 +148,8 @@ def make(name, seed=0):
         elif kind == "support":
             probs = rng.dirichlet(np.ones(SUPPORT + 2), SHAPE)[..., :SUPPORT]
             arrays[key] = np.log(probs)
+        elif kind == "logp":
+            arrays[key] = old + rng.normal(0.0, 0.3, SHAPE)
         elif kind == "rollout":
             arrays[key] = rng.integers(0, 2, SHAPE[:-1])
         else:

@@ -10,7 +10,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.packing import Tree
-from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.data import Cursor, Prompt, PromptSet
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
@@ -27,6 +27,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.policy_gradient import Teacher
+from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 from jaxrl_llm.train.teachers import (
     AlignedTeacher,
@@ -38,6 +39,7 @@ from jaxrl_llm.train.teachers import (
     write_scores,
 )
 
+WEIGHT = 0.2  # of the teacher in what MiniLLM samples
 ANSWERS = ["abcdef", "ghi", "jklm", "nopqr"]
 
 
@@ -51,7 +53,10 @@ def teacher():
 
 
 def prompts():
-    rows = [Prompt(f"say {i}", metadata={"demonstration": x}) for i, x in enumerate(ANSWERS)]
+    rows = [
+        Prompt(f"say {i}", metadata={"demonstration": x, "pretraining": f"{x} {i} {x}"})
+        for i, x in enumerate(ANSWERS)
+    ]
     return PromptSet(rows, source="test")
 
 
@@ -111,6 +116,64 @@ def divergence(s, t, beta):
         return np.sum(np.exp(p) * (p - q), -1)
     m = np.log((1 - beta) * np.exp(s) + beta * np.exp(t))
     return sum(w * np.sum(np.exp(x) * (x - m), -1) for w, x in ((1 - beta, s), (beta, t)))
+
+
+def test_policy_and_teacher_sample_together_beside_texts(config):
+    """MiniLLM: half of the groups are drawn from 0.8 policy + 0.2 teacher, half are texts."""
+    config = dataclasses.replace(config, recipe="minillm", prompts_per_step=4)
+    experiment, params = load_experiment(config)
+    state = experiment.collector.init(4)
+    made = collect_rollouts(
+        experiment, params, jax.random.key(0), Cursor(), state, number=0, version=0
+    )
+    batch = jax.tree.map(np.asarray, made.batch)
+    np.testing.assert_array_equal(batch.extras["steered"], [[False] * 2] * 2 + [[True] * 2] * 2)
+    assert made.metrics["rollouts_sampled"] == 4 and made.cursor.index == 2
+    assert int(made.collector_state[1]) == 0  # four texts of four rows: it begins anew
+    tokenizer = ByteTokenizer()
+    texts = [f"{x} {i} {x}"[:8] for i, x in enumerate(ANSWERS)]  # as long as responses are
+    assert [tokenizer.decode(x.tolist()) for x in batch.tokens[2:].reshape(4, -1)] == texts
+    stop = tokenizer.eos_ids[0]
+    assert batch.prompt_tokens[2:][batch.prompt_mask[2:]].tolist() == [stop, stop]
+    own, other = student()[:2], teacher()[:2]
+    assert experiment.samplers.rollouts is not experiment.samplers.sampled
+    p, t = (
+        np.exp(np.take_along_axis(log_probs(*pair, row), row.tokens[..., None], -1)[..., 0])
+        for pair in (own, other)
+        for row in [short_prompts(batch)]
+    )
+    mask = batch.mask[:2]
+    expected = np.log((1 - WEIGHT) * p + WEIGHT * t)
+    np.testing.assert_allclose(batch.behavior_logp[:2][mask], expected[mask], atol=1e-4)
+    assert np.abs(np.log(p) - expected)[mask].max() > 0.01  # the policy alone is another
+
+
+def short_prompts(batch):
+    """The sampled groups of a batch, whose prompts have one length."""
+    width = int(batch.prompt_mask[0].sum())
+    assert (batch.prompt_mask[:2].sum(-1) == width).all()
+    return Batch(
+        tokens=jnp.asarray(batch.tokens[:2]),
+        mask=jnp.asarray(batch.mask[:2]),
+        rewards=jnp.zeros((2, 2)),
+        where=jnp.ones((2, 2), bool),
+        prompt_tokens=jnp.asarray(batch.prompt_tokens[:2, :width]),
+        prompt_mask=jnp.ones((2, width), bool),
+    )
+
+
+def test_the_loop_trains_minillm_in_slots_as_well(config):
+    """A step of each way to sample, which agree."""
+    losses = []
+    for slots in (None, 4):
+        sampling = dataclasses.replace(config.sampling, slots=slots)
+        changed = dataclasses.replace(
+            config, recipe="minillm", sampling=sampling, steps=1, run_dir=f"{config.run_dir}{slots}"
+        )
+        result = train(changed)
+        losses.append([row["loss"] for row in result.history])
+        assert int(result.state.collector_state[1]) == 2 and result.history[0]["skipped"] == 0
+    np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -386,6 +449,10 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
         ({"recipe": "sdpo"}, "teacher has no effect: recipe 'sdpo' is its own teacher"),
         ({"teacher": other_vocabulary}, "has 200 tokens in its vocabulary and the policy 259"),
         ({"teacher": upper}, "has another tokenizer .*; take span_distillation"),
+        (
+            {"recipe": "minillm", "teacher": Counting()},
+            "the teacher of recipe 'minillm' samples with the policy, .*; name a model",
+        ),
         ({"teacher": Counting()}, r"reads all logits of its teacher, .*recipes.gkd\(top=20\)"),
         ({"teacher": AlignedTeacher(Counting(), Pairs())}, "compares tokens, .* other tokens"),
         (

@@ -600,6 +600,14 @@ def test_a_plan_counts_another_model_that_teaches(plans, monkeypatch, name, item
     tokens = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
     copies = 1 if config.microbatches == 1 else 2
     assert plan.step["hidden states of the teacher"] == copies * tokens * 48 * 2
+    assert "the teacher that samples" not in plan.sampling
+    config = dataclasses.replace(config, recipe=jr.recipes.minillm(text_coef=0.0))
+    plan, inputs = make_plan(config, load_inputs(config)), load_inputs(config)
+    rows, shape = config.prompts_per_step, model.config
+    places = rows * (inputs.longest_prompt + sampling.group_size * sampling.max_new_tokens)
+    cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 2 * places
+    logits = 2 * 4 * shape.vocab_size * rows * sampling.group_size
+    assert plan.sampling["the teacher that samples"] == cache + logits
 
 
 def test_what_fits_and_which_option_helps(plans):

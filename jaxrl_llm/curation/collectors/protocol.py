@@ -23,6 +23,7 @@ A collector says by attributes what its requests need of a run before the model 
 that is built of others has theirs (:func:`collector_needs`):
 
 - ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
+- ``sets_prompts = True``: requests with ``prompt_tokens``, so that not all prompts begin alike.
 - ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
   whole-batch sampler cannot serve; the run decodes in slots.
 - ``fixes_tokens = True``: requests with ``fixed`` tokens, which a model that denoises alone can
@@ -194,6 +195,8 @@ class Request(NamedTuple):
         places from the start, -1 where it writes its own; t is at most the longest response. Their
         version is -1.
       draft: Whether a flow policy makes few steps, as many as the collector's ``draft_steps``.
+      prompt_tokens: Tokens in the place of the prompt's, before complete responses, such as the one
+        that stands between documents; none for the prompt's.
       draws_of: Rollouts of the request that this one ``extends``, one for each of its rollouts,
         whose random numbers are drawn again; none for new numbers.
     """
@@ -214,6 +217,7 @@ class Request(NamedTuple):
     entropy_stats: tuple[float, float, float, float] | None = None
     fixed: tuple[np.ndarray, ...] = ()
     draft: bool = False
+    prompt_tokens: tuple[int, ...] = ()
     draws_of: tuple[int, ...] = ()
 
 

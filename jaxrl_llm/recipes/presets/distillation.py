@@ -1,7 +1,7 @@
 """Learning from another model: its distributions, or what it makes of the policy's tokens.
 
 The teacher is ``TrainConfig.teacher``. The rewards of a run are what it reports and evaluates; of
-these methods only ``minillm`` trains on them as well.
+these methods only ``minillm(rewards=True)`` trains on them as well.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
@@ -137,45 +137,87 @@ def iw_opd(*, gamma: float = 0.5) -> Recipe:
 
 
 def minillm(
-    *, coef: float = 1.0, discount: float = 1.0, single_step: float = 1.0, rewards: bool = True
+    *,
+    mixture: float = 0.2,
+    coef: float = 1.0,
+    discount: float = 1.0,
+    single_step: float = 1.0,
+    text_coef: float = 1.0,
+    text_share: float = 0.5,
+    column: str = "pretraining",
+    eps: float = 0.2,
+    rewards: bool = False,
+    epochs: int = 4,
 ) -> Recipe:
     """Reverse KL of the full response: its part of the next token exactly, the rest by samples.
 
-        A[t] = A_grpo + coef (mean over u >= t of teacher_token_logp[u] - old_logp[u]), discounted
-        token loss = clipped policy-gradient loss + single_step KL(policy || teacher)[t]
+        y ~ (1 - mixture) policy + mixture teacher, token by token
+        A[t] = coef (mean over u >= t of teacher_token_logp[u] - old_logp[u]), discounted
+        token loss = clipped ratio to what sampled, times -A[t], + single_step KL(policy || teacher)
+        loss = its mean over sampled tokens - text_coef mean of logp over tokens of texts
 
     Args:
+      mixture: Weight of the teacher in what samples; 0 for the policy alone.
       coef: Weight of the teacher in the advantages.
       discount: Of later tokens; 0 leaves the present one alone.
       single_step: Weight of the exact divergence of the next token.
-      rewards: Whether the task's rewards count too, by GRPO's advantage, as in TRL; the paper has
-        none.
+      text_coef: Weight of the loss on texts of the pretraining; 0 for no texts.
+      text_share: Share of the groups of a batch that are texts.
+      column: Of the data, with a text in each row.
+      eps: Of the clip.
+      rewards: Whether the task's rewards count too, by GRPO's advantage, as in TRL.
+      epochs: Passes over a batch.
 
     References:
-      Gu et al., MiniLLM (arXiv:2306.08543) in the form of TRL 1.13's trainer. The paper also mixes
-      the teacher into the sampler and adds a loss on texts of the pretraining; both are left out.
+      Gu et al., MiniLLM (arXiv:2306.08543). The released code normalizes the advantages over the
+      batch, scales and clips the log-ratios, and on texts also learns from the teacher.
     """
+    if not text_coef and (text_share, column) != (0.5, "pretraining"):
+        raise ValueError("minillm: text_share and column have no effect with text_coef 0.")
     first = advantages.grpo if rewards else no_advantages
     teacher = bind(
         advantages.teacher_advantages, coef=coef, discount=discount, normalize=discount > 0
     )
     divergence = bind(surrogates.teacher_divergence, alpha=1.0)
+    surrogate = bind(surrogates.minillm, eps=eps, steered=None)
+    exact = bind(next_token_divergence, coef=single_step, steered=None)
+    collector, weights = None, aggregate.token_mean
+    if text_coef:
+        surrogate = bind(surrogates.minillm, eps=eps, text_coef=text_coef)
+        exact = bind(next_token_divergence, coef=single_step)
+        texts = curation.plain_texts(column=column)
+        collector = curation.mixed((curation.in_order(), 1.0 - text_share), (texts, text_share))
+        weights = means_by_source
     return from_base(
         name="minillm",
         advantage=chain(stateless(first), stateless(teacher)),
+        surrogate=surrogate,
+        weights=weights,
         computed=(
             _OF_TOKENS,
             *([Computed("divergence", divergence, "policy")] if single_step else []),
         ),
-        regularizers=(bind(next_token_divergence, coef=single_step),) if single_step else (),
+        regularizers=(exact,) if single_step else (),
+        collector=collector,
+        teacher_mixture=mixture,
+        epochs=epochs,
         paper="arXiv:2306.08543",
         group_relative=rewards,
     )
 
 
-def next_token_divergence(*, divergence: Array, mask: Array, coef: float = 1.0) -> Array:
-    """``coef divergence[t]``, the exact part of a divergence beside a policy gradient of it."""
-    return coef * masking.zero_masked(divergence, mask)
+def next_token_divergence(
+    *, divergence: Array, mask: Array, steered: Array | None = None, coef: float = 1.0
+) -> Array:
+    """``coef divergence[t]`` of sampled tokens, the exact part beside a policy gradient."""
+    sampled = mask if steered is None else mask & ~steered[..., None]
+    return coef * masking.zero_masked(divergence, sampled)
+
+
+def means_by_source(mask: Array, *, steered: Array) -> Array:
+    """Weights of the sum of two means: over sampled tokens, and over those of the data."""
+    of_data = steered[..., None]
+    return aggregate.token_mean(mask & ~of_data) + aggregate.token_mean(mask & of_data)
 
 
 def span_distillation(*, coef: float = 1.0) -> Recipe:

@@ -1,0 +1,116 @@
+"""Two language models as one whose next token is drawn from a mixture of theirs.
+
+The mixture samples and does not train: of a :class:`~jaxrl_llm.models.Model` it has what decoding
+asks for.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.denoising import check_causal
+from jaxrl_llm.models.protocol import Model
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """The shape of a mixture.
+
+    Attributes:
+      parts: Of the two models; keys and values are those of the first and then of the second.
+      vocab_size: Of both.
+      max_length: The shorter context.
+      dtype: Of the first.
+    """
+
+    parts: tuple[Any, Any]
+    vocab_size: int
+    max_length: int
+    dtype: str
+
+
+def mix_models(first: Model, second: Model, *, weight: float) -> Model:
+    """A model that samples from ``(1 - weight) first + weight second``, probability by probability.
+
+        p(v | x) = (1 - weight) p_first(v | x) + weight p_second(v | x)
+
+    Both models read all tokens, each with its keys and values.
+
+    Args:
+      first: Its low-rank deltas, if any, are those of the call.
+      second: The other model, such as a teacher.
+      weight: Of the second model, above 0 and below 1.
+
+    Returns:
+      A model for samplers and engines, with ``params = {"first": ..., "second": ...}``.
+
+    Raises:
+      ValueError: If the vocabularies differ, a model denoises, or ``weight`` is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> first, params = jr.testing.tiny_model()
+      >>> second, others = jr.testing.tiny_model(seed=1)
+      >>> model = jr.models.mix_models(first, second, weight=0.2)
+      >>> sample = jr.rollout.make_sampler(model, max_new_tokens=4, group_size=2)
+      >>> sample({"first": params, "second": others}, jax.random.key(0), [[1, 2]]).tokens.shape
+      (1, 2, 4)
+
+    References:
+      Gu et al., MiniLLM (arXiv:2306.08543), sampling with a teacher at weight 0.2.
+    """
+    name = "mix_models"
+    checks.check_share(name, zero=False, one=False, weight=weight)
+    for model in (first, second):
+        check_causal(name, model)
+    sizes = [model.config.vocab_size for model in (first, second)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"{name}: the models must have one vocabulary; got {sizes} tokens.")
+    config = MixtureConfig(
+        (first.config, second.config),
+        sizes[0],
+        min(first.config.max_length, second.config.max_length),
+        first.config.dtype,
+    )
+    layers = first.config.num_layers
+
+    def init(key: Array) -> ArrayTree:
+        keys = jax.random.split(key)
+        return {"first": first.init(keys[0]), "second": second.init(keys[1])}
+
+    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+        def half(part: slice):
+            prefix, cache = (x if x is None else x[part] for x in (context.prefix, context.cache))
+            return context._replace(prefix=prefix, cache=cache)
+
+        hidden, kv = first.apply(
+            params["first"], tokens, positions, half(slice(layers)), delta=delta, remat=remat
+        )
+        others, other_kv = second.apply(
+            params["second"], tokens, positions, half(slice(layers, None)), remat=remat
+        )
+        dtype = jnp.promote_types(hidden.dtype, others.dtype)
+        both = jnp.concatenate([hidden.astype(dtype), others.astype(dtype)], axis=-1)
+        return both, (*kv, *other_kv)
+
+    def logits(params: ArrayTree, hidden: Array) -> Array:
+        matrices = first.output_matrix(params["first"]), second.output_matrix(params["second"])
+        width = matrices[0].shape[-1]
+        log_probs = [
+            jax.nn.log_softmax(
+                jnp.einsum("...d,vd->...v", x, matrix, preferred_element_type=jnp.float32)
+            )
+            for x, matrix in zip((hidden[..., :width], hidden[..., width:]), matrices, strict=True)
+        ]
+        return jnp.logaddexp(log_probs[0] + math.log1p(-weight), log_probs[1] + math.log(weight))
+
+    def output_matrix(params: ArrayTree) -> Array:
+        raise ValueError(f"{name}: a mixture samples and has no output matrix, so none trains it.")
+
+    return Model(config, init, apply, output_matrix, logits=logits)
