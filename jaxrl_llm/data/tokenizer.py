@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.files import parse_json, parsing
 from jaxrl_llm.data.chat import load_template, render_chat
+from jaxrl_llm.data.patterns import check_patterns
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -154,6 +155,7 @@ class PretrainedTokenizer:
 
         source = folder / "tokenizer.json"
         with parsing("load_tokenizer", source, "tokenizer"):
+            check_patterns(parse_json(source.read_bytes()))
             backend = Backend.from_file(str(source))
             _check_growth(backend)
             backend.no_padding()

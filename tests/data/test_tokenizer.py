@@ -7,7 +7,9 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from jaxrl_llm.data import patterns
 from jaxrl_llm.data.chat import render_chat
+from jaxrl_llm.data.gguf_tokenizer import SPLITTINGS
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
@@ -229,3 +231,43 @@ def test_broken_folders(tmp_path, name, text, error, message):
         (folder / name).write_text(text, encoding="utf-8")
     with pytest.raises(error, match=message):
         load_tokenizer(folder)
+
+
+def with_step(folder, name, step):
+    """The folder's tokenizer.json with another step."""
+    source = make_folder(folder) / "tokenizer.json"
+    settings = json.loads(source.read_text(encoding="utf-8"))
+    source.write_text(json.dumps(settings | {name: step}), encoding="utf-8")
+    return folder
+
+
+def split(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def replace(pattern):
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": "-"}
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "told"),
+    [
+        ("pre_tokenizer", split("(x+)+y"), r"'\(x\+\)\+y' fails on .* that begin with 'x.*limit"),
+        ("normalizer", replace(r"(\d+)*b"), "begin with '1"),
+        ("normalizer", {"type": "Sequence", "normalizers": [replace("(ab|abab)+c")]}, "with 'ab"),
+        ("pre_tokenizer", split("(?:q*q*q*r|.)"), "it takes more than 1 s"),
+    ],
+)
+def test_an_expression_that_backtracks_without_bound_is_refused(
+    tmp_path, monkeypatch, name, step, told
+):
+    monkeypatch.setattr(patterns, "_CPU_SECONDS", 1)
+    with pytest.raises(ValueError, match=rf"load_tokenizer: .*tokenizer\.json .*{told}"):
+        load_tokenizer(with_step(tmp_path / "m", name, step))
+
+
+def test_expressions_of_published_tokenizers_are_not(tmp_path):
+    for splitting in SPLITTINGS.values():
+        if splitting.pattern:
+            folder = with_step(tmp_path / "m", "pre_tokenizer", split(splitting.pattern))
+            assert load_tokenizer(folder).vocab_size == 260
