@@ -29,6 +29,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.core.runtime.locks import InUseError
+from jaxrl_llm.core.runtime.processes import ProcessError
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.secrets import mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
@@ -65,6 +66,11 @@ def usage_errors(prefix: str = "") -> Iterator[None]:
     except CheckpointError as error:
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in _NAMES:
+            raise
+        raise UsageError(text_of(error)) from error
+    except ProcessError as error:
+        named = issubclass(error.kind, CheckpointError) and error.errno in _NAMES
+        if not named and not issubclass(error.kind, _WRONG):
             raise
         raise UsageError(text_of(error)) from error
     except SystemExit as error:

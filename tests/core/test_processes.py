@@ -1,12 +1,18 @@
 """What several processes share, as one process sees it. More start in tests/train."""
 
+import errno
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.cli import UsageError
+from jaxrl_llm.cli.options import usage_errors
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.train import CheckpointError, OccupiedError
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def outcomes(monkeypatch, *others):
 
 
 def test_an_error_of_another_process_is_named(monkeypatch):
-    outcomes(monkeypatch, ("b", None), (None, "OSError: full"))
+    outcomes(monkeypatch, ("b", None), (None, ("OSError: full", OSError, None)))
     with pytest.raises(processes.ProcessError, match="Process 2 failed: OSError: full"):
         processes.together(lambda: "a")
     with pytest.raises(ZeroDivisionError):  # one's own comes first
@@ -86,3 +92,45 @@ def test_a_process_that_is_not_first_does_not_call(monkeypatch):
 def test_any_of_takes_the_first_that_has_one(monkeypatch):
     outcomes(monkeypatch, 15, 2)
     assert processes.any_of(None) == 15
+
+
+class Damaged(KeyError):
+    """An error that only one process knows."""
+
+
+def refused():
+    raise OccupiedError("taken")
+
+
+def unwritable():
+    try:
+        raise NotADirectoryError(errno.ENOTDIR, "no folder")
+    except OSError as cause:
+        raise CheckpointError("cannot be written") from cause
+
+
+def damaged():
+    raise Damaged("cut")
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "told"),
+    [
+        (refused, UsageError, "Process 0 failed: OccupiedError: taken"),
+        (unwritable, UsageError, "Process 0 failed: CheckpointError: cannot be written"),
+        (damaged, processes.ProcessError, "Process 0 failed: Damaged: 'cut'"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_so_for_the_others(monkeypatch, function, error, told):
+    outcomes = []
+
+    def share(value):
+        outcomes.append(pickle.loads(pickle.dumps(value)))
+        return outcomes
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "share", share)
+    with pytest.raises(Exception, match="taken|cannot be written|cut"):
+        processes.together(function)
+    with pytest.raises(error, match=told), usage_errors():
+        processes.together(lambda: None)

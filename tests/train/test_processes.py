@@ -189,6 +189,18 @@ def test_a_reward_that_fails_in_one_process_fails_in_all(tmp_path):
         assert "raised ValueError on prompt" in pod.logs[1].read_text()
 
 
+@pytest.mark.slow
+def test_a_command_that_is_wrong_is_so_in_every_process(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.txt").touch()
+    with Pod(folder, 2, 1, "--mesh.fsdp", "1") as pod:
+        assert pod.codes() == [2, 2], pod.text()
+    for log in pod.logs:
+        lines = [line for line in log.read_text().splitlines() if "[Gloo]" not in line]
+        assert len(lines) == 1 and "files that are not of a run ('thesis.txt')" in lines[0]
+
+
 @pytest.mark.parametrize(
     ("asynchrony", "message"),
     [

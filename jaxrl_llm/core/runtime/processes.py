@@ -9,6 +9,7 @@ process each function is the plain thing.
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,8 +22,21 @@ from jaxrl_llm.core.axes import ArrayTree
 T = TypeVar("T")
 
 
+_USAGE = 2  # the exit code of a command that is wrong
+_LEAVE_SECONDS = 10.0
+
+
 class ProcessError(RuntimeError):
-    """Another process failed."""
+    """Another process failed.
+
+    Attributes:
+      kind: The class of its error, or the nearest above that is Python's or ours.
+      errno: The number of its error of the system, or of the one that caused it.
+    """
+
+    def __init__(self, text: str, kind: type = RuntimeError, errno: int | None = None):
+        super().__init__(text)
+        self.kind, self.errno = kind, errno
 
 
 def start(
@@ -60,9 +74,14 @@ def leave(code: int, error: BaseException | None = None) -> None:
 
     The usual end waits for the others, which wait for this process in a computation. Without it
     they fail, at the latest after the silence that :func:`start` allows. ``error`` is printed with
-    its traceback.
+    its traceback. What is wrong with a command is so for all: they leave together, since none can
+    say so once the first has gone.
     """
     if jax.distributed.is_initialized() and jax.process_count() > 1:
+        if code == _USAGE:
+            ending = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+            ending.start()
+            ending.join(_LEAVE_SECONDS)
         if error is not None:
             traceback.print_exception(error)
         sys.stdout.flush()
@@ -156,14 +175,25 @@ def together(function: Callable[[], T]) -> list[T]:
         value = function()
     except Exception as caught:
         error = caught
-    failed = None if error is None else f"{type(error).__name__}: {error}"
+    failed = None if error is None else _described(error)
     outcomes = share((value, failed))
     if error is not None:
         raise error
-    for index, (_, text) in enumerate(outcomes):
-        if text is not None:
-            raise ProcessError(f"Process {index} failed: {text}")
+    for index, (_, other) in enumerate(outcomes):
+        if other is not None:
+            text, kind, errno = other
+            raise ProcessError(f"Process {index} failed: {text}", kind, errno)
     return [value for value, _ in outcomes]  # type: ignore[misc]
+
+
+def _described(error: Exception) -> tuple[str, type, int | None]:
+    """An error for the other processes, which may not have its class."""
+    package = __name__.partition(".")[0]
+    there = ("builtins", package)
+    kind = next(x for x in type(error).__mro__ if x.__module__.partition(".")[0] in there)
+    numbers = [getattr(x, "errno", None) for x in (error, error.__cause__)]
+    number = next((x for x in numbers if isinstance(x, int)), None)
+    return f"{type(error).__name__}: {error}", kind, number
 
 
 def portion(count: int) -> slice:
