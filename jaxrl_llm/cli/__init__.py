@@ -11,6 +11,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale lacks must not end a run
             stream.reconfigure(errors="backslashreplace")
-    code, seconds = 1, _AFTER_FAILURE  # with --debug an error goes on from here
+    code, seconds = 1, _AFTER_FAILURE  # of what is no Exception, and goes on from here
     try:
         code = _run(argv)
         seconds = _AFTER_FAILURE if code else _AFTER_SUCCESS
@@ -82,12 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _leave(code: int, error: BaseException | None = None) -> None:
+def _leave(code: int) -> None:
     """Where there are other processes, a failed one does not wait for them."""
     if "jax" in sys.modules:
         from jaxrl_llm.core.runtime import processes
 
-        processes.leave(code, error)
+        processes.leave(code)
 
 
 def shown(text: str) -> str:
@@ -130,13 +131,14 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the flush at exit)
         return 128 + 13
     except Exception as error:
+        code = 2 if isinstance(error, UsageError) else 1
         if debug:
-            _leave(1, error)
-            raise
+            print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+            return code
         prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
         text = " ".join(text_of(error).split())
         clear = (UsageError, ValueError, TypeError, OSError, RuntimeError, ImportError)
         if not text or not isinstance(error, clear):  # the message alone does not tell
             text = f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")
         print(f"{prefix}: error: {shown(text)}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return code

@@ -209,10 +209,12 @@ def test_what_is_wrong_with_a_command_is_exit_code_2(
     assert after == (before if code == 2 else sorted([*before, "run"]))
 
 
-def test_debug_shows_where(tmp_path):
-    with pytest.raises(RuntimeError, match="gave None"):
-        path = config_file(tmp_path, "reward=bad")
-        main(["train", path, "--run-dir", str(tmp_path / "run"), "--debug"])
+def test_debug_shows_where(capsys, tmp_path):
+    path = config_file(tmp_path, "reward=bad")
+    code, _, err = run(capsys, "train", path, "--run-dir", tmp_path / "run", "--debug")
+    assert code == 1 and "Traceback" in err and "scoring.py" in err and "gave None" in err
+    code, _, err = run(capsys, "train", tmp_path / "gone.py", "--debug")
+    assert code == 2 and "Traceback" in err
 
 
 @pytest.mark.slow

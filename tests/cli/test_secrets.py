@@ -106,6 +106,12 @@ def test_no_file_and_no_line_has_a_secret(capsys, tmp_path, config, fails):
         assert plain in texts["sessions.jsonl"]
 
 
+def test_a_traceback_has_no_secret(capsys, tmp_path, config):
+    code, out, err = run(capsys, "train", config(True), "--run-dir", tmp_path / "run", "--debug")
+    assert code == 1 and "Traceback" in err and "401 for Client<" in err
+    assert found({"out": out, "err": err}) == []
+
+
 def test_help_has_no_secret(capsys, config):
     code, out, err = run(capsys, "train", config(False), "--help")
     assert code == 0 and found({"out": out, "err": err}) == []

@@ -10,7 +10,6 @@ import os
 import pickle
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -69,21 +68,18 @@ def start(
     )
 
 
-def leave(code: int, error: BaseException | None = None) -> None:
+def leave(code: int) -> None:
     """Ends a process that has failed, if there are others; otherwise it returns.
 
     The usual end waits for the others, which wait for this process in a computation. Without it
-    they fail, at the latest after the silence that :func:`start` allows. ``error`` is printed with
-    its traceback. What is wrong with a command is so for all: they leave together, since none can
-    say so once the first has gone.
+    they fail, at the latest after the silence that :func:`start` allows. What is wrong with a
+    command is so for all: they leave together, since none can say so once the first has gone.
     """
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         if code == _USAGE:
             ending = threading.Thread(target=jax.distributed.shutdown, daemon=True)
             ending.start()
             ending.join(_LEAVE_SECONDS)
-        if error is not None:
-            traceback.print_exception(error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
