@@ -39,8 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for method in METHODS:
         for seed in SEEDS:
             name = f"{method}-{seed}"
-            words = ("--recipe", method, "--seed", str(seed), *few)
-            run = measure(folder, name, str(CONFIG), f"runs/{name}", *words)
+            # A model without a text has a preset's loss of its own.
+            target, words = str(CONFIG), ("--recipe", method, "--seed", str(seed), *few)
+            if method == "unigrpo":
+                target, words = f"{CONFIG}:no_text", ("--seed", str(seed), *few)
+            run = measure(folder, name, target, f"runs/{name}", *words)
             runs.append(run | {"method": method, "seed": seed})
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     result = {

@@ -10,6 +10,7 @@ A prompt is a letter: which of sixteen mixtures, by its rotation. The reward wan
 first quadrant. The network has seen the mixtures that are held out, and no reward for them.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.models import FlowConfig, make_flow_model, pretrain_flow
 from jaxrl_llm.testing import ByteTokenizer
@@ -85,4 +87,8 @@ config = TrainConfig(
     remat="none",
     samples_every=20,
     run_dir="runs/flow",
+)
+
+no_text = dataclasses.replace(
+    config, recipe=jr.recipes.unigrpo(steps=None), run_dir="runs/flow_no_text"
 )

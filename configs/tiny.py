@@ -14,7 +14,8 @@ With configs/tiny.py:denoiser it is a masked-diffusion model, for the methods of
 jaxrl-llm train configs/tiny.py:denoiser --recipe espo.
 
 With configs/tiny.py:flow it is a flow policy, whose response is a point of the plane:
-jaxrl-llm train configs/tiny.py:flow --recipe branch_grpo_flow.
+jaxrl-llm train configs/tiny.py:flow --recipe branch_grpo_flow. With configs/tiny.py:text_flow a
+model writes a text of six bytes before it denoises: --recipe unigrpo.
 
 With configs/tiny.py:game it plays a game of three turns instead, of which it learns what a number
 is: jaxrl-llm train configs/tiny.py:game --recipe trloo.
@@ -34,7 +35,7 @@ from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.environments import NumberGuess, SemiOnline
 from jaxrl_llm.environments.text import last_number
 from jaxrl_llm.rollout import DenoisingOptions, EpisodeOptions
-from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_model
+from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_model, tiny_text_flow_model
 from jaxrl_llm.train import (
     CheckpointConfig,
     DataConfig,
@@ -157,8 +158,8 @@ def flow_model():
 
 
 def to_the_right(prompt, completion, metadata):
-    """From 0 to 1, the greater the first number of the point."""
-    return 1 / (1 + math.exp(-float(completion.split()[0])))
+    """From 0 to 1, the greater the first number of the point, which stands in the last line."""
+    return 1 / (1 + math.exp(-float(completion.split("\n")[-1].split()[0])))
 
 
 flow = dataclasses.replace(
@@ -168,6 +169,26 @@ flow = dataclasses.replace(
     reward=to_the_right,
     sampling=SamplingConfig(group_size=16, max_new_tokens=12),
     run_dir="runs/tiny_flow",
+)
+
+
+def text_flow_model():
+    return *tiny_text_flow_model(), ByteTokenizer()
+
+
+def letters_and_right(prompt, completion, metadata):
+    """Half for small letters in the text before the point, half for a point to the right."""
+    text = completion.rpartition("\n")[0]
+    return 0.5 * (share(text) + to_the_right(prompt, completion, metadata))
+
+
+text_flow = dataclasses.replace(
+    flow,
+    model=text_flow_model,
+    recipe="unigrpo",
+    reward=letters_and_right,
+    sampling=SamplingConfig(group_size=16, max_new_tokens=16),
+    run_dir="runs/tiny_text_flow",
 )
 
 

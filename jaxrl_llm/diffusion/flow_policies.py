@@ -37,12 +37,15 @@ class FlowLikelihood(NamedTuple):
         the flow itself otherwise. None for all.
       splits: Steps at which each latent goes on as two; see :func:`flow_tree`.
       split_noise: By how much the noise of these steps is enlarged.
+      steps: K, where a text stands before the steps: of T cells of a response the last K are steps.
+        None where all cells are.
     """
 
     step: Callable
     window: tuple[int, int] | None = None
     splits: tuple[int, ...] = ()
     split_noise: float = 1.0
+    steps: int | None = None
 
     # As of a Likelihood: what a batch holds for it, and what its scorer returns of each step
     # besides, with the number of axes behind [P, G, T].
@@ -58,6 +61,10 @@ class FlowLikelihood(NamedTuple):
         levels = jnp.asarray(levels, jnp.float32)
         context = {"sigma_1": levels[1], **drawn}
         return call_with(self.step, x, v, levels[steps], levels[steps + 1], context=context)
+
+    def text_length(self, cells: int) -> int:
+        """How many of the cells of a response are tokens of a text, before the steps."""
+        return 0 if self.steps is None else max(cells - self.steps, 0)
 
     def trains(self, steps: int) -> np.ndarray:
         """The steps that are random and train, bool ``[K]``."""
@@ -122,7 +129,11 @@ def flow_levels(steps: int) -> np.ndarray:
 
 
 def flow_likelihood(
-    *, noise: float = 0.7, window: tuple[int, int] | None = None, reduce: str = "mean"
+    *,
+    noise: float = 0.7,
+    window: tuple[int, int] | None = None,
+    reduce: str = "mean",
+    steps: int | None = None,
 ) -> FlowLikelihood:
     """The steps of :func:`flow_sde_step`, which has the marginals of the flow.
 
@@ -130,6 +141,7 @@ def flow_likelihood(
       noise: Above 0.
       window: Steps that are random and train, from the first to one behind the last; None for all.
       reduce: Over the dimensions of a latent, "mean" or "sum".
+      steps: Of a trajectory, for a model that writes a text before them; None for no text.
 
     Returns:
       A :class:`FlowLikelihood`.
@@ -151,7 +163,9 @@ def flow_likelihood(
             raise ValueError(
                 f"{name}: window must be a first step from 0 and an end above it; got {window}."
             )
-    return FlowLikelihood(bind(flow_sde_step, noise=noise, reduce=reduce), window)
+    if steps is not None:
+        checks.check_count(name, steps=steps)
+    return FlowLikelihood(bind(flow_sde_step, noise=noise, reduce=reduce), window, steps=steps)
 
 
 def branch_likelihood(

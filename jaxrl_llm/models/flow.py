@@ -9,6 +9,7 @@ checkpoints and the rewards of any other model. ``model`` is one of :func:`make_
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,12 +55,17 @@ class FlowConfig:
 
 
 class Velocity(nnx.Module):
-    """A perceptron over a latent, its level and the embedding of its prompt."""
+    """A perceptron over a latent, its level and what it is conditioned on.
 
-    def __init__(self, config: FlowConfig, rngs: nnx.Rngs):
+    That is the mean embedding of a prompt, or, with ``condition``, a vector of so many numbers.
+    """
+
+    def __init__(self, config: Any, rngs: nnx.Rngs, *, condition: int | None = None):
         c = config
-        self.embed = nnx.Embed(c.vocab_size, c.width, rngs=rngs)
-        sizes = [c.latent_dim + 3 + c.width, *[c.width] * c.depth]
+        if condition is None:
+            self.embed = nnx.Embed(c.vocab_size, c.width, rngs=rngs)
+            condition = c.width
+        sizes = [c.latent_dim + 3 + condition, *[c.width] * c.depth]
         self.layers = nnx.List(
             [nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
         )
@@ -69,7 +75,10 @@ class Velocity(nnx.Module):
         """As :attr:`Model.velocity`."""
         count = jnp.maximum(jnp.sum(prompt_mask, axis=-1, keepdims=True), 1)
         embedded = jnp.where(prompt_mask[..., None], self.embed(prompts), 0.0)
-        condition = jnp.sum(embedded, axis=-2) / count
+        return self.conditioned(x, sigma, jnp.sum(embedded, axis=-2) / count)
+
+    def conditioned(self, x: Array, sigma: Array, condition: Array) -> Array:
+        """The velocity of latents ``[P, ..., D]`` given vectors ``[P, C]``."""
         condition = condition.reshape(len(condition), *[1] * (x.ndim - 2), -1)
         condition = jnp.broadcast_to(condition, (*x.shape[:-1], condition.shape[-1]))
         angle = jnp.pi * sigma

@@ -586,11 +586,21 @@ class EngineBackend:
 
 
 def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[str]]:
-    """The responses as text: P lists of G; the last latent of a flow policy as its numbers."""
-    if rollout.latents is not None:
-        last = np.asarray(processes.to_host(rollout.latents))[:, :, -1, 1]
-        return [[" ".join(f"{x:.9g}" for x in row) for row in rows] for rows in last]
+    """The responses as text: P lists of G; of a flow policy the numbers of the last latent.
+
+    Of one that writes before it denoises, its text stands before them, in lines of its own.
+    """
     tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
+    if rollout.latents is not None:
+        latents = np.asarray(processes.to_host(rollout.latents))
+        is_text = mask & (latents == 0).all((-2, -1))
+
+        def each(p: int, g: int) -> str:
+            numbers = " ".join(f"{x:.9g}" for x in latents[p, g, -1, 1])
+            keep = is_text[p, g]
+            return f"{decode(tokens[p, g][keep].tolist())}\n{numbers}" if keep.any() else numbers
+
+        return [[each(p, g) for g in range(mask.shape[1])] for p in range(mask.shape[0])]
     return [
         [decode(row[keep].tolist()) for row, keep in zip(rows, masks, strict=True)]
         for rows, masks in zip(tokens, mask, strict=True)

@@ -2,8 +2,9 @@
 
     x at level 1 ~ N(0, 1);    x after step k ~ the Gaussian of the step, or x + v dt
 
-The K steps stand where the tokens of a response stand. ``sample`` in a message is the function that
-:func:`make_flow_sampler` builds.
+The K steps stand where the tokens of a response stand; a model that writes first has its text
+before them, and the prompt and the text are what its latents depend on. ``sample`` in a message is
+the function that :func:`make_flow_sampler` builds.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +20,15 @@ from jaxrl_llm.diffusion import FlowLikelihood, flow_levels
 from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.models.text_flow import writer_of
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
-from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, prompt_room
+from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, make_sampler, prompt_room
 from jaxrl_llm.rollout.types import FAILED, LENGTH, Rollout
 
 # Sets the noise that a trajectory begins with apart from that of its steps.
 _START = 2**32 - 1
+# Sets the noise of latents apart from the draws of texts.
+_FLOW = 2**32 - 2
 
 
 def make_flow_sampler(
@@ -34,6 +38,9 @@ def make_flow_sampler(
     steps: int,
     group_size: int,
     deterministic: bool = False,
+    text_length: int = 0,
+    stop_ids: Sequence[int] = (),
+    pad_id: int = 0,
     buckets: Sequence[int] = BUCKETS,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
@@ -47,13 +54,17 @@ def make_flow_sampler(
       likelihood: Of the recipe: which steps are random, with how much noise, and where trees split.
       steps: K, at the levels of ``diffusion.flow_levels``.
       group_size: G, trajectories a prompt.
-      deterministic: No step is random, and nothing splits: the sampler of an evaluation.
+      deterministic: No step is random, and nothing splits: the sampler of an evaluation. A text
+        is then the most likely one.
+      text_length: Tokens of the longest text before the steps, of a model that writes; 0 for none.
+      stop_ids, pad_id: Of the text, as of :func:`~jaxrl_llm.rollout.make_sampler`.
       buckets, mesh: As of :func:`~jaxrl_llm.rollout.make_sampler`.
 
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``, with the
       arguments of :func:`~jaxrl_llm.rollout.make_sampler`'s. Its ``latents`` are ``[P, G, K, 2,
       D]``, before and after each step, ``mask`` is True for random steps, and the tokens are 0.
+      With a text, its tokens and their cells stand before those of the steps; their latents are 0.
 
     Raises:
       ValueError: If the model is no flow model, or the steps, the splits and the group do not go
@@ -79,10 +90,26 @@ def make_flow_sampler(
     if deterministic:
         likelihood = FlowLikelihood(likelihood.step)
     likelihood.node_ids(steps, group_size)  # checks that they go together
-    room = prompt_room(name, model, steps)
+    checks.check_non_negative(name, text_length=text_length)
+    if likelihood.splits and text_length:
+        raise ValueError(f"{name}: members that share latents cannot write texts of their own.")
+    room = prompt_room(name, model, steps + text_length)
     prompt_spec = PromptSpec(model.config.vocab_size, room, buckets)
     random = likelihood.trains(steps) & (not deterministic)
-    run = jax.jit(_make_run(model, likelihood, steps, random))
+    make, write = _make_run(model, likelihood, steps, random), None
+    if text_length:
+        write = make_sampler(
+            writer_of(name, model),
+            max_new_tokens=text_length,
+            group_size=group_size,
+            stop_ids=stop_ids,
+            temperature=0.0 if deterministic else 1.0,
+            pad_id=pad_id,
+            buckets=buckets,
+            mesh=mesh,
+        )
+        make = _after_texts(make)
+    run = jax.jit(make)
 
     def sample(
         params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
@@ -97,11 +124,55 @@ def make_flow_sampler(
         if mesh is not None:
             check_spread("sample", len(prompts), "prompts", batch_shards(mesh))
             placed = processes.place((tokens, mask, request_ids), batch_sharding(mesh))
-            tokens, mask, request_ids = placed
-        return run(params, key, tokens, mask, request_ids, np.int32(version))
+            tokens, mask, placed_ids = placed
+        else:
+            placed_ids = request_ids
+        arguments = (tokens, mask, placed_ids, np.int32(version))
+        if write is None:
+            return run(params, key, *arguments)
+        written = write(params, key, prompts, request_ids=request_ids, version=version)
+        return run(params, jax.random.fold_in(key, _FLOW), *arguments, written)
 
     sample.compiled = run  # type: ignore[attr-defined]
     return sample
+
+
+def _after_texts(run: Callable[..., Rollout]) -> Callable[..., Rollout]:
+    """``run(..., written)``: trajectories whose prompts are a prompt and a text each, behind it."""
+
+    def after(params, key, prompts, prompt_mask, ids, version, written: Rollout) -> Rollout:
+        P, G, L = written.tokens.shape
+
+        def rows(of_prompts: Array, of_texts: Array) -> Array:
+            spread = jnp.broadcast_to(of_prompts[:, None], (P, G, of_prompts.shape[-1]))
+            return jnp.concatenate([spread, of_texts], axis=-1).reshape(P * G, -1)
+
+        read = rows(prompts, written.tokens), rows(prompt_mask, written.mask)
+        made = run(params, key, *read, ids.reshape(P * G, 1), version)
+        steps = jax.tree.map(
+            lambda x: x.reshape(P, G, *x.shape[2:]),
+            made._replace(prompt_tokens=None, prompt_mask=None),
+        )
+        blank = jnp.zeros((P, G, L, *steps.latents.shape[3:]), steps.latents.dtype)
+
+        def joined(name: str) -> Array:
+            return jnp.concatenate([getattr(written, name), getattr(steps, name)], axis=2)
+
+        failed = (written.finish == FAILED) | (steps.finish == FAILED)
+        return steps._replace(
+            prompt_tokens=prompts,
+            prompt_mask=prompt_mask,
+            tokens=joined("tokens"),
+            mask=joined("mask"),
+            behavior_logp=joined("behavior_logp"),
+            model_logp=joined("model_logp"),
+            log_kept=joined("log_kept"),
+            version=joined("version"),
+            finish=jnp.where(failed, FAILED, LENGTH),
+            latents=jnp.concatenate([blank, steps.latents], axis=2),
+        )
+
+    return after
 
 
 def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.ndarray):

@@ -21,6 +21,7 @@ _HOMES = {
     "rastrigin": "blackbox",
     "tiny_config": "model",
     "tiny_flow_model": "model",
+    "tiny_text_flow_model": "model",
     "tiny_model": "model",
 }
 

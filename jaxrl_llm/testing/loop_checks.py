@@ -14,7 +14,7 @@ from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
-from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
+from jaxrl_llm.testing.model import tiny_flow_model, tiny_model, tiny_text_flow_model
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
 from jaxrl_llm.train import (
     CheckpointConfig,
@@ -42,9 +42,13 @@ def _flow():
     return *tiny_flow_model(), ByteTokenizer()
 
 
+def _text_flow():
+    return *tiny_text_flow_model(), ByteTokenizer()
+
+
 def _first_number(prompt: str, completion: str, metadata) -> float:
     """From 0 to 1, the greater the first number of a latent."""
-    return 1.0 / (1.0 + math.exp(-float(completion.split()[0])))
+    return 1.0 / (1.0 + math.exp(-float(completion.split("\n")[-1].split()[0])))
 
 
 def _prompts() -> PromptSet:
@@ -145,7 +149,8 @@ def assert_loop_runs_whole(
     if default and isinstance(made.likelihood, FlowLikelihood):
         # A tree of 16 leaves, whose last split is at the tenth step.
         sampling = SamplingConfig(group_size=16, max_new_tokens=12)
-        config = dataclasses.replace(config, model=_flow, reward=_first_number, sampling=sampling)
+        network = _flow if made.likelihood.steps is None else _text_flow
+        config = dataclasses.replace(config, model=network, reward=_first_number, sampling=sampling)
     elif default and made.likelihood is not None:
         config = dataclasses.replace(config, model=_denoiser)
     optimizer = config.optimizer

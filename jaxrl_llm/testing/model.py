@@ -3,7 +3,15 @@
 import jax
 
 from jaxrl_llm.core import ArrayTree
-from jaxrl_llm.models import FlowConfig, Model, ModelConfig, make_flow_model, make_model
+from jaxrl_llm.models import (
+    FlowConfig,
+    Model,
+    ModelConfig,
+    TextFlowConfig,
+    make_flow_model,
+    make_model,
+    make_text_flow_model,
+)
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
 
@@ -65,4 +73,21 @@ def tiny_flow_model(*, seed: int = 0) -> tuple[Model, ArrayTree]:
       (2, 16)
     """
     model = make_flow_model(FlowConfig(width=16, vocab_size=ByteTokenizer.vocab_size))
+    return model, model.init(jax.random.key(seed))
+
+
+def tiny_text_flow_model(*, seed: int = 0) -> tuple[Model, ArrayTree]:
+    """A model of one layer that writes a text and then denoises a latent of two numbers.
+
+    Args:
+      seed: Of the parameters.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_text_flow_model()
+      >>> sorted(params), model.config.latent_dim
+      (['decoder', 'flow'], 2)
+    """
+    config = TextFlowConfig(decoder=replace_fields(_CONFIG, {"num_layers": 1}), width=16)
+    model = make_text_flow_model(config)
     return model, model.init(jax.random.key(seed))

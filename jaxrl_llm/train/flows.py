@@ -11,8 +11,9 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.diffusion import FlowLikelihood, flow_levels
 from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.text_flow import writer_of
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.score import Scores
+from jaxrl_llm.train.score import Scores, score
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,9 @@ class FlowScorer:
     """A flow model and the steps of its policy; it stands where a ``Scorer`` stands.
 
     The latents before and after each step are the extra ``latents`` of the batch,
-    ``[P, G, K, 2, D]``. All K steps of all trajectories are one call of the model.
+    ``[P, G, T, 2, D]``. All steps of all trajectories are one call of the model. Where a text
+    stands before them, its tokens have the log-probabilities and entropies of the language model,
+    and their statistics are 0.
     """
 
     model: Model
@@ -42,30 +45,65 @@ class FlowScorer:
         *,
         of_hidden: tuple[str, ...] = (),
     ) -> Scores:
-        """Log-densities and entropies of the steps ``[P, G, K]``, a mean over dimensions or a sum.
+        """Log-densities and entropies of the steps ``[P, G, T]``, a mean over dimensions or a sum.
 
         The statistics are those of ``FlowLikelihood.statistics``, and no others.
         """
         del statistics, of_hidden
         if "latents" not in batch.extras:
             raise ValueError("score: the batch has no latents in its extras.")
-        before, after = jnp.moveaxis(batch.extras["latents"], -2, 0)
+        length = self.likelihood.text_length(batch.mask.shape[-1])
+        before, after = jnp.moveaxis(batch.extras["latents"][:, :, length:], -2, 0)
+        prompts = (batch.prompt_tokens, batch.prompt_mask)
+        if length:
+            prompts = self._rows(batch, length)
         levels = flow_levels(before.shape[2])
         steps = jnp.broadcast_to(jnp.arange(before.shape[2]), before.shape[:3])
-        v = velocity_of("score", self.model)(
-            params, before, jnp.asarray(levels)[steps], batch.prompt_tokens, batch.prompt_mask
-        )
+        velocity, shape = velocity_of("score", self.model), before.shape
+        rows = (len(prompts[0]), -1, *shape[2:])  # a prompt each, or a prompt and a text each
+        sigma = jnp.asarray(levels)[steps].reshape(rows[:-1])
+        v = velocity(params, before.reshape(rows), sigma, *prompts).reshape(shape)
         made = self.likelihood.at(before, v, steps, levels, x_next=after)
         entropy = jnp.log(made.scale) + 0.5 * math.log(2.0 * math.pi * math.e)
         if dict(getattr(self.likelihood.step, "options", ())).get("reduce") == "sum":
             entropy = entropy * before.shape[-1]
+        logp = made.logp
+        statistics = {
+            "step_mean": made.mean,
+            "step_scale": made.scale,
+            "step_std": made.std,
+            "velocity": v,
+        }
+        if length:
+            text = score(
+                writer_of("score", self.model),
+                params,
+                batch.prompt_tokens,
+                batch.prompt_mask,
+                batch.tokens[..., :length],
+                batch.mask[..., :length],
+            )
+            logp, entropy = (
+                jnp.concatenate(pair, axis=-1) for pair in zip(text, (logp, entropy), strict=True)
+            )
+            statistics = {name: _behind(length, x) for name, x in statistics.items()}
         return Scores(
-            masking.zero_masked(made.logp, batch.mask),
+            masking.zero_masked(logp, batch.mask),
             masking.zero_masked(entropy, batch.mask),
-            {
-                "step_mean": made.mean,
-                "step_scale": made.scale,
-                "step_std": made.std,
-                "velocity": v,
-            },
+            statistics,
         )
+
+    def _rows(self, batch: Batch, length: int) -> tuple[Array, Array]:
+        """Prompt and text of each trajectory ``[P * G, Lp + length]``, and what exists of them."""
+        P, G, _ = batch.mask.shape
+
+        def rows(of_prompts: Array, of_texts: Array) -> Array:
+            spread = jnp.broadcast_to(of_prompts[:, None], (P, G, of_prompts.shape[-1]))
+            return jnp.concatenate([spread, of_texts[..., :length]], axis=-1).reshape(P * G, -1)
+
+        return rows(batch.prompt_tokens, batch.tokens), rows(batch.prompt_mask, batch.mask)
+
+
+def _behind(length: int, x: Array) -> Array:
+    """Values of steps ``[P, G, K, ...]`` behind the zeros of a text."""
+    return jnp.pad(x, [(0, 0), (0, 0), (length, 0), *[(0, 0)] * (x.ndim - 3)])

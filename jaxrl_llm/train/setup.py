@@ -706,12 +706,24 @@ def policy_sampler(
 ) -> Callable:
     """A sampler of ``group_size`` responses a prompt, as a run samples, or the most likely ones."""
     if model.velocity is not None:
+        steps, length = (
+            recipe.likelihood.steps,
+            recipe.likelihood.text_length(sampling.max_new_tokens),
+        )
+        if steps is not None and steps > sampling.max_new_tokens:
+            raise ValueError(
+                f"sampling: max_new_tokens {sampling.max_new_tokens} is below the {steps} steps of "
+                f"recipe {recipe.name!r}."
+            )
         return make_flow_sampler(
             model,
             recipe.likelihood,
-            steps=sampling.max_new_tokens,
+            steps=sampling.max_new_tokens - length,
             group_size=group_size,
             deterministic=greedy,
+            text_length=length,
+            stop_ids=tokenizer.eos_ids if length else (),
+            pad_id=tokenizer.pad_id,
             mesh=mesh,
         )
     if not is_causal(model):

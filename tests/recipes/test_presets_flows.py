@@ -82,7 +82,7 @@ def branch_grpo_flow():
 REFERENCES = {
     "flow_grpo": (flow_grpo, {}, MASK),
     "sol_rl_flow": (flow_grpo, {}, MASK),
-    "unigrpo": (unigrpo, {}, WINDOW),
+    "unigrpo": (unigrpo, {"steps": None}, WINDOW),
     "branch_grpo_flow": (branch_grpo_flow, {"splits": (0, 1)}, MASK),
 }
 
@@ -96,6 +96,51 @@ def test_the_loss(name):
     statistics = {k: jnp.float32(x) for k, x in statistics.items()}
     loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)
     np.testing.assert_allclose(loss, reference(), rtol=1e-4, atol=1e-6)
+
+
+def test_one_loss_of_a_text_and_of_the_steps_behind_it():
+    """UniGRPO: two tokens of a text or one, then three steps, of which two train."""
+    text = 2
+    mask = np.ones((P, G, text), bool)
+    mask[0, 1, 1] = mask[1, 3, 1] = False
+    old, logp = (RNG.normal(-1.0, 0.3, mask.shape) for _ in range(2))
+    recipe = jr.recipes.unigrpo(steps=K, text_eps=0.25, flow_coef=0.5, mse_coef=0.1)
+
+    def behind(x, first=0.0):
+        return jnp.concatenate([jnp.full((P, G, text, *x.shape[3:]), first), x], axis=2)
+
+    extras = {
+        "latents": behind(np.zeros((P, G, K, 2, D))),
+        "old_step_mean": behind(OLD_MEAN),
+        "ref_velocity": behind(REF_V),
+    }
+    batch = jr.recipes.Batch(
+        tokens=jnp.zeros((P, G, text + K), int),
+        mask=jnp.asarray(np.concatenate([mask, WINDOW], -1)),
+        rewards=jnp.float32(REWARDS),
+        where=jnp.ones((P, G), bool),
+        prompt_tokens=jnp.zeros((P, 1), int),
+        prompt_mask=jnp.ones((P, 1), bool),
+        old_logp=jnp.float32(np.concatenate([old, OLD], -1)),
+        extras={name: jnp.float32(x) for name, x in extras.items()},
+    )
+    statistics = {"step_mean": behind(MEAN), "step_scale": behind(SCALE), "velocity": behind(V)}
+    statistics = {name: jnp.float32(x) for name, x in statistics.items()}
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    both = jnp.float32(np.concatenate([logp, LOGP], -1))
+    loss = recipe.loss(both, prepared, statistics=statistics)
+
+    A = (centered(REWARDS) / (REWARDS.std(-1, ddof=1, keepdims=True) + 1e-6))[..., None]
+    tokens = clipped(np.exp(logp - old), A, 0.25) * mask
+    of_text = (tokens.sum(-1) / mask.sum(-1)).mean()
+    shift = ((MEAN - OLD_MEAN) ** 2).mean(-1)
+    ratio = np.exp(SCALE * (LOGP - OLD + shift / (2 * SCALE**2)))
+    of_flow = clipped(ratio, A, 1e-4)[WINDOW].mean()
+    penalty = ((V - REF_V) ** 2).sum(-1)[WINDOW].mean()
+    np.testing.assert_allclose(loss, of_text + 0.5 * of_flow + 0.1 * penalty, rtol=1e-4)
+    parts = [jnp.float32(x) for x in (of_text, of_flow, penalty)]
+    together = jr.diffusion.joint_loss(*parts, gamma=0.1, lam=0.5)
+    np.testing.assert_allclose(loss, together, rtol=1e-4)
 
 
 def test_a_normed_ratio_moves_the_policy_along_its_noise():
@@ -120,5 +165,7 @@ def test_options_that_leave_out_the_reference():
     assert not jr.recipes.flow_grpo(kl_coef=0.0).uses_reference
     assert not jr.recipes.unigrpo(mse_coef=0.0).uses_reference
     assert jr.recipes.unigrpo().uses_reference
+    with pytest.raises(ValueError, match="text_eps and flow_coef have no effect without steps"):
+        jr.recipes.unigrpo(steps=None, flow_coef=0.5)
     every = jr.recipes.branch_grpo_flow(ratio=None, splits=(0, 1))
     assert int(prepared_of(every).mask.sum()) == P * (2 + 4 * 2)  # each step of a tree once

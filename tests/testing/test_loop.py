@@ -36,6 +36,7 @@ def test_the_loop_runs_a_preset_whole(name):
     plays = needs_environment(recipe) or name in ("epo", "igpo", "mua_rl", "oprl")
     which = "path" if name == "ui_s1" else "game" if plays else "hard" if hard else "config"
     denoises = "flow" if isinstance(recipe.likelihood, FlowLikelihood) else "denoiser"
+    denoises = "text_flow" if name == "unigrpo" else denoises
     which = which if recipe.likelihood is None else denoises
     which = "scorer" if recipe.head else which
     config = example(which)

@@ -19,7 +19,7 @@ from jaxrl_llm.diffusion import (
     mean_field_likelihood,
 )
 from jaxrl_llm.rollout import DenoisingOptions, make_flow_sampler
-from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model
+from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_text_flow_model
 from jaxrl_llm.train import DataConfig, SamplingConfig, init_state, make_step, train
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.policy_gradient import score_reference
@@ -204,7 +204,7 @@ def test_a_run_resumes_exactly(tmp_path):
         jr.recipes.flow_grpo(),
         jr.recipes.branch_grpo_flow(splits=(0, 1, 2)),
         jr.recipes.sol_rl_flow(oversample=2, draft_steps=2),
-        jr.recipes.unigrpo(window=(0, 3)),
+        jr.recipes.unigrpo(steps=None, window=(0, 3)),
     ],
     ids=lambda x: x.name,
 )
@@ -216,6 +216,74 @@ def test_rewards_rise(recipe, tmp_path):
     }
     rewards = [row["reward"] for row in train(tiny_run(tmp_path, **options)).history if row["step"]]
     assert np.mean(rewards[-5:]) > np.mean(rewards[:3]) + 0.15
+
+
+def text_flow():
+    return *tiny_text_flow_model(), ByteTokenizer()
+
+
+def two_halves(prompt, completion, metadata):
+    """Half of the reward is for small letters in the text, half for a point to the right."""
+    text, _, point = completion.rpartition("\n")
+    letters = sum(c.isascii() and c.islower() for c in text) / max(len(text), 1)
+    right = to_the_right(prompt, point, metadata)
+    return {"reward": 0.5 * (letters + right), "letters": letters, "right": right}
+
+
+def test_what_writes_and_denoises_is_scored_as_it_was_sampled():
+    """Tokens and steps; a latent depends on its text, and its density moves the decoder too."""
+    model, params = tiny_text_flow_model()
+    recipe = jr.recipes.unigrpo(steps=3, window=(0, 2))
+    sample = make_flow_sampler(
+        model, recipe.likelihood, steps=3, group_size=4, text_length=5, stop_ids=tuple(range(100))
+    )
+    rollout = sample(params, jax.random.key(0), [[65, 66], [67]])
+    mask = np.asarray(rollout.mask)
+    assert rollout.tokens.shape == (2, 4, 8) and rollout.latents.shape == (2, 4, 8, 2, 2)
+    assert mask[..., 5:].tolist() == [[[True, True, False]] * 4] * 2
+    assert len(set(mask[..., :5].sum(-1).ravel().tolist())) > 1  # texts end where they end
+    batch = jr.recipes.Batch.from_rollout(rollout, jnp.zeros((2, 4)))
+    batch = batch.replace(extras={"latents": rollout.latents})
+    scorer = jax.jit(lambda params, batch: scorer_of(recipe, model)(params, batch))
+    scores = scorer(params, batch)
+    np.testing.assert_allclose(scores.logp, rollout.behavior_logp * mask, rtol=1e-3, atol=1e-4)
+    assert not np.asarray(scores.statistics["velocity"])[:, :, :5].any()
+    other = scorer(params, batch.replace(tokens=batch.tokens.at[:, :, 0].add(1)))
+    changed = np.abs(np.asarray(scores.logp - other.logp))[..., 5:7]
+    assert changed.min() > 1e-7  # every step has another density after another text
+
+    def density(params):
+        return jnp.sum(scorer(params, batch).logp[..., 5:])
+
+    moved = jax.jit(jax.grad(density))(params)["decoder"]
+    assert any(np.abs(np.asarray(x)).max() > 0 for x in jax.tree.leaves(moved))
+    with pytest.raises(ValueError, match="cannot write texts of their own"):
+        splits = branch_likelihood(splits=(0,))
+        make_flow_sampler(model, splits, steps=3, group_size=2, text_length=5)
+    with pytest.raises(ValueError, match="takes a model of models.make_text_flow_model"):
+        plain, _ = tiny_flow_model()
+        make_flow_sampler(plain, recipe.likelihood, steps=3, group_size=2, text_length=5)
+
+
+@pytest.mark.slow
+def test_one_reward_trains_the_text_and_the_steps(tmp_path):
+    recipe = jr.recipes.unigrpo(steps=4, window=(0, 3), eps=1e-2)
+    options = RUN | {
+        "model": text_flow,
+        "reward": two_halves,
+        "recipe": recipe,
+        "sampling": SamplingConfig(group_size=8, max_new_tokens=8),
+        "steps": 30,
+        "optimizer": jr.train.OptimizerConfig(learning_rate=1e-2),
+    }
+    rows = [row for row in train(tiny_run(tmp_path, **options)).history if row["step"]]
+    assert rows[0]["sampler_gap"] < 1e-3
+    for part in ("reward/letters", "reward/right"):
+        values = [row[part] for row in rows]
+        assert np.mean(values[-5:]) > np.mean(values[:3]) + 0.1
+    few = options | {"sampling": SamplingConfig(group_size=8, max_new_tokens=3), "steps": 1}
+    with pytest.raises(ValueError, match="max_new_tokens 3 is below the 4 steps"):
+        train(tiny_run(tmp_path / "few", **few))
 
 
 def test_drafts_choose_the_noise_that_trains(tmp_path):

@@ -766,8 +766,8 @@ METHODS = (
         preset="sol_rl_flow", confidence="NOTES"),
     Method("unigrpo", "UniGRPO, text and image in one loss", "2603.23500", "diffusion",
         ("diffusion.flow_clip", "diffusion.flow_mse", "diffusion.joint_loss",
-        "diffusion.ratio_norm", "diffusion.velocity_mse"), preset="unigrpo",
-        missing="a model that writes text before it denoises",
+        "diffusion.ratio_norm", "diffusion.velocity_mse", "models.make_text_flow_model"),
+        preset="unigrpo",
         verified_against="worked numbers", confidence="PAPER"),
 )
 # fmt: on

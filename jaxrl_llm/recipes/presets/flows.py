@@ -1,11 +1,13 @@
 """Methods of flow policies: the densities of the steps of denoising stand where tokens stand.
 
 They train a model with a velocity, such as ``models.make_flow_model``; a run sets the steps of a
-trajectory as ``sampling.max_new_tokens``.
+trajectory as ``sampling.max_new_tokens``, and of ``unigrpo`` the text that stands before them too.
 """
 
-from jaxrl_llm import advantages, curation, diffusion, surrogates
-from jaxrl_llm.core import bind, chain, stateless
+import jax.numpy as jnp
+
+from jaxrl_llm import advantages, aggregate, curation, diffusion, surrogates
+from jaxrl_llm.core import Array, bind, chain, checks, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -117,32 +119,95 @@ def sol_rl_flow(
 
 def unigrpo(
     *,
+    steps: int | None = 10,
     noise: float = 0.7,
     window: tuple[int, int] | None = (0, 5),
     eps: float = 1e-4,
+    text_eps: float = 0.2,
+    flow_coef: float = 1.0,
     mse_coef: float = 1.5e-5,
 ) -> Recipe:
-    """The image half of one loss for text and image: normed ratios in a window of random steps.
+    """One advantage trains the text that a model writes and the steps by which it then denoises.
 
-        log Rn = scale (log R + |mean - old mean|^2 / (2 scale^2))
-        penalty = mse_coef |velocity - ref velocity|^2   in place of a KL
+        loss = text + flow_coef flow + mse_coef penalty
+        text: :func:`grpo`'s clip, a mean over the tokens of each text, then over texts
+        flow: log Rn = scale (log R + |mean - old mean|^2 / (2 scale^2)), clipped, in a window
+        penalty: |velocity - ref velocity|^2 in the window, in place of a KL
+
+    It trains a model of ``models.make_text_flow_model``; ``sampling.max_new_tokens`` are those of
+    the longest text and the steps together.
 
     Args:
+      steps: Of a trajectory; None for a flow model without a text, all of whose cells are steps.
       noise: Of the sampler.
       window: Steps that are random and train, ``(first, end)``; None for all.
       eps: Clip of a step's normed ratio.
+      text_eps: Clip of a token's ratio.
+      flow_coef: Weight of the flow, above 0.
       mse_coef: Weight of the penalty; 0 leaves out it and the reference.
 
     References:
-      UniGRPO (arXiv:2603.23500); confidence PAPER, from notes on it. The tokens that its model
-      writes before an image train by :func:`grpo` with the same advantages, see
-      :func:`jaxrl_llm.diffusion.joint_loss`; a model that does both is not part of this.
+      UniGRPO (arXiv:2603.23500); confidence PAPER, from notes on it, which have 1.5e-5 and 0.1 for
+      the penalty. Its two learning rates are one here.
     """
-    penalty = bind(diffusion.flow_mse, coef=mse_coef)
+    checks.check_positive("unigrpo", finite=True, flow_coef=flow_coef)
+    penalty = bind(diffusion.flow_mse, coef=mse_coef / (flow_coef if steps else 1.0))
+    surrogate, weights = bind(diffusion.flow_clip, eps=eps), aggregate.token_mean
+    if steps is None:
+        if (text_eps, flow_coef) != (0.2, 1.0):
+            raise ValueError("unigrpo: text_eps and flow_coef have no effect without steps.")
+    else:
+        surrogate = bind(text_and_flow_clip, steps=steps, eps=eps, text_eps=text_eps)
+        weights = bind(text_and_flow_means, steps=steps, flow_coef=flow_coef)
     return from_base(
         name="unigrpo",
-        surrogate=bind(diffusion.flow_clip, eps=eps),
+        surrogate=surrogate,
+        weights=weights,
         regularizers=(penalty,) if mse_coef else (),
-        likelihood=diffusion.flow_likelihood(noise=noise, window=window),
+        likelihood=diffusion.flow_likelihood(noise=noise, window=window, steps=steps),
         paper="arXiv:2603.23500",
     )
+
+
+@traits(policy_gradient=False)
+def text_and_flow_clip(
+    logp: Array,
+    old_logp: Array,
+    advantages: Array,
+    mask: Array,
+    *,
+    step_mean: Array,
+    old_step_mean: Array,
+    step_scale: Array,
+    steps: int,
+    eps: float,
+    text_eps: float,
+) -> Array:
+    """``surrogates.ppo_clip`` of the cells of a text, ``diffusion.flow_clip`` of the last steps."""
+    text, flow = (slice(None, -steps), slice(-steps, None))
+    tokens = surrogates.ppo_clip(
+        logp[..., text],
+        old_logp[..., text],
+        advantages,
+        mask[..., text],
+        eps_low=text_eps,
+        eps_high=text_eps,
+    )
+    latents = diffusion.flow_clip(
+        logp[..., flow],
+        old_logp[..., flow],
+        advantages,
+        mask[..., flow],
+        step_mean=step_mean[..., flow, :],
+        old_step_mean=old_step_mean[..., flow, :],
+        step_scale=step_scale[..., flow],
+        eps=eps,
+    )
+    return jnp.concatenate([tokens, latents], axis=-1)
+
+
+def text_and_flow_means(mask: Array, *, steps: int, flow_coef: float) -> Array:
+    """Weights of a mean over the tokens of each text, and of one over its steps, of each chain."""
+    tokens = aggregate.sequence_mean(mask[..., :-steps])
+    latents = aggregate.sequence_mean(mask[..., -steps:])
+    return jnp.concatenate([tokens, flow_coef * latents], axis=-1)
