@@ -26,12 +26,14 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 for _name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "PIP_NO_INDEX"):
     os.environ.setdefault(_name, "1")
 # Most programs of a test run once, so what counts is how fast they compile: that halves the time.
+# Each in one piece: of several, which threads compile at once, every one has costs of its own.
 # JAX_DISABLE_MOST_OPTIMIZATIONS=0 compiles as users do.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
-    _FLAGS, _QUICK = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false"
+    _QUICK = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
     # A flag that jaxlib does not know ends the process, so only for versions that were tried.
-    if version("jaxlib").startswith("0.10.") and _QUICK not in _FLAGS:
-        os.environ["XLA_FLAGS"] = f"{_FLAGS} {_QUICK}".strip()
+    if version("jaxlib").startswith("0.10."):
+        _FLAGS = os.environ.get("XLA_FLAGS", "").split()
+        os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, *(x for x in _QUICK if x not in _FLAGS)])
 
 import pytest  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
