@@ -26,8 +26,8 @@ class Methods:
     """The methods of this package: which train by name, and which peers confirmed their numbers.
 
     Attributes:
-      name: A method's key or a preset's name shows all about it; a part of a key, a title or a
-        function's name lists what matches.
+      name: A method's key or a preset's name shows all about it; a part of a key, a title, a
+        function's name or the title of a paper lists what matches.
       kind: Only methods of this kind.
       json: Print a JSON list instead of a table.
     """
@@ -56,6 +56,11 @@ def describe(method: catalog.Method) -> str:
     lines = [*textwrap.wrap(f"{method.key}: {method.title}", _WIDTH), ""]
     if method.arxiv:
         lines.append(f"paper       https://arxiv.org/abs/{method.arxiv}")
+    for paper in catalog.PAPERS:
+        if method.key in paper.keys:
+            lines += textwrap.wrap(
+                paper.title, _WIDTH - 12, initial_indent=" " * 12, subsequent_indent=" " * 12
+            )
     lines += [f"kind        {method.kind}", f"confidence  {method.confidence}"]
     if method.preset:
         trains = "whole" if method.whole else f"without {method.missing}"

@@ -1,6 +1,7 @@
 """What the library holds, as data: it feeds the command line, the README's table and the docs.
 
-``methods.py`` has a row a method, ``confirmed.py`` what the code of peers confirmed of each.
+``methods.py`` has a row a method, ``confirmed.py`` what the code of peers confirmed of each,
+``papers.py`` a row a paper.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from jaxrl_llm.recipes import presets
 from jaxrl_llm.recipes.catalog.confirmed import CONFIRMED
 from jaxrl_llm.recipes.catalog.method import KINDS, Confirmed, Method
 from jaxrl_llm.recipes.catalog.methods import METHODS
+from jaxrl_llm.recipes.catalog.papers import PAPERS, Paper
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.presets import evolution as evolution_presets
 from jaxrl_llm.recipes.recipe import Recipe
@@ -23,9 +25,11 @@ __all__ = [
     "CONFIRMED",
     "EVOLUTION_PRESETS",
     "KINDS",
+    "PAPERS",
     "PRESETS",
     "Confirmed",
     "Method",
+    "Paper",
     "as_table",
     "preset",
     "rows",
@@ -85,7 +89,7 @@ def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method,
     Args:
       kind: One of ``KINDS``; None for all.
       name: A key or the name of a preset, which selects its row alone; else a part of a key, a
-        title or a function's name, in any case. None for all.
+        title, a function's name or the title of a paper, in any case. None for all.
 
     Raises:
       ValueError: If the kind is unknown, or no row matches, with the nearest key.
@@ -96,6 +100,8 @@ def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method,
       ['gspo']
       >>> [method.key for method in catalog.select(name="soup")]
       ['salsa_soup_ref']
+      >>> [method.key for method in catalog.select(name="segment-level credit")]
+      ['spo_chain', 'spo_tree']
     """
     rows = CATALOG
     if kind is not None:
@@ -107,10 +113,12 @@ def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method,
     if exact:
         return exact
     word = name.lower()
+    of_papers = {key for p in PAPERS if word in p.title.lower() for key in p.keys}
     rows = tuple(
         method
         for method in rows
-        if any(word in text.lower() for text in (method.key, method.title, *method.functions))
+        if method.key in of_papers
+        or any(word in text.lower() for text in (method.key, method.title, *method.functions))
     )
     if not rows:
         near = difflib.get_close_matches(name, [method.key for method in CATALOG], n=1)
