@@ -106,6 +106,7 @@ def test_no_file_and_no_line_has_a_secret(capsys, tmp_path, config, fails):
         assert plain in texts["sessions.jsonl"]
 
 
+@pytest.mark.filterwarnings("default::UserWarning")
 def test_a_traceback_has_no_secret(capsys, tmp_path, config):
     code, out, err = run(capsys, "train", config(True), "--run-dir", tmp_path / "run", "--debug")
     assert code == 1 and "Traceback" in err and "401 for Client<" in err
