@@ -166,5 +166,5 @@ def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "
     axes.set(xlabel="step", ylabel="mean reward", title=title)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+        axes.legend(loc="upper left")  # "best" looks at every point, slowly
     figure.savefig(path, dpi=120)
