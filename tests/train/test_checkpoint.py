@@ -14,6 +14,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orbax.checkpoint import v1
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -30,6 +31,7 @@ from jaxrl_llm.train import (
     make_mesh,
     train,
 )
+from jaxrl_llm.train.checkpoint import checkpoints as saving
 from jaxrl_llm.train.checkpoint.checkpoints import best_of, superseded
 from jaxrl_llm.train.checkpoint.record import (
     check_record,
@@ -37,7 +39,7 @@ from jaxrl_llm.train.checkpoint.record import (
     replace_notes,
     write_record,
 )
-from jaxrl_llm.train.checkpoint.serialization import Extras, shapes_of
+from jaxrl_llm.train.checkpoint.serialization import Extras, orbax, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -446,6 +448,20 @@ def test_a_disk_that_does_not_answer_any_more_fails_the_save(tmp_path, monkeypat
     answers.set()
     assert checkpoints.last == 1
     assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+
+@pytest.mark.parametrize(("processes", "limit"), [(1, None), (2, 605)])
+def test_a_save_of_several_processes_has_the_bound_of_one(monkeypatch, processes, limit):
+    limits, options = [], v1.options.AsyncOptions
+
+    def record(**settings):
+        limits.append(settings["timeout_secs"])
+        return options(**settings)
+
+    monkeypatch.setattr(v1.options, "AsyncOptions", record)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with orbax(seconds=saving._patience(5_000_000)):
+        assert limits == [limit]
 
 
 def test_orbax_keeps_its_log_to_itself(tmp_path, caplog):

@@ -192,7 +192,7 @@ class Checkpoints:
 
             Returns the error if old ones could not be deleted.
             """
-            if jax.process_count() > 1:  # Orbax has a limit, to hear of one that is lost
+            if jax.process_count() > 1:  # Orbax has the same limit, to hear of one that is lost
                 written.result()
             else:
                 _wait_for(written, self._unfinished(step))
@@ -216,12 +216,12 @@ class Checkpoints:
                 return error
             return None
 
-        with self._failing_clearly(step, required), orbax() as ocp:
-            items = {"state": to_arrays(state)}
-            metadata = fingerprint(self.model, state) | self.run
-            if extras is not None:
-                items[_EXTRAS], metadata[_EXTRAS] = extras.arrays, extras.notes
-            size = sum(x.nbytes for x in jax.tree.leaves(items))
+        items = {"state": to_arrays(state)}
+        metadata = fingerprint(self.model, state) | self.run
+        if extras is not None:
+            items[_EXTRAS], metadata[_EXTRAS] = extras.arrays, extras.notes
+        size = sum(x.nbytes for x in jax.tree.leaves(items))
+        with self._failing_clearly(step, required), orbax(seconds=_patience(size)) as ocp:
             processes.from_first(make_room)
             written = ocp.save_checkpointables_async(
                 self._unfinished(step), items, custom_metadata=metadata
@@ -272,7 +272,7 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         undeleted = None
         with self._failing_clearly(pending.step, pending.required):
-            limit = _STALL_SECONDS + pending.size / _SLOWEST
+            limit = _patience(pending.size)
             try:
                 undeleted = pending.finishing.result(timeout=limit)
             except BaseException as error:
@@ -374,6 +374,11 @@ class Checkpoints:
         tree, place = read_last(paths, like, wanted, partial=partial)
         self.last, self._passed = steps[place], steps[place + 1 :]
         return tree
+
+
+def _patience(size: int) -> float:
+    """Seconds that a save of this many bytes may take."""
+    return _STALL_SECONDS + size / _SLOWEST
 
 
 def _wait_for(written: Any, path: Path) -> None:

@@ -171,8 +171,12 @@ def abstract(x):
 
 
 @contextlib.contextmanager
-def orbax(*, partial: bool = False):
-    """Orbax without compression, since weights hardly compress, and without its log."""
+def orbax(*, partial: bool = False, seconds: float | None = None):
+    """Orbax without compression, since weights hardly compress, and without its log.
+
+    A save of several processes ends after ``seconds``, so as to hear of one that is lost. In one
+    process we end a save that stands still, by a clock that no one corrects.
+    """
     from orbax.checkpoint import v1 as ocp
 
     for name in ("absl", "asyncio"):
@@ -180,10 +184,7 @@ def orbax(*, partial: bool = False):
     if not isinstance(sys.unraisablehook, _Quiet):
         sys.unraisablehook = _Quiet(sys.unraisablehook)
     options = ocp.options
-    # In one process we end a save that stands still, by a clock that no one corrects. Several have
-    # the limit of Orbax, to hear of one that is lost.
-    alone = jax.process_count() == 1
-    limit: Any = None if alone else options.AsyncOptions().timeout_secs
+    limit: Any = None if seconds is None or jax.process_count() == 1 else int(seconds)
     context = ocp.Context(
         # Folders are made before anything waits for them: where they cannot be, its threads would
         # wait for minutes, and the program for them.
