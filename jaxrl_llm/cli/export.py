@@ -19,6 +19,9 @@ from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
 from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.setup import load_model, with_trained
 
+# In a folder that an export writes, until it is complete: no other folder is removed.
+_MARK = ".jaxrl_llm.unfinished"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
@@ -94,20 +97,34 @@ def _pad_id(tokenizer, config) -> int | None:
 
 
 def check_new(folder: str) -> None:
-    """Raises UsageError if a folder to write exists, or is a link."""
+    """Raises UsageError if a folder to write exists, or is a link, or cannot be made next to it."""
     if os.path.lexists(folder):
         raise UsageError(f"{folder!r} exists already; name a folder that does not.")
+    unfinished = _unfinished(folder)
+    if os.path.lexists(unfinished) and not (unfinished / _MARK).is_file():
+        raise UsageError(
+            f"{str(unfinished)!r}, where {folder!r} is written first, is not from an export that "
+            "was ended; move it, or name another folder."
+        )
+
+
+def _unfinished(folder: str) -> Path:
+    target = Path(folder)
+    return target.with_name(f"{target.name}.unfinished")
 
 
 @contextlib.contextmanager
 def new_folder(folder: str) -> Iterator[Path]:
     """A folder to write to, which gets its name once it is complete, and goes if that fails."""
-    target = Path(folder)
-    unfinished = target.with_name(f"{target.name}.unfinished")
+    check_new(folder)  # again, since much time may have passed
+    target, unfinished = Path(folder), _unfinished(folder)
     shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     try:
+        (unfinished / _MARK).touch()
         yield unfinished
         unfinished.rename(target)
+        (target / _MARK).unlink()
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

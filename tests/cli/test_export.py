@@ -60,6 +60,20 @@ def test_the_best_one(capsys, trained, tmp_path):
     assert load_model(tmp_path / "out")[0].config.num_layers == 1
 
 
+def test_only_what_an_export_left_is_removed(capsys, trained, tmp_path):
+    left = tmp_path / "out.unfinished"
+    left.mkdir()
+    (left / "thesis.txt").touch()
+    code, _, err = run(capsys, "export", trained, tmp_path / "out")
+    assert code == 2 and (left / "thesis.txt").exists()
+    one_sentence(err, "out.unfinished'", "is not from an export that was ended")
+    (left / ".jaxrl_llm.unfinished").touch()  # as a killed export leaves it
+    code, _, err = run(capsys, "export", trained, tmp_path / "out")
+    assert code == 0, err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.parametrize("command", ["evaluate", "sample"])
 def test_the_best_one_is_evaluated_and_sampled(capsys, trained, command):
     best = best_of(trained)
