@@ -15,6 +15,8 @@ def main(seconds: int, memory: int) -> None:
         import resource
 
         for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory)):
+            there = resource.getrlimit(limit)[1]  # which only root may raise
+            most = most if there == resource.RLIM_INFINITY else min(most, there)
             resource.setrlimit(limit, (most, most))
     for number, (pattern, texts) in enumerate(json.load(sys.stdin)):
         try:

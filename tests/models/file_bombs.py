@@ -192,6 +192,9 @@ TOKENIZER_BOMBS = {
     "a normalizer that doubles by a pattern": grown(
         "normalizer", REPLACE | {"pattern": {"Regex": "a"}}
     ),
+    "an expression that backtracks": {"pre_tokenizer": {
+        "type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False,
+    }},
     "prepending normalizers": grown("normalizer", {"type": "Prepend", "prepend": "a" * 99_999}),
     "doubling decoders": grown("decoder", REPLACE),
     "a token of 2^63": {"added_tokens": [{
