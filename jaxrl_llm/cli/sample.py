@@ -95,8 +95,8 @@ class Sample:
     system: str | None = None
 
     def __post_init__(self):
-        for name in ("n", "max_new_tokens", "slots"):
-            if (value := getattr(self, name)) < 1:
+        for name in ("n", "max_new_tokens", "min_new_tokens", "slots"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {value}.")
         if self.n > MOST_SAMPLES:
             raise ValueError(f"--n must be at most {MOST_SAMPLES}; got {self.n}.")
@@ -226,10 +226,12 @@ class Job:
         choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
 
         def check(config: TrainConfig) -> None:
-            if not config.data.chat and system is not None:
-                raise UsageError(
-                    "--system has no effect: the run was trained without the chat template."
-                )
+            used = {"--system": system is not None, "--raw": args.raw}
+            for option in filter(used.get, used):
+                if not config.data.chat:
+                    raise UsageError(
+                        f"{option} has no effect: the run was trained without the chat template."
+                    )
 
         policy = options.load_policy(choice, dtype=args.dtype, check=check)
         if policy.config is not None:

@@ -83,8 +83,11 @@ class Serve:
             raise ValueError(f"--port must be from 0 to 65535; got {self.port}.")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"--seed must not be negative; got {self.seed}.")
-        if self.key == "":
-            raise ValueError("--key must not be empty.")
+        for name in ("key", "name"):
+            if getattr(self, name) == "":
+                raise ValueError(f"--{name} must not be empty.")
+        if len(set(self.vary)) < len(self.vary):
+            raise ValueError(f"--vary names one twice: {' '.join(self.vary)}.")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -128,9 +128,9 @@ def _plan(args: Train) -> int:
         raise UsageError("--plan-memory has no effect without --plan.")
     if args.plan_memory is not None and args.plan_memory <= 0:
         raise UsageError(f"--plan-memory must be above 0; got {args.plan_memory:g}.")
-    for option, used in (("--resume", args.resume), ("--overwrite", args.overwrite)):
-        if used:
-            raise UsageError(f"{option} has no effect with --plan.")
+    for name in ("resume", "allow_changed", "overwrite"):
+        if getattr(args, name):
+            raise UsageError(f"--{name.replace('_', '-')} has no effect with --plan.")
     if args.distributed != DistributedConfig():
         raise UsageError("the options of --distributed have no effect with --plan.")
     memory = None if args.plan_memory is None else args.plan_memory * 1e9

@@ -304,7 +304,7 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     one_sentence(err, "--step has no effect on", "which is not a run")
 
     code, out, err = run(
-        capsys, "sample", "run", "one", "two", "--n", "2", "--raw", "--max-new-tokens", "4",
+        capsys, "sample", "run", "one", "two", "--n", "2", "--max-new-tokens", "4",
         "--json",
     )  # fmt: skip
     assert code == 0 and "tokens/s" in err
@@ -434,6 +434,9 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--system", "Be long.")
     assert code == 2
     one_sentence(err, "--system has no effect: the run was trained without the chat template")
+    code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--raw")
+    assert code == 2
+    one_sentence(err, "--raw has no effect: the run was trained without the chat template")
     code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--dtype", "bfloat16")
     assert code == 2
     one_sentence(err, "dtype has no effect on a model that comes from a function")

@@ -33,9 +33,10 @@ def test_options_without_effect(capsys, tmp_path):
     code, _, err = run(capsys, "train", path, "--plan", "--plan-memory", "0")
     assert code == 2
     one_sentence(err, "--plan-memory must be above 0")
-    code, _, err = run(capsys, "train", path, "--plan", "--resume")
-    assert code == 2
-    one_sentence(err, "--resume has no effect with --plan")
+    for option in ("--resume", "--allow-changed", "--overwrite"):
+        code, _, err = run(capsys, "train", path, "--plan", option)
+        assert code == 2
+        one_sentence(err, f"{option} has no effect with --plan")
     code, _, err = run(capsys, "train", path, "--plan", "--distributed.detect")
     assert code == 2
     one_sentence(err, "the options of --distributed have no effect with --plan")

@@ -296,6 +296,7 @@ def test_commands_of_the_readme_have_options_that_exist():
         (["--slots", "0"], "--slots must be at least 1"),
         (["--seed", "-1"], "--seed must not be negative; got -1"),
         (["--min-new-tokens", "99"], "--min-new-tokens 99 is more than --max-new-tokens 12"),
+        (["--min-new-tokens", "0"], "--min-new-tokens must be at least 1; got 0"),
         (["--json", "--out", "x.jsonl"], "--json has no effect with --out"),
         (["--stop", ""], "--stop must not be empty"),
         (["--file", "prompts.txt"], "Give prompts or --file, not both"),

@@ -34,6 +34,8 @@ sys.exit(main(["serve", "tiny", "--port", "0", "--max-new-tokens", "192", *sys.a
         (["--slots", "4", "--width", "3"], "--width 3 must divide --slots 4"),
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--key", ""], "--key must not be empty"),
+        (["--name", ""], "--name must not be empty"),
+        (["--vary", "top_k", "top_k"], "--vary names one twice: top_k top_k"),
         (["--host", "0.0.0.0"], "needs a key: set JAXRL_LLM_KEY, or --key"),
         (["--host", "256.0.0.1", "--key", "x"], "Cannot listen at 256.0.0.1:8000"),
         (["--port", "BUSY"], "Address already in use"),
