@@ -335,6 +335,8 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
       ValueError: If model or questions are such that the run would not start.
     """
     model, params, tokenizer = abstract_model(config)
+    if model.velocity is not None:
+        raise ValueError("config: the memory of a flow model is not planned; leave out --plan.")
     check_reads_rows("train", model, config.packing)
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)

@@ -578,6 +578,11 @@ def check_data(
         )
     if recipe.forward_only:
         return
+    if config.environment is not None and collector_needs(recipe.collector, "stores_responses"):
+        raise ValueError(
+            f"config: {recipe.collector!r} brings responses of earlier batches, of which the turns "
+            "of an episode are not stored; an environment needs another recipe."
+        )
     rows = [Question(prompt, []) for prompt in prompts]
     check_fields(recipe, rows, environment=config.environment is not None)
     for part in collector_parts(recipe.collector):

@@ -11,8 +11,10 @@ from tiny_run import CONFIG, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm import curation
 from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.environments import NumberGuess
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import train
+from jaxrl_llm.train.setup import load_experiment
 
 BATCH = 4 * 2  # rollouts of a step
 
@@ -113,3 +115,16 @@ def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
     assert "\n" not in str(error.value)
     saved = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert saved == ["step_00000001"]
+
+
+@pytest.mark.parametrize("recipe", ["dart", "rollout_replay", "sapo_swarm"])
+def test_stored_responses_are_no_episodes(tmp_path, recipe):
+    """Said before the model is loaded, and not when the first of them is brought."""
+
+    def never():
+        pytest.fail("the model was loaded")
+
+    config = tiny_run(tmp_path, recipe=recipe)
+    config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
+    with pytest.raises(ValueError, match="of which the turns of an episode are not stored"):
+        load_experiment(config)

@@ -23,7 +23,7 @@ from jaxrl_llm.models.sharding import (
     update_spec,
 )
 from jaxrl_llm.rollout.sampling.options import DrawOptions
-from jaxrl_llm.testing import ByteTokenizer, tiny_config, tiny_model
+from jaxrl_llm.testing import ByteTokenizer, tiny_config, tiny_flow_model, tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
     EvaluationConfig,
@@ -608,6 +608,15 @@ def test_a_plan_counts_another_model_that_teaches(plans, monkeypatch, name, item
     cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 2 * places
     logits = 2 * 4 * shape.vocab_size * rows * sampling.group_size
     assert plan.sampling["the teacher that samples"] == cache + logits
+
+
+def test_a_flow_model_is_not_planned(plans):
+    config, _, _ = plans
+    flow = dataclasses.replace(
+        config, model=lambda: (*tiny_flow_model(), ByteTokenizer()), recipe="flow_grpo"
+    )
+    with pytest.raises(ValueError, match="of a flow model is not planned; leave out --plan"):
+        load_inputs(flow)
 
 
 def test_what_fits_and_which_option_helps(plans):

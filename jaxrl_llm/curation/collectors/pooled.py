@@ -51,6 +51,8 @@ class _Pooled:
     source: Collector
     max_new_tokens: int | None = None
 
+    stores_responses = True
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Pooled":
         high = group_size if self.high is None else self.high
         if high < self.low:

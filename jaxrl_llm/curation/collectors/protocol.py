@@ -24,6 +24,8 @@ that is built of others has theirs (:func:`collector_needs`):
 
 - ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
 - ``sets_prompts = True``: requests with ``prompt_tokens``, so that not all prompts begin alike.
+- ``stores_responses = True``: responses of earlier batches. Of an episode they lack the turns, so a
+  run with an environment is refused.
 - ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
   whole-batch sampler cannot serve; the run decodes in slots.
 - ``fixes_tokens = True``: requests with ``fixed`` tokens, which a model that denoises alone can

@@ -221,6 +221,7 @@ class _Replayed:
     max_new_tokens: int | None = None
 
     asks_again = True
+    stores_responses = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Replayed":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

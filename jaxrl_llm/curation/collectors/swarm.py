@@ -183,6 +183,8 @@ class _Shared:
     # Of the batch in the making, what the swarm had when it began; and the places of questions.
     pool: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
+    stores_responses = True
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Shared":
         del group_size
         return dataclasses.replace(self, max_new_tokens=max_new_tokens)

@@ -455,8 +455,8 @@ METHODS = (
         "2509.23866", "curation", ("corrections.importance_weights", "curation.adaptive_rollouts",
         "curation.mixed_subset", "curation.pooled", "curation.pooled_groups",
         "curation.top_entropy_steps"), preset="dart",
-        missing="an environment with a screen, rollouts of one group from two policies, a limit of "
-        "steps for each task"),
+        missing="stored successes that are episodes of an environment, rollouts of one group from "
+        "two policies, a limit of steps for each task"),
     Method("cgpo", "CGPO, rewards that count where all judges agree", "2409.20370", "curation",
         ("curation.best_constrained", "curation.constrained_pairs", "preferences.mpo",
         "advantages.center",
