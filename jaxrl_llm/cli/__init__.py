@@ -29,6 +29,7 @@ COMMANDS = {
     "merge": "average or merge models into a Hugging Face folder",
     "report": "write a page about a run, also about one under way",
     "methods": "list the methods this package holds",
+    "explain": "a method as its formulas, slot by slot, beside another",
 }
 
 _HELP = """usage: jaxrl-llm COMMAND [options]

@@ -1,0 +1,62 @@
+"""`jaxrl-llm explain` prints every preset as its formulas, with its numbers."""
+
+import re
+
+import pytest
+
+import jaxrl_llm
+from jaxrl_llm.cli import explain, main
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
+
+
+def shown(capsys, *words):
+    code = main(["explain", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_numbers_stand_in_formulas_and_slots_beside_those_of_grpo(capsys):
+    code, out, _ = shown(capsys, "dapo")
+    assert code == 0 and out.startswith("dapo: ") and "arxiv.org/abs/2503.14476" in out
+    # The formula is that of ppo_clip, which dapo_clip is with other numbers.
+    assert "loss[t] = max(-A[t] r[t], -A[t] clip(r[t], 1 - 0.2, 1 + 0.28))" in out
+    assert "weights = token_mean\n  (grpo: sequence_mean)" in out
+    assert "requests <= 10 * P" in out  # a collector is explained by what made it
+
+
+def test_a_preset_is_compared_with_another(capsys):
+    _, out, _ = shown(capsys, "dapo", "--beside", "dapo")
+    assert "(" + "dapo:" not in out and "as in" not in out
+    _, out, _ = shown(capsys, "gspo", "--beside", "dapo")
+    assert "(dapo: dapo_clip(" in out
+
+
+def test_places_are_those_of_the_code(capsys):
+    _, out, _ = shown(capsys, "gigpo")
+    places = re.findall(r"^  (\w+), (\S+\.py):(\d+)$", out, re.MULTILINE)
+    assert len(places) >= 4
+    root = explain.Path(jaxrl_llm.__file__).parent.parent
+    for name, path, line in places:
+        lines = (root / path).read_text().splitlines()[int(line) - 1 :]
+        lines = [each for each in lines if not each.startswith("@")]  # decorators
+        assert lines[0].startswith(f"def {name}(")
+
+
+@pytest.mark.parametrize("names", [sorted(PRESETS)[i::8] for i in range(8)])
+def test_every_preset_is_explained(names):
+    for name in names:
+        text = explain.explain(name)
+        assert text.startswith(f"{name}: "), name
+        assert len(text.splitlines()) > 4 and " at 0x" not in text, name
+        assert max(map(len, text.splitlines())) <= 120, name
+
+
+@pytest.mark.parametrize("name", sorted(EVOLUTION_PRESETS))
+def test_evolution_is_explained(capsys, name):
+    code, out, _ = shown(capsys, name)
+    assert code == 0 and out.startswith(f"{name}: ")
+
+
+def test_an_unknown_preset_is_one_sentence(capsys):
+    code, _, err = shown(capsys, "dappo")
+    assert code == 2 and "dapo" in err and err.count("\n") == 1
