@@ -68,8 +68,8 @@ def select_extremes(rewards: Array, *, best: int, worst: int, where: Array | Non
       [True, True, False, False, True, True]
 
     References:
-      Sol-RL (arXiv:2604.06916): 24 of 96 candidates that a low-precision policy sampled, which are
-      then scored and trained in full precision; that best and worst are 12 each is our reading.
+      Sol-RL (arXiv:2604.06916), CODE reading: 12 best and 12 worst of 96 candidates that a
+      low-precision policy drew, which are made again and trained in full precision.
     """
     function = "select_extremes"
     stats.check_group(function, rewards, where)
@@ -226,9 +226,9 @@ def resample_groups(
 
 
 def contrasts(rewards: Array, *, count: int, where: Array | None = None) -> Array:
-    """The better half of what trains from the top of a group, the other half from its bottom.
+    """Half of what trains from the top of a group, the other half from its bottom.
 
-        select_extremes(rewards, best=ceil(count / 2), worst=floor(count / 2))
+        select_extremes(rewards, best=floor(count / 2), worst=ceil(count / 2))
 
     Args:
       rewards, where: See the module.
@@ -245,10 +245,10 @@ def contrasts(rewards: Array, *, count: int, where: Array | None = None) -> Arra
       [1, 2, 5, 6]
 
     References:
-      Sol-RL (arXiv:2604.06916), NOTES; that an odd one is of the top is ours.
+      Sol-RL (arXiv:2604.06916), CODE reading, where one of equal rewards may be of both halves.
     """
     checks.check_positive("contrasts", finite=True, count=count)
-    return select_extremes(rewards, best=count - count // 2, worst=count // 2, where=where)
+    return select_extremes(rewards, best=count // 2, worst=count - count // 2, where=where)
 
 
 def r_squared(rewards: Array, quality: Array, *, weights: Array | None = None) -> Array:

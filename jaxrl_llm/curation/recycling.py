@@ -203,7 +203,8 @@ def swarm_groups(
 
     References:
       SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES reading; 4 and 4 is best
-      there. The released code takes the foreign groups of the highest accuracy.
+      there. The released code draws evenly too, among all groups with as many rollouts as its own,
+      also those whose rewards agree; before version 0.5.8 it took those of the highest accuracy.
     """
     function = "swarm_groups"
     checks.check_rank(function, 1, informative=informative, local=local)

@@ -1,8 +1,11 @@
 """Which rollouts train, how trees are credited and what certainty does, against released code."""
 
+from collections import deque
+
 import golden_data
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from golden_data import Ours
 
@@ -14,8 +17,11 @@ from jaxrl_llm import (
     preferences,
     regularizers,
     rewards,
+    rollout,
     surrogates,
 )
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import LENGTH, UNFINISHED
 
 
 def selection(count, least):
@@ -227,7 +233,102 @@ def pool(a):
     return {"replace": pooled.replace, "keep": pooled.keep}
 
 
+def extremes(count):
+    return Ours(lambda a: {"keep": curation.contrasts(a["rewards"], count=count)})
+
+
+def drawn(a):
+    """The released code has no filter by reward: what it may take stands for what differs."""
+
+    def draw(key):
+        options = {"local": a["local"], "count": 0, "foreign": 4}
+        found = curation.swarm_groups(key, a["eligible"], **options)
+        return jnp.zeros(a["local"].shape).at[found.index].add(found.where), found.where.sum()
+
+    taken, count = jax.vmap(draw)(jax.random.split(jax.random.key(0), 4000))
+    return {"frequency": taken.mean(0), "count": count[:1]}
+
+
+def swarm_loss(a):
+    def loss(logp):
+        options = {"eps_low": 0.2, "eps_high": 0.28}
+        rest = (a["old_logp"], a["advantages"], a["mask"])
+        each = surrogates.ppo_clip(logp, *rest, **options)
+        return aggregate.weighted_sum(each, aggregate.token_mean(a["mask"]))
+
+    value, gradient = jax.value_and_grad(loss)(a["logp"])
+    return {"loss": value, "gradient": gradient}
+
+
+class Ticks:
+    """A generation without a model, in which every response gets a token a tick."""
+
+    def __init__(self, limits):
+        self.limits, self.groups, self.budgets = limits, [], np.zeros(limits.shape, int)
+
+    def submit(self, group):
+        self.groups.append(group)
+        for request in group.requests:
+            so_far = len(group.partial.get(request, ()))
+            if so_far < self.limits[request]:
+                left = rollout.resume_budget(so_far, max_new_tokens=group.max_new_tokens)
+                self.budgets[request] = left
+
+    def longer(self, group):
+        partial = {}
+        for request in group.requests:
+            n = min(len(group.partial.get(request, ())) + 1, self.limits[request])
+            finish = LENGTH if n == self.limits[request] else UNFINISHED
+            partial[request] = rollout.Completion(request, Tokens(*[np.zeros(n)] * 5), finish)
+        return group._replace(partial=partial)
+
+    def __iter__(self):
+        while self.groups:
+            self.groups = [self.longer(group) for group in self.groups]
+            for group in list(self.groups):
+                done = tuple(group.partial.values())
+                if all(each.finish == LENGTH for each in done):
+                    self.groups.remove(group)
+                    yield rollout.FinishedGroup(group, done)
+
+    def stop(self):
+        return self.groups
+
+
+def rounds(n, target):
+    """Four rounds of pairs of at most twelve tokens."""
+
+    def run(a):
+        limits = np.minimum(a["lengths"].reshape(-1), 12)
+        groups = [
+            rollout.Group(id=i, prompt=[1], requests=(2 * i, 2 * i + 1), max_new_tokens=12)
+            for i in range(len(limits) // 2)
+        ]
+        new, buffered, tokens = iter(groups), deque(), np.zeros(limits.shape, int)
+        found = {"trained": [], "tokens": [], "budgets": []}
+        for _ in range(4):
+            ticks = Ticks(limits)
+            batch = list(rollout.sample_round(ticks, buffered, new, n=n, target=target))
+            for each in [*batch, *buffered]:
+                done = each.completions if each in batch else each.partial.values()
+                for completion in done:
+                    tokens[completion.request] = len(completion)
+            found["trained"].append(sorted(each.id for each in batch))
+            found["tokens"].append(tokens.copy())
+            found["budgets"].append(ticks.budgets)
+        return {name: np.array(x) for name, x in found.items()}
+
+    return Ours(run, host=True)
+
+
 TABLES = {
+    "sol_rl": {f"best_worst_{count}": extremes(count) for count in (4, 5)},
+    "rl_swarm": {"foreign": Ours(drawn)},
+    "genrl": {
+        "advantages": Ours(lambda a: {"advantages": advantages.grpo(a["rewards"], eps=1e-8)}),
+        "loss": Ours(swarm_loss),
+    },
+    "april": {f"rounds_{n}_{target}": rounds(n, target) for n, target in ((1, 3), (2, 4))},
     "rstar": {
         f"select_{count}_{least}": selection(count, least)
         for count, least in ((4, 1), (4, 2), (6, 2), (2, 1))

@@ -201,6 +201,7 @@ TABLES = {
         "apo_down": at(0.3, preferences.apo_down),
         "discopop": at(0.3, preferences.discopop),
         "sft": of_pairs(preferences.sft, weigh=share_of_tokens),
+        "mpo": at(0.3, preferences.mpo),
         "kto": kto(),
         "kto_weighted": kto(desirable_weight=1.3, undesirable_weight=0.7),
         "apo_zero_unpaired": of_responses(apo_zero_unpaired),

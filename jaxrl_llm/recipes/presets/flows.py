@@ -105,9 +105,9 @@ def sol_rl_flow(
       noise, eps, kl_coef, bound: As of :func:`flow_grpo`.
 
     References:
-      Sol-RL (arXiv:2604.06916), NOTES, whose objective is DiffusionNFT's, on samples without noise;
-      here the steps are random, so that a trajectory may leave the mode of its draft. Advantages
-      are of the rewards of what trains. Drafts in 4 bits are not part of this.
+      Sol-RL (arXiv:2604.06916), CODE reading, whose objective is DiffusionNFT's, on samples without
+      noise; here the steps are random, so that a trajectory may leave the mode of its draft.
+      Advantages are of the rewards of what trains. Drafts in 4 bits are not part of this.
     """
     recipe = flow_grpo(noise=noise, eps=eps, kl_coef=kl_coef, bound=bound)
     return recipe.replace(

@@ -246,9 +246,9 @@ def sol_rl(
       cap: Greatest weight of a token.
 
     References:
-      Sol-RL (arXiv:2604.06916), NOTES, for diffusion models: 24 of 96 seeds, which are sampled
-      again in full precision. A response of a language model is scored in full precision instead;
-      the sampler's precision is ``SamplingConfig(dtype=, quantization=)``.
+      Sol-RL (arXiv:2604.06916), CODE reading, for diffusion models: 24 of 96 seeds, which are
+      sampled again in full precision. A response of a language model is scored in full precision
+      instead; the sampler's precision is ``SamplingConfig(dtype=, quantization=)``.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     return from_base(

@@ -67,10 +67,10 @@ def passage(path, first, last, *, after="", **given):
     return names
 
 
-def start(name, package, repository):
+def start(name, package, repository, **facts):
     """The root of the checkout, and a writer of the manifest `name` that says where it is from."""
     root, commit = sys.argv[1:]
-    facts = {"version": commit[:7], "repository": repository, "commit": commit}
+    facts = {"version": commit[:7], "repository": repository, "commit": commit} | facts
     return Path(root), Writer(name, package, ["torch", "numpy"], f"{name}.py", **facts)
 
 

@@ -92,9 +92,9 @@ def result(loss, logp, a):
     return {"loss": array(loss), "gradient": array(gradient).reshape(a["logp"].shape)}
 
 
-def dpo(loss_type, tau=0.05, **options):
+def dpo(loss_types, tau=0.05, **options):
     def compute(case, a):
-        made = trainer(DPOTrainer, loss_types=[loss_type], **(DPO | options))
+        made = trainer(DPOTrainer, loss_types=loss_types, **(DPO | options))
         made.args = SimpleNamespace(discopop_tau=tau, gradient_checkpointing_kwargs=None)
         made.args.gradient_checkpointing, made.model.is_gradient_checkpointing = False, False
         mask = flat(a["mask"])
@@ -198,7 +198,7 @@ def add_dpo(writer):
             name,
             keys,
             "trl.DPOTrainer._compute_loss",
-            dpo(loss_type, **options),
+            dpo([loss_type] if isinstance(loss_type, str) else loss_type, **options),
             inputs="pairs",
             tolerance=TOLERANCE,
             arguments=arguments,
@@ -231,6 +231,9 @@ def add_dpo(writer):
     add("apo_down", ["apo"], "apo_down")
     add("discopop", ["discopop"], "discopop", cases=["ragged", "reference", "even"])
     add("sft", ["cpo"], "sft")
+    # The mean over the tokens of a batch is that of the responses where these have one length.
+    mixed = {"loss_weights": [0.8, 0.2, 1.0], "cases": ["even"]}
+    add("mpo", ["mpo"], ["sigmoid", "bco_pair", "sft"], **mixed)
     add("sigmoid_desensitized", ["ld_dpo"], "sigmoid", ld_alpha=0.4)
     add("sigmoid_weighted", ["wpo"], "sigmoid", use_weighting=True, cases=["ragged", "even"])
 

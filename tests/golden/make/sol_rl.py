@@ -1,0 +1,41 @@
+"""Writes tests/golden/estimators/sol_rl.*: the rule of NVlabs/Sana that picks from many candidates.
+
+python tests/golden/make/sol_rl.py CHECKOUT COMMIT
+"""
+
+import numpy as np
+import torch
+from paper_code import start, take
+
+PATH = "train_scripts/train_utils.py"
+
+
+def main():
+    root, writer = start("sol_rl", "Sana", "NVlabs/Sana", license="Apache-2.0")
+    rewards = np.random.default_rng(29).normal(size=(4, 16)).astype(np.float32)
+    writer.inputs("candidates", {"random": {"rewards": rewards}})
+    (function,) = take(root / PATH, "select_indices_by_mode")
+
+    def run(count):
+        def compute(case, a):
+            keep = np.zeros(a["rewards"].shape, bool)
+            for row, each in zip(keep, a["rewards"], strict=True):
+                row[function(torch.from_numpy(each), count, "best_worst").numpy()] = True
+            return {"keep": keep}
+
+        return compute
+
+    for count in (4, 5):
+        writer.add(
+            f"best_worst_{count}",
+            ["sol_rl", "sol_rl_flow"],
+            f"{PATH}: select_indices_by_mode",
+            run(count),
+            inputs="candidates",
+            arguments={"target_count": count, "mode": "best_worst"},
+        )
+    writer.save()
+
+
+if __name__ == "__main__":
+    main()
