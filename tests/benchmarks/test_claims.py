@@ -29,6 +29,7 @@ SLOW = (
     "inpo",
     "insight",
     "kto",
+    "latr",
     "mopps",
     "nurl",
     "orpo",
