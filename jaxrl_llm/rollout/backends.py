@@ -27,7 +27,7 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.engine.generation import Generation
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, to_rollout
-from jaxrl_llm.rollout.episodes import Episodes
+from jaxrl_llm.rollout.episodes import Episodes, stored_episode
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import LENGTH, UNFINISHED, Rollout
@@ -414,8 +414,11 @@ class EngineBackend:
                     "a collector asks for responses with fixed tokens, which slots cannot serve."
                 )
             if not request.sampled:
-                self._hand_over(each, complete_rollout(each, prompt), _Recorded())
+                self._hand_over_complete(each, complete_rollout(each, prompt))
                 continue
+            if self._episodes is not None and request.turns is not None:
+                for number in each.requests:
+                    self._episodes.limit(number, request.turns)
             blank = self._generation.engine.spec.draw.blank
             begun = list(zip(each.requests, each.responses, strict=False))
             partial = {
@@ -547,6 +550,17 @@ class EngineBackend:
         record = _Recorded(recorded("entropy"), pair, sampled, starts)
         self._hand_over(asked, rollout, record, scores)
         return True
+
+    def _hand_over_complete(self, asked: Asked, rollout: Rollout) -> None:
+        """Hands responses that are complete to the reward; of episodes they bring theirs."""
+        if self._episodes is None:
+            return self._hand_over(asked, rollout, _Recorded())
+        episodes = [stored_episode(each, self._decode) for each in asked.responses]
+        sampled = np.zeros(rollout.mask.shape, bool)
+        for row, each in zip(sampled[0], asked.responses, strict=True):
+            row[: len(each.tokens)] = each.trains
+        recorded = _Recorded(sampled=sampled)
+        return self._hand_over(asked, rollout, recorded, self._episodes.scores(episodes))
 
     def _hand_over(
         self, asked: Asked, rollout: Rollout, recorded: _Recorded, scores: Scores | None = None

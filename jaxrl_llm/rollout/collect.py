@@ -179,6 +179,7 @@ def collect(
             decode=decode,
             takes_text=encoder.takes_text,
             stop_ids=tuple(encoder.tokenizer.eos_ids),
+            plays=limits.episodes is not None,
         )
     book = _Book(collector, state, key, questions, next_places, start, limits)
     try:
@@ -306,6 +307,7 @@ class _Book:
                 reward_components=group.scores.reward_components,
                 responses=tuple(_response(asked, group, i) for i in size),
                 texts=tuple(group.texts),
+                prompt_tokens=self._prompt_of(asked),
             )
         self.waiting -= len(done)
         return bool(done)
@@ -353,12 +355,18 @@ class _Book:
             number += 0 if request.draws_of else request.rollouts
         return resolved
 
+    def _prompt_of(self, asked: Asked) -> tuple[int, ...]:
+        prompt = asked.prompt
+        return tuple(self._questions[asked.question].tokens) if prompt is None else prompt
+
     def _first_observation(self, request: Request, place: int) -> tuple[int, ...]:
         """The prompt of an episode; raises ValueError where there is no room for it."""
         start = f"collector {self.collector!r} asks for"
-        if request.text is not None or not request.sampled:
+        untold = any(x.trains is None or x.reward is None for x in request.responses)
+        if request.text is not None or (not request.sampled and untold):
             raise ValueError(
-                f"{start} a text or complete responses, which an environment cannot take."
+                f"{start} a text, or for complete responses without turns and rewards, which an "
+                "environment cannot take."
             )
         name, limits = self._name(place), cast("Limits", self._limits)
         episodes, room = cast("Episodes", limits.episodes), limits.encoder.room
@@ -437,6 +445,12 @@ class _Book:
                 wrong.append(f"with entropy_stats {stats}; they must be four finite numbers")
             if request.train_as_prompt and request.text is None:
                 wrong.append("with train_as_prompt, which has no effect without a text")
+            played = self._limits is not None and self._limits.episodes is not None
+            if request.turns is not None and not (played and request.turns >= 1):
+                wrong.append(
+                    f"with turns {request.turns}; it is at least 1, of the episodes of an "
+                    "environment"
+                )
             if request.pauses and request.limit is None:
                 wrong.append("that pauses, which has no effect without a limit")
             T = request.limit if self._limits is None else self._limits.max_new_tokens
@@ -622,8 +636,8 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
     options = (*options, request.train_as_prompt, request.role, request.reward is None)
     options = (*options, request.entropy_stats, request.draft, request.draws_of)
-    options = (*options, request.prompt_tokens)
-    plain = options == (None, True, None, False, None, False, OWN, True, None, False, (), ())
+    options = (*options, request.prompt_tokens, request.turns)
+    plain = options == (None, True, None, False, None, False, OWN, True, None, False, (), (), None)
     if plain and not responses and not request.fixed:
         return b""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=16)

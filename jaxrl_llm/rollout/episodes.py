@@ -127,6 +127,29 @@ class Episode(NamedTuple):
         return CANCELLED if self.failed else LENGTH
 
 
+def stored_episode(response: Response, decode: Callable[[list[int]], str]) -> Episode:
+    """The episode of a complete response of an earlier batch, whose reward is of its last turn.
+
+    A turn is a stretch of tokens that train, between what the environment wrote; its states and
+    what the environment said of it are not stored.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.rollout.episodes import stored_episode
+      >>> trains = np.array([True, True, False, True])
+      >>> response = jr.curation.Response(np.array([72, 105, 32, 33]), trains=trains, reward=1.0)
+      >>> episode = stored_episode(response, lambda tokens: bytes(tokens).decode())
+      >>> [(turn.text, turn.reward) for turn in episode.turns], episode.end
+      ([('Hi', 0.0), ('!', 1.0)], 'done')
+    """
+    tokens, trains = np.asarray(response.tokens), np.asarray(response.trains, np.int8)
+    edges = np.flatnonzero(np.diff(trains, prepend=0, append=0)).reshape(-1, 2)
+    turns = [Turn(int(end - first), decode(tokens[first:end].tolist())) for first, end in edges]
+    turns[-1] = turns[-1]._replace(reward=float(response.reward or 0.0))
+    return Episode(tuple(turns), "done" if response.finish == STOP else "stopped")
+
+
 class Start(NamedTuple):
     """The beginning of the episodes of a group: state, what the policy sees, and its tokens."""
 
@@ -269,6 +292,7 @@ class Episodes:
         self._names: dict[int, str] = {}
         self._plays: dict[int, _Play] = {}
         self._begins: dict[int, _Point] = {}
+        self._most_turns: dict[int, int] = {}
 
     @property
     def turn_tokens(self) -> int | None:
@@ -321,6 +345,10 @@ class Episodes:
 
     def _what(self, call: str, place: int) -> str:
         return f"{type(self._env).__name__}.{call} of prompt {self._names[place]}"
+
+    def limit(self, request: int, turns: int) -> None:
+        """Ends the episode of a request after so many turns, if that is fewer than the run's."""
+        self._most_turns[request] = min(turns, self.options.max_turns)
 
     def begin(self, request: int, response: Response) -> np.ndarray:
         """An episode that goes on where a turn of another one begins.
@@ -385,7 +413,7 @@ class Episodes:
         )
         if observation.done or observation.stopped:
             play.end = "done" if observation.done else "stopped"
-        elif len(play.turns) >= self.options.max_turns:
+        elif len(play.turns) >= self._most_turns.get(completion.request, self.options.max_turns):
             play.end = "turns"
         if play.end is not None:
             return None
@@ -423,6 +451,7 @@ class Episodes:
     def take(self, completion: Completion) -> Taken:
         """The episode of a response that has ended."""
         play = self._plays.pop(completion.request)
+        self._most_turns.pop(completion.request, None)
         if play.end is None:
             raise ValueError(f"Episodes: that of request {completion.request} has not ended.")
         episode = Episode(tuple(play.turns), play.end, play.error)

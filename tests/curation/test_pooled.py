@@ -6,7 +6,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, pooled
-from jaxrl_llm.curation.collectors.protocol import sized
+from jaxrl_llm.curation.collectors.protocol import TurnStart, sized
 
 P, G, T, N = 3, 8, 4, 6
 
@@ -115,6 +115,45 @@ def test_a_failure_without_a_stored_success_does_not_train():
     collector, state = started()
     batch, rows, _ = play(collector, state, 0, lambda step, place: np.zeros(G))
     assert len(batch.requests) == P and not any(row.takes_part for row in rows)
+
+
+def episodes(collection, place, rewards, *, turns=2, prompt=(1, 2)):
+    """An outcome of two episodes of so many turns, after a prompt of these tokens."""
+    logp, starts = np.zeros(3, np.float32), (TurnStart(1),) * (turns - 1)
+    response = Response(np.arange(3), logp, logp, np.zeros(3, int), np.array([True, False, True]))
+    return Outcome(
+        prompt=place,
+        rewards=np.float32(rewards),
+        where=np.ones(2, bool),
+        lengths=np.full(2, 3, np.int32),
+        truncated=np.zeros(2, bool),
+        reward_components={},
+        responses=(response._replace(turn_starts=starts),) * 2,
+        prompt_tokens=prompt,
+    )
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_stored_episode_has_its_reward_and_the_prompt_of_now(same):
+    """It stays out where the environment begins otherwise; a task gets the turns of its longest."""
+    collector = sized(pooled(), group_size=2, max_new_tokens=T, num_groups=1)
+    state = collector.init(1)
+    place = Collection(1, 2, plays=True)
+    for turns in (3, 2):
+        requests, _ = collector.propose(state, jax.random.key(0), place, 1)
+        assert requests[0].turns == (None if turns == 3 else 3)
+        done = place._replace(
+            requests=requests, outcomes=(episodes(place, 0, [0.0, 1.0], turns=turns),)
+        )
+        _, state = collector.observe(state, done)
+    assert state.turns.tolist() == [3]
+    failed = episodes(place, 0, [0.0, 0.0], prompt=(1, 2) if same else (1, 3))
+    decision, _ = collector.observe(state, done._replace(outcomes=(failed,)))
+    if not same:
+        assert decision.requests == () and not decision.rows[0].takes_part
+        return
+    (stored,) = decision.requests[0].responses
+    assert stored.reward == 1.0 and stored.trains.tolist() == [True, False, True]
 
 
 def test_an_old_success_stays_out():

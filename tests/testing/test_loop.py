@@ -33,7 +33,7 @@ def test_the_loop_runs_a_preset_whole(name):
         return assert_loop_runs_whole(name)
     # As the command does. A collector acts where groups fail or agree; these on what is right.
     hard = recipe.collector is not None or name in ("passk_training", "srpo_vla")
-    plays = needs_environment(recipe) or name in ("epo", "igpo", "mua_rl", "oprl")
+    plays = needs_environment(recipe) or name in ("dart", "epo", "igpo", "mua_rl", "oprl")
     which = "path" if name == "ui_s1" else "game" if plays else "hard" if hard else "config"
     denoises = "flow" if isinstance(recipe.likelihood, FlowLikelihood) else "denoiser"
     denoises = "text_flow" if name == "unigrpo" else denoises

@@ -117,7 +117,7 @@ def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
     assert saved == ["step_00000001"]
 
 
-@pytest.mark.parametrize("recipe", ["dart", "rollout_replay", "sapo_swarm"])
+@pytest.mark.parametrize("recipe", ["rollout_replay", "sapo_swarm"])
 def test_stored_responses_are_no_episodes(tmp_path, recipe):
     """Said before the model is loaded, and not when the first of them is brought."""
 

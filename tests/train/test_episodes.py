@@ -13,7 +13,7 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import Cursor, make_renderer
+from jaxrl_llm.data import Cursor, Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import Observation
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.train import EvaluationConfig, SamplingConfig, make_scorer, train
@@ -99,12 +99,10 @@ def one_batch(folder, env, recipe=None, **changes):
     """The run's experiment, its parameters and its first batch."""
     chosen = config(folder, env, **({} if recipe is None else {"recipe": recipe}) | changes)
     experiment, params = load_experiment(chosen)
-    key = jax.random.key(0)
-    return (
-        experiment,
-        params,
-        collect_rollouts(experiment, params, key, Cursor(0, 0), number=0, version=0),
-    )
+    key, cursor = jax.random.key(0), Cursor(0, 0)
+    state = experiment.collector.init(len(experiment.train))
+    batch = collect_rollouts(experiment, params, key, cursor, state, number=0, version=0)
+    return experiment, params, batch
 
 
 TROLL = jr.recipes.trloo()
@@ -284,3 +282,57 @@ def test_branches_need_an_environment_and_a_turn(tmp_path):
     pausing = jr.recipes.grpo().replace(collector=jr.curation.entropy_branched(segment=8))
     with pytest.raises(ValueError, match="asks for episodes that pause"):
         one_batch(tmp_path, Letters(), pausing)
+
+
+WON = [True]
+
+
+class Door:
+    """A task that always begins alike; its door opens in the second turn, if it does."""
+
+    tools = ()
+
+    def reset(self, task, seed):
+        return 0, Observation([{"role": "user", "content": task["text"]}])
+
+    def step(self, turn, action):
+        opened = WON[0] and turn == 1
+        message = {"role": "user", "content": f"{turn}"}
+        return turn + 1, Observation([message], float(opened), done=opened)
+
+
+def four_doors():
+    return PromptSet([Prompt(f"door {n}", id=f"{n}") for n in range(4)], source="test")
+
+
+def test_an_episode_of_the_pool_stands_in_where_all_fail(tmp_path):
+    """DART: the tokens of a success train again, and no episode is longer than it was."""
+    data = jr.train.DataConfig(prompts=four_doors, chat=False)
+    WON[0] = True
+    experiment, params, first = one_batch(tmp_path, Door(), "dart", data=data)
+    assert (first.batch.rewards == 1).all() and not np.asarray(first.batch.where).any()
+    assert first.collector_state.turns.tolist() == [2] * 4
+    WON[0] = False
+    made = collect_rollouts(
+        experiment,
+        params,
+        jax.random.key(1),
+        first.cursor,
+        first.collector_state,
+        number=1,
+        version=0,
+    )
+    batch = jax.tree.map(np.asarray, made.batch)
+    # A prompt that always succeeded has two rollouts, the first of which gives way.
+    assert batch.where.tolist() == [[True, True, False, False]] * 4
+    assert batch.rewards[:, :2].tolist() == [[1.0, 0.0]] * 4
+    turn_ids, mask = batch.extras["turn_ids"], batch.mask
+    assert ((turn_ids >= 0) == mask)[:, :2].all()
+    assert [set(turn_ids[p, g][mask[p, g]]) for p, g in np.ndindex(4, 2)] == [{0, 1}] * 8
+    logp = np.asarray(make_scorer(experiment.model)(params, made.batch))
+    np.testing.assert_allclose(logp[mask], batch.behavior_logp[mask], atol=1e-4)
+    stored = {row.tobytes() for row in np.asarray(first.batch.tokens).reshape(16, -1)}
+    width = first.batch.tokens.shape[-1]
+    padded = np.pad(batch.tokens, [(0, 0), (0, 0), (0, max(width - batch.tokens.shape[-1], 0))])
+    assert all(padded[p, 0, :width].tobytes() in stored for p in range(4))
+    assert all(padded[p, 1, :width].tobytes() not in stored for p in range(4))

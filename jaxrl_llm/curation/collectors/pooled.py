@@ -1,6 +1,8 @@
 """A pool of successes, and fewer rollouts where a prompt succeeds: what DART does to its data."""
 
 import dataclasses
+import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +32,21 @@ class PooledState(NamedTuple):
       count: int32 ``[N]``, rollouts of each prompt so far.
       pool: A buffer of successes, groups of one rollout, the newest of each prompt.
       source: State of the collector that proposes the prompts.
+      digests: int32 ``[N]``, of the tokens of the prompt that the newest success answers.
+      turns: int32 ``[N]``, of the longest episode that succeeded; 0 for none.
     """
 
     recent: Array
     count: Array
     pool: ReplayBuffer
     source: ArrayTree
+    digests: Array
+    turns: Array
+
+
+def _digest(tokens: Sequence[int]) -> int:
+    """Of a prompt: an environment may begin otherwise than when it was played before."""
+    return zlib.crc32(np.asarray(tokens, np.int32).tobytes()) & 0x7FFFFFFF
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -50,8 +61,6 @@ class _Pooled:
     max_staleness: int | None
     source: Collector
     max_new_tokens: int | None = None
-
-    stores_responses = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Pooled":
         high = group_size if self.high is None else self.high
@@ -77,6 +86,8 @@ class _Pooled:
             .init(num_prompts)
             .buffer,
             source=self.source.init(num_prompts),
+            digests=np.zeros(num_prompts, np.int32),
+            turns=np.zeros(num_prompts, np.int32),
         )
 
     def propose(self, state: PooledState, key, collection: Collection, count: int):
@@ -92,9 +103,10 @@ class _Pooled:
                 np.float32(rates), low=self.low, high=high, threshold=self.threshold
             )
         sizes = np.where(seen > 0, np.asarray(sizes), high)
+        limits = state.turns[at] * collection.plays  # 0 for none
         return tuple(
-            request._replace(rollouts=int(size))
-            for request, size in zip(requests, sizes, strict=True)
+            request._replace(rollouts=int(size), turns=int(most) or None)
+            for request, size, most in zip(requests, sizes, limits, strict=True)
         ), state._replace(source=source)
 
     def observe(self, state: PooledState, collection: Collection):
@@ -112,6 +124,8 @@ class _Pooled:
         if self.max_staleness is not None:
             usable &= collection.version - pool.versions <= self.max_staleness
         same = (pool.prompt_ids == np.asarray(groups.prompt)[:, None]) & usable
+        digests = np.array([_digest(outcome.prompt_tokens) for outcome in outcomes], np.int32)
+        same &= (state.digests[np.asarray(groups.prompt)] == digests)[:, None]
         places = np.where(same.any(axis=-1), same.argmax(axis=-1), -1)
         with on_host():
             # The rollouts of a batch are of one age, so that the first one gives way.
@@ -129,8 +143,9 @@ class _Pooled:
             stored = []
             for p in failed:
                 request = stored_request(pool, int(places[p]), version=collection.version)
-                # A success is graded again.
-                responses = tuple(each._replace(reward=None) for each in request.responses)
+                responses = request.responses
+                if not collection.plays:  # a success is graded again
+                    responses = tuple(each._replace(reward=None) for each in responses)
                 stored.append(
                     request._replace(responses=responses, prompt=None, extends=int(p), round=1)
                 )
@@ -147,6 +162,7 @@ class _Pooled:
     def _learned(self, state: PooledState, part: Collection, source: ArrayTree) -> PooledState:
         """The state with the rewards and the successes of a batch."""
         recent, count = state.recent.copy(), state.count.copy()
+        digests, turns = state.digests.copy(), state.turns.copy()
         successes, prompts = [], []
         for i in range(part.num_groups):
             outcome = part.outcome(i)
@@ -155,8 +171,14 @@ class _Pooled:
                 recent[prompt, count[prompt] % recent.shape[-1]] = max(outcome.rewards[j], 0.0)
                 count[prompt] += 1
             right = [j for j in valid if outcome.rewards[j] > 0]
+            for j in right:
+                if (starts := outcome.responses[j].turn_starts) is not None:
+                    turns[prompt] = max(turns[prompt], len(starts) + 1)
+            # Of an episode that the chat template rewrote, the buffer has not what was left.
+            right = [j for j in right if outcome.responses[j].ends is None]
             if right and part.requests[i].role == OWN:
                 response = outcome.responses[right[-1]]
+                digests[prompt] = _digest(outcome.prompt_tokens)
                 reward = float(outcome.rewards[right[-1]])
                 successes.append([response._replace(reward=reward)])
                 prompts.append(prompt)
@@ -164,7 +186,7 @@ class _Pooled:
         if successes:
             scores = np.zeros(len(successes), np.float32)
             pool = store_groups(pool, successes, prompts=prompts, scores=scores, unique=True)
-        return PooledState(recent, count, pool, source)
+        return PooledState(recent, count, pool, source, digests, turns)
 
     def __repr__(self) -> str:
         defaults = {"low": 1, "high": None, "threshold": 0.6, "max_accuracy": 1.0}
@@ -191,10 +213,13 @@ def pooled(
 
         rollouts of a prompt = adaptive_rollouts(mean max(reward, 0) of its latest ones)
         all failed:  the first rollout gives way to the newest success of the prompt
+        turns of an episode <= those of the longest one of its task that succeeded
         dropped:     mean reward >= max_accuracy, or all failed and there is no success
 
-    A rollout with a reward above 0 is a success; one of the pool is graded again. A prompt without
-    a rollout so far has ``high``. Dropped groups do not train, and no others are asked for.
+    A rollout with a reward above 0 is a success; one of the pool is graded again, but for an
+    episode, which has its reward on its last turn and stays out where the environment begins with
+    other tokens now. A prompt without a rollout so far has ``high``. Dropped groups do not train,
+    and no others are asked for.
 
     Args:
       capacity: C, prompts of which a success is stored; the oldest gives way.
@@ -219,8 +244,8 @@ def pooled(
       pooled(capacity=64, high=8)
 
     References:
-      DART (arXiv:2509.23866) and its released code, which fills a group with rollouts of the two
-      newest policies; here a group is of one batch. See
+      DART (arXiv:2509.23866) and its released code, whose asynchronous sampler fills a group with
+      rollouts of the two newest policies; here a group is of one batch, and of one policy. See
       :func:`~jaxrl_llm.curation.pooled_groups` and :func:`~jaxrl_llm.curation.adaptive_rollouts`.
     """
     name = "pooled"

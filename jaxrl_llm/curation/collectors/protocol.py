@@ -199,6 +199,7 @@ class Request(NamedTuple):
       draft: Whether a flow policy makes few steps, as many as the collector's ``draft_steps``.
       prompt_tokens: Tokens in the place of the prompt's, before complete responses, such as the one
         that stands between documents; none for the prompt's.
+      turns: The most turns of an episode; None for the run's.
       draws_of: Rollouts of the request that this one ``extends``, one for each of its rollouts,
         whose random numbers are drawn again; none for new numbers.
     """
@@ -220,6 +221,7 @@ class Request(NamedTuple):
     fixed: tuple[np.ndarray, ...] = ()
     draft: bool = False
     prompt_tokens: tuple[int, ...] = ()
+    turns: int | None = None
     draws_of: tuple[int, ...] = ()
 
 
@@ -237,6 +239,7 @@ class Outcome(NamedTuple):
       responses: The n responses, for collectors that go on from them, fork or store them; not
         stacked.
       texts: The same as text.
+      prompt_tokens: Of the prompt that they answer; not stacked.
     """
 
     prompt: int | np.ndarray
@@ -247,6 +250,7 @@ class Outcome(NamedTuple):
     reward_components: Mapping[str, np.ndarray]
     responses: tuple[Response, ...] = ()
     texts: tuple[str, ...] = ()
+    prompt_tokens: tuple[int, ...] = ()
 
 
 def no_tokenizer(value: Any) -> Any:
@@ -271,6 +275,7 @@ class Collection(NamedTuple):
         ``ends``.
       decode: ``tokens -> text``.
       takes_text: ``text -> bool``, whether a message is short enough for a prompt.
+      plays: Whether the rollouts are episodes of an environment, which alone rewards them.
     """
 
     num_groups: int
@@ -284,6 +289,7 @@ class Collection(NamedTuple):
     encode: Callable[..., Sequence[int]] = no_tokenizer
     decode: Callable[[Sequence[int]], str] = no_tokenizer
     takes_text: Callable[[str], bool] = bool
+    plays: bool = False
 
     @property
     def waiting(self) -> int:

@@ -454,9 +454,7 @@ METHODS = (
     Method("dart", "DART, successes of a pool, fewer rollouts and steps where they teach little",
         "2509.23866", "curation", ("corrections.importance_weights", "curation.adaptive_rollouts",
         "curation.mixed_subset", "curation.pooled", "curation.pooled_groups",
-        "curation.top_entropy_steps"), preset="dart",
-        missing="stored successes that are episodes of an environment, rollouts of one group from "
-        "two policies, a limit of steps for each task"),
+        "curation.top_entropy_steps"), preset="dart"),
     Method("cgpo", "CGPO, rewards that count where all judges agree", "2409.20370", "curation",
         ("curation.best_constrained", "curation.constrained_pairs", "preferences.mpo",
         "advantages.center",

@@ -419,8 +419,9 @@ def dart(
         trained: steps whose mean entropy is among the greatest keep of their group
         token loss = min(old / behavior, cap) clip loss + kl_coef KL
 
-    The reward says where a step ends ("turn_ends", "turn_rewards"). Rewards are above 0 for right
-    answers and at most 0 for wrong ones.
+    Steps are the turns of an environment, of which a task gets no more than its longest success
+    had; without one the reward says where a step ends ("turn_ends", "turn_rewards"). Rewards are
+    above 0 for right answers and at most 0 for wrong ones.
 
     Args:
       capacity: Prompts of which a success is stored.
@@ -431,8 +432,9 @@ def dart(
       cap: Greatest weight of a token for what sampled it.
 
     References:
-      DART (arXiv:2509.23866), for agents that see a screen; the selection of steps is NOTES, since
-      the released code has it commented out. See :func:`jaxrl_llm.curation.pooled`.
+      DART (arXiv:2509.23866), for agents that see a screen, which is text here. The selection of
+      steps is NOTES, since the released code has it commented out, and the limit of turns ABSTRACT.
+      See :func:`jaxrl_llm.curation.pooled`.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
