@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.models.quantize import check_quantization
+from jaxrl_llm.models.rope import LinearScaling, Rope, RopeScaling, Scaling, YarnScaling
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -18,6 +19,18 @@ DENOISERS = {"A2DQwen3LMHeadModel": "a2d-qwen3", "SDARForCausalLM": "sdar"}
 DTYPES = ("float32", "bfloat16", "float16")
 # What a head reads, and the class of transformers that has it: the last token, or every one.
 HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassification"}
+
+# The rope types of transformers that are known, and the settings without which they are none.
+_SCALINGS = {
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": (),
+}
 
 # What a config.json leaves out means what the class that wrote it would have filled in.
 _MAX_LENGTH = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
@@ -35,75 +48,6 @@ _MOST = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How Llama 3.1 and later stretch the slow rotary frequencies over a longer context.
-
-    With wavelength w = 2 pi / f and L the original context, a frequency f becomes
-
-        f                      where w < L / high_freq_factor
-        f / factor             where w > L / low_freq_factor
-        (1 - s) f / factor + s f, s = (L / w - low) / (high - low)   in between
-
-    Args:
-      factor: How much longer the context becomes.
-      low_freq_factor: L over the shortest wavelength that is fully stretched.
-      high_freq_factor: L over the longest wavelength that is not stretched.
-      original_max_length: L, tokens.
-
-    References:
-      The Llama 3 herd of models (arXiv:2407.21783); the factors are in the released config.json.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_length: int
-
-    @classmethod
-    def from_hf(cls, rope: Mapping[str, Any]) -> "RopeScaling | None":
-        """The scaling in the rope settings of a config.json; None if they ask for none.
-
-        Raises:
-          ValueError: If they ask for another kind of scaling, or lack a number.
-        """
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind == "default":
-            return None
-        if kind != "llama3":
-            raise ValueError(
-                f"ModelConfig.from_hf: rope type {kind!r} is not supported, only 'default' and "
-                "'llama3'"
-            )
-        names = (
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "original_max_position_embeddings",
-        )
-        missing = [name for name in names if rope.get(name) is None]
-        if missing:
-            raise ValueError(f"ModelConfig.from_hf: llama3 rope scaling lacks `{missing[0]}`")
-        factor, low, high, length = (_number(rope, name, 1.0) for name in names)
-        return cls(
-            factor=factor,
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_length=int(length),
-        )
-
-    def __post_init__(self) -> None:
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_length"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"RopeScaling: `{name}` must be positive, got {value!r}")
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"RopeScaling: `high_freq_factor` ({self.high_freq_factor}) must be larger than "
-                f"`low_freq_factor` ({self.low_freq_factor})"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The shape of a dense decoder of the Llama, SmolLM2, Qwen2 or Qwen3 family.
 
@@ -115,7 +59,8 @@ class ModelConfig:
       head_dim: Size of one head, even; num_heads * head_dim need not be the width.
       mlp_width: Hidden size of the gated MLP.
       norm_eps: Added to the mean square inside every RMS norm.
-      rope_theta, rope_scaling: Base of the rotary frequencies, and their Llama 3 stretching if any.
+      rope_theta, rope_scaling: Base of the rotary frequencies, and how they are scaled if at all:
+        `RopeScaling` (Llama 3), `YarnScaling` or `LinearScaling`.
       tied: The head is the embedding.
       attention_bias: q, k and v have a bias (Qwen2); the output projection has none.
       mlp_bias: gate, up and down have a bias.
@@ -152,7 +97,7 @@ class ModelConfig:
     max_length: int
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
     tied: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -201,6 +146,11 @@ class ModelConfig:
                 f"ModelConfig: `mask_id` {self.mask_id} is outside the vocabulary of "
                 f"{self.vocab_size}"
             )
+
+    @property
+    def rope(self) -> Rope:
+        """Base and scaling of the rotary embedding."""
+        return Rope(self.rope_theta, self.rope_scaling)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32") -> "ModelConfig":
@@ -251,7 +201,7 @@ class ModelConfig:
             raise ValueError(
                 f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
             )
-        scaling = RopeScaling.from_hf(rope)
+        max_length = _size(config, "max_position_embeddings", _MAX_LENGTH[architecture])
         head_dim = 128 if architecture == "qwen3" else width // num_heads
         return cls(
             architecture=architecture,
@@ -262,10 +212,10 @@ class ModelConfig:
             num_kv_heads=_size(config, "num_key_value_heads", num_heads),
             head_dim=_size(config, "head_dim", head_dim),
             mlp_width=_size(config, "intermediate_size"),
-            max_length=_size(config, "max_position_embeddings", _MAX_LENGTH[architecture]),
+            max_length=max_length,
             norm_eps=_number(config, "rms_norm_eps", 1e-6),
             rope_theta=theta,
-            rope_scaling=scaling,
+            rope_scaling=_scaling(rope, max_length),
             tied=_flag(config, "tie_word_embeddings"),
             attention_bias=architecture == "qwen2",
             mlp_bias=_flag(config, "mlp_bias"),
@@ -275,6 +225,48 @@ class ModelConfig:
             block_length=_size(config, "block_size") if name == "SDARForCausalLM" else None,
             mask_id=None if config.get("mask_token_id") is None else _mask_id(config),
         )
+
+
+def _scaling(rope: Mapping[str, Any], max_length: int) -> Scaling | None:
+    """The scaling in the rope settings of a config.json; None if they ask for none."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    original = "original_max_position_embeddings"
+    if kind == "default":
+        return None
+    if kind not in _SCALINGS:
+        raise ValueError(
+            f"ModelConfig.from_hf: rope type {kind!r} is not supported, only 'default', "
+            f"{', '.join(map(repr, _SCALINGS))}"
+        )
+    for name in _SCALINGS[kind]:
+        if rope.get(name) is None:
+            raise ValueError(f"ModelConfig.from_hf: {kind} rope scaling lacks `{name}`")
+    if kind == "linear":
+        return LinearScaling(factor=_number(rope, "factor", 1.0))
+    if kind == "llama3":
+        return RopeScaling(
+            factor=_number(rope, "factor", 1.0),
+            low_freq_factor=_number(rope, "low_freq_factor", 1.0),
+            high_freq_factor=_number(rope, "high_freq_factor", 1.0),
+            original_max_length=_size(rope, original),
+        )
+    length = _size(rope, original, max_length)
+    # A null means what an absent entry does, and in these a 0 too.
+    absent = ("mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+    given = {k: x for k, x in rope.items() if x is not None and (x or k not in absent)}
+    factor = _number(given, "factor", max_length / length)
+    scales = [_number(given, name, 1.0) for name in ("mscale", "mscale_all_dim") if name in given]
+    if len(scales) < 2:
+        scales = [1.0, 0.0]
+    above, below = (max(0.1 * scale * math.log(factor), 0.0) + 1.0 for scale in scales)
+    return YarnScaling(
+        factor=factor,
+        original_max_length=length,
+        beta_fast=_number(given, "beta_fast", 32.0),
+        beta_slow=_number(given, "beta_slow", 1.0),
+        attention_factor=_number(given, "attention_factor", above / below),
+        truncate=_flag(given, "truncate", default=True),
+    )
 
 
 def _mask_id(config: Mapping[str, Any]) -> int:
@@ -300,8 +292,8 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
-def _flag(config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name)
+def _flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = config.get(name, default)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"ModelConfig.from_hf: `{name}` must be true or false, got {value!r}")
     return bool(value)

@@ -16,6 +16,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.config import ARCHITECTURES, DENOISERS, DTYPES, HEADS, ModelConfig
 from jaxrl_llm.models.loading import parameter_table
+from jaxrl_llm.models.rope import LinearScaling, RopeScaling, Scaling, YarnScaling
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
 # Bytes of one file of weights, as transformers cuts them.
@@ -144,15 +145,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
       ['LlamaForCausalLM']
     """
     classes = {kind: name for name, kind in ARCHITECTURES.items()}
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if (scaling := config.rope_scaling) is not None:
-        rope = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_length,
-        }
+    rope = _hf_rope(config.rope_scaling)
     values = {
         "architectures": [classes[config.architecture]],
         "model_type": config.architecture,
@@ -192,6 +185,17 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
                 f"hf_config: transformers has no {config.architecture} model with {key} {value!r}, "
                 f"only with {read[key]!r}"
             )
+    return values
+
+
+def _hf_rope(scaling: Scaling | None) -> dict[str, Any]:
+    """The rope settings of a config.json, but for the base."""
+    if scaling is None:
+        return {"rope_type": "default"}
+    kinds = {RopeScaling: "llama3", LinearScaling: "linear", YarnScaling: "yarn"}
+    values = {"rope_type": kinds[type(scaling)]} | dataclasses.asdict(scaling)
+    if "original_max_length" in values:
+        values["original_max_position_embeddings"] = values.pop("original_max_length")
     return values
 
 

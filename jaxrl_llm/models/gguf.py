@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core.runtime.files import parsing
-from jaxrl_llm.models.config import ARCHITECTURES, ModelConfig, RopeScaling
+from jaxrl_llm.models.config import ARCHITECTURES, ModelConfig
+from jaxrl_llm.models.rope import RopeScaling
 
 READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 

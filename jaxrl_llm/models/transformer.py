@@ -19,6 +19,7 @@ from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
 from jaxrl_llm.models.remat import POLICIES, all_gather_after, product, recomputed, rematerialized
+from jaxrl_llm.models.rope import rotary_tables, rotate
 from jaxrl_llm.models.sharding import keep_apart
 
 
@@ -74,28 +75,6 @@ class RMSNorm(nnx.Module):
         if delta is not None:
             scale = scale + over_axes(delta, x)
         return rms_norm(x, scale, self.eps).astype(self.dtype)
-
-
-def rotary_tables(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
-    """Cosines and sines ``[..., T, 1, d/2]`` of the rotary embedding, float32."""
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    scaling = config.rope_scaling
-    if scaling is not None:
-        wavelength = 2 * jnp.pi / frequency
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        smooth = (scaling.original_max_length / wavelength - low) / (high - low)
-        smooth = jnp.clip(smooth, 0.0, 1.0)
-        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    angle = positions[..., None, None].astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of ``x`` ``[..., T, H, d]``: dimension i turns with dimension i + d/2."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -218,7 +197,9 @@ class Decoder(nnx.Module):
         if not self.config.causal:
             context = look_ahead(positions, context, self.config.block_length)
         x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
-        rotary = once(lambda p: rotary_tables(p, self.config), positions, after=x)
+        rotary = once(
+            lambda p: rotary_tables(p, self.config.head_dim, self.config.rope), positions, after=x
+        )
         layer_deltas = delta_of(delta, "layers")
 
         def run_block(block: Block, x: Array, layer: int, delta):

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.rope import LinearScaling, RopeScaling, YarnScaling
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,11 +114,49 @@ def test_default_rope_of_the_new_form():
     assert config.rope_scaling is None
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 0.1 log 4 + 1
+        ({}, {"attention_factor": 1.138629436}),
+        # (0.0707 log 4 + 1) / (0.05 log 4 + 1)
+        ({"mscale": 0.707, "mscale_all_dim": 0.5}, {"attention_factor": 1.026836153}),
+        ({"mscale": 0.707}, {"attention_factor": 1.138629436}),
+        (
+            {"attention_factor": 1.5, "truncate": False},
+            {"attention_factor": 1.5, "truncate": False},
+        ),
+        (
+            {"beta_fast": 16, "beta_slow": None},
+            {"beta_fast": 16.0, "attention_factor": 1.138629436},
+        ),
+        # The factor is what is left out: 8192 / 2048.
+        ({"factor": None}, {"attention_factor": 1.138629436}),
+    ],
+)
+def test_yarn_settings(changes, expected):
+    scaling = ModelConfig.from_hf(changed(rope_scaling=YARN | changes)).rope_scaling
+    factor = expected.pop("attention_factor")
+    assert scaling.attention_factor == pytest.approx(factor, abs=1e-9)
+    plain = YarnScaling(factor=4.0, original_max_length=2048, attention_factor=1.0, **expected)
+    assert replace(scaling, attention_factor=1.0) == plain
+
+
+def test_linear_rope():
+    rope = {"rope_type": "linear", "factor": 8.0}
+    assert ModelConfig.from_hf(changed(rope_scaling=rope)).rope_scaling == LinearScaling(factor=8.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope.*'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "linear rope scaling lacks `factor`"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "gelu"),
@@ -173,6 +212,12 @@ SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_
         (lambda: replace(GOOD, width=0), ValueError, "width"),
         (lambda: replace(SCALING, low_freq_factor=4), ValueError, "high_freq_factor"),
         (lambda: replace(SCALING, factor=0), ValueError, "factor"),
+        (lambda: LinearScaling(factor=-1.0), ValueError, "LinearScaling: `factor`"),
+        (
+            lambda: YarnScaling(factor=4.0, original_max_length=8, beta_fast=1.0),
+            ValueError,
+            "beta_fast",
+        ),
     ],
 )
 def test_direct_construction_is_checked(make, error, words):

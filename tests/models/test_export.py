@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxrl_llm.models import RopeScaling, export, load_model, save_safetensors
+from jaxrl_llm.models import (
+    LinearScaling,
+    RopeScaling,
+    YarnScaling,
+    export,
+    load_model,
+    save_safetensors,
+)
 from jaxrl_llm.models.export import hf_config
 from jaxrl_llm.models.lora import LoRAConfig, init_lora
 from jaxrl_llm.models.peft import save_adapter
@@ -34,6 +41,12 @@ SHAPES = {
         "rope_scaling": RopeScaling(
             factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=64
         ),
+    },
+    "linear": {"rope_scaling": LinearScaling(factor=4.0)},
+    "yarn": {
+        "rope_scaling": YarnScaling(
+            factor=4.0, original_max_length=64, attention_factor=1.1, truncate=False
+        )
     },
 }
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import GgufFile, hugging_face_name, open_gguf
 from jaxrl_llm.models.loading import load_model, load_params
+from jaxrl_llm.models.rope import RopeScaling
 from jaxrl_llm.models.safetensors import SafetensorsFolder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"

@@ -5,12 +5,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
+from jaxrl_llm.logprobs import token_logprobs
 from jaxrl_llm.models.loading import load_model
-from jaxrl_llm.models.protocol import AttentionContext
+from jaxrl_llm.models.protocol import AttentionContext, prefill
+from jaxrl_llm.rollout import make_sampler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
@@ -28,7 +31,16 @@ def logits_of(model, params, tokens):
 
 
 def test_every_family_is_here():
-    assert NAMES == ["llama", "llama3", "llama_mlp_bias", "qwen2", "qwen3", "smollm2"]
+    assert NAMES == [
+        "llama",
+        "llama3",
+        "llama_linear",
+        "llama_mlp_bias",
+        "qwen2",
+        "qwen3",
+        "qwen3_yarn",
+        "smollm2",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,6 +51,40 @@ def test_logits_equal_transformers(name):
         logits = logits_of(model, params, expected["tokens"])
     assert expected["logits"].std() > 0.5
     np.testing.assert_allclose(logits, expected["logits"], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama_linear", "qwen3_yarn"])
+def test_greedy_tokens_equal_transformers(name):
+    """By the sampler: the prompt's keys once a group, then one token at a time from the cache."""
+    model, params = load_model(GOLDEN / name)
+    expected = load_file(GOLDEN / name / "expected.safetensors")
+    count = expected["greedy"].shape[1]
+    sample = make_sampler(model, max_new_tokens=count, group_size=1, temperature=0.0)
+    with jax.default_matmul_precision("highest"):
+        rollout = sample(params, jax.random.key(0), expected["tokens"][:, :24].tolist())
+    np.testing.assert_array_equal(rollout.tokens[:, 0], expected["greedy"])
+
+
+@pytest.mark.parametrize("name", ["llama_linear", "qwen3_yarn"])
+def test_gradient_norm_equals_torch(name):
+    """The first 16 tokens are a prompt, whose keys the rest of the row attends to."""
+    model, params = load_model(GOLDEN / name)
+    expected = load_file(GOLDEN / name / "expected.safetensors")
+    tokens = expected["tokens"]
+    inputs, prompt_mask = tokens[:, None, 16:-1], jnp.ones((len(tokens), 16), bool)
+
+    def loss(params):
+        prefix = prefill(model, params, tokens[:, :16], prompt_mask)
+        positions = jnp.broadcast_to(16 + jnp.arange(inputs.shape[-1]), inputs.shape)
+        context = AttentionContext(jnp.ones(inputs.shape, bool), prefix, prompt_mask)
+        hidden, _ = model.apply(params, inputs, positions, context, remat="full")
+        matrix = model.output_matrix(params)
+        return -jnp.mean(token_logprobs(hidden, matrix, tokens[:, None, 17:])[0])
+
+    with jax.default_matmul_precision("highest"):
+        grads = jax.jit(jax.grad(loss))(params)
+    norm = optax.tree.norm(grads)
+    np.testing.assert_allclose(norm, expected["grad_norm"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2"])

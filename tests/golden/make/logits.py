@@ -6,6 +6,9 @@ Run from the repository root with a Python that has torch and transformers:
 
 The weights are random but not small, and norms and biases are not left at one and zero, so that
 every parameter and every rotary frequency shows in the logits.
+
+`greedy` are the tokens that follow the first 24 of each row, and `grad_norm` the norm of the
+gradient of the mean negative log-probability of the tokens from the 18th on.
 """
 
 import json
@@ -44,6 +47,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "original_max_position_embeddings": 64,
+}
 MODELS = {
     "llama": LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
     "llama3": LlamaForCausalLM(
@@ -62,6 +72,16 @@ MODELS = {
     ),
     "qwen2": Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
     "qwen3": Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False)),
+    "llama_linear": LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES,
+            rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+            tie_word_embeddings=False,
+        )
+    ),
+    "qwen3_yarn": Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, head_dim=16, rope_parameters=YARN, tie_word_embeddings=False)
+    ),
 }
 
 
@@ -77,7 +97,27 @@ def randomize(model, generator):
     model.tie_weights()
 
 
+def greedy_tokens(model, prompts, count):
+    """The most probable tokens, each of them from a pass over all before it."""
+    rows, margin = prompts, float("inf")
+    for _ in range(count):
+        with torch.no_grad():
+            best = model(input_ids=rows, use_cache=False).logits[:, -1].float().topk(2)
+        margin = min(margin, float((best.values[:, 0] - best.values[:, 1]).min()))
+        rows = torch.cat([rows, best.indices[:, :1]], dim=1)
+    return rows[:, prompts.shape[1] :], margin
+
+
+def gradient_norm(model, tokens):
+    loss = torch.nn.functional.cross_entropy(
+        model(input_ids=tokens).logits[:, 16:-1].flatten(0, 1), tokens[:, 17:].flatten()
+    )
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()
+
+
 def main():
+    torch.set_num_threads(1)
     shutil.rmtree(FOLDER, ignore_errors=True)
     for seed, (name, model) in enumerate(MODELS.items()):
         generator = torch.Generator().manual_seed(seed)
@@ -88,11 +128,18 @@ def main():
             logits = model(input_ids=tokens).logits.float()
         model.save_pretrained(FOLDER / name)
         (FOLDER / name / "generation_config.json").unlink(missing_ok=True)
-        expected = {"tokens": tokens.to(torch.int32), "logits": logits}
+        greedy, margin = greedy_tokens(model, tokens[:, :24], 16)
+        expected = {
+            "tokens": tokens.to(torch.int32),
+            "logits": logits,
+            "greedy": greedy.to(torch.int32).contiguous(),
+            "grad_norm": gradient_norm(model, tokens).float(),
+        }
         save_file(expected, FOLDER / name / "expected.safetensors")
-        print(name, float(logits.std()), float(logits.abs().max()))
+        print(name, float(logits.std()), float(logits.abs().max()), margin)
     provenance = {
-        "what": "float32 logits of transformers, eager attention, CPU, random weights",
+        "what": "float32 logits, greedy tokens and gradient norms of transformers on a CPU, eager "
+        "attention, random weights",
         "script": "tests/golden/make/logits.py",
         "versions": {
             "python": platform.python_version(),
