@@ -8,6 +8,7 @@ _HOMES = {
     "FlowConfig": "flow",
     "TextFlowConfig": "text_flow",
     "KV": "protocol",
+    "LayerKind": "layers",
     "LoRAConfig": "lora",
     "Model": "protocol",
     "ModelConfig": "config",

@@ -14,6 +14,7 @@ meaningless.
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +36,48 @@ _LARGEST_MASK = 2**30
 IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
+class Sight(NamedTuple):
+    """The earliest keys that queries see, by position: of a prompt, key j has position j.
+
+    Attributes:
+      first: int32 ``[P, G, T]``, the position of the first key that each query sees.
+      places: int32 ``[P, G, S]``, the positions of the keys of a row.
+    """
+
+    first: Array
+    places: Array
+
+
 def _visible(
-    last: Array | None, key_mask: Array | None, segments, ends: Array | None, length: int
+    last: Array | None,
+    key_mask: Array | None,
+    segments,
+    ends: Array | None,
+    length: int,
+    sight: Sight | None = None,
 ) -> Array | None:
     """Which of ``length`` keys each query sees: bool, broadcastable to ``[..., N, S]``."""
     masks = [] if last is None else [jnp.arange(length) <= last[..., None]]
     masks += [] if key_mask is None else [key_mask[..., None, :]]
     masks += [] if segments is None else [segments[0][..., None] == segments[1][..., None, :]]
     masks += [] if ends is None or last is None else [last[..., None] < ends[..., None, :]]
+    if sight is not None:
+        masks += [sight.places[..., None, :] >= sight.first[..., None]]
     return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
 def _attend_block(
-    query: Array, kv: KV, last: Array | None, key_mask: Array | None, segments, ends: Array | None
+    query: Array,
+    kv: KV,
+    last: Array | None,
+    key_mask: Array | None,
+    segments,
+    ends: Array | None,
+    sight: Sight | None,
 ) -> tuple[Array, Array]:
     """:func:`attend_set` with all scores at once."""
     scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
-    visible = _visible(last, key_mask, segments, ends, scores.shape[-1])
+    visible = _visible(last, key_mask, segments, ends, scores.shape[-1], sight)
     if visible is not None:
         scores = jnp.where(visible, scores, _MASKED)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
@@ -71,6 +97,7 @@ def attend_set(
     key_mask: Array | None = None,
     segments: tuple[Array, Array] | None = None,
     ends: Array | None = None,
+    sight: Sight | None = None,
     blocks: int | None = None,
 ) -> tuple[Array, Array]:
     """Softmax attention to one set of keys, with its log-sum-exp.
@@ -87,6 +114,8 @@ def attend_set(
         query sees the keys of its segment.
       ends: int32, broadcastable to ``[..., S]``: the query that is the first not to see a key,
         counted as in ``last``, which it needs.
+      sight: The earliest keys that queries see: ``first`` broadcastable to ``[..., N]``, ``places``
+        to ``[..., S]``.
       blocks: Into how many blocks the queries are split; chosen by the shapes where None.
 
     Returns:
@@ -102,7 +131,7 @@ def attend_set(
     else:
         blocks = min(blocks, count)
     if blocks == 1:
-        return _attend_block(query, kv, last, key_mask, segments, ends)
+        return _attend_block(query, kv, last, key_mask, segments, ends, sight)
     size = math.ceil(count / blocks)
 
     def split(x: Array, axis: int) -> Array:
@@ -120,12 +149,14 @@ def attend_set(
 
     @jax.checkpoint
     def block(inputs):
-        rows, last, ids = inputs
+        rows, last, ids, first = inputs
         pair = None if ids is None else (ids, ids_of_keys)
-        return _attend_block(rows, kv, last, key_mask, pair, ends)
+        seen = None if sight is None else Sight(first, sight.places)
+        return _attend_block(rows, kv, last, key_mask, pair, ends, seen)
 
     ids, ids_of_keys = (None, None) if segments is None else segments
-    inputs = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids)))
+    first = None if sight is None else sight.first
+    inputs = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids, first)))
     output, lse = jax.lax.map(block, inputs)
     return join(output, -2), join(lse, -1)
 
@@ -165,14 +196,23 @@ def merge_attention(
 
 
 def plain_attention(
-    query: Array, kv: KV, last: Array, key_mask, segments, ends, prefix, prefix_mask
+    query: Array,
+    kv: KV,
+    last: Array,
+    key_mask,
+    segments,
+    ends,
+    prefix,
+    prefix_mask,
+    sight: Sight | None,
+    scale: float | None,
 ) -> Array:
     """:func:`attend`, whose arguments it takes, in plain products: the reference of other forms."""
     P, G, T, heads, d = query.shape
     kv_heads = kv.keys.shape[-3]
     repeat = heads // kv_heads
     # [P, G, Hk, R, T, d]: the R query heads that share a key head become rows of one product.
-    query = (query * d**-0.5).reshape(P, G, T, kv_heads, repeat, d)
+    query = (query * (d**-0.5 if scale is None else scale)).reshape(P, G, T, kv_heads, repeat, d)
     query = jnp.transpose(query, (0, 1, 3, 4, 2, 5))
     rows = query.reshape(P, G, kv_heads, repeat * T, d)
     last = jnp.tile(last, repeat)
@@ -181,10 +221,27 @@ def plain_attention(
     ends = None if ends is None else ends[:, :, None]
     if segments is not None:
         segments = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
-    output, lse = attend_set(rows, kv, last=last, key_mask=key_mask, segments=segments, ends=ends)
+    in_row = in_prefix = None
+    if sight is not None:
+        first = jnp.tile(sight.first, repeat)
+        in_row = Sight(first[:, :, None], sight.places[:, :, None])
+        if prefix is not None:
+            places = jnp.arange(prefix.keys.shape[-1])
+            in_prefix = Sight(first.reshape(P, 1, G * repeat * T), places)
+    output, lse = attend_set(
+        rows,
+        kv,
+        last=last,
+        key_mask=key_mask,
+        segments=segments,
+        ends=ends,
+        sight=in_row,
+    )
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
-        shared, shared_lse = attend_set(rows, prefix, key_mask=prefix_mask[:, None])
+        shared, shared_lse = attend_set(
+            rows, prefix, key_mask=prefix_mask[:, None], sight=in_prefix
+        )
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
         output, _ = merge_attention(output, lse, shared, shared_lse)
@@ -201,6 +258,8 @@ def fused_attention(
     ends,
     prefix,
     prefix_mask,
+    sight: Sight | None,
+    scale: float | None,
     implementation: str,
 ) -> Array:
     """:func:`attend`, whose arguments it takes, by one call of ``jax.nn.dot_product_attention``.
@@ -210,7 +269,7 @@ def fused_attention(
     """
     P, G, T, _, d = query.shape
     pair = None if segments is None else (segments, segments)
-    visible = _visible(last, key_mask, pair, ends, kv.keys.shape[-1])
+    visible = _visible(last, key_mask, pair, ends, kv.keys.shape[-1], sight)
     visible = jnp.broadcast_to(visible, (P, G, T, kv.keys.shape[-1]))
     keys, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
     if prefix is not None:
@@ -218,6 +277,8 @@ def fused_attention(
         before = KV(jnp.moveaxis(prefix.keys, -1, 1), jnp.swapaxes(prefix.values, 1, 2))
         before = KV(*(jnp.broadcast_to(x[:, None], (*rows, *x.shape[2:])) for x in before))
         seen = jnp.broadcast_to(prefix_mask[:, None, None], (P, G, T, rows[-1]))
+        if sight is not None:
+            seen &= jnp.arange(rows[-1]) >= sight.first[..., None]
         keys = jnp.concatenate([before.keys, keys], axis=2)
         values = jnp.concatenate([before.values, values], axis=2)
         visible = jnp.concatenate([seen, visible], axis=-1)
@@ -230,7 +291,7 @@ def fused_attention(
         flat(keys),
         flat(values),
         mask=flat(visible)[:, None],
-        scale=d**-0.5,
+        scale=d**-0.5 if scale is None else scale,
         implementation=implementation,
     )
     return output.reshape(query.shape)
@@ -255,6 +316,8 @@ def attend(
     ends: Array | None = None,
     prefix: KV | None = None,
     prefix_mask: Array | None = None,
+    sight: Sight | None = None,
+    scale: float | None = None,
     implementation: str | None = None,
 ) -> Array:
     """Attention of the tokens of G rollouts to the keys of their row and of their prompt.
@@ -270,6 +333,8 @@ def attend(
         i sees key j only where ``i < ends[j]``.
       prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
       prefix_mask: bool ``[P, Lp]``.
+      sight: The earliest keys that tokens see, of a layer with a window.
+      scale: Multiplies the scores; None for ``d ** -0.5``.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
         None takes cuDNN's where the GPU and the shapes allow it, else the plain one.
 
@@ -291,9 +356,21 @@ def attend(
         implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
-        output = plain_attention(query, kv, last, key_mask, segments, ends, prefix, prefix_mask)
+        output = plain_attention(
+            query, kv, last, key_mask, segments, ends, prefix, prefix_mask, sight, scale
+        )
     else:
         output = fused_attention(
-            query, kv, last, key_mask, segments, ends, prefix, prefix_mask, implementation
+            query,
+            kv,
+            last,
+            key_mask,
+            segments,
+            ends,
+            prefix,
+            prefix_mask,
+            sight,
+            scale,
+            implementation,
         )
     return output.astype(query.dtype)

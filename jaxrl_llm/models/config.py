@@ -3,17 +3,95 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.models.rope import LinearScaling, Rope, RopeScaling, Scaling, YarnScaling
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+
+class Family(NamedTuple):
+    """How the config.json of a class of transformers is read.
+
+    Attributes:
+      model_type: The name of the family.
+      defaults: What the class fills in where an entry is absent.
+      fields: Of :class:`ModelConfig`, where they are not the default ones.
+      windows: Whether the class has layers with windows.
+      full_every: One layer in so many has no window where `layer_types` is absent; None where flags
+        decide.
+      window_rope: Entry with the base of the rotary frequencies of layers with a window, which are
+        then not scaled; None where they are as those of the others.
+    """
+
+    model_type: str
+    defaults: Mapping[str, Any] = {}
+    fields: Mapping[str, Any] = {}
+    windows: bool = False
+    full_every: int | None = None
+    window_rope: str | None = None
+
+
+_QWEN = {"max_position_embeddings": 32768}
+_OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+_OLMO_FIELDS = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"}
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}),
+    "Qwen2ForCausalLM": Family("qwen2", _QWEN, {"attention_bias": True}, windows=True),
+    "Qwen3ForCausalLM": Family("qwen3", _QWEN | {"head_dim": 128}, {"qk_norm": True}, windows=True),
+    "MistralForCausalLM": Family(
+        "mistral",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
+        },
+        windows=True,
+        full_every=2**31,
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
+        },
+        windows=True,
+    ),
+    "Olmo2ForCausalLM": Family("olmo2", _OLMO, _OLMO_FIELDS),
+    "Olmo3ForCausalLM": Family(
+        "olmo3",
+        _OLMO | {"rope_theta": 5e5, "sliding_window": 4096},
+        _OLMO_FIELDS,
+        windows=True,
+        full_every=4,
+        window_rope="rope_theta",
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        {
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "tie_word_embeddings": True,
+            "vocab_size": 262208,
+        },
+        {"norm_placement": "both", "norm_offset": 1.0, "qk_norm": True},
+        windows=True,
+        full_every=6,
+        window_rope="rope_local_base_freq",
+    ),
 }
+ARCHITECTURES = {name: family.model_type for name, family in FAMILIES.items()}
 # Denoisers of the same layers: bidirectional, or causal over blocks. By class and by model_type.
 DENOISERS = {"A2DQwen3LMHeadModel": "a2d-qwen3", "SDARForCausalLM": "sdar"}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,8 +110,10 @@ _SCALINGS = {
     "yarn": (),
 }
 
-# What a config.json leaves out means what the class that wrote it would have filled in.
-_MAX_LENGTH = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
+# How transformers calls the activations of an MLP that are known.
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+NORM_PLACEMENTS = ("before", "after", "both")
+
 # Far beyond any released decoder: a number above is an error of the file, or a trap.
 _MOST = {
     "vocab_size": 2**24,
@@ -49,10 +129,10 @@ _MOST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a dense decoder of the Llama, SmolLM2, Qwen2 or Qwen3 family.
+    """The shape of a dense decoder: Llama, Qwen, Mistral, SmolLM3, OLMo, Gemma 3 and their like.
 
     Args:
-      architecture: "llama", "qwen2" or "qwen3"; only names the family, the flags below decide.
+      architecture: One of `ARCHITECTURES`; only names the family, the fields below decide.
       vocab_size, width: V and D, the size of the residual stream.
       num_layers, max_length: Decoder blocks, and the longest sequence in tokens.
       num_heads, num_kv_heads: Query heads, and key and value heads, whose number divides them.
@@ -64,7 +144,16 @@ class ModelConfig:
       tied: The head is the embedding.
       attention_bias: q, k and v have a bias (Qwen2); the output projection has none.
       mlp_bias: gate, up and down have a bias.
-      qk_norm: RMS norm over each head of q and k before the rotary embedding (Qwen3).
+      qk_norm: RMS norm of q and k before the rotary embedding (Qwen3).
+      qk_norm_over: "head", each by itself, or "projection", all heads together (OLMo 2).
+      norm_placement: Of attention and MLP, "before" their input, "after" their output (OLMo 2), or
+        "both" (Gemma 3).
+      norm_offset: Added to the scale of every norm: 1 in Gemma, whose scales lie around 0.
+      activation: Of the MLP, "silu" or "gelu_tanh".
+      embedding_scale: Multiplies the embedding; `width ** 0.5` in Gemma.
+      query_scale: Multiplies the scores of attention; None for `head_dim ** -0.5`.
+      layers: One `LayerKind` a layer, for windows and rotary embeddings of some layers; None where
+        all are plain.
       dtype: The dtype of matrix products; norms and statistics are float32.
       quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
         `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
@@ -102,6 +191,13 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: str = "head"
+    norm_placement: str = "before"
+    norm_offset: float = 0.0
+    activation: str = "silu"
+    embedding_scale: float = 1.0
+    query_scale: float | None = None
+    layers: tuple[LayerKind, ...] | None = None
     dtype: str = "float32"
     quantization: str | None = None
     causal: bool = True
@@ -136,6 +232,21 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"ModelConfig: `head_dim` must be even, got {self.head_dim}")
+        name = "ModelConfig"
+        checks.check_option(name, "norm_placement", self.norm_placement, NORM_PLACEMENTS)
+        checks.check_option(name, "activation", self.activation, set(ACTIVATIONS.values()))
+        checks.check_option(name, "qk_norm_over", self.qk_norm_over, ("head", "projection"))
+        scales = {"embedding_scale": self.embedding_scale, "query_scale": self.query_scale}
+        checks.check_positive(name, **scales)
+        if self.qk_norm_over != "head" and not self.qk_norm:
+            raise ValueError("ModelConfig: `qk_norm_over` has no effect with `qk_norm` False")
+        if self.layers is not None and len(self.layers) != self.num_layers:
+            raise ValueError(
+                f"ModelConfig: `layers` must have one entry for each of the {self.num_layers} "
+                f"layers, got {len(self.layers)}"
+            )
+        if not self.causal and any(kind.window for kind in self.layers or ()):
+            raise ValueError("ModelConfig: `layers` with windows need `causal` True")
         if self.block_length is not None and (self.causal or self.block_length < 1):
             raise ValueError(
                 f"ModelConfig: `block_length` {self.block_length} must be positive, and has no "
@@ -147,9 +258,17 @@ class ModelConfig:
                 f"{self.vocab_size}"
             )
 
-    @property
-    def rope(self) -> Rope:
-        """Base and scaling of the rotary embedding."""
+    def kind_of(self, layer: int) -> LayerKind:
+        """What the layer has of its own."""
+        return LayerKind() if self.layers is None else self.layers[layer]
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """Base and scaling of a layer's rotary embedding; None for a layer without."""
+        kind = self.kind_of(layer)
+        if not kind.rotary:
+            return None
+        if kind.rope_theta is not None:
+            return Rope(kind.rope_theta)
         return Rope(self.rope_theta, self.rope_scaling)
 
     @classmethod
@@ -185,46 +304,144 @@ class ModelConfig:
                 f"ModelConfig.from_hf: unknown architecture {name!r}; known: "
                 f"{', '.join(ARCHITECTURES | DENOISERS)}"
             )
-        architecture = ARCHITECTURES.get(name, "qwen3")
-        _refuse_unsupported(config, architecture)
+        family = FAMILIES.get(name, FAMILIES["Qwen3ForCausalLM"])
+        # A null means what an absent entry does, but for the window of Mistral: none.
+        config = {k: x for k, x in config.items() if x is not None or k == "sliding_window"}
+        config = {**family.defaults, **config}
+        _refuse_unsupported(config, family)
         width = _size(config, "hidden_size")
         num_heads = _size(config, "num_attention_heads")
-        # Either way in which transformers has written them.
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if not isinstance(rope, Mapping):
-            raise ValueError(
-                f"ModelConfig.from_hf: the rope settings must be an object, got {rope!r}"
-            )
-        theta = _number(rope if rope.get("rope_theta") else config, "rope_theta", 10000.0)
-        partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-        if partial != 1.0:
-            raise ValueError(
-                f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
-            )
-        max_length = _size(config, "max_position_embeddings", _MAX_LENGTH[architecture])
-        head_dim = 128 if architecture == "qwen3" else width // num_heads
+        ropes = _rope_settings(config)
+        max_length = _size(config, "max_position_embeddings")
+        fields = dict(family.fields)
+        if family.model_type == "gemma3_text":
+            scalar = _number(config, "query_pre_attn_scalar", 256.0)
+            fields |= {"embedding_scale": width**0.5, "query_scale": scalar**-0.5}
         return cls(
-            architecture=architecture,
+            architecture=family.model_type,
             vocab_size=_size(config, "vocab_size"),
             width=width,
             num_layers=_size(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=_size(config, "num_key_value_heads", num_heads),
-            head_dim=_size(config, "head_dim", head_dim),
+            head_dim=_size(config, "head_dim", width // num_heads),
             mlp_width=_size(config, "intermediate_size"),
             max_length=max_length,
             norm_eps=_number(config, "rms_norm_eps", 1e-6),
-            rope_theta=theta,
-            rope_scaling=_scaling(rope, max_length),
+            rope_theta=_theta(ropes["full_attention"], config),
+            rope_scaling=_scaling(ropes["full_attention"], max_length),
             tied=_flag(config, "tie_word_embeddings"),
-            attention_bias=architecture == "qwen2",
             mlp_bias=_flag(config, "mlp_bias"),
-            qk_norm=architecture == "qwen3",
+            activation=ACTIVATIONS[_activation(config)],
+            layers=_layers(config, family, ropes["sliding_attention"]),
             dtype=dtype,
             causal=name not in DENOISERS,
             block_length=_size(config, "block_size") if name == "SDARForCausalLM" else None,
             mask_id=None if config.get("mask_token_id") is None else _mask_id(config),
+            **fields,
         )
+
+
+def _rope_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rope settings of layers without and with a window; the latter empty if not their own."""
+    # Either way in which transformers has written them.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    nested = isinstance(rope, Mapping) and {"full_attention", "sliding_attention"} & set(rope)
+    full, local = "full_attention", "sliding_attention"
+    ropes = {kind: rope.get(kind) or {} for kind in (full, local)} if nested else {full: rope}
+    ropes.setdefault(local, {})
+    for settings in ropes.values():
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"ModelConfig.from_hf: the rope settings must be an object, got {settings!r}"
+            )
+        partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+        if partial != 1.0:
+            raise ValueError(
+                f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
+            )
+    return ropes
+
+
+def _theta(rope: Mapping[str, Any], config: Mapping[str, Any], name: str = "rope_theta") -> float:
+    """The base of the rotary frequencies in rope settings, else that of the entry of a config."""
+    if rope.get("rope_theta"):
+        return _number(rope, "rope_theta", 1.0)
+    return _number(config, name, 10000.0)
+
+
+def _layers(
+    config: Mapping[str, Any], family: Family, local_rope: Mapping[str, Any]
+) -> tuple[LayerKind, ...] | None:
+    """What the layers of a config.json have of their own; None if they are all plain."""
+    count = _size(config, "num_hidden_layers")
+    limit = _size(config, "max_position_embeddings")
+    rotary: Any = [True] * count
+    if family.model_type == "smollm3":
+        every = _size(config, "no_rope_layer_interval")
+        rotary = config.get("no_rope_layers", [(i + 1) % every > 0 for i in range(count)])
+    if not isinstance(rotary, list | tuple) or len(rotary) != count:
+        raise ValueError(
+            f"ModelConfig.from_hf: `no_rope_layers` must have one entry for each of the {count} "
+            f"layers, got {rotary!r}"
+        )
+    kinds = _layer_types(config, family, list(rotary))
+    if len(kinds) != count:
+        raise ValueError(
+            f"ModelConfig.from_hf: `layer_types` must have one entry for each of the {count} "
+            f"layers, got {len(kinds)}"
+        )
+    window = config.get("sliding_window")
+    window = limit if window is None else _size(config, "sliding_window")
+    if "sliding_attention" in kinds and window < limit and not family.windows:
+        raise ValueError(
+            f"ModelConfig.from_hf: {family.model_type!r} has no sliding windows, and "
+            f"`sliding_window` {window} is shorter than the context of {limit} tokens"
+        )
+    theta = None
+    if family.window_rope is not None:
+        theta = _theta(local_rope, config, family.window_rope)
+        if local_rope.get("rope_type", "default") != "default":
+            raise ValueError(
+                "ModelConfig.from_hf: a scaled rope on layers with windows is not supported"
+            )
+    layers = tuple(
+        LayerKind(
+            window=window if kind == "sliding_attention" and window < limit else None,
+            rotary=bool(turns),
+            rope_theta=theta if kind == "sliding_attention" else None,
+        )
+        for kind, turns in zip(kinds, rotary, strict=True)
+    )
+    return None if set(layers) == {LayerKind()} else layers
+
+
+def _layer_types(config: Mapping[str, Any], family: Family, rotary: list) -> list[str]:
+    """For each layer "full_attention" or "sliding_attention", as transformers decides it."""
+    full, local = "full_attention", "sliding_attention"
+    kinds, count = config.get("layer_types"), len(rotary)
+    if kinds is not None and family.model_type != "mistral":
+        for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
+            if kind not in (full, local):
+                raise ValueError(
+                    f"ModelConfig.from_hf: `layer_types` has {kind!r}; only {full!r} and {local!r} "
+                    "are supported"
+                )
+        return list(kinds)
+    if family.full_every is not None:
+        every = _size(config, "sliding_window_pattern", family.full_every)
+        acts = config.get("sliding_window") is not None
+        return [local if acts and (i + 1) % every else full for i in range(count)]
+    first = config.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise ValueError(
+            f"ModelConfig.from_hf: `max_window_layers` must be an integer, got {first!r}"
+        )
+    if not _flag(config, "use_sliding_window"):
+        return [full] * count
+    if family.model_type == "smollm3":
+        return [full if turns else local for turns in rotary]
+    return [local if i >= first else full for i in range(count)]
 
 
 def _scaling(rope: Mapping[str, Any], max_length: int) -> Scaling | None:
@@ -299,45 +516,34 @@ def _flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> boo
     return bool(value)
 
 
-def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
+def _activation(config: Mapping[str, Any]) -> Any:
+    return config.get("hidden_activation", config.get("hidden_act", "silu"))
+
+
+def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     """Raises for settings that would change the outputs and that the decoder does not have."""
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
+    activation = _activation(config)
+    if activation not in ACTIVATIONS:
         raise ValueError(
-            f"ModelConfig.from_hf: `hidden_act` {activation!r} is not supported, only 'silu'"
+            f"ModelConfig.from_hf: `hidden_act` {activation!r} is not supported, only "
+            f"{', '.join(map(repr, ACTIVATIONS))}"
         )
-    if config.get("attention_bias") and architecture != "qwen2":
+    if config.get("attention_bias") and family.model_type != "qwen2":
         raise ValueError(
             "ModelConfig.from_hf: `attention_bias` true is not supported for "
-            f"{architecture!r}: it puts a bias on the output projection too"
+            f"{family.model_type!r}: it puts a bias on the output projection too"
         )
     if config.get("quantization_config"):
         raise ValueError(
             "ModelConfig.from_hf: `quantization_config` is not supported; take the "
             "unquantized weights or a GGUF file"
         )
-    # A window matters only where some layer uses it and it is shorter than the context.
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise ValueError(
-                    f"ModelConfig.from_hf: `layer_types` has {kind!r}; only 'full_attention' "
-                    "is supported"
-                )
-        used = "sliding_attention" in kinds
-    else:
-        used = _flag(config, "use_sliding_window")
-        first = config.get("max_window_layers", 28)
-        if isinstance(first, bool) or not isinstance(first, int):
+    for name in (
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "use_bidirectional_attention",
+    ):
+        if config.get(name):
             raise ValueError(
-                f"ModelConfig.from_hf: `max_window_layers` must be an integer, got {first!r}"
+                f"ModelConfig.from_hf: `{name}` {config[name]!r} is not supported, only null"
             )
-        used = used and _size(config, "num_hidden_layers") > first
-    limit = _size(config, "max_position_embeddings", _MAX_LENGTH[architecture])
-    window = _size(config, "sliding_window", limit) if used else limit
-    if window < limit:
-        raise ValueError(
-            f"ModelConfig.from_hf: sliding-window attention is not supported, and "
-            f"`sliding_window` {window} is shorter than the context of {limit} tokens"
-        )

@@ -2,14 +2,27 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.models.attention import attend
+from jaxrl_llm.models.attention import Sight, attend
 from jaxrl_llm.models.protocol import KV, AttentionContext
+
+
+class Window(NamedTuple):
+    """The window of a layer.
+
+    Attributes:
+      size: Tokens that a token sees, itself the last of them.
+      positions: int32, of the tokens of the call.
+    """
+
+    size: int
+    positions: Array
 
 
 def check_context(tokens: Array, context: AttentionContext) -> None:
@@ -109,7 +122,13 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
 
 
 def context_attention(
-    query: Array, new: KV, context: AttentionContext, layer: int
+    query: Array,
+    new: KV,
+    context: AttentionContext,
+    layer: int,
+    *,
+    window: Window | None = None,
+    scale: float | None = None,
 ) -> tuple[Array, KV]:
     """Attention of this call's tokens to prefix, cache and each other.
 
@@ -120,6 +139,8 @@ def context_attention(
       new: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
       context: Masks, prefix and cache.
       layer: Which layer's prefix and cache to read.
+      window: Of the layer, if it has one.
+      scale: Multiplies the scores; None for ``d ** -0.5``.
 
     Returns:
       Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
@@ -138,7 +159,12 @@ def context_attention(
 
         prompts = KV(new.keys[..., :length], new.values[..., :length, :])
         before = attend(
-            query[:, :, :length], prompts, jnp.arange(length), key_mask=context.prompt_mask[:, None]
+            query[:, :, :length],
+            prompts,
+            jnp.arange(length),
+            key_mask=context.prompt_mask[:, None],
+            sight=_sight(window, lambda x: x[:, :, :length]),
+            scale=scale,
         )
         after = attend(
             responses(query, -3),
@@ -149,6 +175,8 @@ def context_attention(
             ends=context.ends,
             prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
             prefix_mask=context.prompt_mask,
+            sight=_sight(window, lambda x: responses(x, -1)),
+            scale=scale,
         )
         after = after.reshape(P, 1, G * T, *after.shape[3:])
         return jnp.concatenate([before, after], axis=2), new
@@ -161,6 +189,11 @@ def context_attention(
     else:
         kv, key_mask = update_cache(context.cache[layer], new, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
+    sight = _sight(window, lambda x: x)
+    if sight is not None and context.cache is not None:
+        # A row of a cache has no gaps: the position of its place 0 says all.
+        start = sight.places[..., :1] - jnp.asarray(context.index)[..., None]
+        sight = sight._replace(places=start + jnp.arange(kv.keys.shape[-1]))
     prefix = None if context.prefix is None else context.prefix[layer]
     output = attend(
         query,
@@ -171,5 +204,15 @@ def context_attention(
         ends=context.ends,
         prefix=prefix,
         prefix_mask=context.prefix_mask,
+        sight=sight,
+        scale=scale,
     )
     return output, kv
+
+
+def _sight(window: Window | None, of_call: Callable[[Array], Array]) -> Sight | None:
+    """What a window leaves of the keys of a call, whose positions ``of_call`` takes."""
+    if window is None:
+        return None
+    positions = of_call(window.positions)
+    return Sight(positions - window.size + 1, positions)

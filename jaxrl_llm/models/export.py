@@ -14,7 +14,15 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.config import ARCHITECTURES, DENOISERS, DTYPES, HEADS, ModelConfig
+from jaxrl_llm.models.config import (
+    ACTIVATIONS,
+    ARCHITECTURES,
+    DENOISERS,
+    DTYPES,
+    FAMILIES,
+    HEADS,
+    ModelConfig,
+)
 from jaxrl_llm.models.loading import parameter_table
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, Scaling, YarnScaling
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
@@ -168,6 +176,12 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
     if config.mlp_bias:
         values["mlp_bias"] = True
+    values |= _of_layers(config, values["rope_parameters"])
+    if config.query_scale is not None:
+        values["query_pre_attn_scalar"] = round(config.query_scale**-2)
+    if config.activation != "silu":
+        name = next(k for k, ours in ACTIVATIONS.items() if ours == config.activation)
+        values |= {"hidden_act": name, "hidden_activation": name}
     if not config.causal:
         name = "A2DQwen3LMHeadModel" if config.block_length is None else "SDARForCausalLM"
         values |= {"architectures": [name], "model_type": DENOISERS[name]}
@@ -186,6 +200,29 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
                 f"only with {read[key]!r}"
             )
     return values
+
+
+def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says of windows, and of layers that are not rotated as the others."""
+    family = FAMILIES[next(k for k, kind in ARCHITECTURES.items() if kind == config.architecture)]
+    kinds = [config.kind_of(i) for i in range(config.num_layers)]
+    local = [kind.window is not None or kind.rope_theta is not None for kind in kinds]
+    values: dict[str, Any] = {}
+    window = max((kind.window for kind in kinds if kind.window is not None), default=None)
+    # A layer of a family may be one with a window that is as long as the context.
+    values["sliding_window"] = config.max_length if window is None and any(local) else window
+    if family.full_every is None or family.window_rope is not None:
+        names = ["sliding_attention" if x else "full_attention" for x in local]
+        values |= {"layer_types": names, "use_sliding_window": window is not None}
+    if family.model_type == "smollm3":
+        values["no_rope_layers"] = [int(kind.rotary) for kind in kinds]
+    if family.window_rope is not None:
+        thetas = {kind.rope_theta for kind in kinds if kind.rope_theta is not None}
+        theta = max(thetas, default=config.rope_theta)
+        plain = {"rope_type": "default", "rope_theta": theta}
+        values["rope_parameters"] = {"full_attention": rope, "sliding_attention": plain}
+        values[family.window_rope] = theta
+    return values if any(values.values()) or family.windows else {}
 
 
 def _hf_rope(scaling: Scaling | None) -> dict[str, Any]:

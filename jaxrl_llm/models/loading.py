@@ -28,6 +28,25 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.protocol import Model
 
 
+# The tensors of a layer's norms by where they stand: transformers names some after their place.
+_AFTER = {
+    "attention_output_norm": "post_attention_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+_NORMS = {
+    "before": {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+    },
+    "after": _AFTER,
+    "both": {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        **_AFTER,
+    },
+}
+
+
 class TensorSource(Protocol):
     """A file or folder of tensors under the names of Hugging Face."""
 
@@ -95,12 +114,12 @@ def parameter_table(
         ("mlp", "down"): ("mlp.down_proj", hidden, width, config.mlp_bias),
     }
     norms: dict[tuple[str, ...], tuple[str, int]] = {
-        ("attention_norm",): ("input_layernorm", width),
-        ("mlp_norm",): ("post_attention_layernorm", width),
+        (ours,): (theirs, width) for ours, theirs in _NORMS[config.norm_placement].items()
     }
     if config.qk_norm:
-        norms["attention", "q_norm"] = ("self_attn.q_norm", config.head_dim)
-        norms["attention", "k_norm"] = ("self_attn.k_norm", config.head_dim)
+        each = config.qk_norm_over == "head"
+        norms["attention", "q_norm"] = ("self_attn.q_norm", config.head_dim if each else queries)
+        norms["attention", "k_norm"] = ("self_attn.k_norm", config.head_dim if each else keys)
     for layer in range(config.num_layers):
         path, name = ("layers", str(layer)), f"model.layers.{layer}"
         for ours, (theirs, inputs, outputs, bias) in linears.items():

@@ -1,8 +1,10 @@
-"""The built-in decoder: Llama, SmolLM2, Qwen2 and Qwen3 as one flax.nnx module, causal or not.
+"""The built-in decoder: one flax.nnx module whose configuration chooses the parts of a family.
 
 The module exists only inside this file. :func:`make_model` splits it at the boundary, so everything
 else sees pure functions of a plain dict of arrays.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,9 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.barriers import once
 from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.context import check_context, context_attention, look_ahead
+from jaxrl_llm.models.context import Window, check_context, context_attention, look_ahead
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
+from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
@@ -60,94 +63,118 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32.
+    """``x / sqrt(mean(x^2) + eps) * (offset + scale)`` over the last axis, in float32.
 
     A delta ``[..., 1, size]`` is added to the scale.
     """
 
     def __init__(self, size: int, config: ModelConfig):
-        self.scale = nnx.Param(jnp.ones((size,)))
-        self.eps, self.dtype = config.norm_eps, config.dtype
+        self.scale = nnx.Param(jnp.full((size,), 1.0 - config.norm_offset, jnp.float32))
+        self.offset, self.eps, self.dtype = config.norm_offset, config.norm_eps, config.dtype
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., size] -> [..., size]``."""
         scale = self.scale[...].astype(jnp.float32)
+        if self.offset:
+            scale = self.offset + scale
         if delta is not None:
             scale = scale + over_axes(delta, x)
         return rms_norm(x, scale, self.eps).astype(self.dtype)
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions, and norms of query and key in Qwen3."""
+    """Grouped-query attention, with rotary positions, norms and a window as a layer has them."""
 
-    def __init__(self, config: ModelConfig, rngs):
+    def __init__(self, config: ModelConfig, rngs, kind: LayerKind):
         c = config
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self.q = Linear(c.width, queries, c, rngs, bias=c.attention_bias)
         self.k = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
         self.v = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
         self.o = Linear(queries, c.width, c, rngs)
-        self.q_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
-        self.head_dim = c.head_dim
+        self.by_head = c.qk_norm_over == "head"
+        sizes = (c.head_dim, c.head_dim) if self.by_head else (queries, keys)
+        self.q_norm = RMSNorm(sizes[0], c) if c.qk_norm else None
+        self.k_norm = RMSNorm(sizes[1], c) if c.qk_norm else None
+        self.head_dim, self.window = c.head_dim, kind.window
+        self.scale = c.query_scale
 
-    def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
+    def __call__(self, x: Array, rotary, positions, context, layer: int, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
 
         def heads(y: Array) -> Array:
             return y.reshape(*y.shape[:-1], -1, self.head_dim)
 
-        query = heads(self.q(x, delta_of(delta, "q")))
-        key = heads(self.k(x, delta_of(delta, "k")))
+        split = heads if self.by_head else lambda y: y
+        query = split(self.q(x, delta_of(delta, "q")))
+        key = split(self.k(x, delta_of(delta, "k")))
         value = heads(self.v(x, delta_of(delta, "v")))
         if self.q_norm is not None and self.k_norm is not None:
             query = self.q_norm(query, delta_of(delta, "q_norm"))
             key = self.k_norm(key, delta_of(delta, "k_norm"))
-        cos, sin = rotary
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if not self.by_head:
+            query, key = heads(query), heads(key)
+        if rotary is not None:
+            cos, sin = rotary
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         new = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
-        output, kv = context_attention(query, new, context, layer)
+        window = None if self.window is None else Window(self.window, positions)
+        output, kv = context_attention(query, new, context, layer, window=window, scale=self.scale)
         output = output.reshape(*output.shape[:-2], -1)
         return self.o(output, delta_of(delta, "o")), kv
 
 
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
+
+
 class MLP(nnx.Module):
-    """``down(silu(gate(x)) * up(x))``."""
+    """``down(activation(gate(x)) * up(x))``."""
 
     def __init__(self, config: ModelConfig, rngs):
         c = config
         self.gate = Linear(c.width, c.mlp_width, c, rngs, bias=c.mlp_bias)
         self.up = Linear(c.width, c.mlp_width, c, rngs, bias=c.mlp_bias)
         self.down = Linear(c.mlp_width, c.width, c, rngs, bias=c.mlp_bias)
+        self.activation = c.activation
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., D] -> [..., D]``."""
         gate, up = self.gate(x, delta_of(delta, "gate")), self.up(x, delta_of(delta, "up"))
-        hidden = recomputed(lambda gate, up: jax.nn.silu(gate) * up)(gate, up)
+        activation = _ACTIVATIONS[self.activation]
+        hidden = recomputed(lambda gate, up: activation(gate) * up)(gate, up)
         return self.down(hidden, delta_of(delta, "down"))
 
 
 class Block(nnx.Module):
-    """One layer: attention and MLP, each behind a norm, added to the residual stream."""
+    """One layer: attention and MLP, added to the residual stream, with norms before or after."""
 
-    def __init__(self, config: ModelConfig, rngs):
-        self.attention_norm = RMSNorm(config.width, config)
-        self.attention = Attention(config, rngs)
-        self.mlp_norm = RMSNorm(config.width, config)
+    def __init__(self, config: ModelConfig, rngs, kind: LayerKind):
+        before, after = (config.norm_placement in (x, "both") for x in ("before", "after"))
+        self.attention_norm = RMSNorm(config.width, config) if before else None
+        self.attention = Attention(config, rngs, kind)
+        self.attention_output_norm = RMSNorm(config.width, config) if after else None
+        self.mlp_norm = RMSNorm(config.width, config) if before else None
         self.mlp = MLP(config, rngs)
+        self.mlp_output_norm = RMSNorm(config.width, config) if after else None
 
-    def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
+    def __call__(self, x: Array, rotary, positions, context, layer: int, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
+
+        def normed(y: Array, name: str) -> Array:
+            norm = getattr(self, name)
+            return y if norm is None else norm(y, delta_of(delta, name))
+
         attended, kv = self.attention(
-            self.attention_norm(x, delta_of(delta, "attention_norm")),
+            normed(x, "attention_norm"),
             rotary,
+            positions,
             context,
             layer,
             delta_of(delta, "attention"),
         )
-        x = x + attended
-        normed = self.mlp_norm(x, delta_of(delta, "mlp_norm"))
-        return x + self.mlp(normed, delta_of(delta, "mlp")), kv
+        x = x + normed(attended, "attention_output_norm")
+        y = self.mlp(normed(x, "mlp_norm"), delta_of(delta, "mlp"))
+        return x + normed(y, "mlp_output_norm"), kv
 
 
 class Embedding(nnx.Module):
@@ -161,16 +188,17 @@ class Embedding(nnx.Module):
         init = nnx.initializers.normal(config.width**-0.5)
         shape = (config.vocab_size, config.width)
         self.embedding = nnx.Param(init(rngs.params(), shape, jnp.float32))
-        self.dtype = config.dtype
+        self.dtype, self.scale = config.dtype, config.embedding_scale
 
     def __call__(self, tokens: Array, delta=None) -> Array:
         """``[P, G, T] -> [P, G, T, D]``."""
         x = self.embedding[...][tokens].astype(self.dtype)
-        if delta is None:
-            return x
-        a, b, scale = delta
-        change = row_product(row_embedding(a, tokens).astype(self.dtype), b.astype(self.dtype))
-        return (x + scale * change).astype(self.dtype)
+        if delta is not None:
+            a, b, scale = delta
+            change = row_product(row_embedding(a, tokens).astype(self.dtype), b.astype(self.dtype))
+            x = (x + scale * change).astype(self.dtype)
+        # A factor in the dtype of the model, as Gemma was trained.
+        return x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
 
 
 class Head(nnx.Module):
@@ -187,7 +215,9 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs):
         self.embed = Embedding(config, rngs)
-        self.layers = nnx.Dict({str(i): Block(config, rngs) for i in range(config.num_layers)})
+        self.layers = nnx.Dict(
+            {str(i): Block(config, rngs, config.kind_of(i)) for i in range(config.num_layers)}
+        )
         self.norm = RMSNorm(config.width, config)
         self.head = None if config.tied else Head(config, rngs)
         self.config = config
@@ -197,23 +227,31 @@ class Decoder(nnx.Module):
         if not self.config.causal:
             context = look_ahead(positions, context, self.config.block_length)
         x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
-        rotary = once(
-            lambda p: rotary_tables(p, self.config.head_dim, self.config.rope), positions, after=x
-        )
+        ropes = [self.config.rope_of(i) for i in range(self.config.num_layers)]
+        rotary = {
+            rope: once(
+                partial(rotary_tables, head_dim=self.config.head_dim, rope=rope), positions, after=x
+            )
+            for rope in dict.fromkeys(ropes)
+            if rope is not None
+        }
         layer_deltas = delta_of(delta, "layers")
 
         def run_block(block: Block, x: Array, layer: int, delta):
             """One block, recomputed in the backward pass by the policy of ``remat``."""
             graphdef, weights = nnx.split(block)
+            rope = ropes[layer]
+            tables = None if rope is None else rotary[rope]
+            places = None if self.config.kind_of(layer).window is None else positions
 
-            def run(weights, x, rotary, context, delta):
+            def run(weights, x, tables, places, context, delta):
                 block = nnx.merge(graphdef, all_gather_after(weights, after=x))
-                return block(x, rotary, context, layer, delta)
+                return block(x, tables, places, context, layer, delta)
 
             policy = POLICIES[remat]
             if policy is not None:
                 run = rematerialized(run, policy)
-            return run(weights, x, rotary, context, delta)
+            return run(weights, x, tables, places, context, delta)
 
         kv = []
         for i in range(self.config.num_layers):

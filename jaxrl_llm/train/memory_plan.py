@@ -885,6 +885,7 @@ def activation_bytes(
     width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
     every = 4 * width + 2 * (queries + keys) + 3 * hidden
     every += queries + keys if getattr(c, "qk_norm", False) else 0
+    every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
     every += 2 * hidden if adapter else 0
     layer = itemsize * tokens * every + 4 * 2 * heads * pairs
     ends = itemsize * P * G * T * width

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, YarnScaling
 
 SMOLLM2 = {
@@ -160,6 +161,8 @@ def test_linear_rope():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "gelu"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"layer_types": ["sliding_attention"] * 30, "sliding_window": 9}, "no sliding windows"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": None}, "hidden_size"),
@@ -184,20 +187,40 @@ def test_refusals_name_the_entry(changes, words):
         ModelConfig.from_hf(changed(**changes))
 
 
-def test_sliding_window_is_refused_only_where_it_acts():
+def test_a_window_is_one_only_where_it_acts():
     qwen = changed(architectures=["Qwen2ForCausalLM"], sliding_window=1024)
-    assert ModelConfig.from_hf({**qwen, "use_sliding_window": False}).max_length == 8192
-    assert ModelConfig.from_hf({**qwen, "use_sliding_window": True, "max_window_layers": 30})
-    assert ModelConfig.from_hf({**qwen, "layer_types": ["full_attention"] * 30})
-    assert ModelConfig.from_hf(
-        {**qwen, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8192}
-    )
-    for active in (
-        {"use_sliding_window": True, "max_window_layers": 10},
-        {"layer_types": ["full_attention"] * 29 + ["sliding_attention"]},
+    for inactive in (
+        {"use_sliding_window": False},
+        {"use_sliding_window": True, "max_window_layers": 30},
+        {"layer_types": ["full_attention"] * 30},
+        {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8192},
     ):
-        with pytest.raises(ValueError, match="sliding_window.* 1024 "):
-            ModelConfig.from_hf({**qwen, **active})
+        assert ModelConfig.from_hf({**qwen, **inactive}).layers is None
+    plain, local = LayerKind(), LayerKind(window=1024)
+    flags = {"use_sliding_window": True, "max_window_layers": 10}
+    assert ModelConfig.from_hf({**qwen, **flags}).layers == (plain,) * 10 + (local,) * 20
+    types = {"layer_types": ["full_attention"] * 29 + ["sliding_attention"]}
+    assert ModelConfig.from_hf({**qwen, **types}).layers == (plain,) * 29 + (local,)
+
+
+def test_what_classes_fill_in_for_layers():
+    def read(name, **changes):
+        absent = without("rope_theta", "rope_scaling", "tie_word_embeddings")
+        return ModelConfig.from_hf(absent | {"architectures": [f"{name}ForCausalLM"]} | changes)
+
+    mistral = read("Mistral")
+    assert mistral.layers == (LayerKind(window=4096),) * 30
+    assert read("Mistral", sliding_window=None).layers is None
+    smollm = read("SmolLM3")
+    assert (smollm.rope_theta, smollm.tied) == (2e6, True)
+    assert [kind.rotary for kind in smollm.layers[:5]] == [True, True, True, False, True]
+    olmo = read("Olmo3", sliding_window=64)
+    local = LayerKind(window=64, rope_theta=5e5)
+    assert olmo.layers[:5] == (local, local, local, LayerKind(), local)
+    gemma = read("Gemma3", sliding_window=64, hidden_act=None, head_dim=None)
+    assert gemma.layers[5:7] == (LayerKind(), LayerKind(window=64, rope_theta=1e4))
+    assert (gemma.activation, gemma.rope_theta, gemma.query_scale) == ("gelu_tanh", 1e6, 1 / 16)
+    assert (gemma.embedding_scale, gemma.norm_offset, gemma.head_dim) == (24.0, 1.0, 256)
 
 
 SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_max_length=8)
@@ -212,6 +235,16 @@ SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_
         (lambda: replace(GOOD, width=0), ValueError, "width"),
         (lambda: replace(SCALING, low_freq_factor=4), ValueError, "high_freq_factor"),
         (lambda: replace(SCALING, factor=0), ValueError, "factor"),
+        (lambda: replace(GOOD, layers=(LayerKind(),)), ValueError, "one entry for each"),
+        (lambda: replace(GOOD, qk_norm_over="projection"), ValueError, "qk_norm_over"),
+        (lambda: replace(GOOD, norm_placement="middle"), ValueError, "norm_placement"),
+        (
+            lambda: replace(GOOD, causal=False, layers=(LayerKind(window=2),) * 30),
+            ValueError,
+            "causal",
+        ),
+        (lambda: LayerKind(window=0), ValueError, "window"),
+        (lambda: LayerKind(rotary=False, rope_theta=1e4), ValueError, "rope_theta"),
         (lambda: LinearScaling(factor=-1.0), ValueError, "LinearScaling: `factor`"),
         (
             lambda: YarnScaling(factor=4.0, original_max_length=8, beta_fast=1.0),

@@ -16,6 +16,19 @@ from jaxrl_llm.models.protocol import AttentionContext, prefill
 from jaxrl_llm.rollout import make_sampler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
+BEFORE = ("llama", "llama3", "llama_mlp_bias", "qwen2", "qwen3", "smollm2")
+# Here sampler and gradient are compared too.
+NEW = (
+    "gemma3",
+    "llama_linear",
+    "mistral",
+    "mistral_windows",
+    "olmo2",
+    "olmo3",
+    "qwen2_windows",
+    "qwen3_yarn",
+    "smollm3",
+)
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
 
 
@@ -31,16 +44,7 @@ def logits_of(model, params, tokens):
 
 
 def test_every_family_is_here():
-    assert NAMES == [
-        "llama",
-        "llama3",
-        "llama_linear",
-        "llama_mlp_bias",
-        "qwen2",
-        "qwen3",
-        "qwen3_yarn",
-        "smollm2",
-    ]
+    assert sorted([*BEFORE, *NEW]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,7 +57,7 @@ def test_logits_equal_transformers(name):
     np.testing.assert_allclose(logits, expected["logits"], atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama_linear", "qwen3_yarn"])
+@pytest.mark.parametrize("name", NEW)
 def test_greedy_tokens_equal_transformers(name):
     """By the sampler: the prompt's keys once a group, then one token at a time from the cache."""
     model, params = load_model(GOLDEN / name)
@@ -65,7 +69,7 @@ def test_greedy_tokens_equal_transformers(name):
     np.testing.assert_array_equal(rollout.tokens[:, 0], expected["greedy"])
 
 
-@pytest.mark.parametrize("name", ["llama_linear", "qwen3_yarn"])
+@pytest.mark.parametrize("name", NEW)
 def test_gradient_norm_equals_torch(name):
     """The first 16 tokens are a prompt, whose keys the rest of the row attends to."""
     model, params = load_model(GOLDEN / name)

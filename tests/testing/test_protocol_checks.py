@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxrl_llm.models import LayerKind
 from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
 
 
@@ -15,11 +16,23 @@ from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
         {"architecture": "qwen2", "attention_bias": True, "tied": False},
         {"architecture": "qwen3", "qk_norm": True, "dtype": "bfloat16"},
         {"quantization": "int8"},
+        {
+            "architecture": "gemma3_text",
+            "num_layers": 2,
+            "layers": (LayerKind(window=3, rope_theta=100.0), LayerKind(rotary=False)),
+            "norm_placement": "both",
+            "norm_offset": 1.0,
+            "qk_norm": True,
+            "qk_norm_over": "projection",
+            "activation": "gelu_tanh",
+            "embedding_scale": 3.0,
+            "query_scale": 0.5,
+        },
     ],
-    ids=["llama", "qwen2", "qwen3 in bfloat16", "int8"],
+    ids=["llama", "qwen2", "qwen3 in bfloat16", "int8", "all parts"],
 )
 def test_the_built_in_decoder_passes(options):
-    assert_model_ok(*tiny_model(num_layers=1, **options))
+    assert_model_ok(*tiny_model(**{"num_layers": 1} | options))
 
 
 def changed_apply(change):

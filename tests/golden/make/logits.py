@@ -2,7 +2,7 @@
 
 Run from the repository root with a Python that has torch and transformers:
 
-    python tests/golden/make/logits.py
+    python tests/golden/make/logits.py [NAME ...]
 
 The weights are random but not small, and norms and biases are not left at one and zero, so that
 every parameter and every rotary frequency shows in the logits.
@@ -14,6 +14,7 @@ gradient of the mean negative log-probability of the tokens from the 18th on.
 import json
 import platform
 import shutil
+import sys
 from pathlib import Path
 
 import safetensors
@@ -21,12 +22,22 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 FOLDER = Path(__file__).parents[1] / "logits"
@@ -54,6 +65,8 @@ YARN = {
     "beta_fast": 4.0,
     "original_max_position_embeddings": 64,
 }
+# torch has no gradient for the embedding of a padding token.
+NO_PAD = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 MODELS = {
     "llama": LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
     "llama3": LlamaForCausalLM(
@@ -82,6 +95,40 @@ MODELS = {
     "qwen3_yarn": Qwen3ForCausalLM(
         Qwen3Config(**SIZES, head_dim=16, rope_parameters=YARN, tie_word_embeddings=False)
     ),
+    "mistral": MistralForCausalLM(MistralConfig(**SIZES, head_dim=16, sliding_window=None)),
+    "olmo2": Olmo2ForCausalLM(Olmo2Config(**SIZES, **NO_PAD)),
+    # Of four layers the last has no rotary embedding.
+    "smollm3": SmolLM3ForCausalLM(SmolLM3Config(**SIZES | {"num_hidden_layers": 4}, **NO_PAD)),
+    "mistral_windows": MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
+    "qwen2_windows": Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    ),
+    # Of four layers the last has no window, and a rope of its own.
+    "olmo3": Olmo3ForCausalLM(
+        Olmo3Config(
+            **SIZES | {"num_hidden_layers": 4},
+            **NO_PAD,
+            sliding_window=9,
+            rope_parameters={
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        )
+    ),
+    "gemma3": Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SIZES | {"num_hidden_layers": 3},
+            **NO_PAD,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=9,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        )
+    ),
 }
 
 
@@ -89,7 +136,8 @@ def randomize(model, generator):
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            parameter.data = 1.0 + 0.3 * noise
+            # Gemma adds 1 to what it stores.
+            parameter.data = float(not model.config.model_type.startswith("gemma")) + 0.3 * noise
         elif name.endswith(".bias"):
             parameter.data = 0.3 * noise
         else:
@@ -118,8 +166,11 @@ def gradient_norm(model, tokens):
 
 def main():
     torch.set_num_threads(1)
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    chosen = sys.argv[1:] or list(MODELS)
     for seed, (name, model) in enumerate(MODELS.items()):
+        if name not in chosen:
+            continue
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
         generator = torch.Generator().manual_seed(seed)
         randomize(model, generator)
         model.eval().float().set_attn_implementation("eager")
