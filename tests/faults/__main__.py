@@ -3,14 +3,15 @@
     python -m tests.faults --kills 500 --commands 1000 --mutations 1000 --save
 
 Kills are divided evenly over the kinds of run and the meshes of kinds.py; ``--kind`` and ``--mesh``
-choose some. Commands and configs are those of wrong_commands.py, model files those of
-tests/models/file_bombs.py, half of their mutations in GGUF and half in safetensors; chat templates
-come with them. With --save the counts go to benchmarks/results/faults-DEVICE.json, from which the
-page's tables are written.
+choose some, and ``--jobs`` says how many are killed at a time. Commands and configs are those of
+wrong_commands.py, model files those of tests/models/file_bombs.py, half of their mutations in GGUF
+and half in safetensors; chat templates come with them. With --save the counts go to
+benchmarks/results/faults-DEVICE.json, from which the page's tables are written.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import json
 import sys
 import tempfile
@@ -26,17 +27,30 @@ from benchmarks import harness, reliability_page  # noqa: E402
 from benchmarks.worker import jax_device_name, package_versions  # noqa: E402
 
 
-def kill_runs(kills: int, kinds: list[str], meshes: list[str], seed: int) -> list[dict]:
-    """The tally of each kind of run on each mesh."""
+def kill_runs(
+    kills: int, kinds: list[str], meshes: list[str], *, seed: int, jobs: int
+) -> list[dict]:
+    """The tally of each kind of run on each mesh, ``jobs`` of them at a time."""
     cases = [(kind, mesh) for kind in kinds for mesh in meshes]
-    runs = []
-    for kind, mesh in cases:
-        say(f"{kind}, {mesh}:")
-        with tempfile.TemporaryDirectory(prefix="jaxrl_llm-killing-") as name:
-            each = {"kills": -(-kills // len(cases)), "seed": seed, "kind": kind, "mesh": mesh}
-            found = torture(Path(name), say=say, **each)
-        runs.append({"kind": kind, "mesh": mesh, **found._asdict()})
-    return runs
+    each = -(-kills // len(cases))
+
+    def kill(case: tuple[str, str]) -> dict:
+        kind, mesh = case
+        name = f"{kind}, {mesh}"
+        with tempfile.TemporaryDirectory(prefix="jaxrl_llm-killing-") as folder:
+            tally = torture(
+                Path(folder),
+                kills=each,
+                seed=seed,
+                kind=kind,
+                mesh=mesh,
+                say=lambda text: say(f"{name}: {text}"),
+            )
+        say(f"{name}: {tally}")
+        return {"kind": kind, "mesh": mesh, **tally._asdict()}
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(kill, cases))
 
 
 def outcomes(program: Path, *words: str) -> dict[str, int]:
@@ -70,6 +84,7 @@ def main() -> None:
     parser.add_argument("--mutations", type=int, default=1000)
     parser.add_argument("--kind", choices=KINDS, action="append", help="these runs alone")
     parser.add_argument("--mesh", choices=MESHES, action="append", help="these meshes alone")
+    parser.add_argument("--jobs", type=int, default=1, help="kinds of run killed at a time")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of kills")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results and the page")
     options = parser.parse_args()
@@ -87,7 +102,7 @@ def main() -> None:
     runs = []
     if options.kills:
         kinds, meshes = options.kind or list(KINDS), options.mesh or list(MESHES)
-        runs = kill_runs(options.kills, kinds, meshes, options.seed)
+        runs = kill_runs(options.kills, kinds, meshes, seed=options.seed, jobs=options.jobs)
     result = {
         "name": "faults",
         "seed": options.seed,
