@@ -13,8 +13,16 @@ from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "reliability.md"
-TRIALS = ("tried", "cases", "refused in one sentence", "accepted, as they make sense")
-KILLS = ("run", "mesh", "kills", "left a checkpoint unfinished", "resumed", "runs compared")
+TRIALS = ("tried", "cases", "refused in one sentence", "accepted, as they make sense", "commit")
+KILLS = (
+    "run",
+    "mesh",
+    "kills",
+    "left a checkpoint unfinished",
+    "resumed",
+    "runs compared",
+    "commit",
+)
 
 
 def measured(folder: Path = RESULTS) -> str:
@@ -24,18 +32,21 @@ def measured(folder: Path = RESULTS) -> str:
 
 
 def _faults(result: Mapping[str, Any]) -> str:
-    title = f"{result['device']}, commit {result['commit']} (`python -m tests.faults`):"
+    title = f"{result['device']} (`python -m tests.faults`):"
     tried = [
-        (what, *(f"{each[n]:,}" for n in ("cases", "refused", "accepted")))
+        (what, *(f"{each[n]:,}" for n in ("cases", "refused", "accepted")), each["commit"])
         for what, each in result["trials"].items()
     ]
     tables = [pages.table(title, TRIALS, tried)] if tried else []
     if runs := result["runs"]:
         names = ("kills", "writing", "resumed", "runs")
-        rows = [(each["kind"], each["mesh"], *(f"{each[n]}" for n in names)) for each in runs]
+        rows = [
+            (each["kind"], each["mesh"], *(f"{each[n]}" for n in names), each["commit"])
+            for each in runs
+        ]
         totals = (f"{sum(each[n] for each in runs)}" for n in names)
         title = "Kills:" if tried else title
-        tables.append(pages.table(title, KILLS, [*rows, ("all", "", *totals)]))
+        tables.append(pages.table(title, KILLS, [*rows, ("all", "", *totals, "")]))
     return "\n\n".join(tables)
 
 

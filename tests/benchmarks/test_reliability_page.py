@@ -18,11 +18,13 @@ def test_the_page_is_current():
 
 def test_counts_become_tables(tmp_path):
     assert reliability_page.measured(tmp_path) == "Nothing yet."
-    counts = {"kills": 3, "runs": 2, "writing": 1, "resumed": 4}
+    counts = {"kills": 3, "runs": 2, "writing": 1, "resumed": 4, "commit": "c"}
     runs = [{"kind": kind, "mesh": "data 2", **counts} for kind in ("pairs", "critic")]
-    trials = {"model files": {"cases": 1200, "refused": 1150, "accepted": 50}}
-    result = {"name": "faults", "device": "D", "commit": "c", "trials": trials, "runs": runs}
+    trials = {"model files": {"cases": 1200, "refused": 1150, "accepted": 50, "commit": "c"}}
+    result = {"name": "faults", "device": "D", "trials": trials, "runs": runs}
     (tmp_path / "faults-D.json").write_text(json.dumps(result))
     text = reliability_page.measured(tmp_path)
-    assert "| model files | 1,200 | 1,150 | 50 |" in text
-    assert "| pairs | data 2 | 3 | 1 | 4 | 2 |" in text and "| all |  | 6 | 2 | 8 | 4 |" in text
+    assert "| model files | 1,200 | 1,150 | 50 | c |" in text
+    assert (
+        "| pairs | data 2 | 3 | 1 | 4 | 2 | c |" in text and "| all |  | 6 | 2 | 8 | 4 |  |" in text
+    )

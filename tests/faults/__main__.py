@@ -6,7 +6,9 @@ Kills are divided evenly over the kinds of run and the meshes of kinds.py; ``--k
 choose some, and ``--jobs`` says how many are killed at a time. Commands and configs are those of
 wrong_commands.py, model files those of tests/models/file_bombs.py, half of their mutations in GGUF
 and half in safetensors; chat templates come with them. With --save the counts go to
-benchmarks/results/faults-DEVICE.json, from which the page's tables are written.
+benchmarks/results/faults-DEVICE.json, from which the page's tables are written; a row of it is
+replaced when the same is tried again, so a trial may be made in pieces. A kind of run that fails
+does not end the others.
 """
 
 import argparse
@@ -21,36 +23,28 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from capped import run_capped  # noqa: E402
-from killing import KINDS, MESHES, torture  # noqa: E402
+from killing import torture  # noqa: E402
+from kinds import CASES, KINDS, MESHES  # noqa: E402
 
 from benchmarks import harness, reliability_page  # noqa: E402
 from benchmarks.worker import jax_device_name, package_versions  # noqa: E402
 
 
-def kill_runs(
-    kills: int, kinds: list[str], meshes: list[str], *, seed: int, jobs: int
-) -> list[dict]:
-    """The tally of each kind of run on each mesh, ``jobs`` of them at a time."""
-    cases = [(kind, mesh) for kind in kinds for mesh in meshes]
-    each = -(-kills // len(cases))
-
-    def kill(case: tuple[str, str]) -> dict:
-        kind, mesh = case
-        name = f"{kind}, {mesh}"
-        with tempfile.TemporaryDirectory(prefix="jaxrl_llm-killing-") as folder:
-            tally = torture(
-                Path(folder),
-                kills=each,
-                seed=seed,
-                kind=kind,
-                mesh=mesh,
-                say=lambda text: say(f"{name}: {text}"),
-            )
-        say(f"{name}: {tally}")
-        return {"kind": kind, "mesh": mesh, **tally._asdict()}
-
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(kill, cases))
+def kill_runs(case: tuple[str, str], *, kills: int, seed: int) -> dict:
+    """The tally of a kind of run on a mesh."""
+    kind, mesh = case
+    name = f"{kind}, {mesh}"
+    with tempfile.TemporaryDirectory(prefix="jaxrl_llm-killing-") as folder:
+        tally = torture(
+            Path(folder),
+            kills=kills,
+            seed=seed,
+            kind=kind,
+            mesh=mesh,
+            say=lambda text: say(f"{name}: {text}"),
+        )
+    say(f"{name}: {tally}")
+    return {"kind": kind, "mesh": mesh, **tally._asdict()}
 
 
 def outcomes(program: Path, *words: str) -> dict[str, int]:
@@ -71,6 +65,20 @@ def outcomes(program: Path, *words: str) -> dict[str, int]:
     return {"cases": len(results), "refused": counts[True], "accepted": counts[False]}
 
 
+def merge(saved: dict, *, trials: dict, runs: list[dict], commit: str) -> dict:
+    """A saved result with these trials and runs in the place of those of the same name."""
+    rows = {(row["kind"], row["mesh"]): row for row in saved.get("runs", [])}
+    rows |= {(row["kind"], row["mesh"]): row | {"commit": commit} for row in runs}
+    trials = {name: each | {"commit": commit} for name, each in trials.items()}
+    return {
+        "name": "faults",
+        "device": jax_device_name(),
+        "versions": {"ours": package_versions(("jax", "jaxlib", "orbax-checkpoint"))},
+        "trials": saved.get("trials", {}) | trials,
+        "runs": [rows[case] for case in CASES if case in rows],
+    }
+
+
 def say(text: str) -> None:
     """Progress, on stderr: the last line of stdout is the result."""
     print(text, file=sys.stderr, flush=True)
@@ -88,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of kills")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results and the page")
     options = parser.parse_args()
-    trials = {}
+    trials, commit = {}, harness.commit()
     if options.commands:
         count = str(options.commands)
         trials["commands and configs"] = outcomes(HERE / "wrong_commands.py", count)
@@ -99,22 +107,32 @@ def main() -> None:
             trials["model files"] = outcomes(HERE.parent / "models" / "file_bombs.py", *words)
         trials["chat templates"] = outcomes(HERE.parent / "data" / "template_bombs.py")
         say(json.dumps(trials))
-    runs = []
-    if options.kills:
-        kinds, meshes = options.kind or list(KINDS), options.mesh or list(MESHES)
-        runs = kill_runs(options.kills, kinds, meshes, seed=options.seed, jobs=options.jobs)
-    result = {
-        "name": "faults",
-        "seed": options.seed,
-        "device": jax_device_name(),
-        "versions": {"ours": package_versions(("jax", "jaxlib", "orbax-checkpoint"))},
-        "commit": harness.commit(),
-        "trials": trials,
-        "runs": runs,
-    }
+    cases = [
+        (kind, mesh)
+        for kind, mesh in CASES
+        if kind in (options.kind or KINDS) and mesh in (options.mesh or MESHES)
+    ]
+    if not cases:
+        parser.error("runs of several processes do not sample ahead")
+    file = harness.RESULTS / f"faults-{jax_device_name()}.json"
+    saved = json.loads(file.read_text()) if options.save and file.exists() else {}
+    result, failed = merge(saved, trials=trials, runs=[], commit=commit), []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        each = {"kills": -(-options.kills // len(cases)), "seed": options.seed}
+        futures = {pool.submit(kill_runs, case, **each): case for case in cases if options.kills}
+        for future in concurrent.futures.as_completed(futures):
+            if error := future.exception():
+                failed.append(f"{', '.join(futures[future])}: {error!r}")
+                say(failed[-1])
+                continue
+            result = merge(result, trials={}, runs=[future.result()], commit=commit)
+            if options.save:
+                harness.save(result)
     harness.finish(result, to_file=options.save)
     if options.save:
         reliability_page.main([])
+    if failed:
+        raise SystemExit("tests.faults: " + "\n".join(failed))
 
 
 if __name__ == "__main__":

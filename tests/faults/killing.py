@@ -30,7 +30,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "train")]
 
-from kinds import KINDS, MESHES, PROCESSES, STEPS, TIMED, make_config  # noqa: E402
+from kinds import KINDS, MESHES, PROCESSES, STEPS, TIMED, count_devices, make_config  # noqa: E402
 
 from jaxrl_llm.core.runtime import processes  # noqa: E402
 from jaxrl_llm.train import Checkpoints, ReportConfig, train  # noqa: E402
@@ -111,8 +111,8 @@ def start(folder: Path, cache: Path, kind: str, mesh: str) -> list[subprocess.Po
 
     Their programs are kept in a cache of their own: one that is killed may leave half of an entry.
     """
-    axes, count = MESHES[mesh], PROCESSES.get(mesh, 1)
-    variables = environment(cache, devices=axes.data * axes.fsdp * axes.tensor // count)
+    count = PROCESSES.get(mesh, 1)
+    variables = environment(cache, devices=sum(count_devices(kind, mesh)) // count)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

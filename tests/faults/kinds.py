@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 # Which weights sample a rollout depends on time, so only questions can be compared.
 TIMED = ("rollouts ahead of the weights",)
+# Where a mesh has several devices, as many again sample ahead; several processes take turns.
+CASES = [(k, m) for k in KINDS for m in MESHES if not (k in TIMED and m in PROCESSES)]
+
+
+def count_devices(kind: str, mesh: str) -> tuple[int, int]:
+    """How many devices train, and how many others only sample."""
+    training = math.prod(dataclasses.astuple(MESHES[mesh]))
+    return training, training if kind in TIMED and training > 1 else 0
 
 
 def make_config(folder: Path, kind: str, mesh: str, **changes) -> TrainConfig:
@@ -94,4 +103,7 @@ def make_config(folder: Path, kind: str, mesh: str, **changes) -> TrainConfig:
         "samples_shown": SHOWN,
         "mesh": MESHES[mesh],
     }
-    return tiny_run(folder, **(common | KINDS[kind](folder) | changes))
+    config = tiny_run(folder, **(common | KINDS[kind](folder) | changes))
+    _, sampling = count_devices(kind, mesh)
+    apart = dataclasses.replace(config.asynchrony, sampler_devices=sampling or None)
+    return dataclasses.replace(config, asynchrony=apart)
