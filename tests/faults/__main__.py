@@ -113,7 +113,7 @@ def main() -> None:
         if kind in (options.kind or KINDS) and mesh in (options.mesh or MESHES)
     ]
     if not cases:
-        parser.error("runs of several processes do not sample ahead")
+        parser.error("runs of several processes neither sample ahead nor play environments")
     file = harness.RESULTS / f"faults-{jax_device_name()}.json"
     saved = json.loads(file.read_text()) if options.save and file.exists() else {}
     result, failed = merge(saved, trials=trials, runs=[], commit=commit), []

@@ -84,8 +84,17 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 # Which weights sample a rollout depends on time, so only questions can be compared.
 TIMED = ("rollouts ahead of the weights",)
-# Where a mesh has several devices, as many again sample ahead; several processes take turns.
-CASES = [(k, m) for k in KINDS for m in MESHES if not (k in TIMED and m in PROCESSES)]
+# When an environment answers decides which rows are decoded together, and with it the last bits of
+# the log-probabilities that are recorded at sampling, from which these metrics come.
+ROUNDED = {"episodes": ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess")}
+# Where a mesh has several devices, as many again sample ahead. Several processes take turns, and
+# play no environment.
+CASES = [
+    (kind, mesh)
+    for kind in KINDS
+    for mesh in MESHES
+    if not (mesh in PROCESSES and (kind in TIMED or kind in ROUNDED))
+]
 
 
 def count_devices(kind: str, mesh: str) -> tuple[int, int]:
