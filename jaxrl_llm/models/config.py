@@ -375,6 +375,11 @@ def _layers(
 ) -> tuple[LayerKind, ...] | None:
     """What the layers of a config.json have of their own; None if they are all plain."""
     count = _size(config, "num_hidden_layers")
+    if count > _MOST["num_layers"]:  # before a list of them takes all memory
+        raise ValueError(
+            f"ModelConfig.from_hf: `num_hidden_layers` must be at most {_MOST['num_layers']:,}, "
+            f"got {count:,}"
+        )
     limit = _size(config, "max_position_embeddings")
     rotary: Any = [True] * count
     if family.model_type == "smollm3":

@@ -144,6 +144,7 @@ CONFIG_BOMBS |= {
 CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
 HEAD_BOMBS = {
     "3,000,000 layers": CLASSIFIER | {"num_hidden_layers": 3_000_000},
+    "2,000,000,000 layers": CLASSIFIER | {"num_hidden_layers": 2_000_000_000},
     "no vocabulary": CLASSIFIER | {"vocab_size": None},
     "a width of 2^40": CLASSIFIER | {"hidden_size": HUGE},
 }
