@@ -222,6 +222,17 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
     checks.check_shape(function, "start", start, (prompts,))
     gains = jnp.asarray(gains, jnp.float32)
 
+    counts = jnp.asarray(start, jnp.int32)
+    if most == 0 or prompts == 0:
+        return counts
+    return _hand_out(gains, counts, total - jnp.sum(counts))
+
+
+@jax.jit  # a loop of its own for each call would be compiled for each call
+def _hand_out(gains: Array, counts: Array, rounds: Array) -> Array:
+    """One rollout in each round, to the prompt that gains most by it."""
+    most = gains.shape[-1]
+
     def give(_, counts):
         full = counts >= most
         gain = jnp.take_along_axis(gains, jnp.minimum(counts, most - 1)[:, None], axis=1)[:, 0]
@@ -230,10 +241,7 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
         lucky = jnp.argmax(gain)
         return counts.at[lucky].add(jnp.where(gain[lucky] > -jnp.inf, 1, 0))
 
-    counts = jnp.asarray(start, jnp.int32)
-    if most == 0 or prompts == 0:
-        return counts
-    return jax.lax.fori_loop(0, total - jnp.sum(counts), give, counts)
+    return jax.lax.fori_loop(0, rounds, give, counts)
 
 
 def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
