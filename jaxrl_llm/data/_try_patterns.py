@@ -25,13 +25,19 @@ def main(seconds: int, memory: int) -> None:
             continue
         split = pre_tokenizers.Split(expression, "removed")
         for place, text in enumerate(texts):
-            print(number, place, flush=True)
+            _say(f"{number} {place}")
             try:
                 split.pre_tokenize_str(text)
             except BaseException as error:  # a panic of the package is no Exception
-                print(error, flush=True)
+                _say(str(error))
                 return
-    print("done", flush=True)
+    _say("done")
+
+
+def _say(line: str) -> None:
+    """A line for the process that waits for it."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
