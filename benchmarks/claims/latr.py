@@ -16,6 +16,9 @@ less those of plain sampling where all logits are normal and nearly every choice
 the tree ends at half of a response, as it does in the preset unless told: here that is after two of
 four choices, too early for eight leaves.
 
+This form was not fixed blindly: the tree that ends at half of a response came first, and a short
+run of it had failed before the limit was taken off.
+
 What is measured are groups; the words of a tree are not drawn from the policy that trains on them.
 """
 
