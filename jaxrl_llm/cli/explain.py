@@ -12,11 +12,11 @@ import tyro
 
 import jaxrl_llm
 from jaxrl_llm.cli import options
+from jaxrl_llm.cli.methods import LENGTH, wrapped
 from jaxrl_llm.core import Transform, functions_of
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.recipes.records import format_value
 
-_WIDTH = 100
 # The packages whose public functions make what a recipe holds, such as collectors.
 _LAYERS = ("curation", "advantages", "regularizers", "surrogates", "diffusion", "evolution")
 
@@ -28,30 +28,30 @@ class Explain:
     Attributes:
       name: Of a preset.
       beside: Of the preset that it is compared with.
-      length: The generation budget in tokens, for presets that need one.
     """
 
     name: Annotated[str, tyro.conf.Positional]
     beside: str = "grpo"
-    length: int = 1024
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     wanted = options.parse(Explain, arguments, command="explain")
     with options.usage_errors():
-        text = explain(wanted.name, wanted.beside, length=wanted.length)
+        text = explain(wanted.name, wanted.beside)
     print(text)
     return 0
 
 
-def explain(name: str, beside: str = "grpo", *, length: int = 1024) -> str:
+def explain(name: str, beside: str = "grpo") -> str:
     """A preset's slots as text, each beside that of another preset.
+
+    Presets that need a generation budget have that of ``jaxrl-llm methods``.
 
     Raises:
       ValueError: If a name is unknown.
     """
-    recipe, other = (catalog.preset(each, length=length) for each in (name, beside))
+    recipe, other = (catalog.preset(each, length=LENGTH) for each in (name, beside))
     doc = inspect.getdoc({**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[name]) or ""
     lines, alike = [f"{name}: {doc.splitlines()[0]}", *_about(name), ""], []
     for field in dataclasses.fields(recipe):
@@ -63,12 +63,12 @@ def explain(name: str, beside: str = "grpo", *, length: int = 1024) -> str:
             alike.append(f"{field.name} = {format_value(value)}")
             continue
         note = f"as in {beside}" if same else f"{beside}: {format_value(theirs)}"
-        lines += _wrapped(f"{field.name} = {format_value(value)}", 0)
-        lines += _wrapped(f"({note})", 2) if name != beside else []
+        lines += wrapped(f"{field.name} = {format_value(value)}", 0)
+        lines += wrapped(f"({note})", 2) if name != beside else []
         for function, bound in _functions(value):
             lines += _described(function, bound)
         lines.append("")
-    lines += _wrapped(f"As in {beside}: {', '.join(alike)}", 0) if alike else []
+    lines += wrapped(f"As in {beside}: {', '.join(alike)}", 0) if alike else []
     return "\n".join(lines).rstrip()
 
 
@@ -114,7 +114,7 @@ def _described(function: Callable, bound: Mapping[str, Any]) -> list[str]:
     if doc is None:
         return lines
     summary, _, rest = doc.partition("\n\n")
-    lines += _wrapped(re.sub(r":\w+:`~?([\w.]+)`", r"\1", " ".join(summary.split())), 4)
+    lines += wrapped(re.sub(r":\w+:`~?([\w.]+)`", r"\1", " ".join(summary.split())), 4)
     formula = _formula(rest)
     named = re.search(r":func:`(\w+)`", summary)
     if not formula and named and inspect.isfunction(base := function.__globals__.get(named[1])):
@@ -148,14 +148,3 @@ def _fill(formula: str, numbers: Mapping[str, float]) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _wrapped(text: str, indent: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent + 4),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

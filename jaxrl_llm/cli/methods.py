@@ -18,7 +18,7 @@ from jaxrl_llm.recipes.records import format_value
 
 _WIDTH = 100
 # Stands for the generation budget in the recipe of a preset that needs one.
-_LENGTH = 1024
+LENGTH = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,7 @@ def describe(method: catalog.Method) -> str:
         lines.append(f"paper       https://arxiv.org/abs/{method.arxiv}")
     for paper in catalog.PAPERS:
         if method.key in paper.keys:
-            lines += textwrap.wrap(
-                paper.title, _WIDTH - 12, initial_indent=" " * 12, subsequent_indent=" " * 12
-            )
+            lines += wrapped(paper.title, 12, more=0)
     lines += [f"kind        {method.kind}", f"confidence  {method.confidence}"]
     if method.preset:
         trains = "whole" if method.whole else f"without {method.missing}"
@@ -74,18 +72,18 @@ def describe(method: catalog.Method) -> str:
         lines += _signature(f"jr.{path}", operator.attrgetter(path)(jaxrl_llm))
     if method.preset:
         make = {**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[method.preset]
-        recipe = catalog.preset(method.preset, length=_LENGTH)
+        recipe = catalog.preset(method.preset, length=LENGTH)
         lines += ["", "preset", *_signature(f"jr.recipes.{method.preset}", make), ""]
         takes_length = "length" in inspect.signature(make).parameters
-        lines.append(f"its recipe{f' with length={_LENGTH}' if takes_length else ''}")
+        lines.append(f"its recipe{f' with length={LENGTH}' if takes_length else ''}")
         for field in dataclasses.fields(recipe):
             value = getattr(recipe, field.name)
             if field.default is dataclasses.MISSING or value != field.default:
-                lines += _wrapped(f"{field.name} = {format_value(value)}")
+                lines += wrapped(f"{field.name} = {format_value(value)}")
     lines += ["", "confirmed by"]
     for peer, function, compared in catalog.CONFIRMED.get(method.key, ()):
-        lines += _wrapped(f"{peer}: {function}, {compared}")
-    lines += _wrapped(f"own checks: {method.verified_against}")
+        lines += wrapped(f"{peer}: {function}, {compared}")
+    lines += wrapped(f"own checks: {method.verified_against}")
     return "\n".join(lines)
 
 
@@ -94,15 +92,16 @@ def _signature(name: str, function: Callable) -> list[str]:
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     plain = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-    return _wrapped(re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", f"{name}{plain}"))
+    return wrapped(re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", f"{name}{plain}"))
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str, indent: int = 2, *, more: int = 4) -> list[str]:
+    """Lines of a text behind an indent, and behind ``more`` from the second one on."""
     return textwrap.wrap(
         text,
         _WIDTH,
-        initial_indent="  ",
-        subsequent_indent="      ",
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + more),
         break_long_words=False,
         break_on_hyphens=False,
     )

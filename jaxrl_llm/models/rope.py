@@ -65,6 +65,9 @@ class RopeScaling:
 class LinearScaling:
     """Position interpolation: every frequency is divided by ``factor``.
 
+    Args:
+      factor: How much longer the context becomes.
+
     References:
       Position interpolation (arXiv:2306.15595).
     """

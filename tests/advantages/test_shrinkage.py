@@ -243,9 +243,8 @@ def test_gradients_dtypes_and_kept_nan(name):
     check_grads(function, (rewards,), order=1, modes=["rev"], atol=1e-2, rtol=1e-2, eps=3e-3)
     low = rewards.astype(jnp.bfloat16)
     assert function(low).dtype == jnp.float32
-    # Two programs, whose last bits may differ.
-    exact = function(low.astype(jnp.float32))
-    np.testing.assert_allclose(function(low), exact, rtol=1e-6, atol=1e-7)
+    # Not compiled: the programs of two types may differ in the last bits.
+    np.testing.assert_array_equal(ALL[name](low), ALL[name](low.astype(jnp.float32)))
     np.testing.assert_allclose(function(rewards), ALL[name](rewards), rtol=1e-5, atol=1e-6)
     assert np.isnan(function(rewards.at[1, 1].set(jnp.nan))).any()
     equal, pullback = jax.vjp(function, jnp.full(SHAPE, 0.1))

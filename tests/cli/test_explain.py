@@ -26,7 +26,7 @@ def test_numbers_stand_in_formulas_and_slots_beside_those_of_grpo(capsys):
 
 def test_a_preset_is_compared_with_another(capsys):
     _, out, _ = shown(capsys, "dapo", "--beside", "dapo")
-    assert "(" + "dapo:" not in out and "as in" not in out
+    assert "(dapo:" not in out and "as in" not in out
     _, out, _ = shown(capsys, "gspo", "--beside", "dapo")
     assert "(dapo: dapo_clip(" in out
 
