@@ -73,11 +73,12 @@ def explain(name: str, beside: str = "grpo") -> str:
 
 
 def _about(name: str) -> Iterator[str]:
-    """The paper of a preset, by its row in the catalog."""
-    for method in catalog.CATALOG:
-        if method.preset == name and method.arxiv:
-            yield f"https://arxiv.org/abs/{method.arxiv}, read from {method.confidence}"
-            return
+    """The paper of a preset, by its row in the catalog, and what peers call it."""
+    method = next(method for method in catalog.CATALOG if method.preset == name)
+    if method.arxiv:
+        yield f"https://arxiv.org/abs/{method.arxiv}, read from {method.confidence}"
+    for peer, names in catalog.names_at_peers(method.key).items():
+        yield from wrapped(f"{peer}: {', '.join(names)}", 0)
 
 
 def _functions(value: Any) -> Iterator[tuple[Callable, Mapping[str, Any]]]:

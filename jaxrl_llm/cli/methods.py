@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 import jaxrl_llm
-from jaxrl_llm.cli import options
+from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.recipes.records import format_value
 
@@ -29,17 +29,22 @@ class Methods:
       name: A method's key or a preset's name shows all about it; a part of a key, a title, a
         function's name or the title of a paper lists what matches.
       kind: Only methods of this kind.
+      like: What a peer calls it: TRL:loss_type=dapo, verl:adv_estimator=opo, rlax:vtrace. A peer's
+        name alone lists all of its names that are known here.
       json: Print a JSON list instead of a table.
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None
     kind: str | None = None
+    like: str | None = None
     json: bool = False
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     wanted = options.parse(Methods, arguments, command="methods")
+    if wanted.like is not None:
+        return _like(wanted.like, wanted)
     with options.usage_errors():
         methods = catalog.select(kind=wanted.kind, name=wanted.name)
     if wanted.json:
@@ -48,6 +53,29 @@ def run(arguments: Sequence[str]) -> int:
         print(describe(methods[0]))
     else:
         print(catalog.as_table(methods))
+    return 0
+
+
+def _like(text: str, wanted: Methods) -> int:
+    """Prints what a peer's name is here."""
+    for name in ("name", "kind"):
+        if getattr(wanted, name) is not None:
+            raise UsageError(f"--like has no effect with {name.replace('kind', '--kind')}.")
+    with options.usage_errors("methods: "):
+        rows = catalog.find_peer_names(text)
+    if wanted.json:
+        print(json.dumps([row._asdict() for row in rows], indent=1))
+        return 0
+    blocks = []
+    for row in rows:
+        lines = [f"{row.peer} {catalog.PEER_VERSIONS[row.peer]}: {row}"]
+        lines += wrapped(f"here     {row.ours}", more=9)
+        lines += wrapped(f"differs  {row.differs}", more=9) if row.differs else []
+        lines += wrapped(f"methods  {', '.join(row.keys)}", more=9) if row.keys else []
+        blocks.append("\n".join(lines))
+    if len(rows) == 1 and rows[0].keys:
+        blocks += [describe(*catalog.select(name=rows[0].keys[0]))]
+    print("\n\n".join(blocks))
     return 0
 
 
@@ -84,6 +112,12 @@ def describe(method: catalog.Method) -> str:
     for peer, function, compared in catalog.CONFIRMED.get(method.key, ()):
         lines += wrapped(f"{peer}: {function}, {compared}")
     lines += wrapped(f"own checks: {method.verified_against}")
+    names = catalog.names_at_peers(method.key)
+    if names:
+        lines += ["", "at peers (--like tells what differs)"]
+        lines += [
+            line for peer, of in names.items() for line in wrapped(f"{peer}: {', '.join(of)}")
+        ]
     return "\n".join(lines)
 
 

@@ -20,8 +20,9 @@ def test_a_paper_says_what_trains_what_confirmed_it_and_its_claim():
     papers = {paper.arxiv: paper for paper in catalog.PAPERS}
     line = papers_page.row(papers["2511.20347"], {"sapo": "holds", "other": "undecided"})
     assert "`sapo`: Soft adaptive policy optimization" in line[1] and line[2] == "`sapo`"
-    assert line[3] == "CODE" and "verl" in line[4]
-    assert line[5] == "[sapo](claims.md#sapo): holds"
+    assert "TRL: `GRPOConfig.loss_type=sapo`" in line[3]
+    assert line[4] == "CODE" and "verl" in line[5]
+    assert line[6] == "[sapo](claims.md#sapo): holds"
     line = papers_page.row(papers["2406.10707"], {})
     assert line[2] == "[training.md](training.md)" and not any(line[3:])
 

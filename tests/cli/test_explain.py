@@ -18,6 +18,7 @@ def shown(capsys, *words):
 def test_numbers_stand_in_formulas_and_slots_beside_those_of_grpo(capsys):
     code, out, _ = shown(capsys, "dapo")
     assert code == 0 and out.startswith("dapo: ") and "arxiv.org/abs/2503.14476" in out
+    assert "\nTRL: GRPOConfig.loss_type=dapo\n" in out
     # The formula is that of ppo_clip, which dapo_clip is with other numbers.
     assert "loss[t] = max(-A[t] r[t], -A[t] clip(r[t], 1 - 0.2, 1 + 0.28))" in out
     assert "weights = token_mean\n  (grpo: sequence_mean)" in out

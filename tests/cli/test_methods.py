@@ -50,6 +50,23 @@ def test_methods_of_a_kind_or_a_name(capsys):
     assert code == 2 and "Did you mean 'surrogate'" in err
 
 
+def test_a_method_is_found_by_what_a_peer_calls_it(capsys):
+    code, out, _ = run(capsys, "methods", "--like", "TRL:loss_type=dapo")
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "TRL 1.16.0: GRPOConfig.loss_type=dapo"
+    assert lines[1].startswith("  here     jr.recipes.grpo(") and max(map(len, lines)) <= 100
+    assert "dapo_clip: DAPO, clip higher" in lines and "preset" in lines
+    assert "  TRL: GRPOConfig.loss_type=dapo" in lines
+    code, out, _ = run(capsys, "methods", "--like", "verl:loss_agg_mode", "--json")
+    assert code == 0 and "jr.aggregate.token_mean" in {row["ours"] for row in json.loads(out)}
+    code, _, err = run(capsys, "methods", "--like", "TRL:loss_type=dappo")
+    assert code == 2 and "Did you mean loss_type=dapo" in err
+    one_sentence(err)
+    for words in (("gspo",), ("--kind", "surrogate")):
+        code, _, err = run(capsys, "methods", *words, "--like", "TRL")
+        assert code == 2 and "no effect" in err
+
+
 def test_one_method_whole(capsys):
     code, out, _ = run(capsys, "methods", "gspo")
     lines = out.splitlines()

@@ -1,7 +1,7 @@
 """What the library holds, as data: it feeds the command line, the README's table and the docs.
 
 ``methods.py`` has a row a method, ``confirmed.py`` what the code of peers confirmed of each,
-``papers.py`` a row a paper.
+``papers.py`` a row a paper, ``peers.py`` what peers call things.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from jaxrl_llm.recipes.catalog.confirmed import CONFIRMED
 from jaxrl_llm.recipes.catalog.method import KINDS, Confirmed, Method
 from jaxrl_llm.recipes.catalog.methods import METHODS
 from jaxrl_llm.recipes.catalog.papers import PAPERS, Paper
+from jaxrl_llm.recipes.catalog.peers import PEER_NAMES, VERSIONS, PeerName, find_peer_names
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.presets import evolution as evolution_presets
 from jaxrl_llm.recipes.recipe import Recipe
@@ -26,17 +27,23 @@ __all__ = [
     "EVOLUTION_PRESETS",
     "KINDS",
     "PAPERS",
+    "PEER_NAMES",
+    "PEER_VERSIONS",
     "PRESETS",
     "Confirmed",
     "Method",
     "Paper",
+    "PeerName",
     "as_table",
+    "find_peer_names",
+    "names_at_peers",
     "preset",
     "rows",
     "select",
 ]
 
 CATALOG: tuple[Method, ...] = METHODS
+PEER_VERSIONS = VERSIONS
 
 # A preset enters the battery of jaxrl_llm.testing by standing in its package.
 PRESETS: dict[str, Callable[..., Recipe]] = {
@@ -126,6 +133,21 @@ def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method,
         of_kind = "" if kind is None else f" of kind {kind!r}"
         raise ValueError(f"methods: no method{of_kind} matches {name!r}.{hint}")
     return rows
+
+
+def names_at_peers(*keys: str) -> dict[str, list[str]]:
+    """What peers call methods: the names of each peer.
+
+    Example:
+      >>> from jaxrl_llm.recipes import catalog
+      >>> catalog.names_at_peers("opo")
+      {'verl': ['algorithm.adv_estimator=opo']}
+    """
+    names: dict[str, list[str]] = {}
+    for row in PEER_NAMES:
+        if set(row.keys) & set(keys):
+            names.setdefault(row.peer, []).append(str(row))
+    return names
 
 
 def rows(methods: Sequence[Method] = CATALOG) -> list[dict]:

@@ -1,0 +1,720 @@
+"""A row a name that a peer has for something of this library, as data.
+
+A name stands here only where it was read in the peer's source, at the version below:
+`python tests/golden/make/peer_names.py` checks it against an installed package or a checkout.
+"""
+
+import difflib
+from typing import NamedTuple
+
+# The versions that were read; of prime-rl a commit.
+VERSIONS = {
+    "TRL": "1.16.0",
+    "verl": "0.9.1",
+    "tunix": "0.1.7",
+    "OpenRLHF": "0.11.2",
+    "rlax": "0.1.9",
+    "slime": "0.3.1",
+    "prime-rl": "559b447",
+}
+
+
+class PeerName(NamedTuple):
+    """A setting of a peer, and what it is here.
+
+    Attributes:
+      peer: Key of ``VERSIONS``.
+      setting: The option, class or function, with what it belongs to.
+      value: The value of the option; "" where it takes a number or a switch.
+      ours: Code that makes the same thing, with ``jr`` for ``jaxrl_llm``; for a number, the option
+        that it is.
+      keys: The methods that it belongs to, by their keys in the catalog.
+      differs: What else differs, also in default values; "" where nothing does.
+    """
+
+    peer: str
+    setting: str
+    value: str
+    ours: str
+    keys: tuple[str, ...] = ()
+    differs: str = ""
+
+    def __str__(self) -> str:
+        """The name as a config or command line has it, such as ``GRPOConfig.loss_type=dapo``."""
+        return f"{self.setting}={self.value}" if self.value else self.setting
+
+
+# fmt: off
+PEER_NAMES = (
+    PeerName("TRL", "GRPOConfig.loss_type", "grpo",
+        "jr.recipes.grpo(eps=1e-4, kl_coef=0.0)", ("grpo",),
+        "TRL divides by all rows of a batch, ours by those with a token. Its beta is 0 by "
+        "default, the preset's kl_coef 0.001."),
+    PeerName("TRL", "GRPOConfig.loss_type", "bnpo",
+        "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
+        ("grpo", "aggregate"),
+        "TRL's mean is over the tokens of a microbatch, ours over those of the minibatch."),
+    PeerName("TRL", "GRPOConfig.loss_type", "dapo",
+        "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
+        ("dapo_clip",),
+        "TRL's name stands for the clipped loss and the mean over all tokens alone: epsilon_high "
+        "is 0.2 unless set, and no group is replaced. jr.recipes.dapo() is the paper's method."),
+    PeerName("TRL", "GRPOConfig.loss_type", "dr_grpo",
+        "jr.recipes.dr_grpo(length=512)", ("dr_grpo",),
+        "TRL still divides rewards by the deviation of their group unless scale_rewards='none'. "
+        "The length is max_completion_length; the rows are those of a microbatch, ours of the "
+        "minibatch."),
+    PeerName("TRL", "GRPOConfig.loss_type", "cispo",
+        "jr.recipes.cispo(w_min=0.0, w_max=5.0).replace(minibatches=1)", ("cispo",),
+        "epsilon_high is the greatest weight itself, not its distance from 1; unless set it is "
+        "epsilon, 0.2. There is no lower bound."),
+    PeerName("TRL", "GRPOConfig.loss_type", "sapo",
+        "jr.recipes.sapo(tau_pos=1.0, tau_neg=1.05)", ("sapo",),
+        "TRL divides by all rows of a batch, ours by those with a token."),
+    PeerName("TRL", "GRPOConfig.loss_type", "luspo",
+        "jr.recipes.luspo(eps_low=0.2, eps_high=0.2)", ("luspo",),
+        "TRL's epsilon stays 0.2 unless set; the paper's are 0.002 and 0.0025. Meant for "
+        "importance_sampling_level='sequence'. TRL divides by all rows."),
+    PeerName("TRL", "GRPOConfig.loss_type", "vespo", "jr.recipes.vespo()", ("vespo",)),
+    PeerName("TRL", "GRPOConfig.importance_sampling_level", "sequence",
+        "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo",),
+        "With loss_type='grpo'. TRL's epsilon stays 0.2 unless set; the paper's are 0.0003 and "
+        "0.0004."),
+    PeerName("TRL", "GRPOConfig.scale_rewards", "group",
+        "jr.bind(jr.advantages.grpo, eps=1e-4)", ("grpo",)),
+    PeerName("TRL", "GRPOConfig.scale_rewards", "batch",
+        "jr.bind(jr.advantages.grpo, scale='batch', eps=1e-4)", ("grpo",)),
+    PeerName("TRL", "GRPOConfig.scale_rewards", "none", "jr.advantages.dr_grpo", ("dr_grpo",)),
+    PeerName("TRL", "GRPOConfig.multi_objective_aggregation", "normalize_then_sum",
+        "jr.advantages.gdpo", ("gdpo",)),
+    PeerName("TRL", "GRPOConfig.multi_objective_aggregation", "sum_then_normalize",
+        "jr.rewards.weighted_sum"),
+    PeerName("TRL", "GRPOConfig.reward_weights", "", "jr.rewards.weighted_sum"),
+    PeerName("TRL", "GRPOConfig.delta", "",
+        "jr.bind(jr.surrogates.ppo_clip, dual_clip=1.5)", ("ppo_dual_clip",)),
+    PeerName("TRL", "GRPOConfig.epsilon", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.2)", ("ppo_clip",)),
+    PeerName("TRL", "GRPOConfig.epsilon_high", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_high=0.28)", ("ppo_clip",),
+        "TRL does not clamp the log ratio, ours is clamped to +-20."),
+    PeerName("TRL", "GRPOConfig.beta", "",
+        "jr.bind(jr.regularizers.kl_unbiased, coef=0.04)", ("kl_estimators",),
+        "As use_bias_correction_kl=True, TRL's default, has it; False is "
+        "jr.regularizers.kl_to_reference. TRL does not clamp the log ratio."),
+    PeerName("TRL", "GRPOConfig.entropy_coef", "",
+        "jr.regularizers.entropy_bonus", ("entropy_bonus",),
+        "TRL's bonus is a mean over the tokens of a microbatch whatever the loss is divided by, "
+        "ours has the weights of the loss."),
+    PeerName("TRL", "GRPOConfig.use_adaptive_entropy", "",
+        "jr.regularizers.adaptive_entropy", ("entropy_bonus",),
+        "TRL switches the bonus by the entropy of the step before, ours by that of the step."),
+    PeerName("TRL", "GRPOConfig.top_entropy_quantile", "",
+        "jr.curation.top_fraction_token_mask", (),
+        "TRL keeps what reaches a quantile that it interpolates, ours a rounded share of the "
+        "tokens."),
+    PeerName("TRL", "GRPOConfig.mask_truncated_completions", "",
+        "jr.curation.truncation_mask", ("overlong_penalty",)),
+    PeerName("TRL", "GRPOConfig.sync_ref_model", "",
+        "jr.bind(jr.regularizers.ema_reference, rate=0.6)", ("salsa_soup_ref",),
+        "rate is ref_model_mixup_alpha."),
+    PeerName("TRL", "GRPOConfig.vllm_importance_sampling_mode", "token_truncate",
+        "jr.bind(jr.corrections.importance_weights, level='token', cap=3.0)",
+        ("rollout_correction",)),
+    PeerName("TRL", "GRPOConfig.vllm_importance_sampling_mode", "token_mask",
+        "jr.bind(jr.corrections.masked_importance_weights, level='token', lower=0.0, upper=3.0)",
+        ("icepop",)),
+    PeerName("TRL", "GRPOConfig.vllm_importance_sampling_mode", "sequence_truncate",
+        "jr.bind(jr.corrections.importance_weights, level='sequence', cap=3.0)",
+        ("rollout_correction",)),
+    PeerName("TRL", "GRPOConfig.vllm_importance_sampling_mode", "sequence_mask",
+        "jr.bind(jr.corrections.masked_importance_weights, level='sequence', lower=0.0, "
+        "upper=3.0)", ("icepop",)),
+    PeerName("TRL", "GRPOConfig.off_policy_mask_threshold", "",
+        "jr.corrections.off_policy_sequence_mask", ("rollout_correction",)),
+    PeerName("TRL", "GRPOConfig.num_generations", "", "jr.train.SamplingConfig.group_size"),
+    PeerName("TRL", "GRPOConfig.max_completion_length", "",
+        "jr.train.SamplingConfig.max_new_tokens"),
+    PeerName("TRL", "GRPOConfig.temperature", "", "jr.train.SamplingConfig.temperature"),
+    PeerName("TRL", "GRPOConfig.top_p", "", "jr.train.SamplingConfig.top_p"),
+    PeerName("TRL", "GRPOConfig.top_k", "",
+        "jr.train.SamplingConfig.top_k", (), "0 switches it off in TRL, None here."),
+    PeerName("TRL", "GRPOConfig.min_p", "", "jr.train.SamplingConfig.min_p"),
+    PeerName("TRL", "GRPOConfig.generation_batch_size", "",
+        "jr.train.TrainConfig.prompts_per_step", (),
+        "TRL counts completions, here prompts are counted."),
+    PeerName("TRL", "GRPOConfig.steps_per_generation", "", "jr.train.TrainConfig.minibatches"),
+    PeerName("TRL", "GRPOConfig.num_iterations", "", "jr.train.TrainConfig.epochs"),
+    PeerName("TRL", "GRPOConfig.learning_rate", "", "jr.train.OptimizerConfig.learning_rate"),
+    PeerName("TRL", "RLOOTrainer", "",
+        "jr.recipes.rloo()", ("rloo",),
+        "TRL clips the ratio of full sequences (epsilon 0.2) and takes beta times k1 off the "
+        "reward, with beta 0.05; the preset is REINFORCE with the same advantage."),
+    PeerName("TRL", "GMPOTrainer", "",
+        "jr.recipes.gmpo()", ("gmpo",),
+        "TRL's mean counts rows without a token, with a ratio of 1."),
+    PeerName("TRL", "DPOConfig.loss_type", "sigmoid", "jr.recipes.dpo(beta=0.1)", ("dpo",)),
+    PeerName("TRL", "DPOConfig.loss_type", "robust",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, label_smoothing=0.1, robust=True))",
+        ("dpo",)),
+    PeerName("TRL", "DPOConfig.loss_type", "sigmoid_norm",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, per_token=True))", ("dpo",)),
+    PeerName("TRL", "DPOConfig.loss_type", "ipo", "jr.recipes.ipo()", ("ipo",)),
+    PeerName("TRL", "DPOConfig.loss_type", "hinge",
+        "jr.recipes.pairwise(jr.preferences.hinge)", ("slic",)),
+    PeerName("TRL", "DPOConfig.loss_type", "exo_pair", "jr.recipes.exo_pair()", ("exo_pair",)),
+    PeerName("TRL", "DPOConfig.loss_type", "nca_pair", "jr.recipes.nca()", ("nca",)),
+    PeerName("TRL", "DPOConfig.loss_type", "bco_pair",
+        "jr.recipes.pairwise(jr.preferences.bco)", ("bco",)),
+    PeerName("TRL", "DPOConfig.loss_type", "sppo_hard",
+        "jr.preferences.sppo", ("sppo",),
+        "TRL's is the sum of the two squares, ours half of it, as in the authors' code."),
+    PeerName("TRL", "DPOConfig.loss_type", "aot",
+        "jr.recipes.aot()", ("aot",), "TRL ranks each microbatch, the preset the batch."),
+    PeerName("TRL", "DPOConfig.loss_type", "aot_unpaired",
+        "jr.recipes.pairwise(jr.preferences.aot_unpaired)", ("aot",), "TRL ranks each microbatch."),
+    PeerName("TRL", "DPOConfig.loss_type", "apo_zero", "jr.recipes.apo(variant='zero')", ("apo",)),
+    PeerName("TRL", "DPOConfig.loss_type", "apo_down", "jr.recipes.apo(variant='down')", ("apo",)),
+    PeerName("TRL", "DPOConfig.loss_type", "discopop", "jr.recipes.discopop()", ("discopop",)),
+    PeerName("TRL", "DPOConfig.loss_type", "sft",
+        "jr.recipes.pairwise(jr.preferences.sft)", ("cpo",),
+        "TRL's is the mean over all tokens of a batch, ours over the tokens of each response, "
+        "then over the pairs."),
+    PeerName("TRL", "DPOConfig.f_divergence_type", "reverse_kl",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='reverse_kl'))", ("dpo",)),
+    PeerName("TRL", "DPOConfig.f_divergence_type", "forward_kl",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='forward_kl'))", ("dpo",),
+        "Our exponential is bounded."),
+    PeerName("TRL", "DPOConfig.f_divergence_type", "js_divergence",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='js'))", ("dpo",)),
+    PeerName("TRL", "DPOConfig.f_divergence_type", "alpha_divergence",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='alpha'))", ("dpo",)),
+    PeerName("TRL", "DPOConfig.ld_alpha", "", "jr.recipes.ld_dpo(alpha=0.5)", ("ld_dpo",)),
+    PeerName("TRL", "DPOConfig.use_weighting", "",
+        "jr.recipes.wpo()", ("wpo",),
+        "TRL's weights are of each microbatch as it trains, the preset's are taken before the "
+        "step."),
+    PeerName("TRL", "DPOConfig.precompute_ref_log_probs", "",
+        "jr.train.TrainConfig.reference_logp", (), "A file, which later runs read."),
+    PeerName("TRL", "KTOConfig.loss_type", "kto", "jr.recipes.kto()", ("kto",)),
+    PeerName("TRL", "KTOConfig.loss_type", "apo_zero_unpaired",
+        "jr.preferences.apo_zero_unpaired", ("apo",)),
+    PeerName("TRL", "CPOConfig.loss_type", "sigmoid",
+        "jr.recipes.cpo()", ("cpo",), "TRL's likelihood is the mean over all tokens of a batch."),
+    PeerName("TRL", "CPOConfig.loss_type", "hinge",
+        "jr.recipes.slic(likelihood=0.0)", ("slic",), "With beta=1 and cpo_alpha=0."),
+    PeerName("TRL", "CPOConfig.loss_type", "simpo",
+        "jr.recipes.simpo()", ("simpo",),
+        "With cpo_alpha=0. TRL's beta is 0.1 and its simpo_gamma, which it divides by beta, 0.5."),
+    PeerName("TRL", "CPOConfig.loss_type", "alphapo",
+        "jr.recipes.pairwise(jr.bind(jr.preferences.simpo, alpha=0.25))", ("simpo",),
+        "alpha is 0 unless set."),
+    PeerName("TRL", "TPOConfig.loss_type", "sigmoid", "jr.recipes.tpo()", ("tpo",)),
+    PeerName("TRL", "TPOConfig.loss_type", "tpo-l",
+        "jr.recipes.tpo(gamma=0.5, per_token=True)", ("tpo",)),
+    PeerName("TRL", "ORPOTrainer", "",
+        "jr.recipes.orpo()", ("orpo",), "TRL's likelihood is also of the prompt."),
+    PeerName("TRL", "OnlineDPOTrainer", "", "jr.recipes.online_dpo()", ("online_pref",)),
+    PeerName("TRL", "RewardTrainer", "",
+        "jr.recipes.reward_model()", ("rm_losses",),
+        "TRL's center_rewards_coefficient is off unless set, the preset's centering is 0.01."),
+    PeerName("TRL", "SFTTrainer", "", "jr.recipes.sft()", ("sft",)),
+    PeerName("TRL", "GKDTrainer", "",
+        "jr.recipes.gkd()", ("gkd",),
+        "TRL takes data in place of samples with probability 1 - lmbda, the preset for a fixed "
+        "number of rollouts."),
+    PeerName("TRL", "IWOPDTrainer", "", "jr.recipes.iw_opd()", ("iw_opd",)),
+    PeerName("TRL", "SDPOTrainer", "", "jr.recipes.sdpo()", ("sdpo",)),
+    PeerName("verl", "algorithm.adv_estimator", "gae",
+        "jr.chain(jr.stateless(jr.advantages.terminal_rewards), "
+        "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)), jr.stateless(jr.advantages.whiten))",
+        ("gae", "gae_token", "adaptive_kl"),
+        "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl()."),
+    PeerName("verl", "algorithm.adv_estimator", "grpo",
+        "jr.recipes.grpo()", ("grpo",),
+        "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'. The preset "
+        "has the paper's weighting and a KL penalty besides."),
+    PeerName("verl", "algorithm.adv_estimator", "grpo_vectorized",
+        "jr.advantages.grpo", ("grpo",),
+        "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'."),
+    PeerName("verl", "algorithm.adv_estimator", "grpo_passk",
+        "jr.recipes.grpo_passk()", ("grpo_passk",)),
+    PeerName("verl", "algorithm.adv_estimator", "reinforce_plus_plus",
+        "jr.recipes.reinforce_pp()", ("reinforce_pp",)),
+    PeerName("verl", "algorithm.adv_estimator", "reinforce_plus_plus_baseline",
+        "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",)),
+    PeerName("verl", "algorithm.adv_estimator", "remax",
+        "jr.recipes.remax()", ("remax",),
+        "On masked positions verl leaves the bare return, ours is 0."),
+    PeerName("verl", "algorithm.adv_estimator", "rloo",
+        "jr.recipes.rloo()", ("rloo",),
+        "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'. The "
+        "preset's surrogate is REINFORCE, verl's is the clipped ratio unless loss_mode says "
+        "otherwise."),
+    PeerName("verl", "algorithm.adv_estimator", "rloo_vectorized", "jr.advantages.rloo", ("rloo",)),
+    PeerName("verl", "algorithm.adv_estimator", "opo",
+        "jr.recipes.opo()", ("opo",),
+        "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'."),
+    PeerName("verl", "algorithm.adv_estimator", "gpg",
+        "jr.recipes.gpg(mode='nonzero_reward')", ("gpg",),
+        "The paper's factor, mode='informative', is our default. A group of one keeps its reward "
+        "in verl; here it is 0 unless singleton='raw'."),
+    PeerName("verl", "algorithm.adv_estimator", "optimal_token_baseline",
+        "jr.recipes.otb(zero_tail=True)", ("otb",)),
+    PeerName("verl", "algorithm.adv_estimator", "tir_optimal_token_baseline",
+        "jr.recipes.otb(zero_tail=True, compact=True)", ("otb",)),
+    PeerName("verl", "algorithm.adv_estimator", "gdpo",
+        "jr.advantages.gdpo_token", ("gdpo",),
+        "The last normalization is over tokens; that of the preset gdpo, as in TRL, over "
+        "rollouts."),
+    PeerName("verl", "algorithm.norm_adv_by_std_in_grpo", "False",
+        "jr.advantages.dr_grpo", ("dr_grpo",),
+        "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'."),
+    PeerName("verl", "algorithm.use_kl_in_reward", "True",
+        "jr.advantages.kl_shaped_rewards", ("reinforce_pp",)),
+    PeerName("verl", "algorithm.kl_ctrl.type", "adaptive",
+        "jr.regularizers.adaptive_kl", ("adaptive_kl",)),
+    PeerName("verl", "algorithm.filter_groups.enable", "True",
+        "jr.curation.refill(jr.curation.informative_groups)", ("dynamic_sampling", "dapo_clip"),
+        "max_rounds is max_num_gen_batches, where 0 is no limit."),
+    PeerName("verl", "algorithm.gamma", "", "jr.bind(jr.advantages.gae, gamma=1.0)", ("gae",)),
+    PeerName("verl", "algorithm.lam", "",
+        "jr.bind(jr.advantages.gae, lam=1.0)", ("gae",), "Our default is 0.95, verl's 1."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_is", "token",
+        "jr.bind(jr.corrections.importance_weights, level='token', cap=2.0)",
+        ("rollout_correction",),
+        "A threshold 'lower_upper' is jr.corrections.masked_importance_weights."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_is", "sequence",
+        "jr.bind(jr.corrections.importance_weights, level='sequence', cap=2.0)",
+        ("rollout_correction",),
+        "A threshold 'lower_upper' is jr.corrections.masked_importance_weights."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "token_k1",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k1', level='token', lower=0.5, "
+        "upper=2.0, invert=True)", ("rollout_correction",),
+        "verl's text speaks of old / behavior, its code tests the inverse, as invert=True does."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "token_k2",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k2', level='token', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "token_k3",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k3', level='token', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_sum_k1",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k1', level='sequence_sum', lower=0.5, "
+        "upper=2.0, invert=True)", ("rollout_correction",),
+        "verl's text speaks of old / behavior, its code tests the inverse, as invert=True does."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_sum_k2",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k2', level='sequence_sum', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_sum_k3",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k3', level='sequence_sum', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_mean_k1",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k1', level='sequence_mean', lower=0.5, "
+        "upper=2.0, invert=True)", ("rollout_correction",),
+        "verl's text speaks of old / behavior, its code tests the inverse, as invert=True does."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_mean_k2",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k2', level='sequence_mean', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_mean_k3",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k3', level='sequence_mean', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_max_k2",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k2', level='sequence_max', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs", "seq_max_k3",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k3', level='sequence_max', upper=0.1)",
+        ("rollout_correction",)),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla",
+        "jr.bind(jr.surrogates.ppo_clip, dual_clip=3.0)", ("ppo_clip", "ppo_dual_clip"),
+        "verl has a dual clip of 3 unless clip_ratio_c says otherwise; ours has none by default."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_tv",
+        "jr.recipes.dppo_tv()", ("dppo_tv",),
+        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set; ours are those of "
+        "verl's example."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_kl",
+        "jr.recipes.dppo_kl()", ("dppo_kl",),
+        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set; ours are those of "
+        "verl's example."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gspo",
+        "jr.recipes.gspo()", ("gspo",),
+        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the mean is over "
+        "tokens unless loss_agg_mode='seq-mean-token-mean'."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "sapo",
+        "jr.recipes.sapo()", ("sapo",),
+        "The mean is over tokens unless loss_agg_mode='seq-mean-token-mean'."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gpg",
+        "jr.surrogates.reinforce", ("reinforce", "gpg")),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov",
+        "jr.recipes.clip_cov()", ("clip_cov",),
+        "verl does not clamp the log ratio here; its clip_ratio is 0.2 unless set, the preset's "
+        "1, as in the paper's script."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "kl_cov",
+        "jr.recipes.kl_cov(ratio=0.0002, coef=0.1)", ("kl_cov",),
+        "verl's defaults, ours are the paper's 0.002 and 1. verl does not clamp the log ratio "
+        "here."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "geo_mean",
+        "jr.recipes.gmpo(eps_low=0.2, eps_high=0.2)", ("gmpo",),
+        "The bounds are of the log ratio, 0.2 unless set; the paper's are 0.4. verl's mean counts "
+        "rows without a token."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "cispo",
+        "jr.recipes.cispo(**jr.surrogates.cispo_bounds(eps_low=0.2, eps_high=0.2))", ("cispo",),
+        "verl's bounds are distances from 1."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "bypass_mode",
+        "jr.recipes.grpo().replace(surrogate=jr.given(jr.surrogates.ppo_clip, "
+        "old_logp='behavior_logp'))", ("rollout_correction",),
+        "As loss_type='ppo_clip' has it: the old policy is the one that sampled."),
+    PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "token-mean",
+        "jr.aggregate.token_mean", ("aggregate",)),
+    PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-mean",
+        "jr.aggregate.sequence_mean", ("aggregate",)),
+    PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum",
+        "jr.aggregate.sequence_sum", ("aggregate",)),
+    PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum-norm",
+        "jr.bind(jr.aggregate.sequence_sum_norm, length=512)", ("aggregate",),
+        "verl's constant is loss_scale_factor, or the padded length. jr.aggregate.fixed_length is "
+        "Dr. GRPO's, which counts rows without a token too."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "kl",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1')", ("kl_estimators",),
+        "verl does not clamp the difference, ours is clamped to +-20."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "k1",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1')", ("kl_estimators",),
+        "verl does not clamp the difference, ours is clamped to +-20."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "abs",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='abs')", ("kl_estimators",),
+        "verl does not clamp the difference, ours is clamped to +-20."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "mse",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k2')", ("kl_estimators",),
+        "verl does not clamp the difference, ours is clamped to +-20."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "k2",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k2')", ("kl_estimators",),
+        "verl does not clamp the difference, ours is clamped to +-20."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "low_var_kl",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', cap=10.0)", ("kl_estimators",),
+        "verl bounds the estimate by 10, as cap=10.0 does."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "k3",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', cap=10.0)", ("kl_estimators",),
+        "verl bounds the estimate by 10, as cap=10.0 does."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "k1+",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1+')", ("kl_estimators",),
+        "verl does not clamp the difference, ours is clamped to +-20."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "k3+",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3+', cap=10.0)", ("kl_estimators",),
+        "verl bounds the estimate by 10, as cap=10.0 does."),
+    PeerName("verl", "actor_rollout_ref.actor.kl_loss_coef", "",
+        "jr.bind(jr.regularizers.kl_to_reference, coef=0.001)", ("kl_estimators",)),
+    PeerName("verl", "actor_rollout_ref.actor.entropy_coeff", "",
+        "jr.regularizers.entropy_bonus", ("entropy_bonus",)),
+    PeerName("verl", "actor_rollout_ref.actor.clip_ratio_low", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2)", ("ppo_clip",)),
+    PeerName("verl", "actor_rollout_ref.actor.clip_ratio_high", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_high=0.2)", ("ppo_clip",)),
+    PeerName("verl", "actor_rollout_ref.actor.clip_ratio_c", "",
+        "jr.bind(jr.surrogates.ppo_clip, dual_clip=3.0)", ("ppo_dual_clip",),
+        "3 unless set; ours has none by default."),
+    PeerName("verl", "actor_rollout_ref.actor.ppo_epochs", "", "jr.train.TrainConfig.epochs"),
+    PeerName("verl", "actor_rollout_ref.actor.ppo_mini_batch_size", "",
+        "jr.train.TrainConfig.minibatches", (),
+        "verl gives the prompts of a minibatch, here their number is given."),
+    PeerName("verl", "actor_rollout_ref.actor.optim.lr", "",
+        "jr.train.OptimizerConfig.learning_rate"),
+    PeerName("verl", "actor_rollout_ref.rollout.n", "",
+        "jr.train.SamplingConfig.group_size", (), "1 unless set; ours is 8."),
+    PeerName("verl", "actor_rollout_ref.rollout.temperature", "",
+        "jr.train.SamplingConfig.temperature"),
+    PeerName("verl", "actor_rollout_ref.rollout.top_k", "",
+        "jr.train.SamplingConfig.top_k", (), "-1 switches it off in verl, None here."),
+    PeerName("verl", "data.train_batch_size", "", "jr.train.TrainConfig.prompts_per_step"),
+    PeerName("verl", "data.max_response_length", "", "jr.train.SamplingConfig.max_new_tokens"),
+    PeerName("verl", "critic.cliprange_value", "",
+        "jr.bind(jr.surrogates.value_loss, eps=0.5)", ("value_loss",),
+        "verl's default is 0.5, ours 0.2."),
+    PeerName("tunix", "GRPOConfig.advantage_estimator", "grpo", "jr.advantages.grpo", ("grpo",)),
+    PeerName("tunix", "GRPOConfig.advantage_estimator", "rloo", "jr.advantages.rloo", ("rloo",)),
+    PeerName("tunix", "GRPOConfig.advantage_estimator", "drgrpo",
+        "jr.advantages.dr_grpo", ("dr_grpo",)),
+    PeerName("tunix", "GRPOConfig.policy_loss_fn", "grpo",
+        "jr.surrogates.ppo_clip", ("ppo_clip", "grpo")),
+    PeerName("tunix", "GRPOConfig.policy_loss_fn", "ppo", "jr.surrogates.ppo_clip", ("ppo_clip",)),
+    PeerName("tunix", "GRPOConfig.loss_algo", "gspo-token",
+        "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo_token", "gspo"),
+        "tunix clamps the log ratio of each token before the mean, ours the mean. Its epsilon "
+        "stays 0.2 unless set."),
+    PeerName("tunix", "GRPOConfig.loss_agg_mode", "token-mean",
+        "jr.aggregate.token_mean", ("aggregate",)),
+    PeerName("tunix", "GRPOConfig.loss_agg_mode", "sequence-mean-token-mean",
+        "jr.aggregate.sequence_mean", ("aggregate",)),
+    PeerName("tunix", "GRPOConfig.loss_agg_mode", "sequence-mean-token-scale",
+        "jr.bind(jr.aggregate.sequence_sum_norm, length=512)", ("aggregate",),
+        "The name differs from verl's for the same number."),
+    PeerName("tunix", "GRPOConfig.loss_agg_mode", "seq-mean-token-sum",
+        "jr.aggregate.sequence_sum", ("aggregate",)),
+    PeerName("tunix", "GRPOConfig.loss_agg_mode", "sequence-mean-token-sum-norm",
+        "jr.aggregate.token_sum", ("aggregate",),
+        "Divided by a constant, or the rows with a token; verl's mode of this name divides by the "
+        "rows and a length."),
+    PeerName("tunix", "GRPOConfig.kl_loss_mode", "kl",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1', coef=0.04)", ("kl_estimators",),
+        "tunix clamps the estimate by kl_clamp_value alone, ours the difference to +-20."),
+    PeerName("tunix", "GRPOConfig.kl_loss_mode", "mse_kl",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k2', coef=0.04)", ("kl_estimators",),
+        "tunix clamps the estimate by kl_clamp_value alone, ours the difference to +-20."),
+    PeerName("tunix", "GRPOConfig.kl_loss_mode", "low_var_kl",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', coef=0.04)", ("kl_estimators",),
+        "tunix clamps the estimate by kl_clamp_value alone, ours the difference to +-20."),
+    PeerName("tunix", "GRPOConfig.beta", "",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1', coef=0.04)", ("kl_estimators",),
+        "tunix's default is k1, whose expected gradient on policy is zero; that of the preset "
+        "grpo is k3 with 0.001."),
+    PeerName("tunix", "GRPOConfig.epsilon", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.2)", ("ppo_clip",)),
+    PeerName("tunix", "GRPOConfig.num_generations", "",
+        "jr.train.SamplingConfig.group_size", (), "2 unless set; ours is 8."),
+    PeerName("tunix", "GRPOConfig.num_iterations", "", "jr.train.TrainConfig.epochs"),
+    PeerName("tunix", "GRPOConfig.sampler_is", "token",
+        "jr.bind(jr.corrections.importance_weights, level='token', cap=2.0)",
+        ("rollout_correction",)),
+    PeerName("tunix", "GRPOConfig.degenerate_group_masking", "",
+        "jr.curation.informative_groups", ("dynamic_sampling",)),
+    PeerName("tunix", "GRPOLearner", "",
+        "jr.recipes.grpo(kl_coef=0.04, kl_estimator='k1')", ("grpo",),
+        "tunix's KL is k1, whose expected gradient on policy is zero; ours is k3 by default."),
+    PeerName("tunix", "DrGRPOLearner", "",
+        "jr.recipes.dr_grpo(length=512).replace(weights=jr.bind(jr.aggregate.sequence_sum_norm, "
+        "length=512))", ("dr_grpo",),
+        "tunix divides by the rows with a token, the preset by all rows. Its config keeps "
+        "beta=0.04."),
+    PeerName("tunix", "DAPOLearner", "",
+        "jr.recipes.dapo(dual_clip=None, dynamic_sampling=False)", ("dapo_clip",),
+        "tunix replaces no group yet, and counts its overlong buffer in characters; the preset "
+        "does replace groups, with a dual clip of 10."),
+    PeerName("tunix", "PPOLearner", "",
+        "jr.chain(jr.stateless(jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.04, "
+        "estimator='k3')), jr.stateless(jr.bind(jr.advantages.gae, lam=0.95)), "
+        "jr.stateless(jr.advantages.whiten))", ("gae", "gae_token", "adaptive_kl"),
+        "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl()."),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "gae",
+        "jr.chain(jr.stateless(jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.01)), "
+        "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)), jr.stateless(jr.advantages.whiten))",
+        ("gae", "gae_token", "adaptive_kl"),
+        "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl(). OpenRLHF "
+        "also clips rewards to +-10 and counts masked tokens inside a response as steps."),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "reinforce",
+        "jr.recipes.reinforce_pp(kl_coef=0.01)", ("reinforce_pp",),
+        "Both clip the ratio; OpenRLHF's default KL coefficient is 0.01, the preset's 0."),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "rloo",
+        "jr.recipes.rloo()", ("rloo",),
+        "OpenRLHF clips the ratio, the preset is REINFORCE; a KL penalty is in its rewards."),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "reinforce_baseline",
+        "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",)),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "group_norm",
+        "jr.bind(jr.advantages.grpo, eps=1e-9)", ("grpo",),
+        "OpenRLHF gives a group of equal rewards its rounding over 1e-9; ours is 0."),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "dr_grpo",
+        "jr.advantages.dr_grpo", ("dr_grpo",),
+        "OpenRLHF's name is the advantage alone; the constant length is not in its weightings."),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "flash_reinforce",
+        "jr.bind(jr.advantages.grpo, scale='none', baseline='batch')", ("grpo",)),
+    PeerName("OpenRLHF", "--actor.policy_loss_type", "ppo",
+        "jr.surrogates.ppo_clip", ("ppo_clip",)),
+    PeerName("OpenRLHF", "--actor.policy_loss_type", "gspo",
+        "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo",),
+        "The bounds are --actor.eps_clip, 0.2 unless set; the paper's are 0.0003 and 0.0004."),
+    PeerName("OpenRLHF", "--actor.loss_agg_mode", "token-mean",
+        "jr.aggregate.token_mean", ("aggregate",)),
+    PeerName("OpenRLHF", "--actor.loss_agg_mode", "seq-mean-token-mean",
+        "jr.aggregate.sequence_mean", ("aggregate",)),
+    PeerName("OpenRLHF", "--algo.kl.estimator", "k1",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1', coef=0.01)", ("kl_estimators",),
+        "OpenRLHF bounds every estimate by 10, ours the difference by 20."),
+    PeerName("OpenRLHF", "--algo.kl.estimator", "k2",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k2', coef=0.01)", ("kl_estimators",),
+        "OpenRLHF bounds every estimate by 10, ours the difference by 20."),
+    PeerName("OpenRLHF", "--algo.kl.estimator", "k3",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', cap=10.0, coef=0.01)",
+        ("kl_estimators",),
+        "OpenRLHF bounds every estimate by 10, ours the difference by 20; cap=10.0 is the same "
+        "number."),
+    PeerName("OpenRLHF", "--algo.kl.unbiased_gradient", "",
+        "jr.regularizers.kl_unbiased", ("kl_estimators",),
+        "OpenRLHF's gradient is that of k2 with a weight of at most 10, which ours does not "
+        "bound."),
+    PeerName("OpenRLHF", "--algo.kl.init_coef", "",
+        "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.01)", ("reinforce_pp",),
+        "With --algo.kl.use_loss it is the coefficient of jr.regularizers.kl_to_reference."),
+    PeerName("OpenRLHF", "--algo.kl.target", "", "jr.regularizers.adaptive_kl", ("adaptive_kl",)),
+    PeerName("OpenRLHF", "--actor.eps_clip_low_high", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.28)", ("ppo_clip",)),
+    PeerName("OpenRLHF", "--actor.dual_clip", "",
+        "jr.bind(jr.surrogates.ppo_clip, dual_clip=3.0)", ("ppo_dual_clip",)),
+    PeerName("OpenRLHF", "--algo.advantage.is_correction_mode", "clip",
+        "jr.bind(jr.corrections.importance_weights, cap=5.0, floor=0.5)", ("rollout_correction",)),
+    PeerName("OpenRLHF", "--algo.advantage.is_correction_mode", "mask",
+        "jr.bind(jr.corrections.masked_importance_weights, lower=0.5, upper=5.0)", ("icepop",),
+        "At level token with gating ratio."),
+    PeerName("OpenRLHF", "--algo.dynamic_filtering_enable", "",
+        "jr.curation.refill(jr.curation.informative_groups)", ("dynamic_sampling", "dapo_clip"),
+        "OpenRLHF keeps groups whose mean lies inside --algo.dynamic_filtering_range, ours those "
+        "whose rewards differ: the same for rewards of 0 and 1."),
+    PeerName("OpenRLHF", "--reward.overlong_buffer_len", "",
+        "jr.bind(jr.rewards.overlong_rewards, max_length=2048, buffer=512)", ("overlong_penalty",)),
+    PeerName("OpenRLHF", "--rollout.n_samples_per_prompt", "",
+        "jr.train.SamplingConfig.group_size", (), "1 unless set; ours is 8."),
+    PeerName("OpenRLHF", "--rollout.max_new_tokens", "", "jr.train.SamplingConfig.max_new_tokens"),
+    PeerName("OpenRLHF", "--rollout.temperature", "", "jr.train.SamplingConfig.temperature"),
+    PeerName("OpenRLHF", "--rollout.batch_size", "", "jr.train.TrainConfig.prompts_per_step"),
+    PeerName("OpenRLHF", "--train.batch_size", "",
+        "jr.train.TrainConfig.minibatches", (),
+        "OpenRLHF gives the completions of a minibatch, here their number is given."),
+    PeerName("OpenRLHF", "--train.max_epochs", "", "jr.train.TrainConfig.epochs"),
+    PeerName("OpenRLHF", "--actor.adam.lr", "", "jr.train.OptimizerConfig.learning_rate"),
+    PeerName("slime", "--advantage-estimator", "grpo", "jr.recipes.grpo(kl_coef=0.0)", ("grpo",)),
+    PeerName("slime", "--advantage-estimator", "gspo",
+        "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo",),
+        "--eps-clip stays 0.2 unless set; the paper's are 0.0003 and 0.0004."),
+    PeerName("slime", "--advantage-estimator", "cispo",
+        "jr.recipes.cispo(**jr.surrogates.cispo_bounds(eps_low=0.2, eps_high=0.2))", ("cispo",),
+        "slime's bounds are distances from 1."),
+    PeerName("slime", "--advantage-estimator", "reinforce_plus_plus",
+        "jr.recipes.reinforce_pp()", ("reinforce_pp",),
+        "slime discounts for every position, ours for every token that the mask keeps."),
+    PeerName("slime", "--advantage-estimator", "reinforce_plus_plus_baseline",
+        "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",)),
+    PeerName("slime", "--advantage-estimator", "ppo",
+        "jr.chain(jr.stateless(jr.advantages.terminal_rewards), "
+        "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)))", ("gae", "gae_token"),
+        "slime whitens with --normalize-advantages alone."),
+    PeerName("slime", "--disable-grpo-std-normalization", "",
+        "jr.advantages.dr_grpo", ("dr_grpo",)),
+    PeerName("slime", "--eps-clip-c", "",
+        "jr.bind(jr.surrogates.ppo_clip, dual_clip=3.0)", ("ppo_dual_clip",)),
+    PeerName("slime", "--calculate-per-token-loss", "",
+        "jr.aggregate.token_mean", ("aggregate",),
+        "Without it the mean is over sequences: jr.aggregate.sequence_mean."),
+    PeerName("slime", "--kl-loss-type", "low_var_kl",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', cap=10.0)", ("kl_estimators",),
+        "slime bounds the estimate by 10 under this name, and not under 'k3'."),
+    PeerName("slime", "--kl-loss-type", "k1",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k1')", ("kl_estimators",),
+        "slime does not clamp the difference, ours is clamped to +-20."),
+    PeerName("slime", "--kl-loss-type", "k2",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k2')", ("kl_estimators",),
+        "slime does not clamp the difference, ours is clamped to +-20."),
+    PeerName("slime", "--kl-loss-type", "k3",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3')", ("kl_estimators",),
+        "slime does not clamp the difference, ours is clamped to +-20."),
+    PeerName("slime", "--use-unbiased-kl", "", "jr.regularizers.kl_unbiased", ("kl_estimators",)),
+    PeerName("slime", "--use-tis", "",
+        "jr.bind(jr.corrections.importance_weights, cap=2.0)", ("rollout_correction",)),
+    PeerName("slime", "--use-opsm", "",
+        "jr.corrections.off_policy_sequence_mask", ("rollout_correction",)),
+    PeerName("slime", "--n-samples-per-prompt", "",
+        "jr.train.SamplingConfig.group_size", (), "1 unless set; ours is 8."),
+    PeerName("slime", "--num-steps-per-rollout", "", "jr.train.TrainConfig.minibatches"),
+    PeerName("prime-rl", "algo.type", "grpo",
+        "jr.advantages.dr_grpo", ("dr_grpo",),
+        "prime-rl's grpo takes off the group's mean and divides by nothing."),
+    PeerName("prime-rl", "algo.type", "max_rl",
+        "jr.recipes.maxrl()", ("maxrl",),
+        "prime-rl's loss is its default one, the preset's the clipped ratio."),
+    PeerName("prime-rl", "loss.type", "default",
+        "jr.recipes.dppo_tv(delta_low=0.2, delta_high=0.2)", ("dppo_tv",),
+        "prime-rl adds kl_tau = 0.001 times the squared log ratio; the preset's weight is bounded "
+        "by w_max = 20."),
+    PeerName("rlax", "truncated_generalized_advantage_estimation", "",
+        "jr.advantages.gae", ("gae",),
+        "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "
+        "mask."),
+    PeerName("rlax", "lambda_returns", "",
+        "jr.advantages.gae_returns", ("gae",),
+        "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "
+        "mask."),
+    PeerName("rlax", "discounted_returns", "",
+        "jr.advantages.reward_to_go", ("reinforce_pp",),
+        "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "
+        "mask."),
+    PeerName("rlax", "n_step_bootstrapped_returns", "",
+        "jr.bind(jr.advantages.n_step_returns, n=3)", ("n_step",),
+        "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "
+        "mask."),
+    PeerName("rlax", "vtrace", "",
+        "jr.advantages.vtrace_returns", ("vtrace",),
+        "rlax returns the targets less the values, ours the targets."),
+    PeerName("rlax", "vtrace_td_error_and_advantage", "",
+        "jr.advantages.vtrace", ("vtrace",),
+        "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "
+        "mask."),
+    PeerName("rlax", "general_off_policy_returns_from_q_and_v", "",
+        "jr.advantages.retrace_returns", ("retrace",),
+        "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "
+        "mask."),
+    PeerName("rlax", "retrace", "",
+        "jr.advantages.retrace_returns", ("retrace",),
+        "rlax returns the targets less the action values, ours the targets."),
+    PeerName("rlax", "policy_gradient_loss", "",
+        "jr.surrogates.reinforce", ("reinforce",),
+        "rlax takes logits and returns a mean over time, ours log-probabilities of the tokens and "
+        "one loss a token."),
+    PeerName("rlax", "clipped_surrogate_pg_loss", "",
+        "jr.surrogates.ppo_clip", ("ppo_clip",),
+        "rlax takes the ratio and returns a mean over time, ours log-probabilities and one loss a "
+        "token."),
+    PeerName("rlax", "entropy_loss", "",
+        "jr.regularizers.entropy_from_logits", ("entropy_bonus",),
+        "rlax returns minus the weighted mean."),
+    PeerName("rlax", "categorical_kl_divergence", "",
+        "jr.surrogates.distillation_divergence", ("sdpo",),
+        "rlax takes logits, ours log-probabilities; alpha says the direction."),
+    PeerName("rlax", "huber_loss", "",
+        "jr.bind(jr.surrogates.value_loss, huber=0.5)", ("value_loss",)),
+)
+# fmt: on
+
+
+def find_peer_names(text: str) -> tuple[PeerName, ...]:
+    """The rows of a peer's name.
+
+    Args:
+      text: ``PEER``, ``PEER:SETTING``, ``PEER:SETTING=VALUE`` or ``PEER:VALUE``, in any case; of a
+        setting, its last part is enough. A setting that takes a number matches any value.
+
+    Raises:
+      ValueError: If the peer or the name is unknown, with those that are nearest.
+
+    Example:
+      >>> from jaxrl_llm.recipes import catalog
+      >>> [row.ours for row in catalog.find_peer_names("verl:adv_estimator=opo")]
+      ['jr.recipes.opo()']
+      >>> [str(row) for row in catalog.find_peer_names("TRL:delta=1.5")]
+      ['GRPOConfig.delta']
+    """
+    peer, _, name = text.strip().partition(":")
+    rows = tuple(row for row in PEER_NAMES if row.peer.lower() == peer.strip().lower())
+    if not rows:
+        raise ValueError(
+            f"methods: there are no names of {peer!r}, only of {', '.join(VERSIONS)}; a name is "
+            "written such as TRL:loss_type=dapo."
+        )
+    if not name:
+        return rows
+    setting, _, value = (part.strip() for part in name.partition("="))
+    path = _path(setting)
+
+    def matches(row: PeerName) -> bool:
+        of_row = _path(row.setting)
+        shared = min(len(path), len(of_row))
+        if path[-shared:] == of_row[-shared:]:
+            return not value or not row.value or row.value.lower() == value.strip("\"'").lower()
+        return not value and row.value.lower() == setting.lower()
+
+    found = tuple(row for row in rows if matches(row))
+    if not found:
+        known = {str(row): None for row in rows} | {_path(r.setting)[-1]: None for r in rows}
+        known |= {f"{_path(r.setting)[-1]}={r.value}": None for r in rows if r.value}
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else f" --like {peer} lists them all."
+        raise ValueError(f"methods: no name of {rows[0].peer} matches {name!r}.{hint}")
+    return found
+
+
+def _path(setting: str) -> list[str]:
+    """The parts of a setting, such as those of ``--algo.kl.estimator``."""
+    return setting.lower().lstrip("-").replace("-", "_").split(".")

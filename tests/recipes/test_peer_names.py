@@ -1,0 +1,110 @@
+"""The names of peers in the catalog: each is something here, and is found."""
+
+import dataclasses
+import re
+
+import pytest
+
+import jaxrl_llm
+from jaxrl_llm.recipes import catalog
+from jaxrl_llm.recipes.recipe import Recipe
+
+KEYS = {method.key for method in catalog.CATALOG}
+# Read in the peer's source, and not run.
+READ_ALONE = {
+    ("tunix", "GRPOConfig.sampler_is=token"),
+    ("slime", "--advantage-estimator=grpo"),
+    ("slime", "--advantage-estimator=reinforce_plus_plus_baseline"),
+}
+OPTION = re.compile(r"jr\.train\.(\w+)\.(\w+)")
+
+
+def test_every_name_is_one_thing_here():
+    named = [(row.peer, str(row)) for row in catalog.PEER_NAMES]
+    assert len(set(named)) == len(named)
+    assert {row.peer for row in catalog.PEER_NAMES} == set(catalog.PEER_VERSIONS)
+    for row in catalog.PEER_NAMES:
+        assert set(row.keys) <= KEYS, row
+        assert not row.differs or row.differs.endswith("."), row
+
+
+@pytest.mark.parametrize("peer", catalog.PEER_VERSIONS)
+def test_our_code_runs_as_it_stands(peer):
+    for row in catalog.PEER_NAMES:
+        if row.peer != peer:
+            continue
+        if option := OPTION.fullmatch(row.ours):
+            config = getattr(jaxrl_llm.train, option[1])
+            assert option[2] in {field.name for field in dataclasses.fields(config)}, row
+            continue
+        made = eval(row.ours, {"jr": jaxrl_llm})
+        assert isinstance(made, Recipe) or callable(made) or hasattr(made, "init"), row
+
+
+def test_names_with_a_number_of_their_own_were_compared_with_that_peer():
+    """With its code, as the catalog says, one of the methods that a row names."""
+    compared, alone = {"TRL", "verl", "tunix", "slime", "rlax"}, set()
+    for row in catalog.PEER_NAMES:
+        if row.peer in compared and row.keys and row.value:
+            peers = {each.peer for key in row.keys for each in catalog.CONFIRMED.get(key, ())}
+            if not any(peer.split()[0] == row.peer for peer in peers):
+                alone.add((row.peer, str(row)))
+    assert alone == READ_ALONE
+
+
+def ours(text):
+    return [row.ours for row in catalog.find_peer_names(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "verl:adv_estimator=rloo_vectorized",
+        "verl:algorithm.adv_estimator=rloo_vectorized",
+        "VERL:ADV_ESTIMATOR=RLOO_vectorized",
+        "verl:adv_estimator='rloo_vectorized'",
+        "verl:rloo_vectorized",
+    ],
+)
+def test_a_name_is_found_however_it_is_written(text):
+    assert ours(text) == ["jr.advantages.rloo"]
+
+
+def test_a_part_of_a_name_finds_all_that_have_it():
+    values = {row.value for row in catalog.find_peer_names("verl:loss_agg_mode")}
+    assert values >= {"token-mean", "seq-mean-token-mean"}
+    assert {row.setting.split(".")[0] for row in catalog.find_peer_names("TRL:beta")} == {
+        "GRPOConfig"
+    }
+    # An option of the command line, with and without its dashes, and a number as its value.
+    assert ours("OpenRLHF:actor.dual_clip=3") == ours("openrlhf:--actor.dual_clip")
+    assert len(catalog.find_peer_names("rlax")) == len(
+        [row for row in catalog.PEER_NAMES if row.peer == "rlax"]
+    )
+    # Two trainers have an option of this name and value.
+    assert {row.setting for row in catalog.find_peer_names("TRL:loss_type=sigmoid")} == {
+        "DPOConfig.loss_type",
+        "CPOConfig.loss_type",
+        "TPOConfig.loss_type",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("TRL:loss_type=dappo", "Did you mean loss_type=dapo"),
+        ("verl:qqqq", "--like verl lists them all"),
+        ("trlx:loss_type=dapo", "no names of 'trlx', only of TRL, verl"),
+        ("loss_type=dapo", "no names of 'loss_type=dapo'"),
+    ],
+)
+def test_an_unknown_name_is_one_sentence(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        catalog.find_peer_names(text)
+
+
+def test_a_method_says_what_peers_call_it():
+    names = catalog.names_at_peers("gspo")
+    assert names["TRL"] == ["GRPOConfig.importance_sampling_level=sequence"]
+    assert names["OpenRLHF"] == ["--actor.policy_loss_type=gspo"]
+    assert catalog.names_at_peers("salt") == {}
