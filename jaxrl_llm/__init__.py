@@ -13,7 +13,7 @@ import importlib
 
 from jaxrl_llm.core import Transform, bind, chain, given, pipe, stateless
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMESPACES = (
     "advantages",

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -104,12 +105,23 @@ def test_jax_is_not_pinned_to_a_platform():
 def test_version_is_declared_once():
     assert "version" in PROJECT["dynamic"] and "version" not in PROJECT
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(dev|a|b|rc|post)\d*)?", jaxrl_llm.__version__)
-    # Where the package is installed, its metadata was made from the same line.
+    # Where the package is installed, its metadata was made from the same line. An editable
+    # installation has the metadata of the day on which it was made.
     try:
-        installed = importlib.metadata.version("jaxrl-llm")
+        installed = importlib.metadata.distribution("jaxrl-llm")
     except importlib.metadata.PackageNotFoundError:
-        installed = jaxrl_llm.__version__  # run from the source tree
-    assert installed == jaxrl_llm.__version__
+        return  # run from the source tree
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
+        assert installed.version == jaxrl_llm.__version__
+
+
+def test_every_place_has_the_same_version():
+    version = jaxrl_llm.__version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\n" in citation and f"license: {PROJECT['license']}" in citation
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None and newest[1] == version
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -45,7 +45,7 @@ options:
   --debug     show where an error came from
 
 example:
-  jaxrl-llm train configs/quickstart.py --optimizer.learning-rate 1e-5"""
+  jaxrl-llm train quickstart --optimizer.learning-rate 1e-5"""
 
 
 class UsageError(Exception):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
+import jaxrl_llm
 from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.cli.trust import digest_of, is_noted, note
@@ -168,6 +169,37 @@ def split_config(path: str) -> tuple[str, str]:
     return (file, name) if file.endswith(".py") and name.isidentifier() else (path, "config")
 
 
+def shipped_configs() -> dict[str, Path]:
+    """The config files that come with the package, by name.
+
+    A wheel has them inside the package, a clone beside it.
+    """
+    package = Path(jaxrl_llm.__file__).parent
+    folders = (package / "configs", package.parent / "configs")
+    folder = next((x for x in folders if (x / "quickstart.py").is_file()), folders[0])
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def named_config(word: str) -> str:
+    """The file of a bare name, such as ``quickstart`` or ``tiny:scorer``; any other word as it is.
+
+    A file of that name goes first.
+
+    Raises:
+      UsageError: If a bare name is none of :func:`shipped_configs`, with all of them.
+    """
+    name, colon, part = word.partition(":")
+    if not name.isidentifier() or Path(word).is_file():
+        return word
+    shipped = shipped_configs()
+    if name not in shipped:
+        raise UsageError(
+            f"There is no config file {word!r}, and no config of that name comes with the package, "
+            f"which has {', '.join(shipped)}."
+        )
+    return f"{shipped[name]}{colon}{part}"
+
+
 def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
     """The configuration ``name`` that a Python file defines.
 
@@ -217,7 +249,7 @@ class Target(NamedTuple):
 
 
 def load_target(name: str, *, trust: bool = False) -> Target:
-    """A run folder that ``jaxrl-llm train`` made, or a config file.
+    """A run folder that ``jaxrl-llm train`` made, a config file, or the name of a shipped one.
 
     The config.py of a run is executed only if the run was made here, or with ``trust``.
     """
@@ -225,7 +257,7 @@ def load_target(name: str, *, trust: bool = False) -> Target:
         raise UsageError("The name of a run folder or config file must not be empty.")
     path = Path(name)
     if not path.is_dir():
-        file, config_name = split_config(name)
+        file, config_name = split_config(named_config(name))
         return Target(load_config(file, name=config_name), None)
     if not is_run(name):
         what = "no run.json in it"

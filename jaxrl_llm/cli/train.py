@@ -29,7 +29,8 @@ class Train:
     """Trains a model as a config file says; every option of the file can be set here instead.
 
     Attributes:
-      config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME.
+      config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME; or the name of a
+        config that comes with the package, such as quickstart.
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder, or start where there is none yet.
       allow_changed: With --resume, go on even if settings differ that change what is learned.
@@ -52,13 +53,16 @@ class Train:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
+    if arguments and not arguments[0].startswith("-"):
+        arguments = [options.named_config(arguments[0]), *arguments[1:]]
     split = [options.split_config(word) for word in arguments]
     files = ((*pair, word) for pair, word in zip(split, arguments, strict=True))
     path, name, word = next((x for x in files if x[0].endswith(".py")), (None, "config", ""))
     if path is None:
         if not {"-h", "--help"} & set(arguments):
-            raise UsageError("A config file is needed: jaxrl-llm train configs/quickstart.py")
-        print(_HELP)
+            text = "A config file, or the name of one, is needed: jaxrl-llm train quickstart"
+            raise UsageError(text)
+        print(_HELP.format(names=", ".join(options.shipped_configs())))
         return 0
     default = Train(config=word, run=options.load_config(path, name=name))
     args = options.parse(Train, arguments, command="train", default=default)
@@ -162,7 +166,10 @@ jaxrl_llm.train.TrainConfig, or FILE.py:NAME for another one in it; each of its 
 option, such as --optimizer.learning-rate 1e-5. With a config, --help shows all of them and their
 values in it:
 
-  jaxrl-llm train configs/quickstart.py --help
+  jaxrl-llm train quickstart --help
+
+A name without a folder or an ending is a config that comes with the package:
+{names}.
 
 Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; so does SIGTERM,
 with exit code 0, as where a machine is taken away. The same command with --resume goes on.

@@ -106,7 +106,8 @@ def test_methods(capsys):
     ("arguments", "part"),
     [
         (["trian"], "no command 'trian'. Did you mean 'train'?"),
-        (["train"], "A config file is needed"),
+        (["train"], "A config file, or the name of one, is needed"),
+        (["train", "quickstrat"], "no config of that name comes with the package"),
         (["train", "nowhere.py"], "no config file 'nowhere.py'"),
         (["evaluate", "nowhere"], "no config file 'nowhere'"),
         (["evaluate", "."], "not a run of jaxrl-llm train"),

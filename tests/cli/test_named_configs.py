@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,40 @@ def test_each_configuration_of_the_repository_takes_words(monkeypatch, path):
     for config in named.values():
         changed = options.parse(TrainConfig, ["--steps", "3"], command="train", default=config)
         assert changed.steps == 3 and changed.environment is config.environment
+
+
+def test_a_bare_name_is_a_config_of_the_package(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shipped = options.shipped_configs()
+    assert {path.name for path in shipped.values()} == set(os.listdir(ROOT / "configs")) - {
+        "__pycache__"
+    }
+    assert options.named_config("quickstart") == str(ROOT / "configs" / "quickstart.py")
+    assert options.named_config("tiny:flow") == f"{ROOT / 'configs' / 'tiny.py'}:flow"
+    for word in ("tiny.py", "a/tiny", "a/tiny.py:flow", "tiny-2"):
+        assert options.named_config(word) == word
+    code, out, _ = run(capsys, "train", "tiny:scorer", "--help")
+    assert code == 0 and "(default: runs/tiny_scorer)" in " ".join(out.split())
+    assert options.load_target("tiny:scorer").config.run_dir == "runs/tiny_scorer"
+    code, out, _ = run(capsys, "train", "--help")
+    assert code == 0 and all(name in out for name in shipped)
+    code, _, err = run(capsys, "train", "quickstrat", "--steps", "1")
+    assert code == 2
+    one_sentence(err, "'quickstrat'", "calculator", "quickstart", "tiny")
+    # A file or a run of one's own goes first.
+    Path("tiny").write_text("number = 3\n")
+    assert options.named_config("tiny") == "tiny"
+    Path("quickstart").mkdir()
+    with pytest.raises(UsageError, match="is not a run of jaxrl-llm train"):
+        options.load_target("quickstart")
+
+
+def test_the_wheel_has_the_configs():
+    """Where the wheel is built, `.ci/run` trains one of them from an empty folder."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {"configs": "jaxrl_llm/configs"}
+    assert "train tiny " in (ROOT / ".ci" / "run").read_text()
 
 
 def test_an_environment_is_no_word(capsys, path):
