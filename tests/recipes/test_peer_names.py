@@ -43,7 +43,7 @@ def test_our_code_runs_as_it_stands(peer):
 
 def test_names_with_a_number_of_their_own_were_compared_with_that_peer():
     """With its code, as the catalog says, one of the methods that a row names."""
-    compared, alone = {"TRL", "verl", "tunix", "slime", "rlax"}, set()
+    compared, alone = {"TRL", "verl", "tunix", "OpenRLHF", "slime", "rlax"}, set()
     for row in catalog.PEER_NAMES:
         if row.peer in compared and row.keys and row.value:
             peers = {each.peer for key in row.keys for each in catalog.CONFIRMED.get(key, ())}

@@ -496,23 +496,27 @@ PEER_NAMES = (
         "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)), jr.stateless(jr.advantages.whiten))",
         ("gae", "gae_token", "adaptive_kl"),
         "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl(). OpenRLHF "
-        "also clips rewards to +-10 and counts masked tokens inside a response as steps."),
+        "whitens by the variance over n tokens, clips rewards to +-10, and counts masked tokens "
+        "inside a response as steps."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "reinforce",
         "jr.recipes.reinforce_pp(kl_coef=0.01)", ("reinforce_pp",),
-        "Both clip the ratio; OpenRLHF's default KL coefficient is 0.01, the preset's 0."),
+        "OpenRLHF whitens by the variance over n tokens, ours over n - 1. Its default KL "
+        "coefficient is 0.01, the preset's 0."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "rloo",
         "jr.recipes.rloo()", ("rloo",),
-        "OpenRLHF clips the ratio, the preset is REINFORCE; a KL penalty is in its rewards."),
+        "OpenRLHF clips the ratio, the preset is REINFORCE; 0.01 times k1 is off its rewards "
+        "unless --algo.kl.use_loss."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "reinforce_baseline",
-        "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",)),
+        "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",),
+        "OpenRLHF whitens by the variance over n tokens, ours over n - 1, and takes 0.01 times k1 "
+        "off the rewards of tokens unless --algo.kl.use_loss."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "group_norm",
         "jr.bind(jr.advantages.grpo, eps=1e-9)", ("grpo",),
         "OpenRLHF gives a group of equal rewards its rounding over 1e-9; ours is 0."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "dr_grpo",
         "jr.advantages.dr_grpo", ("dr_grpo",),
         "OpenRLHF's name is the advantage alone; the constant length is not in its weightings."),
-    PeerName("OpenRLHF", "--algo.advantage.estimator", "flash_reinforce",
-        "jr.bind(jr.advantages.grpo, scale='none', baseline='batch')", ("grpo",)),
+    PeerName("OpenRLHF", "--algo.advantage.estimator", "flash_reinforce", "jr.advantages.center"),
     PeerName("OpenRLHF", "--actor.policy_loss_type", "ppo",
         "jr.surrogates.ppo_clip", ("ppo_clip",)),
     PeerName("OpenRLHF", "--actor.policy_loss_type", "gspo",
@@ -535,8 +539,7 @@ PEER_NAMES = (
         "number."),
     PeerName("OpenRLHF", "--algo.kl.unbiased_gradient", "",
         "jr.regularizers.kl_unbiased", ("kl_estimators",),
-        "OpenRLHF's gradient is that of k2 with a weight of at most 10, which ours does not "
-        "bound."),
+        "OpenRLHF's gradient is that of k2 times the ratio, which it bounds by 10."),
     PeerName("OpenRLHF", "--algo.kl.init_coef", "",
         "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.01)", ("reinforce_pp",),
         "With --algo.kl.use_loss it is the coefficient of jr.regularizers.kl_to_reference."),
