@@ -1,8 +1,8 @@
 """Advantages shaped by the entropy of tokens.
 
-HAPO:   :func:`entropy_signal` for ``surrogates.hapo`` and :func:`signal_temperature`, and
-        :func:`token_grpo`, whose mean counts tokens.
-ETTRL:  :func:`entropy_reshaping`, less advantage for uncertain answers.
+- HAPO: :func:`entropy_signal` for ``surrogates.hapo`` and :func:`signal_temperature`, and
+  :func:`token_grpo`, whose mean counts tokens.
+- ETTRL: :func:`entropy_reshaping`, less advantage for uncertain answers.
 
 Shared arguments:
   ``mask``: bool ``[..., T]``, True for the response tokens that are trained.

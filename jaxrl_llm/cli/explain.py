@@ -34,6 +34,33 @@ class Explain:
     beside: str = "grpo"
 
 
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A function of a slot: its name, its place, its first sentence and its formula's lines."""
+
+    name: str
+    place: str
+    summary: str
+    formula: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A slot of a recipe, beside that of another one.
+
+    Attributes:
+      field: Name of the slot.
+      value: What is in it, as text.
+      other: What is in that of the other recipe.
+      functions: What it calls.
+    """
+
+    field: str
+    value: str
+    other: str
+    functions: tuple[Described, ...]
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     wanted = options.parse(Explain, arguments, command="explain")
@@ -51,25 +78,40 @@ def explain(name: str, beside: str = "grpo") -> str:
     Raises:
       ValueError: If a name is unknown.
     """
-    recipe, other = (catalog.preset(each, length=LENGTH) for each in (name, beside))
+    alike, lines = [], []
+    both = slots(name, beside)
     doc = inspect.getdoc({**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[name]) or ""
-    lines, alike = [f"{name}: {doc.splitlines()[0]}", *_about(name), ""], []
+    for slot in both:
+        same = slot.value == slot.other
+        if same and not slot.functions:
+            alike.append(f"{slot.field} = {slot.value}")
+            continue
+        lines += wrapped(f"{slot.field} = {slot.value}", 0)
+        note = f"as in {beside}" if same else f"{beside}: {slot.other}"
+        lines += wrapped(f"({note})", 2) if name != beside else []
+        for each in slot.functions:
+            lines += ["", f"  {each.name}, {each.place}", *wrapped(each.summary, 4)]
+            lines += [f"      {line}".rstrip() for line in each.formula]
+        lines.append("")
+    lines += wrapped(f"As in {beside}: {', '.join(alike)}", 0) if alike else []
+    return "\n".join([f"{name}: {doc.splitlines()[0]}", *_about(name), "", *lines]).rstrip()
+
+
+def slots(name: str, beside: str = "grpo") -> list[Slot]:
+    """The slots of a preset that hold anything but the default of both recipes.
+
+    Raises:
+      ValueError: If a name is unknown.
+    """
+    recipe, other = (catalog.preset(each, length=LENGTH) for each in (name, beside))
+    found = []
     for field in dataclasses.fields(recipe):
         value, theirs = getattr(recipe, field.name), getattr(other, field.name, None)
         if field.name in ("name", "paper") or (value == field.default and value == theirs):
             continue
-        same = format_value(value) == format_value(theirs)
-        if same and not list(_functions(value)):
-            alike.append(f"{field.name} = {format_value(value)}")
-            continue
-        note = f"as in {beside}" if same else f"{beside}: {format_value(theirs)}"
-        lines += wrapped(f"{field.name} = {format_value(value)}", 0)
-        lines += wrapped(f"({note})", 2) if name != beside else []
-        for function, bound in _functions(value):
-            lines += _described(function, bound)
-        lines.append("")
-    lines += wrapped(f"As in {beside}: {', '.join(alike)}", 0) if alike else []
-    return "\n".join(lines).rstrip()
+        functions = tuple(_described(*each) for each in _functions(value))
+        found.append(Slot(field.name, format_value(value), format_value(theirs), functions))
+    return found
 
 
 def _about(name: str) -> Iterator[str]:
@@ -104,29 +146,36 @@ def _functions(value: Any) -> Iterator[tuple[Callable, Mapping[str, Any]]]:
                 return
 
 
-def _described(function: Callable, bound: Mapping[str, Any]) -> list[str]:
-    """Name, place, first sentence and formula of a function."""
+def _described(function: Callable, bound: Mapping[str, Any]) -> Described:
+    """A function, its formula with the numbers of its options."""
     path = Path(inspect.getfile(function))
     root = Path(jaxrl_llm.__file__).parent.parent
     place = path.relative_to(root) if path.is_relative_to(root) else path
-    line = inspect.getsourcelines(function)[1]
-    lines = ["", f"  {function.__name__}, {place}:{line}"]
+    place = f"{place}:{inspect.getsourcelines(function)[1]}"
     doc = inspect.getdoc(function)
     if doc is None:
-        return lines
-    summary, _, rest = doc.partition("\n\n")
-    lines += wrapped(re.sub(r":\w+:`~?([\w.]+)`", r"\1", " ".join(summary.split())), 4)
-    formula = _formula(rest)
-    named = re.search(r":func:`(\w+)`", summary)
-    if not formula and named and inspect.isfunction(base := function.__globals__.get(named[1])):
-        formula = _formula((inspect.getdoc(base) or "").partition("\n\n")[2])
+        return Described(function.__name__, place, "", ())
+    summary = " ".join(doc.partition("\n\n")[0].split())
+    summary = re.sub(r":\w+:`~?([\w.]+)`", r"\1", summary)
     numbers = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.default is not parameter.empty
     }
     numbers = {k: v for k, v in {**numbers, **bound}.items() if _is_number(v)}
-    return lines + [f"      {_fill(line, numbers)}".rstrip() for line in formula]
+    filled = tuple(_fill(line, numbers) for line in formula_of(function))
+    return Described(function.__name__, place, summary, filled)
+
+
+def formula_of(function: Callable) -> list[str]:
+    """The formula of a docstring, or that of the function that its first sentence names."""
+    summary, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
+    formula = _formula(rest)
+    named = re.search(r":func:`(\w+)`", summary)
+    known = getattr(function, "__globals__", {})
+    if not formula and named and inspect.isfunction(base := known.get(named[1])):
+        formula = _formula((inspect.getdoc(base) or "").partition("\n\n")[2])
+    return formula
 
 
 def _formula(text: str) -> list[str]:

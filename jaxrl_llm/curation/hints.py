@@ -5,19 +5,19 @@ prefix of the response. A rule here takes the rewards of the rollouts that exist
 sampled next; the caller samples, and computes log-probabilities after the prompt that a rollout was
 really sampled from. The methods differ in three choices.
 
-============  ======================  ===========================  ===============================
-method        a group gets a hint if  how much                     which rollouts are sampled again
-============  ======================  ===========================  ===============================
-NuRL          no rollout is right     one clue                     all but one (``hint_slots``)
-SAGE          no rollout is right     three clues, one by one      all
-SAGE-light    it was hard last time   ``hint_level``               all of this epoch
-GHPO          no rollout is right     1/4, 1/2, 3/4 of a solution  all (``guidance_stage``)
-Cog-Rethinker no rollout is right     decompose, then refine       all (``guidance_stage``)
-Scaf-GRPO     no rollout is right     the least that helps         one (``minimal_hint``)
-ADHint        always                  ``adhint_ratio``             a fixed share
-PrefixRL      by its data             ``prefix_cuts``              all
-SCOPE         a rollout failed        to its first wrong step      that one (``splice``)
-============  ======================  ===========================  ===============================
+=============  ======================  ===========================  ===============================
+method         a group gets a hint if  how much                     which rollouts are sampled again
+=============  ======================  ===========================  ===============================
+NuRL           no rollout is right     one clue                     all but one (``hint_slots``)
+SAGE           no rollout is right     three clues, one by one      all
+SAGE-light     it was hard last time   ``hint_level``               all of this epoch
+GHPO           no rollout is right     1/4, 1/2, 3/4 of a solution  all (``guidance_stage``)
+Cog-Rethinker  no rollout is right     decompose, then refine       all (``guidance_stage``)
+Scaf-GRPO      no rollout is right     the least that helps         one (``minimal_hint``)
+ADHint         always                  ``adhint_ratio``             a fixed share
+PrefixRL       by its data             ``prefix_cuts``              all
+SCOPE          a rollout failed        to its first wrong step      that one (``splice``)
+=============  ======================  ===========================  ===============================
 
 Shared arguments:
   ``rewards``: ``[..., G]``, floating point, of the rollouts of a group.

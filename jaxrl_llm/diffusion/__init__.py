@@ -27,8 +27,9 @@ sandwiched_likelihood
 bgpo, bgpo_terms                    a ratio as a sum over draws
 elbo_kl                             a penalty on the bounds of complete responses
 wd1, wd1_weights                    weighted likelihood without a ratio
-hint_chunks, hint_mask, draw_hints, groups that are all wrong get chunks of a reference answer
-igpo_replace, entropy_top_mask
+hint_chunks, hint_mask,             groups that are all wrong get chunks of a reference answer
+draw_hints, igpo_replace,
+entropy_top_mask
 flow_sde_step, branch_sde_step      a step of denoising a latent as a Gaussian policy
 gaussian_logprob, latent_kl         its log-density, and the divergence from a reference
 ratio_norm, velocity_mse,           text and image in one loss

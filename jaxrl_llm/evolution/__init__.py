@@ -35,7 +35,8 @@ egg_update, egg_step, egg_threshold,  integers: votes of pairs, and entries that
 egg_alpha
 pack_ternary, unpack_ternary          integers: votes as bytes
 quantize_int8, quantized_step,        int8 weights of a float model
-apply_quantized, distillation_fitness
+apply_quantized,
+distillation_fitness
 ====================================  ==============================================================
 
 Arguments that the functions share, and what they raise:

@@ -1,12 +1,10 @@
 """The routes of the token server, over starlette.
 
-| route | |
-|---|---|
-| ``POST /inference/v1/generate`` | token ids in; token ids, log-probabilities and masks out |
-| ``POST /v1/chat/completions`` | OpenAI's chat completions, also as a stream |
-| ``GET /v1/models`` | the served model |
-| ``POST /weights`` | new weights from a path on the server's machine; only with a key |
-| ``GET /health`` | whether it serves, and how many requests are open |
+- ``POST /inference/v1/generate``: token ids in; token ids, log-probabilities and masks out
+- ``POST /v1/chat/completions``: OpenAI's chat completions, also as a stream
+- ``GET /v1/models``: the served model
+- ``POST /weights``: new weights from a path on the server's machine; only with a key
+- ``GET /health``: whether it serves, and how many requests are open
 """
 
 import asyncio

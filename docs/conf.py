@@ -1,0 +1,64 @@
+"""How the site is built: ``python -m sphinx -W --keep-going docs build/site``.
+
+``JAXRL_NOTEBOOKS=off`` leaves the notebooks unexecuted, which is quick; ``cache`` is the default
+and executes those that changed since the last build.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# The generated pages read the catalog, the claims and the golden data of this checkout.
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+# Notebooks run in processes of their own, which import the checkout as well.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
+)
+
+import jaxrl_llm
+
+project = "jaxrl_llm"
+author = "the authors of jaxrl_llm"
+version = release = jaxrl_llm.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "myst_nb",
+    "sphinx_copybutton",
+    "docstrings",
+    "generated_pages",
+    "repository_links",
+]
+exclude_patterns = ["_extensions", "**.ipynb_checkpoints"]
+
+myst_enable_extensions = ["colon_fence"]
+# README and docs link to headings as GitHub names them.
+myst_heading_anchors = 4
+nb_execution_mode = os.environ.get("JAXRL_NOTEBOOKS", "cache")
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+add_module_names = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "sphinx_book_theme"
+html_title = "jaxrl_llm"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "collapse_navigation": True,
+}
+html_show_copyright = False

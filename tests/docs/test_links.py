@@ -1,0 +1,70 @@
+"""Links of README, docs and notebooks lead to files and headings that there are."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Written by the build of the site.
+GENERATED = ("docs/api/", "docs/methods/", "docs/notebooks/", "docs/readme.md")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [page for page in PAGES if page.name != "readme.md"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^(`{3,}).*?^\1`*$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ +(.+?)\s*$", prose(page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    wrong = []
+    for link in LINK.findall(text):
+        if re.match(r"https?:|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        name = target.relative_to(ROOT).as_posix()
+        if name.startswith(GENERATED):
+            continue
+        has_anchor = not anchor or target.suffix != ".md" or anchor in anchors(target)
+        if not target.exists() or not has_anchor:
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_pages(page):
+    assert not broken(page, prose(page.read_text()))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_of_notebooks(path):
+    cells = json.loads(path.read_text())["cells"]
+    text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    assert not broken(path, text)
+
+
+def test_a_broken_link_is_seen():
+    page = ROOT / "docs" / "index.md"
+    links = "[a](training.md#measured) [b](training.md#no-such) [c](nothing.md) [d](#nowhere)"
+    assert broken(page, links) == ["training.md#no-such", "nothing.md", "#nowhere"]
+
+
+def test_every_page_is_in_a_contents():
+    """A page that no toctree names cannot be reached from the site's menu."""
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.S)
+    named = {line for tree in trees for line in tree.split("\n") if line and line[0] != ":"}
+    pages = {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"}
+    assert pages <= named
+    generated = {"readme", "notebooks/index", "methods/index", "api/index"}
+    assert named - pages == generated
