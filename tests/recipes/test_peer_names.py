@@ -1,11 +1,15 @@
 """The names of peers in the catalog: each is something here, and is found."""
 
 import dataclasses
+import inspect
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxrl_llm
+from jaxrl_llm.core import call_with
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -39,6 +43,32 @@ def test_our_code_runs_as_it_stands(peer):
             continue
         made = eval(row.ours, {"jr": jaxrl_llm})
         assert isinstance(made, Recipe) or callable(made) or hasattr(made, "init"), row
+
+
+def test_functions_take_the_options_that_stand_with_them():
+    """Traced on arrays by the names of their parameters; those that need other arrays are few."""
+    shape = (2, 4, 8)
+    tokens = (
+        "logp old_logp behavior_logp ref_logp values old_values returns token_rewards "
+        "action_values entropy x sum_pi_sq"
+    )
+    arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in tokens.split()}
+    for name in ("rewards", "advantages", "greedy_rewards", "lengths"):
+        arrays[name] = jax.ShapeDtypeStruct(shape[:2], jnp.float32)
+    arrays["mask"] = jax.ShapeDtypeStruct(shape, bool)
+    arrays["truncated"] = jax.ShapeDtypeStruct(shape[:2], bool)
+    traced, others = 0, set()
+    for row in catalog.PEER_NAMES:
+        made = eval(row.ours, {"jr": jaxrl_llm}) if "jr.train." not in row.ours else None
+        if isinstance(made, Recipe | type) or not callable(made):
+            continue
+        named = inspect.signature(made).parameters
+        if not {name for name, x in named.items() if x.default is x.empty} <= set(arrays):
+            others.add(row.ours)
+        elif named.keys() & arrays.keys() and "gdpo" not in row.ours:
+            jax.eval_shape(lambda context, made=made: call_with(made, context=context), arrays)
+            traced += 1
+    assert traced > 90 and len(others) < 10, (traced, others)
 
 
 def test_names_with_a_number_of_their_own_were_compared_with_that_peer():
