@@ -20,6 +20,9 @@ model writes a text of six bytes before it denoises: --recipe unigrpo.
 With configs/tiny.py:game it plays a game of three turns instead, of which it learns what a number
 is: jaxrl-llm train configs/tiny.py:game --recipe trloo.
 
+With configs/tiny.py:subgoals each turn of the game names a subgoal, in blocks that stand for half
+of the bytes: jaxrl-llm train configs/tiny.py:subgoals --recipe hiper_hae.
+
 With configs/tiny.py:scorer it becomes a reward model, which learns from pairs that small letters
 are better: jaxrl-llm train configs/tiny.py:scorer; process_reward_model and reward_model_listwise
 train so too. jaxrl-llm export runs/tiny_scorer FOLDER writes it for train.reward_model(FOLDER).
@@ -32,7 +35,7 @@ import dataclasses
 import math
 
 from jaxrl_llm.data import Prompt, PromptSet
-from jaxrl_llm.environments import NumberGuess, SemiOnline
+from jaxrl_llm.environments import NumberGuess, SemiOnline, Subgoals
 from jaxrl_llm.environments.text import last_number
 from jaxrl_llm.rollout import DenoisingOptions, EpisodeOptions
 from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_model, tiny_text_flow_model
@@ -214,6 +217,38 @@ game = dataclasses.replace(
     episodes=EpisodeOptions(turn_tokens=4),
     sampling=SamplingConfig(group_size=8, max_new_tokens=96, prompt_length=64),
     run_dir="runs/tiny_game",
+)
+
+
+class Blocks(ByteTokenizer):
+    """The bytes from 128 on stand for blocks, which a model of random weights never writes."""
+
+    pieces = (
+        *("<switch>KEEP</switch>", "<switch>SWITCH</switch>"),
+        *("<subgoal>low</subgoal>", "<subgoal>high</subgoal>"),
+        *("<action>2</action>", "<action>4</action>", "<action>6</action>"),
+    )
+
+    def decode(self, ids, *, skip_special=True):
+        def piece(i):
+            special = super(Blocks, self).decode([i], skip_special=skip_special)
+            return self.pieces[i % len(self.pieces)] if 128 <= i < 256 else special
+
+        return "".join(piece(int(i)) for i in ids)
+
+
+def model_of_blocks():
+    return *tiny_model(num_layers=1), Blocks()
+
+
+subgoals = dataclasses.replace(
+    game,
+    model=model_of_blocks,
+    environment=Subgoals(Game(), form="three blocks"),
+    recipe="hiper_hae",
+    sampling=SamplingConfig(group_size=4, max_new_tokens=144, prompt_length=96),
+    prompts_per_step=4,
+    run_dir="runs/tiny_subgoals",
 )
 
 

@@ -19,7 +19,8 @@ gpg                          minus the group mean, made up for groups that carry
 otb                          minus a baseline of the position, weighted by the gradient before it
 reinforce_pp                 returns of tokens, whitened over the batch
 gae                          from a critic's values
-turn_gae, poad, pdppo        from those at turns, or with a discount between turns; hae of subgoals
+turn_gae, poad, pdppo        from those at turns, or with a discount between turns
+hae, hiper                   from three critics: of subgoals, actions, and the switch between
 egae                         from those of responses that were cut off
 vtrace, n_step_returns       from those of another policy; retrace_returns, corrected_td_errors
 segment_advantages, pav      from rollouts that go on from each segment of a response
@@ -120,6 +121,11 @@ from jaxrl_llm.advantages.hierarchy import (
     TokenCredit,
     hae,
     hae_tokens,
+    hiper,
+    hiper_places,
+    hiper_returns,
+    hiper_rewards,
+    hiper_tokens,
 )
 from jaxrl_llm.advantages.hinted import (
     adhint,
@@ -302,6 +308,11 @@ __all__ = [
     "hae_tokens",
     "hbpo",
     "hgpo",
+    "hiper",
+    "hiper_places",
+    "hiper_returns",
+    "hiper_rewards",
+    "hiper_tokens",
     "hint_consistency",
     "hint_preservation",
     "implicit_turn_rewards",

@@ -6,13 +6,14 @@ turns of one subgoal: it begins at the first turn and at every turn that switche
 A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import errors_back, next_unmasked, recur_back
+from jaxrl_llm.advantages.turn_critics import turn_starts, turn_sums
 from jaxrl_llm.advantages.turns import turns_to_tokens
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, traits
 
 # What a token is a part of: nothing that trains, the action, the subgoal, the switch.
 ACTION, SUBGOAL, SWITCH = 1, 2, 3
@@ -104,7 +105,7 @@ def hae(
     checks.check_arrays(name, arrays, switches=switches, turn_where=taken)
     checks.check_share(name, gamma=gamma, action_lam=action_lam, subgoal_lam=subgoal_lam)
     r, v, w, u = (masking.zero_masked(x, taken) for x in arrays.values())
-    begins = taken & (switches | masking.last_token(taken[..., ::-1])[..., ::-1])
+    begins = _begins(switches, taken)
     # Whether the next turn is of the same segment.
     last = masking.last_token(taken)
     goes_on = (next_unmasked(begins.astype(jnp.float32), taken) == 0) & taken & ~last
@@ -135,6 +136,12 @@ def hae(
     return Hierarchy(
         action, subgoal, switch_returns - u, action + v, subgoal + w, switch_returns, begins
     )
+
+
+def _begins(switches: Array, taken: Array) -> Array:
+    """The turns at which a segment begins: the first one, and those that switch."""
+    first = masking.last_token(taken[..., ::-1])[..., ::-1]
+    return taken & (switches | first)
 
 
 class TokenCredit(NamedTuple):
@@ -194,16 +201,12 @@ def hae_tokens(
     checks.check_integer(name, turn_ids=turn_ids, roles=roles)
     checks.check_same_shape(name, mask=mask, turn_ids=turn_ids, roles=roles)
     checks.check_positive(name, finite=True, eps=eps)
-    known, roles = mask & (jnp.asarray(turn_ids) >= 0), jnp.asarray(roles)
-    begins = turns_to_tokens(credit.begins.astype(jnp.float32), known, turn_ids=turn_ids) > 0
     advantages, keep = jnp.zeros(jnp.shape(mask), jnp.float32), jnp.zeros(jnp.shape(mask), bool)
     turns = jnp.arange(jnp.shape(credit.begins)[-1])
-    for role, value in (
-        (ACTION, credit.action),
-        (SUBGOAL, credit.subgoal),
-        (SWITCH, credit.switch),
+    values = (credit.action, credit.subgoal, credit.switch)
+    for value, here in zip(
+        values, _trained(credit.begins, mask, turn_ids, jnp.asarray(roles)), strict=True
     ):
-        here = known & (roles == role) & (begins | (role != SUBGOAL))
         if normalize:
             of_turn = here[..., None] & (jnp.asarray(turn_ids)[..., None] == turns)
             there = jnp.any(of_turn, axis=-2)
@@ -212,3 +215,314 @@ def hae_tokens(
         spread = turns_to_tokens(value, here, turn_ids=turn_ids)
         advantages, keep = advantages + spread, keep | here
     return TokenCredit(advantages, keep)
+
+
+def _trained(begins: Array, mask: Array, turn_ids: Array, roles: Array) -> tuple[Array, ...]:
+    """The tokens of actions, of subgoals where a segment begins, and of switches."""
+    known = mask & (jnp.asarray(turn_ids) >= 0)
+    at_begin = turns_to_tokens(begins.astype(jnp.float32), known, turn_ids=turn_ids) > 0
+    masks = (roles == ACTION, (roles == SUBGOAL) & at_begin, roles == SWITCH)
+    return tuple(known & x for x in masks)
+
+
+def hiper_rewards(
+    turn_rewards: Array,
+    *,
+    switches: Array,
+    subgoal_ids: Array,
+    turn_where: Array | None = None,
+    keep_penalty: float = 0.3,
+    per: Literal["rollout", "turn"] = "rollout",
+    change_penalty: float = 0.3,
+) -> Array:
+    """Rewards of turns, less what a turn pays that keeps its subgoal.
+
+        r_k - keep_penalty / K      where turn k keeps, of K turns; nothing where K is 1
+            - change_penalty        where it keeps and writes another subgoal than the turn before
+
+    Args:
+      turn_rewards: ``[..., K]``, floating point.
+      switches: bool ``[..., K]``, True where a turn writes that it begins another subgoal.
+      subgoal_ids: integers ``[..., K]``, equal for equal subgoals, negative for none. A turn
+        without one, or after one without, pays no ``change_penalty``.
+      turn_where: bool ``[..., K]``, True for turns that happened; None for all.
+      keep_penalty: Not negative, in units of reward.
+      per: What pays it: a "rollout" whose turns all keep, in even parts; or each "turn".
+      change_penalty: Not negative, in units of reward.
+
+    Returns:
+      ``[..., K]`` float32, 0 where no turn happened.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> out = jr.advantages.hiper_rewards(jnp.array([0.0, 0.0, 1.0]),
+      ...     switches=jnp.array([True, False, False]), subgoal_ids=jnp.array([0, 0, 1]))
+      >>> out.round(4).tolist()
+      [0.0, -0.1..., 0.6...]
+
+    References:
+      HiPER (arXiv:2602.16165), the released code with the numbers of its scripts.
+    """
+    name = "hiper_rewards"
+    checks.check_bool(name, switches=switches, turn_where=turn_where)
+    checks.check_integer(name, subgoal_ids=subgoal_ids)
+    checks.check_arrays(name, {"turn_rewards": turn_rewards}, switches=switches)
+    checks.check_same_shape(name, switches=switches, subgoal_ids=subgoal_ids, turn_where=turn_where)
+    checks.check_non_negative(
+        name, finite=True, keep_penalty=keep_penalty, change_penalty=change_penalty
+    )
+    checks.check_option(name, "per", per, ("rollout", "turn"))
+    taken = jnp.ones(jnp.shape(switches), bool) if turn_where is None else turn_where
+    ids = jnp.asarray(subgoal_ids)
+    keeps, before = taken & ~switches, masking.previous_token(taken)
+    last = jnp.take_along_axis(ids, jnp.maximum(before, 0), axis=-1)
+    changed = keeps & (before >= 0) & (ids >= 0) & (last >= 0) & (ids != last)
+    price = jnp.float32(keep_penalty)
+    if per == "rollout":
+        turns = jnp.sum(taken, axis=-1, keepdims=True)
+        price = jnp.where(turns > 1, price / jnp.maximum(turns, 1), 0.0)
+    paid = jnp.where(keeps, price, 0.0) + jnp.where(changed, change_penalty, 0.0)
+    return masking.zero_masked(turn_rewards, taken) - paid
+
+
+def hiper_places(
+    mask: Array, *, turn_ids: Array, token_roles: Array, switches: Array, turn_where: Array
+) -> Array:
+    """The tokens at which three critics are read and trained.
+
+        action:   the first token behind the subgoal, else behind the switch, else the first one
+        subgoal:  the first token of a turn at which a segment begins
+        switch:   the first token of each turn
+
+    Args:
+      mask: bool ``[..., T]``.
+      turn_ids: integers ``[..., T]``, the turn of each token; negative for none.
+      token_roles: integers ``[..., T]``, the ``roles`` of :func:`hae_tokens`.
+      switches: bool ``[..., K]``, True where a turn begins another subgoal.
+      turn_where: bool ``[..., K]``, True for turns that happened.
+
+    Returns:
+      bool ``[..., T, 3]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> yes = jnp.ones((1, 2), bool)
+      >>> out = jr.advantages.hiper_places(jnp.ones((1, 5), bool), switches=~yes, turn_where=yes,
+      ...     turn_ids=jnp.array([[0, 0, 0, 1, 1]]), token_roles=jnp.array([[3, 2, 1, 1, 1]]))
+      >>> jnp.moveaxis(out, -1, 0).astype(int).tolist()
+      [[[0, 0, 1, 1, 0]], [[1, 0, 0, 0, 0]], [[1, 0, 0, 1, 0]]]
+
+    References:
+      HiPER (arXiv:2602.16165), the released code.
+    """
+    taken, starts = _turns("hiper_places", mask, turn_ids, token_roles, switches, turn_where)
+    roles, turns = jnp.asarray(token_roles), jnp.shape(switches)[-1]
+    known = mask & (jnp.asarray(turn_ids) >= 0)
+    before = jnp.maximum(masking.previous_token(known), 0)
+
+    def behind(role: int) -> Array:
+        """The first token of each turn that comes behind one of a role."""
+        follows = jnp.take_along_axis(roles == role, before, axis=-1) & (roles != role)
+        return turn_starts(known & ~starts & follows, turn_ids=turn_ids)
+
+    def has(places: Array) -> Array:
+        """The tokens of the turns that have one of these places."""
+        ones = jnp.ones(jnp.shape(mask), jnp.float32)
+        count = turn_sums(ones, places, turn_ids=turn_ids, turns=turns)
+        return turns_to_tokens(count, known, turn_ids=turn_ids) > 0
+
+    action = starts
+    for role in (SWITCH, SUBGOAL):  # a later one wins
+        place = behind(role)
+        action = jnp.where(has(place), place, action)
+    begins = _begins(switches, taken).astype(jnp.float32)
+    subgoal = turns_to_tokens(begins, starts, turn_ids=turn_ids) > 0
+    there = turns_to_tokens(taken.astype(jnp.float32), known, turn_ids=turn_ids) > 0
+    return jnp.stack([action & there, subgoal, starts & there], axis=-1)
+
+
+def _turns(
+    name: str, mask: Array, turn_ids: Array, token_roles: Array, switches: Array, turn_where: Array
+) -> tuple[Array, Array]:
+    """The turns that happened and have a token ``[..., K]``, and their first tokens."""
+    checks.check_integer(name, token_roles=token_roles)
+    checks.check_same_shape(name, mask=mask, token_roles=token_roles)
+    checks.check_bool(name, switches=switches, turn_where=turn_where)
+    checks.check_same_shape(name, switches=switches, turn_where=turn_where)
+    checks.check_shape(name, "switches", switches, (*jnp.shape(mask)[:-1], jnp.shape(switches)[-1]))
+    starts = turn_starts(mask, turn_ids=turn_ids)
+    ones, turns = jnp.ones(jnp.shape(mask), jnp.float32), jnp.shape(switches)[-1]
+    return turn_where & (turn_sums(ones, starts, turn_ids=turn_ids, turns=turns) > 0), starts
+
+
+def hiper_tokens(
+    mask: Array, *, turn_ids: Array, token_roles: Array, switches: Array, turn_where: Array
+) -> Array:
+    """The tokens that train: of actions, of switches, and of subgoals where a segment begins.
+
+    Args:
+      mask, turn_ids, token_roles, switches, turn_where: As in :func:`hiper_places`.
+
+    Returns:
+      bool ``[..., T]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> yes = jnp.ones((1, 2), bool)
+      >>> jr.advantages.hiper_tokens(jnp.ones((1, 5), bool), switches=~yes, turn_where=yes,
+      ...     turn_ids=jnp.array([[0, 0, 1, 1, 1]]), token_roles=jnp.array([[2, 1, 2, 0, 3]])
+      ... ).tolist()
+      [[True, True, False, False, True]]
+
+    References:
+      HiPER (arXiv:2602.16165), the released code.
+    """
+    taken, _ = _turns("hiper_tokens", mask, turn_ids, token_roles, switches, turn_where)
+    roles = jnp.asarray(token_roles)
+    action, subgoal, switch = _trained(_begins(switches, taken), mask, turn_ids, roles)
+    return action | subgoal | switch
+
+
+@traits(token_values=True)
+def hiper(
+    turn_rewards: Array,
+    old_values: Array,
+    mask: Array,
+    *,
+    turn_ids: Array,
+    token_roles: Array,
+    switches: Array,
+    turn_where: Array,
+    truncated: Array | None = None,
+    gamma: float = 1.0,
+    action_lam: float = 1.0,
+    subgoal_lam: float = 0.95,
+    normalize: bool = True,
+) -> Array:
+    """:func:`hae` with the values of three critics at tokens, on the tokens of :func:`hae_tokens`.
+
+    Args:
+      turn_rewards: ``[..., K]``, floating point, such as of :func:`hiper_rewards`.
+      old_values: ``[..., T, 3]``, of the action, the subgoal and the switch, each read at the
+        tokens of :func:`hiper_places`.
+      mask, turn_ids, token_roles, switches, turn_where: As in :func:`hiper_places`.
+      truncated, gamma, action_lam, subgoal_lam: As in :func:`hae`.
+      normalize: As in :func:`hae_tokens`.
+
+    Returns:
+      Advantages ``[..., T]``, 0 where no token of :func:`hiper_tokens` is.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> yes = jnp.ones((1, 2), bool)
+      >>> jr.advantages.hiper(jnp.array([[0.0, 1.0]]), jnp.full((1, 4, 3), 0.5),
+      ...     jnp.ones((1, 4), bool), turn_ids=jnp.array([[0, 0, 1, 1]]), switches=yes,
+      ...     token_roles=jnp.array([[2, 1, 2, 1]]), turn_where=yes, normalize=False).tolist()
+      [[0.47..., 0.0, 0.5, 0.5]]
+
+    References:
+      HiPER (arXiv:2602.16165), the released code.
+    """
+    _, taken, (v, w, u) = _read(
+        "hiper", old_values, mask, turn_ids, token_roles, switches, turn_where
+    )
+    credit = hae(
+        turn_rewards,
+        v,
+        w,
+        u,
+        switches,
+        turn_where=taken,
+        truncated=truncated,
+        gamma=gamma,
+        action_lam=action_lam,
+        subgoal_lam=subgoal_lam,
+    )
+    out = hae_tokens(credit, mask, turn_ids=turn_ids, roles=token_roles, normalize=normalize)
+    return out.advantages
+
+
+@traits(token_values=True)
+def hiper_returns(
+    turn_rewards: Array,
+    old_values: Array,
+    mask: Array,
+    *,
+    turn_ids: Array,
+    token_roles: Array,
+    switches: Array,
+    turn_where: Array,
+    truncated: Array | None = None,
+    gamma: float = 1.0,
+    action_lam: float = 1.0,
+    subgoal_lam: float = 0.95,
+) -> Array:
+    """What the critics of :func:`hiper` are trained to predict, at their :func:`hiper_places`.
+
+    Args:
+      turn_rewards, old_values, mask: As in :func:`hiper`.
+      turn_ids, token_roles, switches, turn_where, truncated: As in :func:`hiper`.
+      gamma, action_lam, subgoal_lam: As in :func:`hae`.
+
+    Returns:
+      ``[..., T, 3]``, of the action, the subgoal and the switch; 0 elsewhere.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> yes = jnp.ones((1, 1), bool)
+      >>> out = jr.advantages.hiper_returns(jnp.array([[1.0]]), jnp.zeros((1, 2, 3)),
+      ...     jnp.ones((1, 2), bool), turn_ids=jnp.array([[0, 0]]), switches=yes,
+      ...     token_roles=jnp.array([[2, 1]]), turn_where=yes)
+      >>> jnp.moveaxis(out, -1, 0).tolist()
+      [[[0.0, 1.0]], [[1.0, 0.0]], [[1.0, 0.0]]]
+
+    References:
+      HiPER (arXiv:2602.16165), the released code.
+    """
+    places, taken, (v, w, u) = _read(
+        "hiper_returns", old_values, mask, turn_ids, token_roles, switches, turn_where
+    )
+    credit = hae(
+        turn_rewards,
+        v,
+        w,
+        u,
+        switches,
+        turn_where=taken,
+        truncated=truncated,
+        gamma=gamma,
+        action_lam=action_lam,
+        subgoal_lam=subgoal_lam,
+    )
+    returns = (credit.action_returns, credit.subgoal_returns, credit.switch_returns)
+    tokens = [turns_to_tokens(x, places[..., c], turn_ids=turn_ids) for c, x in enumerate(returns)]
+    return jnp.stack(tokens, axis=-1)
+
+
+def _read(
+    name: str,
+    old_values: Array,
+    mask: Array,
+    turn_ids: Array,
+    token_roles: Array,
+    switches: Array,
+    turn_where: Array,
+) -> tuple[Array, Array, list[Array]]:
+    """Where the critics are read, the turns that happened, and the three values of each."""
+    checks.check_float(name, old_values=old_values)
+    checks.check_shape(name, "old_values", old_values, (*jnp.shape(mask), 3))
+    taken, _ = _turns(name, mask, turn_ids, token_roles, switches, turn_where)
+    places = hiper_places(
+        mask, turn_ids=turn_ids, token_roles=token_roles, switches=switches, turn_where=turn_where
+    )
+    turns = jnp.shape(switches)[-1]
+    values = [
+        turn_sums(old_values[..., c], places[..., c], turn_ids=turn_ids, turns=turns)
+        for c in range(3)
+    ]
+    return places, taken, values

@@ -9,6 +9,7 @@ from jaxrl_llm.environments.number_guess import NumberGuess
 from jaxrl_llm.environments.protocol import BatchEnv, Env, Observation
 from jaxrl_llm.environments.replay import Instance, Replay, ReplayState
 from jaxrl_llm.environments.semi_online import SemiOnline
+from jaxrl_llm.environments.subgoals import Subgoals, TurnParts, token_roles, turn_parts
 from jaxrl_llm.environments.tools import ToolEnv, calculator, call_tool, python, tool
 
 # Adapters load on first use.
@@ -39,16 +40,20 @@ __all__ = [
     "ReplayState",
     "ScienceWorld",
     "SemiOnline",
+    "Subgoals",
     "TRLEnv",
     "TextWorld",
     "ToolCall",
     "ToolEnv",
     "ToolSpec",
+    "TurnParts",
     "calculator",
     "call_tool",
     "python",
     "stack",
+    "token_roles",
     "tool",
+    "turn_parts",
 ]
 
 __getattr__, _ = lazy(__name__, _HOMES)

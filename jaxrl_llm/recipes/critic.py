@@ -15,6 +15,12 @@ def first_head(values: Array) -> Array:
     return values[..., 0]
 
 
+def means_of_heads(mask: Array) -> Array:
+    """The weights of a mean over the unmasked tokens of each head: ``[..., T, C]``, as ``mask``."""
+    heads = jnp.moveaxis(mask, -1, 0)
+    return jnp.stack([aggregate.token_mean(head) for head in heads], axis=-1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Critic:
     """A critic's losses: it is a second model with a separate optimizer.
@@ -24,12 +30,13 @@ class Critic:
     them. It holds no arrays.
 
     Attributes:
-      returns: ``(rewards, **context) -> [P, G, T]``, what the values are to predict.
+      returns: ``(rewards, **context)``, what the values are to predict: ``[P, G, T]`` for all
+        heads, or ``[P, G, T, C]`` where each has another task.
       loss: ``(values, old_values, returns, mask) -> token loss [..., T]``.
-      heads: C, independent predictions, each trained on the same returns.
+      heads: C, predictions a token, each with a clipped error of its own.
       combine: ``[..., C] -> [...]``, the one value that the advantages use.
-      weights: ``(mask, **context) -> weights [..., T]``: 0 where nothing is learned, as at all
-        tokens but the first of a turn.
+      weights: ``(mask, **context) -> weights [..., T]``, or ``[..., T, C]`` of each head: 0 where
+        nothing is learned, as at all tokens but the first of a turn.
       target_rate: If set, ``old_values`` come from an average of the critic's parameters that
         moves by this share every step, and not from the critic itself.
 
@@ -65,9 +72,12 @@ class Critic:
         ``values`` are ``[P, G, T, C]`` of the critic being trained, ``batch`` a prepared batch, or
         some rows of it.
         """
-        extras = batch.extras
+        old_values, returns = (batch.extras[name] for name in ("old_values", "returns"))
+        weights = batch.extras["critic_weights"]
         losses = [
-            self.loss(values[..., c], extras["old_values"][..., c], extras["returns"], batch.mask)
+            self.loss(values[..., c], old_values[..., c], returns[..., c], batch.mask)
             for c in range(self.heads)
         ]
-        return jnp.sum(sum(losses) * extras["critic_weights"])
+        if weights.ndim == batch.mask.ndim:
+            return jnp.sum(sum(losses) * weights)
+        return jnp.sum(jnp.stack(losses, axis=-1) * weights)

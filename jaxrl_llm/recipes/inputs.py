@@ -72,11 +72,14 @@ EXTRAS: dict[str, Extra] = {
     "action_ids": Extra("PGK", "int", "the text of the turn: equal numbers for equal texts"),
     "step_rewards": Extra("PGK", "float", "what a step earns for its format or tools, apart"),
     "expert_match": Extra("PGK", "bool", "whether the turn did what the expert did"),
+    "switches": Extra("PGK", "bool", "whether the turn says that it begins another subgoal"),
+    "subgoal_ids": Extra("PGK", "int", "its subgoal: equal numbers for equal texts, -1 for none"),
     "won": Extra("PGK", "bool", "whether the turn won the episode"),
     "answer_logp": Extra(
         "PGA", "float", "mean logp of the reference answer before the first turn and after each"
     ),
     "test_passes": Extra("PGKU", "bool", "unit tests that a turn's program passes"),
+    "token_roles": Extra("PGT", "int", "1 in the action of its turn, 2 subgoal, 3 switch, else 0"),
     # Of a segment of a response.
     "prefix_values": Extra("PGK", "float", "mean reward of rollouts that go on from before it"),
     "segment_where": Extra("PGK", "bool", "segments that exist"),
@@ -97,7 +100,7 @@ EXTRAS: dict[str, Extra] = {
     "prm_logp": Extra("PGT", "float", "log-probability under a process reward model"),
     "values": Extra("PGT", "float", "critic's value of the state before the token"),
     "old_values": Extra("PGTC", "float", "the same, of each head"),
-    "returns": Extra("PGT", "float", "what the critic is to predict"),
+    "returns": Extra("PGTC", "float", "what each head of the critic is to predict"),
     "earlier_logp": Extra("PGT", "float", "mean log-probability under earlier policies"),
     "chunk_ids": Extra("PGT", "int", "action of each token, from 1; 0 outside"),
     "selected": Extra("PGT", "bool", "tokens a covariance rule picked"),

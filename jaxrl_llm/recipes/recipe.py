@@ -440,7 +440,10 @@ class Recipe:
         batch = self.measure(batch, batch.old_logp)
         if self.critic is not None:
             returns = call_with(self.critic.returns, rewards, context=context())
-            wiring.check_output(self.name, "the critic's returns", returns, batch.mask.shape)
+            shapes = wiring.head_shapes(self, batch)
+            wiring.check_output(self.name, "the critic's returns", returns, *shapes)
+            if returns.shape == batch.mask.shape:
+                returns = jnp.broadcast_to(returns[..., None], shapes[1])
             batch = batch.replace(extras={**batch.extras, "returns": returns})
         batch = self.weigh(batch)
         return batch.check(), AlgoState(
@@ -502,7 +505,8 @@ class Recipe:
         context = wiring.context(batch, wiring.PREPARE_CONTEXT)
         batch = batch.replace(weights=_weights(self, self.weights, batch, context))
         if self.critic is not None:
-            weights = _weights(self, self.critic.weights, batch, context)
+            shapes = wiring.head_shapes(self, batch)
+            weights = _weights(self, self.critic.weights, batch, context, *shapes)
             batch = batch.replace(extras={**batch.extras, "critic_weights": weights})
         return batch
 
@@ -584,9 +588,12 @@ def _without(recipe, slot: str, batch: Batch, keep: Array) -> Batch:
     return batch.replace(mask=mask, correction=correction)
 
 
-def _weights(recipe, function, batch: Batch, context: Mapping[str, Any]) -> Array:
-    """Weights ``[P, G, T]`` of a weighting, 0 where masked."""
+def _weights(
+    recipe, function, batch: Batch, context: Mapping[str, Any], *shapes: tuple[int, ...]
+) -> Array:
+    """Weights of a weighting, 0 where masked; of these shapes, or of the mask's."""
     weights = call_with(function, batch.mask, context=context)
-    wiring.check_output(recipe.name, "weights", weights, batch.mask.shape)
+    wiring.check_output(recipe.name, "weights", weights, *(shapes or (batch.mask.shape,)))
     checks.check_float(f"Recipe {recipe.name!r}", weights=weights)
-    return masking.zero_masked(weights, batch.mask)
+    by_head = weights.ndim > batch.mask.ndim
+    return masking.zero_masked(weights, batch.mask[..., None] if by_head else batch.mask)

@@ -339,6 +339,11 @@ def check_output(recipe: str, what: str, value, *shapes: tuple[int, ...]) -> Non
         )
 
 
+def head_shapes(recipe, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a critic's functions may return: one number for all heads, or one for each."""
+    return batch.mask.shape, (*batch.mask.shape, recipe.critic.heads)
+
+
 def check_recipe(recipe) -> None:
     """Raises TypeError or ValueError unless the slots hold what they should and work together."""
     _check_kinds(recipe)

@@ -46,7 +46,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "cold_logp": near(old_logp),
         "values": rng.uniform(0, 1, mask.shape),
         "old_values": rng.uniform(0, 1, (*mask.shape, heads)),
-        "returns": rng.uniform(0, 1, mask.shape),
+        "returns": rng.uniform(0, 1, (*mask.shape, heads)),
         "teacher_logp": -rng.uniform(1.5, 4.0, (*mask.shape, _SUPPORT)),
         "teacher_token_logp": near(old_logp),
         "teacher_entropy": rng.uniform(0.5, 2.0, mask.shape),
@@ -113,6 +113,9 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     floats["teacher_span_logp"] = near(old_logp)
     floats["teacher_hidden"] = rng.normal(0.0, 1.0, (*mask.shape, _WIDTH))
     latents = rng.normal(0.0, 1.0, (*mask.shape, 2, 2))
+    bools["switches"] = np.arange(p * g * _TURNS).reshape(shape) % 2 > 0
+    ints["subgoal_ids"] = np.arange(p * g * _TURNS).reshape(shape) % 3 - 1
+    ints["token_roles"] = np.broadcast_to(np.arange(t) % 4, mask.shape)
     floats["latents"] = latents
     for name in ("old_step_mean", "ref_step_mean", "ref_velocity"):
         floats[name] = near(latents[..., 1, :])

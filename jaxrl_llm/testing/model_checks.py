@@ -256,6 +256,8 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
     """What the model samples, with what training computes of it."""
     pairs = []
     for options, batch in sampled_batches():
+        if recipe.critic is not None:  # values of as many heads
+            batch = batch.replace(extras=make_case(recipe=recipe).batch.extras)
         way = layout(bind(score_batch, temperature=options["temperature"]), recipe)
         scored = way.score(model()[1], batch)
         batch = batch.replace(ref_logp=scored.logp)

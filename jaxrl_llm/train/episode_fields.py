@@ -1,26 +1,35 @@
 """What a batch of episodes brings of their turns, by the names of ``Batch.extras``."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 
+from jaxrl_llm.environments.subgoals import token_roles, turn_parts
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rollout.episodes import ENDS, EPISODES, Episode
+from jaxrl_llm.rollout.episodes import ENDS, EPISODES, Episode, Turn
 
 
-def episode_fields(batch: Batch, names: Collection[str], scores: Scores) -> dict[str, np.ndarray]:
+def episode_fields(
+    batch: Batch,
+    names: Collection[str],
+    scores: Scores,
+    *,
+    decode: Callable[[list[int]], str],
+) -> dict[str, np.ndarray]:
     """Arrays ``[P, G, K]`` of the turns of episodes, and ``turn_ids [P, G, T]`` of their tokens.
 
-    Turns are padded to a power of two. States and actions have equal numbers where they are equal
-    in the batch, -1 where there is no turn. Another name of a turn is taken from what the
-    environment says of each (``Observation.info``).
+    Turns are padded to a power of two. States, actions and subgoals have equal numbers where they
+    are equal in the batch, -1 where there is none. What a turn is made of is read off its text, see
+    ``environments.turn_parts``. Another name of a turn is taken from what the environment says of
+    each (``Observation.info``).
 
     Args:
       batch: P groups of G.
       names: Of the extras that the recipe needs.
       scores: ``[P * G]``, with the episodes among their details.
+      decode: Text of token ids.
 
     Raises:
       ValueError: If the environment says nothing of a name.
@@ -53,6 +62,22 @@ def episode_fields(batch: Batch, names: Collection[str], scores: Scores) -> dict
         places = np.flatnonzero(sampled)
         row[places] = numbers[: len(places)]
     made["turn_ids"] = turn_ids.reshape(P, G, T)
+    if {"switches", "subgoal_ids"} & set(names):
+        subgoals: dict[str, int] = {}
+
+        def numbered(turn: Turn) -> int:
+            text = turn_parts(turn.text).subgoal
+            return -1 if text is None else subgoals.setdefault(text, len(subgoals))
+
+        made["switches"] = of_turns(lambda turn: turn_parts(turn.text).switch, bool)
+        made["subgoal_ids"] = of_turns(numbered, np.int32, -1)
+    if "token_roles" in names:
+        tokens, roles = np.asarray(batch.tokens).reshape(P * G, T), np.zeros_like(turn_ids)
+        for row, each, ids in zip(roles, tokens, turn_ids, strict=True):
+            for turn in range(ids.max(initial=-1) + 1):
+                places = np.flatnonzero(ids == turn)
+                row[places] = token_roles(each[places].tolist(), decode=decode)
+        made["token_roles"] = roles.reshape(P, G, T)
     for name in sorted(set(names) - set(made)):
         if name not in EXTRAS or EXTRAS[name].axes != "PGK":
             continue

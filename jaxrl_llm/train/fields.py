@@ -54,6 +54,8 @@ _PREFIXES = ("prefix_values", "segment_where", "segment_ids")
 _SPANS = ("teacher_span_logp", "span_ids")
 # What it makes of the messages that a recipe computes for its teacher.
 _TAUGHT = ("teacher_prompt_tokens", "teacher_prompt_mask", "has_teacher")
+# What it reads off the texts of an environment's turns.
+_PARTS = ("switches", "subgoal_ids", "token_roles")
 # And of the reference answers.
 _ANSWERED = ("ground_truth", "ground_truth_mask")
 # Lengths that differ from batch to batch are rounded up, so that few shapes are compiled.
@@ -141,7 +143,7 @@ def check_fields(
     made = set(recipe.computed_from("responses"))
     made |= {*_KNOWN, *_TURNS, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
     made |= set() if recipe.likelihood is None else {*recipe.likelihood.fields}
-    made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())}
+    made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())} | {*(_PARTS if environment else ())}
     if collector_needs(recipe.collector, "values_prefixes"):
         made |= {*_PREFIXES}
     for name in sorted(host_fields(recipe) - made):
@@ -251,7 +253,7 @@ def attach_fields(
     extras = {}
     made = _from_texts(batch, recipe, scores, questions, texts) | dict(draws or {})
     if EPISODES in scores.details:
-        made |= episode_fields(batch, names, scores)
+        made |= episode_fields(batch, names, scores, decode=texts.decode)
     elif turns := names & set(_TURNS):
         made |= _from_turns(batch, recipe, turns, scores, questions, texts)
     for name in sorted(names - set(_SPANS)):

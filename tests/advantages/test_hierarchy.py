@@ -111,6 +111,71 @@ def test_tokens_by_what_they_are_a_part_of():
     assert float(plain.advantages[0, 2]) == pytest.approx(float(credit.action[0, 0]))
 
 
+def test_the_price_of_keeping_a_subgoal():
+    rewards = jnp.array([[0.0, 0.5, jnp.nan, 1.0], [2.0, jnp.nan, jnp.nan, jnp.nan]])
+    where = jnp.array([[True, True, False, True], [True, False, False, False]])
+    ids = jnp.array([[4, 4, 9, 5], [-1, 0, 0, 0]])
+    switches = jnp.zeros((2, 4), bool)
+    # Three turns keep; the last writes another subgoal than the one before. One turn pays nothing.
+    out = adv.hiper_rewards(rewards, switches=switches, subgoal_ids=ids, turn_where=where)
+    np.testing.assert_allclose(out, [[-0.1, 0.4, 0, 0.6], [2, 0, 0, 0]], atol=1e-6)
+    options = {"keep_penalty": 0.5, "per": "turn", "change_penalty": 0.0}
+    out = adv.hiper_rewards(
+        rewards, switches=switches.at[0, 1].set(True), subgoal_ids=ids, turn_where=where, **options
+    )
+    np.testing.assert_allclose(out, [[-0.5, 0.5, 0, 0.5], [1.5, 0, 0, 0]], atol=1e-6)
+    # A turn that switches may write what it likes, and so may one behind a turn without a subgoal.
+    some = {"turn_where": where, "keep_penalty": 0.0}
+    for changed in ({"switches": ~switches, "subgoal_ids": ids}, {"switches": switches,
+                    "subgoal_ids": ids.at[0, 1].set(-1)}):  # fmt: skip
+        out = adv.hiper_rewards(rewards, **changed, **some)
+        np.testing.assert_allclose(out, np.where(where, rewards, 0))
+
+
+# Tokens of two turns: a switch, a subgoal, an action; then an action alone, an observation before.
+IDS = jnp.array([[0, 0, 0, 0, -1, 1, 1]])
+ROLES = jnp.array([[3, 2, 0, 1, 1, 1, 1]])
+MASK = IDS >= 0
+TURNS = {"turn_ids": IDS, "token_roles": ROLES, "turn_where": jnp.array([[True, True]])}
+
+
+def test_critics_are_read_behind_the_subgoal_and_at_the_first_tokens():
+    switches = jnp.array([[False, False]])
+    out = adv.hiper_places(MASK, switches=switches, **TURNS)
+    assert [np.flatnonzero(out[0, :, c]).tolist() for c in range(3)] == [[2, 5], [0], [0, 5]]
+    # Without a subgoal it is behind the switch; where nothing comes behind it, at the first token.
+    roles = jnp.array([[0, 3, 1, 1, 2, 1, 2]])
+    turns = TURNS | {"token_roles": roles, "turn_where": jnp.array([[True, True]])}
+    out = adv.hiper_places(MASK, switches=~switches, **turns)
+    assert [np.flatnonzero(out[0, :, c]).tolist() for c in range(3)] == [[2, 5], [0, 5], [0, 5]]
+    keep = adv.hiper_tokens(MASK, switches=switches, **turns)
+    assert np.flatnonzero(keep[0]).tolist() == [1, 2, 3, 5]  # the second turn keeps its subgoal
+
+
+def test_values_at_tokens_are_those_of_turns():
+    rewards, switches = jnp.array([[0.25, 1.0]]), jnp.array([[True, True]])
+    values = np.full((1, 7, 3), np.nan, np.float32)
+    for place, head, value in ((2, 0, 0.5), (5, 0, 0.75), (0, 1, 0.25), (5, 1, 0.125),
+                               (0, 2, 0.1), (5, 2, 0.2)):  # fmt: skip
+        values[0, place, head] = value
+    options = {"gamma": 0.9, "action_lam": 0.8, "subgoal_lam": 0.5}
+    of_turns = adv.hae(
+        rewards, jnp.array([[0.5, 0.75]]), jnp.array([[0.25, 0.125]]), jnp.array([[0.1, 0.2]]),
+        switches, truncated=jnp.array([True]), **options,
+    )  # fmt: skip
+    wanted = adv.hae_tokens(of_turns, MASK, turn_ids=IDS, roles=ROLES)
+    taken = TURNS | {"switches": switches, "truncated": jnp.array([True])}
+    out = adv.hiper(rewards, values, MASK, **taken, **options)
+    np.testing.assert_allclose(out, wanted.advantages, atol=1e-6)
+    np.testing.assert_array_equal(adv.hiper_tokens(MASK, switches=switches, **TURNS), wanted.keep)
+    returns = adv.hiper_returns(rewards, values, MASK, **taken, **options)
+    expected = np.zeros((7, 3))
+    expected[[2, 5], 0] = of_turns.action_returns[0]
+    expected[[0, 5], 1] = of_turns.subgoal_returns[0]
+    expected[[0, 5], 2] = of_turns.switch_returns[0]
+    np.testing.assert_allclose(returns[0], expected, atol=1e-6)
+
+
 def test_bad_input():
     x, switch = jnp.ones((1, 3)), jnp.ones((1, 3), bool)
     with pytest.raises(ValueError, match="hae: .*one shape"):
@@ -124,3 +189,14 @@ def test_bad_input():
     credit = adv.hae(x, x, x, x, switch)
     with pytest.raises(TypeError, match="hae_tokens: roles must hold integers"):
         adv.hae_tokens(credit, switch, turn_ids=jnp.zeros((1, 3), int), roles=x)
+    turns = TURNS | {"switches": jnp.ones((1, 2), bool)}
+    with pytest.raises(ValueError, match=r"hiper: old_values must have shape \(1, 7, 3\)"):
+        adv.hiper(x[:, :2], jnp.zeros((1, 7, 2)), MASK, **turns)
+    with pytest.raises(TypeError, match="hiper_places: token_roles must hold integers"):
+        adv.hiper_places(MASK, **turns | {"token_roles": jnp.zeros((1, 7))})
+    with pytest.raises(ValueError, match="hiper_rewards: per must be one of"):
+        adv.hiper_rewards(x, switches=switch, subgoal_ids=jnp.zeros((1, 3), int), per="batch")
+    with pytest.raises(ValueError, match="hiper_rewards: change_penalty must not be negative"):
+        adv.hiper_rewards(
+            x, switches=switch, subgoal_ids=jnp.zeros((1, 3), int), change_penalty=-1.0
+        )

@@ -206,7 +206,7 @@ def test_the_critic_of_ppo_max_learns_the_returns_of_the_same_scaled_scores():
     errors = []
     for i, (a, old) in enumerate(zip(plain, rows.values, strict=True)):
         place = rows.places[i]
-        np.testing.assert_allclose(ready.extras["returns"][place][: len(a)], a + old, atol=1e-5)
+        np.testing.assert_allclose(ready.extras["returns"][place][: len(a), 0], a + old, atol=1e-5)
         v = np.float64(values[place])[: len(a)]
         clipped = old + np.clip(v - old, -0.1, 0.1)
         errors.append(0.5 * np.maximum((v - a - old) ** 2, (clipped - a - old) ** 2))

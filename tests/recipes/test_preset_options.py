@@ -78,6 +78,8 @@ REQUIRED = {
     "pav": "prefix_values segment_ids segment_where",
     "pdppo": "old_values turn_ids turn_rewards turn_where values",
     "pf_ppo": "old_logp old_values ref_logp values",
+    "hiper_hae": "old_values ref_logp subgoal_ids switches token_roles truncated turn_ids "
+    "turn_rewards turn_where values",
     "poad": "old_values turn_ids turn_rewards turn_where values",
     "ppo_max": "old_logp old_values ref_logp values",
     "prompt_gdro": "prompt_ids ref_logp",
@@ -151,6 +153,7 @@ WITH_THE_BATCH = """
     segment_ids segment_where similarity span_ids steered teacher_span_logp test_passes test_where
     turn_ids turn_rewards turn_where unfinished versions
     action_ids expert_match next_state_ids state_ids step_rewards won
+    subgoal_ids switches token_roles truncated
     masked masked_prompt noise written latents
 """
 
@@ -169,7 +172,7 @@ def test_what_a_preset_requires(name):
         (
             "group_relative",
             False,
-            "adaptive_kl bco cgpo gae_token gae_turn gkd iw_opd kto minillm mssr "
+            "adaptive_kl bco cgpo gae_token gae_turn gkd hiper_hae iw_opd kto minillm mssr "
             "on_policy_distillation otr pav pdppo pf_ppo poad ppo_max process_reward_model "
             "reinforce_pp remax safe sdpo sft span_distillation spo_chain spo_tracker t_ppo "
             "v05_baseline vineppo vtrace",

@@ -225,7 +225,7 @@ def test_the_practitioners_ppo_and_a_single_reward():
     mask = np.asarray(batch.mask) & np.asarray(batch.where)[..., None]
     kl = np.where(mask, 0.01 * d, 0.0)
     expected = np.nan_to_num(batch.rewards)[..., None] - np.cumsum(kl[..., ::-1], -1)[..., ::-1]
-    returns = np.asarray(prepared.extras["returns"])
+    returns = np.asarray(prepared.extras["returns"])[..., 0]
     np.testing.assert_allclose(returns[mask], expected[mask], atol=1e-4)
 
 

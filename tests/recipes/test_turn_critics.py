@@ -39,7 +39,20 @@ def make_batch():
             "prefix_values": jnp.asarray(rng.uniform(0, 1, (P, G, K)), jnp.float32),
             "values": jnp.asarray(values),
             "old_values": jnp.asarray(values)[..., None],
-        },
+            "switches": jnp.array(
+                [
+                    [[False, True, False], [True, False, False], [True] * 3],
+                    [[True] * 3, [False, False, True], [True] * 3],
+                ]
+            ),
+            "subgoal_ids": jnp.array(
+                [[[0, 1, 2], [3, 3, 1], [0, 0, -1]], [[5, 0, 0], [2, -1, 4], [0, 0, 0]]]
+            ),
+            "token_roles": jnp.broadcast_to(
+                jnp.array([3, 2, 1, 2, 1, 1, 1, 0, 3], jnp.int32), (P, G, T)
+            ),
+            "truncated": jnp.array([[True, False, False], [False, True, False]]),
+        },  # fmt: skip
     )
     return logp[0], batch
 
@@ -206,6 +219,87 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     np.testing.assert_allclose(found, error[learns].mean(), rtol=2e-4)
 
 
+def subgoals(batch, values, gamma, action_lam, subgoal_lam):
+    """Advantages, tokens that train, and of each of three critics returns and places."""
+    value, trains = np.zeros((3, P, G, T)), np.zeros((3, P, G, T), bool)
+    y, learns = np.zeros((P, G, T, 3)), np.zeros((P, G, T, 3), bool)
+    chosen = [[], [], []]  # the turns that have a token of each kind
+    for index, tokens, of in rollouts(batch):
+        turns, roles = list(turns_of(index, tokens, of)), of("token_roles")
+        n, ids = len(turns), of("subgoal_ids")
+        switches = [bool(of("switches")[k]) for k in range(n)]
+        rewards = []
+        for k, (_, r) in enumerate(turns):
+            if not switches[k]:
+                r -= 0.3 / n if n > 1 else 0.0
+                r -= 0.3 * (k > 0 and min(ids[k - 1 : k + 1]) >= 0 and ids[k] != ids[k - 1])
+            rewards.append(r)
+        # Behind the subgoal, else behind the switch, else the first token.
+        places = []
+        for mine, _ in turns:
+            place = mine[0]
+            for role in (3, 2):
+                behind = [b for a, b in zip(mine, mine[1:], strict=False)
+                          if roles[a] == role != roles[b]]  # fmt: skip
+                place = behind[0] if behind else place
+            places.append(place)
+        v = [values[index][place][0] for place in places]
+        w = [values[index][mine[0]][1] for mine, _ in turns]
+        u = [values[index][mine[0]][2] for mine, _ in turns]
+        cut = bool(batch.extras["truncated"][index])
+        starts = [0] + [k for k in range(1, n) if switches[k]]
+        above = 0.0
+        for s, e in reversed(list(zip(starts, [*starts[1:], n], strict=True))):
+            last = w[e] if e < n else None
+            low = last if last is not None else (v[n - 1] if cut else 0.0)
+            high = last if last is not None else (w[s] if cut else 0.0)
+            running, total = 0.0, high
+            for k in reversed(range(s, e)):
+                after = v[k + 1] if k + 1 < e else low
+                running = rewards[k] + gamma * after - v[k] + gamma * action_lam * running
+                total = rewards[k] + gamma * total
+                of_turn = {1: running, 3: total - u[k]}
+                y[index][places[k]][0], learns[index][places[k], 0] = running + v[k], True
+                first = turns[k][0][0]
+                y[index][first, 2], learns[index][first, 2] = total, True
+                if k == s:
+                    d = e - s
+                    earned = sum(gamma**j * rewards[s + j] for j in range(d))
+                    above = earned + gamma**d * high - w[s] + gamma**d * subgoal_lam * above
+                    of_turn[2] = above
+                    y[index][first, 1], learns[index][first, 1] = above + w[s], True
+                for c, role in enumerate((1, 2, 3)):
+                    here = turns[k][0][roles[turns[k][0]] == role]
+                    if role in of_turn and len(here):
+                        chosen[c].append(of_turn[role])
+                        value[c][index][here], trains[c][index][here] = of_turn[role], True
+    for c in range(3):
+        value[c] = (value[c] - np.mean(chosen[c])) / (np.std(chosen[c]) + 1e-8) * trains[c]
+    return value.sum(0), trains.any(0), y, learns
+
+
+def test_the_loss_of_a_hierarchy_and_of_its_three_critics():
+    logp, batch = make_batch()
+    rng = np.random.default_rng(3)
+    values = rng.uniform(0, 1, (P, G, T, 3)).astype(np.float32)
+    ref = rng.normal(-1.2, 0.3, (P, G, T)).astype(np.float32)
+    batch = batch.replace(extras=batch.extras | {"old_values": jnp.asarray(values)})
+    options = {"gamma": 0.9, "action_lam": 0.8, "subgoal_lam": 0.5}
+    recipe = jr.recipes.hiper_hae(**options)
+    prepared, _ = recipe.prepare(batch.replace(ref_logp=jnp.asarray(ref)), recipe.init())
+    a, trains, y, learns = subgoals(batch, np.float64(values), *options.values())
+    np.testing.assert_allclose(prepared.advantages, a, atol=1e-5)
+    ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
+    d = np.float64(ref) - np.float64(logp)
+    loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a) + 0.01 * (np.exp(d) - d - 1)
+    found = recipe.loss(jnp.asarray(logp), prepared)
+    np.testing.assert_allclose(found, loss[trains].mean(), rtol=2e-4)
+    error = 0.5 * (np.float64(values + np.float32(0.1)) - y) ** 2
+    found = recipe.critic.total_loss(jnp.asarray(values) + 0.1, prepared)
+    each = [error[..., c][learns[..., c]].mean() for c in range(3)]
+    np.testing.assert_allclose(found, sum(each), rtol=2e-4)
+
+
 def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
     logp, batch = make_batch()
     ref = jnp.asarray(np.random.default_rng(2).normal(-1.2, 0.3, (P, G, T)), jnp.float32)
@@ -223,6 +317,10 @@ def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
 def test_bad_options():
     with pytest.raises(ValueError, match="gae_turn: value_eps must be above 0"):
         jr.recipes.gae_turn(value_eps=0.0)
+    with pytest.raises(ValueError, match="hiper_hae: value_eps must be above 0"):
+        jr.recipes.hiper_hae(value_eps=0.0)
+    with pytest.raises(ValueError, match="hiper_rewards: keep_penalty must not be negative"):
+        jr.recipes.hiper_hae(keep_penalty=-0.3)
     with pytest.raises(ValueError, match="combine must be one of"):
         jr.recipes.pdppo(combine="sum")
     with pytest.raises(ValueError, match="rollouts must be above 0"):

@@ -486,7 +486,7 @@ def test_a_selection_leaves_baselines_alone_and_no_value_behind():
         (
             {"critic": critic(returns=lambda rewards: rewards)},
             ValueError,
-            r"the critic's returns must have shape \(2, 3, 4\); got \(2, 3\)",
+            r"critic's returns must have shape \(2, 3, 4\) or \(2, 3, 4, 1\); got \(2, 3\)",
         ),
     ],
 )
@@ -582,12 +582,12 @@ def test_a_critic_gets_its_returns_and_weights():
     mask = np.asarray(ready.mask)
     rewards = np.nan_to_num(np.asarray(make_batch().rewards, float))[..., None]
     np.testing.assert_allclose(
-        np.asarray(ready.extras["returns"])[mask], (rewards + values[..., 0])[mask], rtol=1e-6
+        np.asarray(ready.extras["returns"])[mask, 1], (rewards + values[..., 0])[mask], rtol=1e-6
     )
     per_sequence = mask / np.maximum(mask.sum(-1, keepdims=True), 1) / 5
     np.testing.assert_allclose(ready.extras["critic_weights"], per_sequence, rtol=1e-6)
     new = values + 0.1
-    gap = (new - np.asarray(ready.extras["returns"])[..., None]) ** 2 / 2
+    gap = (new - np.asarray(ready.extras["returns"])) ** 2 / 2
     want = (gap.sum(-1) * per_sequence)[mask].sum()
     assert float(kept.total_loss(jnp.asarray(new), ready)) == pytest.approx(want, rel=1e-5)
     with pytest.raises(ValueError, match="prepare: the batch has no old_values"):

@@ -34,7 +34,8 @@ def test_the_loop_runs_a_preset_whole(name):
     # As the command does. A collector acts where groups fail or agree; these on what is right.
     hard = recipe.collector is not None or name in ("passk_training", "srpo_vla")
     plays = needs_environment(recipe) or name in ("dart", "epo", "igpo", "mua_rl", "oprl")
-    which = "path" if name == "ui_s1" else "game" if plays else "hard" if hard else "config"
+    which = "game" if plays else "hard" if hard else "config"
+    which = {"ui_s1": "path", "hiper_hae": "subgoals"}.get(name, which)
     denoises = "flow" if isinstance(recipe.likelihood, FlowLikelihood) else "denoiser"
     denoises = "text_flow" if name == "unigrpo" else denoises
     which = which if recipe.likelihood is None else denoises
@@ -43,7 +44,7 @@ def test_the_loop_runs_a_preset_whole(name):
     # With one layer, not all that these two check happens.
     if which == "denoiser" and recipe.collector is not None:
         config = dataclasses.replace(config, reward=example("hard").reward)
-    if name not in ("latr", "ui_s1") and recipe.likelihood is None:
+    if name not in ("latr", "ui_s1", "hiper_hae") and recipe.likelihood is None:
         config = dataclasses.replace(config, model=one_layer)
     assert_loop_runs_whole(name, config=config)
 

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -13,8 +14,9 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Cursor, Prompt, PromptSet, make_renderer
-from jaxrl_llm.environments import Observation
+from jaxrl_llm.environments import Observation, Subgoals, turn_parts
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.train import EvaluationConfig, SamplingConfig, make_scorer, train
 from jaxrl_llm.train.rollouts import collect_rollouts
@@ -83,6 +85,7 @@ class Later(Letters):
         return Letters.step(self, state, action)
 
 
+ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingConfig(group_size=4, max_new_tokens=64, slots=8, prompt_length=32)
 TURNS = EpisodeOptions(turn_tokens=6)
 
@@ -282,6 +285,36 @@ def test_branches_need_an_environment_and_a_turn(tmp_path):
     pausing = jr.recipes.grpo().replace(collector=jr.curation.entropy_branched(segment=8))
     with pytest.raises(ValueError, match="asks for episodes that pause"):
         one_batch(tmp_path, Letters(), pausing)
+
+
+def test_switch_subgoal_and_action_are_read_off_the_turns(tmp_path):
+    """HiPER: the tokens of each block have its role, and equal subgoals equal numbers."""
+    tiny = load_config(ROOT / "configs" / "tiny.py", name="subgoals")
+    experiment, _, made = one_batch(
+        tmp_path, Subgoals(Letters(), form="three blocks"), "hiper_hae", model=tiny.model,
+        sampling=dataclasses.replace(SAMPLING, prompt_length=96, max_new_tokens=144),
+    )  # fmt: skip
+    batch, decode = jax.tree.map(np.asarray, made.batch), experiment.tokenizer.decode
+    assert not batch.extras["truncated"].any()
+    texts, numbers = set(), batch.extras["subgoal_ids"]
+    for place in np.ndindex(4, 4, 4):
+        row, turn = place[:2], place[2]
+        assert batch.extras["turn_where"][place] == (turn < 3)
+        mine = batch.extras["turn_ids"][row] == turn
+        roles, tokens = batch.extras["token_roles"][row][mine], batch.tokens[row][mine]
+        parts = turn_parts(decode(tokens.tolist()))
+        assert batch.extras["switches"][place] == parts.switch
+        texts.add((int(numbers[place]), parts.subgoal))
+        for role, tag in {1: "action", 2: "subgoal", 3: "switch"}.items():
+            block = decode(tokens[roles == role].tolist())
+            if role in parts.spans:
+                assert block.startswith(f"<{tag}>") and block.endswith(f"</{tag}>")
+            else:
+                assert (role == 1) or not block
+        if parts.action is None:
+            assert (roles > 0).all()
+    assert len(texts) == 3 and (-1, None) in texts  # none, and two
+    assert batch.extras["switches"].any() and set(batch.extras["token_roles"].flat) >= {1, 2, 3}
 
 
 WON = [True]

@@ -206,6 +206,7 @@ from jaxrl_llm.recipes.presets.trees import arrol, branch_grpo, ettrl, latr, spo
 from jaxrl_llm.recipes.presets.turn_critics import (
     gae_token,
     gae_turn,
+    hiper_hae,
     pdppo,
     poad,
 )
@@ -290,6 +291,7 @@ __all__ = [
     "hapo",
     "hbpo",
     "hgpo",
+    "hiper_hae",
     "icepop",
     "icpo",
     "igpo",

@@ -13,11 +13,12 @@ Options that they share:
 """
 
 from collections.abc import Callable
+from typing import Literal
 
-from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.advantages.turn_critics import Combine
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
-from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.critic import Critic, means_of_heads
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.presets.critics import ppo, whitened
 from jaxrl_llm.recipes.recipe import Recipe
@@ -202,4 +203,73 @@ def pdppo(
         value_eps=value_eps,
         eps_low=eps_low,
         eps_high=eps_high,
+    )
+
+
+def hiper_hae(
+    *,
+    gamma: float = 1.0,
+    action_lam: float = 1.0,
+    subgoal_lam: float = 0.95,
+    keep_penalty: float = 0.3,
+    per: Literal["rollout", "turn"] = "rollout",
+    change_penalty: float = 0.3,
+    normalize: bool = True,
+    kl_coef: float = 0.01,
+    value_eps: float = 0.5,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Hierarchical advantages of turns that write a switch, a subgoal and an action.
+
+        action tokens: GAE within a subgoal;  subgoal tokens: GAE across subgoals
+        switch tokens: return within the subgoal minus its value;  all others do not train
+        three heads of one critic, each read and trained at one token of a turn
+
+    The batch holds ``token_roles``, ``switches``, ``subgoal_ids`` and ``truncated``, which the loop
+    reads off the texts of turns (``environments.turn_parts``); ``environments.Subgoals`` asks for
+    them. See ``advantages.hiper``, and ``advantages.hiper_rewards`` for the penalties.
+
+    Args:
+      action_lam, subgoal_lam: lam within a subgoal and across subgoals.
+      keep_penalty, per, change_penalty: What turns pay that do not switch, see the latter.
+      normalize: Whether each of the three kinds of advantages is shifted and scaled.
+
+    References:
+      HiPER (arXiv:2602.16165), and the settings of the released scripts. There a turn is a row of
+      its own with a history of a few turns, and an invalid action costs 0.1, which here is the
+      environment's reward; its critic's error has no factor 1/2.
+    """
+    checks.check_positive("hiper_hae", value_eps=value_eps)
+    checks.check_non_negative("hiper_hae", kl_coef=kl_coef)
+    rewards = _of_turns(
+        bind(
+            advantages.hiper_rewards,
+            keep_penalty=keep_penalty,
+            per=per,
+            change_penalty=change_penalty,
+        )
+    )
+    credit, returns = (
+        given(
+            bind(function, gamma=gamma, action_lam=action_lam, subgoal_lam=subgoal_lam),
+            truncated="truncated",
+        )
+        for function in (bind(advantages.hiper, normalize=normalize), advantages.hiper_returns)
+    )
+    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
+    return from_base(
+        name="hiper_hae",
+        advantage=chain(stateless(rewards), stateless(given(credit, truncated="truncated"))),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=pipe(advantages.hiper_tokens, aggregate.token_mean),
+        regularizers=penalty,
+        critic=Critic(
+            returns=pipe(rewards, returns),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+            heads=3,
+            weights=pipe(advantages.hiper_places, means_of_heads),
+        ),
+        paper="arXiv:2602.16165",
+        group_relative=False,
     )

@@ -1,0 +1,83 @@
+"""Turns of a switch, a subgoal and an action: what they are made of, and who asks for them."""
+
+import pytest
+
+from jaxrl_llm.environments import NumberGuess, Parsed, Subgoals, token_roles, turn_parts
+from jaxrl_llm.testing import check_env
+
+TURN = "<switch>SWITCH</switch>\n<subgoal>halve it</subgoal>\n<action>{}</action>"
+
+
+@pytest.mark.parametrize(
+    ("switch", "begins"),
+    [
+        ("<switch>SWITCH</switch>", True),
+        ("<switch> switch </switch>", True),
+        ("<switch>maybe</switch>", True),
+        ("<switch>keep</switch>", False),
+        ("<switch> </switch>", False),
+        ("<switch>SWITCH", False),
+        ("", False),
+    ],
+)
+def test_what_keeps_and_what_switches(switch, begins):
+    assert turn_parts(switch + "<subgoal>x</subgoal>").switch is begins
+
+
+def test_the_first_block_of_a_tag_counts():
+    parts = turn_parts("a<action>one</action><action>two</action><subgoal> tea\n</subgoal>")
+    assert (parts.action, parts.subgoal) == ("one", "tea")
+    assert parts.spans == {1: (1, 21), 2: (41, 65)}
+    assert turn_parts("go").action is None and turn_parts("<subgoal></subgoal>").subgoal == ""
+
+
+def decode(tokens):
+    return "".join(PIECES[i] for i in tokens)
+
+
+PIECES = (
+    *("<swi", "tch>SWITCH</switch><sub", "goal>", "tea", "</subgoal>", " "),
+    *("<action>go", "</action>", ""),
+)
+
+
+def test_tokens_are_of_the_part_in_which_their_text_stands():
+    # The second token lies across the switch and the subgoal.
+    assert token_roles(range(9), decode=decode).tolist() == [3, 2, 2, 2, 2, 0, 1, 1, 0]
+    assert token_roles([3, 5, 8], decode=decode).tolist() == [1, 1, 1]
+    # Without an action block, all but the subgoal; a stop token alone is an action.
+    assert token_roles([5, 0, 1, 2, 3, 4, 8], decode=decode).tolist() == [1, 3, 2, 2, 2, 2, 1]
+    assert token_roles([8], decode=decode).tolist() == [1]
+    assert token_roles([], decode=decode).tolist() == []
+
+
+def test_the_inner_environment_gets_the_action_and_the_policy_sees_its_subgoal():
+    env = Subgoals(NumberGuess(), penalty=0.5)
+    state, seen = env.reset({"secret": 3}, 0)
+    first = seen.messages[0]["content"]
+    assert first.startswith("number from 1 to 7?\nCurrent subgoal: None\n") and "<action>" in first
+    state, seen = env.step(state, Parsed(TURN.format("4, not 5")))
+    assert seen.messages[0]["content"] == "high\nCurrent subgoal: halve it"
+    assert seen.info == {"right": 0.0, "number": 1.0, "valid": 1.0, "switch": 1.0}
+    assert seen.state == "1-4"
+    # Of what has no blocks all is the action; it costs, and the subgoal stays.
+    state, seen = env.step(state, Parsed("then 3"))
+    assert seen.done and seen.reward == 0.5 and seen.info["valid"] == 0
+    assert state.subgoal == "halve it"
+
+
+class Later(NumberGuess):
+    """A game that answers later."""
+
+    async def step(self, state, action):
+        return NumberGuess.step(self, state, action)
+
+
+@pytest.mark.parametrize("env", [NumberGuess(), Later()])
+def test_the_laws_of_environments(env):
+    check_env(Subgoals(env), [{"secret": 3}], [TURN.format(5), "2"])
+
+
+def test_a_penalty_is_not_negative():
+    with pytest.raises(ValueError, match="Subgoals: penalty must not be negative"):
+        Subgoals(NumberGuess(), penalty=-1.0)
