@@ -197,6 +197,7 @@ from jaxrl_llm.curation.hints import (
     scaffold_slots,
     splice,
 )
+from jaxrl_llm.curation.latent_game import LatentGame, differing_values, latent_policy
 from jaxrl_llm.curation.mixing import (
     Replacement,
     ampo_select,
@@ -385,6 +386,7 @@ __all__ = [
     "HINTED",
     "JUDGE",
     "JudgeItems",
+    "LatentGame",
     "Memory",
     "OWN",
     "Operation",
@@ -471,6 +473,7 @@ __all__ = [
     "demonstrations",
     "density_ratios",
     "depth_prune",
+    "differing_values",
     "difficulty_bins",
     "distilled_where",
     "downsample_mask",
@@ -518,6 +521,7 @@ __all__ = [
     "judged",
     "k_means",
     "ladder",
+    "latent_policy",
     "learnability",
     "length_cutoff",
     "line_starts",

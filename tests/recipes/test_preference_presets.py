@@ -447,6 +447,38 @@ def test_spo_degree_adds_what_tells_copies_apart():
     np.testing.assert_allclose(loss, pair, rtol=1e-5)
 
 
+def test_lspo_pairs_the_likeliest_strategy_with_the_least_likely():
+    logp, batch, policy, ref = batch_of_groups(4)
+    # Utterances of three kinds; those of the third group are all of one.
+    kinds = np.array([[0, 1, 1, 2], [2, 0, 1, 0], [1, 1, 1, 1], [0, 2, 2, 0]])[:P]
+    rewards = np.random.default_rng(4).uniform(0.0, 1.0, (P, 4)).astype(np.float32)
+    embeddings = 9 * np.eye(3, 8, dtype=np.float32)[kinds]
+    recipe = jr.recipes.lspo(num_prompts=P, beta=0.3, clusters=3)
+    batch = batch.replace(
+        rewards=jnp.asarray(rewards),
+        extras={"embeddings": jnp.asarray(embeddings), "prompt_ids": jnp.arange(P)},
+    )
+    prepared, state = recipe.prepare(batch, recipe.init(), key=jax.random.key(0))
+    loss, want = recipe.loss(jnp.asarray(logp, jnp.float32), prepared), []
+    for p in range(P):
+        here = np.flatnonzero(np.asarray(batch.where)[p])
+        u = {a: np.mean(rewards[p, here[kinds[p, here] == a]]) for a in set(kinds[p, here])}
+        if len(u) < 2:
+            continue
+        # At the first visit the policy has in proportion what is better than the mean.
+        gain = {a: max(x - np.mean(list(u.values())), 0) for a, x in u.items()}
+        value = np.array([gain[kinds[p, g]] for g in here])
+        best, worst = (here[value == x] for x in (value.max(), value.min()))
+        pairs = [(w, x) for w in best for x in worst]
+        gaps = [(policy - ref)[p, w] - (policy - ref)[p, x] for w, x in pairs]
+        want.append(np.mean([-log_sigmoid(0.3 * gap) for gap in gaps]))
+    assert len(want) == P - 1
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+    assert int(state.advantage.batches) == 1 and state.advantage.regrets.any(-1).tolist() == [
+        True, True, False, True,
+    ][:P]  # fmt: skip
+
+
 def test_vlm_spo_pairs_the_best_and_the_worst_plan_of_three_criteria():
     logp, batch, policy, ref = batch_of_groups(4)
     grades = np.random.default_rng(4).uniform(0.0, 1.0, (3, P, 4))

@@ -114,6 +114,7 @@ REQUIRED = {
     "verpo": "test_passes test_where turn_ids turn_where",
     "vineppo": "prefix_values segment_ids segment_where",
     "seppo": "ref_logp steered",
+    "lspo": "embeddings prompt_ids ref_logp",
     "vlm_spo": "ref_logp reward_components",
     "vtrace": "behavior_logp old_logp old_values values",
     "vespo": "behavior_logp",
@@ -182,7 +183,7 @@ def test_what_a_preset_requires(name):
             False,
             "cgpo gpg nash_md opo otr prefix_rl remax rloo sft spg vcpo vtrace wd1",
         ),
-        ("draws", True, "clip_cov icpo mc_grpo"),
+        ("draws", True, "clip_cov icpo lspo mc_grpo"),
     ],
 )
 def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, names):

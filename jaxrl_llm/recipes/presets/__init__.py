@@ -187,6 +187,7 @@ from jaxrl_llm.recipes.presets.reward_models import (
 from jaxrl_llm.recipes.presets.self_play import (
     accelerated_po,
     inpo,
+    lspo,
     mnpo,
     nash_md,
     seppo,
@@ -310,6 +311,7 @@ __all__ = [
     "lipo_lambda",
     "llds",
     "llm_replay",
+    "lspo",
     "luffy_shaping",
     "luspo",
     "m2po",

@@ -227,6 +227,41 @@ def data_first(rewards: Array, *, steered: Array) -> Array:
     return jnp.where(steered, 1.0, jnp.zeros_like(rewards))
 
 
+def lspo(
+    *, num_prompts: int, beta: float = 0.1, clusters: int = 4, size: int = 32, every: int = 100
+) -> Recipe:
+    """Latent space policy optimization: DPO towards the strategies that solve a game.
+
+        strategy of an utterance = its cluster;  policy over strategies by regret matching
+        loss = as of online_dpo, of the likeliest strategy of a group against the least likely
+
+    See ``curation.latent_policy``. A prompt is a state of the game, and the reward is what an
+    utterance earns there. Clusters are of words (``curation.hashed_responses``), or of the
+    ``embeddings`` that the batch brings.
+
+    Args:
+      num_prompts: States of the game.
+      beta: Scale of the implicit rewards.
+      clusters, size, every: See ``curation.latent_policy``; an iteration of ``every`` steps begins
+        with clusters of what the policy says by then.
+
+    References:
+      Xu et al. (arXiv:2502.04686), ABSTRACT reading. There the players of Werewolf move in turns
+      and the pairs of an iteration follow its solution; here a state has one decision, the other
+      players are in the reward, and policy and solution move together.
+    """
+    game = curation.latent_policy(
+        num_prompts=num_prompts, clusters=clusters, size=size, every=every
+    )
+    return online_dpo(beta=beta).replace(
+        name="lspo",
+        advantage=game,
+        selection=curation.differing_values,
+        computed=(Computed("embeddings", curation.hashed_responses, "responses"),),
+        paper="arXiv:2502.04686",
+    )
+
+
 def vlm_spo(
     *,
     beta: float = 0.1,
