@@ -49,6 +49,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 add_module_names = False
+# Every page has the menu of all pages: with thousands of functions in it a build takes long.
+toc_object_entries = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 

@@ -71,13 +71,14 @@ def index() -> str:
             paper = f"[{m.arxiv}](https://arxiv.org/abs/{m.arxiv})" if m.arxiv else ""
             preset = f"`{m.preset}`" if m.preset else ""
             lines.append(f"| [{m.title}]({m.key}.md) | {preset} | {paper} |")
-        lines += ["", "```{toctree}", ":hidden:", "", *(m.key for m in methods), "```", ""]
+        lines.append("")
     return "\n".join(lines)
 
 
 def head(method: catalog.Method) -> list[str]:
     """Title, paper, and whether a run by the preset's name is the method."""
-    lines = [f"# {method.key}", "", f"{method.title}.", ""]
+    # In no menu, which would be as long as the catalog on every page; the index has them all.
+    lines = ["---", "orphan: true", "---", "", f"# {method.key}", "", f"{method.title}.", ""]
     for paper in catalog.PAPERS:
         if method.key in paper.keys:
             lines.append(f"- Paper: [{paper.title}](https://arxiv.org/abs/{paper.arxiv})")

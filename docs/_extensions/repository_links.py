@@ -16,10 +16,9 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def of_page(target: str) -> str:
-    """A link of a page of docs/."""
-    if target.startswith("../notebooks/"):
-        return target.removeprefix("../")
-    return re.sub(r"^\.\./README\.md", "readme.md", target)
+    """A link of a page of docs/ or a folder of it."""
+    target = re.sub(r"^\.\./((?:\.\./)*)notebooks/", r"\1notebooks/", target)
+    return re.sub(r"^\.\./((?:\.\./)*)README\.md", r"\1readme.md", target)
 
 
 def of_readme(target: str) -> str:
