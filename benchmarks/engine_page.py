@@ -21,7 +21,7 @@ def measured(folder: Path = RESULTS) -> str:
     found = pages.results(folder)
     parts = [_engine(each) for each in found if each["name"] == "engine"]
     parts += [_refill(each) for each in found if each["name"] == "refill"]
-    parts += [_episodes(each) for each in found if each["name"] == "environments"]
+    parts += [_episodes(each) for each in found if each["name"].startswith("environments")]
     parts += [_gpu(each) for each in found if each["name"] == "gpu" and each["ours"]]
     return "\n\n".join(parts) or "Nothing yet."
 
@@ -87,19 +87,25 @@ def _episodes(result: Mapping[str, Any]) -> str:
     told = {
         "single": "responses of one turn",
         "fast": "episodes, the environment answers at once",
-        "slow": f"episodes, the environment takes {work['slow_seconds']:g} s a step",
+        "slow": f"episodes, the environment takes {work.get('slow_seconds', 0):g} s a step",
+        "textworld": "episodes, games of TextWorld",
     }
-    ratios = {"fast": result["ratios"]["fast/single"]}
-    ratios["slow"] = ratios["fast"] * result["ratios"]["slow/fast"]
+    found = result["ratios"]
+    ratios = {"textworld": found.get("textworld/single")}
+    between, flag = "an observation", " --textworld"
+    if "fast/single" in found:
+        ratios = {"fast": found["fast/single"]}
+        ratios["slow"] = ratios["fast"] * found["slow/fast"]
+        between, flag = f"{work['observation_tokens']} tokens of observation", ""
     rows = [
         (told[name], spread(rate), f"{ratios[name]:.2f}" if name in ratios else "")
         for name, rate in rates.items()
     ]
     title = (
         f"{work['episodes']:,} episodes of {work['turns']} turns of {work['turn_tokens']} sampled "
-        f"tokens, {work['observation_tokens']} tokens of observation between them, "
+        f"tokens, {between} between them, "
         f"{work['slots']} slots, {work['model']}, {result['device']} "
-        "(`python -m benchmarks.environments`):"
+        f"(`python -m benchmarks.environments{flag}`):"
     )
     return pages.table(title, ("what", "sampled tokens/s", "of the first"), rows)
 

@@ -1,10 +1,13 @@
 """Episodes of three turns beside responses of one turn, on SmolLM2-135M in float32.
 
 python -m benchmarks.environments --save
+python -m benchmarks.environments --textworld --episodes 128 --slots 16 --save
 
 The same engine samples as many tokens in three ways, in turns: ``single``, responses of one turn;
 ``fast``, episodes whose environment answers at once; ``slow``, episodes whose environment takes 0.2
-s a step. Rates count sampled tokens alone; reading the observations is in the time.
+s a step. With ``--textworld`` there are two: ``single``, and ``textworld``, games of TextWorld that
+are as many at a time as there are slots. Rates count sampled tokens alone; reading the observations
+is in the time, and so is making the games' first observations, but not the games.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import jaxrl_llm as jr
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.data import make_renderer
-from jaxrl_llm.environments import Observation
+from jaxrl_llm.environments import Observation, TextWorld
 from jaxrl_llm.rollout.episodes import EpisodeOptions, Episodes
 
 TURNS = 3
@@ -43,6 +46,25 @@ class Hints:
         return state + 1, Observation([message], done=state + 1 == TURNS)
 
 
+@dataclasses.dataclass(frozen=True)
+class Commands:
+    """Games that go on by one of their commands, whatever is said: so all have as many turns."""
+
+    games: Any
+    tools = ()
+
+    def reset(self, task, seed):
+        state, seen = self.games.reset(task, seed)
+        return (state, seen), seen
+
+    def step(self, state, action):
+        state, seen = state
+        shown = seen.messages[-1]["content"].rpartition("Commands: ")[2].split(", ")
+        command = shown[len(action.text) % len(shown)]
+        state, seen = self.games.step(state, action._replace(text=command))
+        return (state, seen), seen
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measure and print one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -51,24 +73,31 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--turn-tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--textworld", action="store_true", help="games of TextWorld instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model instead, for tests")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args(argv)
     if options.tiny:
-        model, params = jr.testing.tiny_model()
+        model, params = jr.testing.tiny_model(max_length=1024)
         tokenizer = jr.testing.ByteTokenizer()
     else:
         model, params = jr.models.load_model("smollm2-135m-instruct")
         tokenizer = jr.data.load_tokenizer("smollm2-135m-instruct")
     renderer = make_renderer(tokenizer)
     between = renderer.follow([{"role": "user", "content": "Higher."}], stopped=False)
-    sampled = TURNS * options.turn_tokens
+    sampled, prompt_length, room = TURNS * options.turn_tokens, 64, len(between)
+    ways: dict[str, Any] = {"single": Hints(), "fast": Hints(), "slow": Hints(0.2)}
+    if options.textworld:
+        # At this level no game is won before the last turn. In bytes, texts are longer.
+        games = Commands(TextWorld("coin_collector", {"level": TURNS}, brief=True))
+        ways = {"single": games, "textworld": games}
+        prompt_length, room = (512, 128) if options.tiny else (256, 96)
     engine = jr.rollout.make_engine(
         model,
         rows=options.slots,
         width=1,
-        prompt_length=64,
-        max_new_tokens=sampled + (TURNS - 1) * len(between) + 1,
+        prompt_length=prompt_length,
+        max_new_tokens=sampled + (TURNS - 1) * room + 1,
     )
     size, count = options.group_size, options.episodes // options.group_size
     reads: list[str] = []
@@ -76,22 +105,25 @@ def main(argv: list[str] | None = None) -> None:
         function = engine.functions[name]
         engine.functions[name] = lambda *a, f=function, n=name: reads.append(n) or f(*a)
 
-    def play(seconds: float | None) -> float:
-        """Seconds that all episodes take; single turns for None."""
+    def play(env: Any, single: bool) -> float:
+        """Seconds that all episodes take, or their prompts with responses of one turn."""
         generation = jr.rollout.Generation(engine, params, key=jax.random.key(0))
         episodes = Episodes(
-            Hints(seconds or 0.0),
+            env,
             renderer,
             decode=tokenizer.decode,
             seed=(0,),
             max_new_tokens=engine.spec.max_new_tokens,
-            options=EpisodeOptions(turn_tokens=options.turn_tokens, workers=options.slots),
+            options=EpisodeOptions(
+                max_turns=TURNS, turn_tokens=options.turn_tokens, workers=options.slots
+            ),
         )
         begin = time.perf_counter()
         for i in range(count):
-            start = episodes.start(i, {"text": f"Guess my number, game {i}."}, str(i))
+            task = {"text": f"Guess my number, game {i}.", "seed": i}
+            start = episodes.start(i, task, str(i))
             group = jr.rollout.Group(i, start.prompt, tuple(range(i * size, (i + 1) * size)))
-            if seconds is None:
+            if single:
                 group = group._replace(max_new_tokens=sampled)
             else:
                 follow = episodes.follow(i)
@@ -106,41 +138,45 @@ def main(argv: list[str] | None = None) -> None:
             raise SystemExit(f"benchmarks.environments: {tokens} tokens were sampled")
         return taken
 
-    ways: dict[str, float | None] = {"single": None, "fast": 0.0, "slow": 0.2}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     engine.warm_up(params, turns=True)
+    if options.textworld:
+        for i in range(count):
+            ways["textworld"].reset({"seed": i}, 0)  # makes the game
     for _ in range(options.runs):
-        for name, way in ways.items():
+        for name, env in ways.items():
             reads.clear()
-            seconds[name].append(play(way))
+            seconds[name].append(play(env, name == "single"))
             print(f"{name}: {seconds[name][-1]:.4g} s", file=sys.stderr, flush=True)
             if "fill_responses" in reads:
                 raise SystemExit(f"benchmarks.environments: {name} read responses again")
     tokens = count * size * sampled
     rates = {name: [tokens / x for x in each] for name, each in seconds.items()}
+    ratios = {
+        f"{name}/{other}": round(
+            statistics.median(np.divide(rates[name], rates[other]).tolist()), 3
+        )
+        for name, other in (("fast", "single"), ("slow", "fast"), ("textworld", "single"))
+        if name in rates
+    }
+    work: dict[str, Any] = {"games": "coin_collector", "level": TURNS}
+    if not options.textworld:
+        work = {"observation_tokens": len(between), "slow_seconds": ways["slow"].seconds}
     result: dict[str, Any] = {
-        "name": "environments",
+        "name": "environments_textworld" if options.textworld else "environments",
         "workload": {
             "model": "tiny" if options.tiny else "SmolLM2-135M-Instruct",
             "episodes": count * size,
             "turns": TURNS,
             "turn_tokens": options.turn_tokens,
-            "observation_tokens": len(between),
             "slots": options.slots,
-            "slow_seconds": ways["slow"],
+            **work,
         },
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib"))},
         "commit": harness.commit(),
         "tokens_per_s": {name: harness.summary(each) for name, each in rates.items()},
-        "ratios": {
-            "fast/single": round(
-                statistics.median(np.divide(rates["fast"], rates["single"]).tolist()), 3
-            ),
-            "slow/fast": round(
-                statistics.median(np.divide(rates["slow"], rates["fast"]).tolist()), 3
-            ),
-        },
+        "ratios": ratios,
     }
     harness.finish(result, to_file=options.save)
 
