@@ -256,10 +256,11 @@ def hiper_rewards(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> out = jr.advantages.hiper_rewards(jnp.array([0.0, 0.0, 1.0]),
-      ...     switches=jnp.array([True, False, False]), subgoal_ids=jnp.array([0, 0, 1]))
-      >>> out.round(4).tolist()
-      [0.0, -0.1..., 0.6...]
+      >>> out = jr.advantages.hiper_rewards(
+      ...     jnp.array([0.0, 0.0, 1.0]), switches=jnp.array([True, False, False]),
+      ...     subgoal_ids=jnp.array([0, 0, 1]), keep_penalty=0.75, change_penalty=0.5)
+      >>> out.tolist()
+      [0.0, -0.25, 0.25]
 
     References:
       HiPER (arXiv:2602.16165), the released code with the numbers of its scripts.
