@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def of_page(target: str) -> str:
-    """A link of a page of docs/ or a folder of it."""
+def of_page(target: str, depth: int = 0) -> str:
+    """A link of a page that lies so many folders below docs/."""
     target = re.sub(r"^\.\./((?:\.\./)*)notebooks/", r"\1notebooks/", target)
-    return re.sub(r"^\.\./((?:\.\./)*)README\.md", r"\1readme.md", target)
+    target = re.sub(r"^\.\./((?:\.\./)*)README\.md", r"\1readme.md", target)
+    # A page of elsewhere is a file to MyST only by its prefix.
+    outside = target.startswith("../" * (depth + 1)) and target.partition("#")[0].endswith(".md")
+    return f"path:{target}" if outside else target
 
 
 def of_readme(target: str) -> str:
@@ -32,7 +35,9 @@ def of_readme(target: str) -> str:
 
 def of_notebook(target: str) -> str:
     """A link of a notebook, which is copied into docs/notebooks/."""
-    return re.sub(r"^\.\./docs/", "../", target)
+    if target.startswith("../docs/"):
+        return target.replace("../docs/", "../", 1)
+    return f"path:../{target}" if target.startswith("../") else target
 
 
 def rewritten(text: str, target: Callable[[str], str]) -> str:
@@ -43,7 +48,8 @@ def rewritten(text: str, target: Callable[[str], str]) -> str:
 def on_source(app: "Sphinx", docname: str, source: list[str]) -> None:
     """Changes the links of a page as it is read."""
     if os.fspath(app.env.doc2path(docname)).endswith(".md"):
-        source[0] = rewritten(source[0], of_page)
+        depth = docname.count("/")
+        source[0] = rewritten(source[0], lambda target: of_page(target, depth))
 
 
 def setup(app: "Sphinx") -> dict[str, bool]:
