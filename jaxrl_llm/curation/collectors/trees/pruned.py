@@ -267,14 +267,20 @@ class _QualityRule:
         return systematic_survivors(key, rates, count=count, where=unfinished)
 
     def learn(self, state, old_logp, old_entropy, mask, rewards, where):
-        def loss(head):
-            logits = _features(old_logp, old_entropy, mask) @ head
-            return quality_loss(logits, rewards, where=where)
+        return _learned(state, old_logp, old_entropy, mask, rewards, where, self.learning_rate)
 
-        scores = _scores(state.head, old_logp, old_entropy, mask)
-        bins = score_bins_update(state.bins, scores, rewards, where=where)
-        slope = jax.grad(loss)(jnp.asarray(state.head))
-        return QualityState(state.head - self.learning_rate * slope, bins)
+
+@jax.jit  # one operation after the other, a group would take 30 ms
+def _learned(state: QualityState, old_logp, old_entropy, mask, rewards, where, learning_rate):
+    """The head after a step of gradient descent, and the bins after these outcomes."""
+    features = _features(old_logp, old_entropy, mask)
+
+    def loss(head):
+        return quality_loss(features @ head, rewards, where=where)
+
+    scores = jax.nn.sigmoid(features @ state.head)
+    bins = score_bins_update(state.bins, scores, rewards, where=where)
+    return QualityState(state.head - learning_rate * jax.grad(loss)(state.head), bins)
 
 
 def _features(old_logp, old_entropy, mask):
@@ -289,6 +295,7 @@ def _features(old_logp, old_entropy, mask):
     return jnp.stack([jnp.ones_like(least), mean(old_logp), least, mean(old_entropy), most], -1)
 
 
+@jax.jit
 def _scores(head, old_logp, old_entropy, mask):
     return jax.nn.sigmoid(_features(old_logp, old_entropy, mask) @ head)
 
