@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from jaxrl_llm.logprobs import token_logprobs
 from jaxrl_llm.models.loading import load_model
 from jaxrl_llm.models.protocol import AttentionContext, prefill
 from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.train.mesh import make_mesh
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 BEFORE = ("llama", "llama3", "llama_mlp_bias", "qwen2", "qwen3", "smollm2")
@@ -91,15 +91,16 @@ def test_gradient_norm_equals_torch(name):
     np.testing.assert_allclose(norm, expected["grad_norm"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2"])
-def test_logits_of_parameters_loaded_onto_a_mesh(name):
-    devices = np.array(jax.devices())
-    parts = 2 if devices.size % 2 == 0 else 1
-    mesh = Mesh(devices.reshape(-1, parts, 1), ("data", "fsdp", "tensor"))
+# Biases; norms around each block, and of each head; norms of all heads at once; layers without rope.
+@pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma3", "olmo2", "smollm3"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
+    mesh = make_mesh(data=-1, fsdp=2, tensor=tensor)
     model, params = load_model(GOLDEN / name, mesh=mesh)
     expected = load_file(GOLDEN / name / "expected.safetensors")
     kernel = params["layers"]["0"]["mlp"]["up"]["kernel"]
-    assert len(kernel.sharding.device_set) == devices.size
+    assert not kernel.sharding.is_fully_replicated
+    assert len(kernel.sharding.device_set) == len(jax.devices())
     logits = logits_of(model, params, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=1e-4)
 
