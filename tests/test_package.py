@@ -97,7 +97,8 @@ def test_base_dependencies():
 
 def test_jax_is_not_pinned_to_a_platform():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"train", "envs", "openenv", "serve", "sinks", "quant", "test", "dev"}
+    named = {"train", "envs", "openenv", "serve", "sinks", "quant", "test", "docs", "dev"}
+    assert set(extras) == named
     every = [requirement for extra in extras.values() for requirement in extra]
     assert not [requirement for requirement in every if requirement.startswith("jax[")]
 
