@@ -1,10 +1,13 @@
 """The main job, once a seed: held-out accuracy before and after, and minutes of training.
 
-    python -m benchmarks.quickstart --save
+    python -m benchmarks.quickstart --beside dapo --save
 
 Runs `jaxrl-llm train configs/quickstart.py` for seeds 0, 1 and 2, each with a split of the
 questions of its own, and writes benchmarks/results/quickstart-DEVICE.json and the reward curve of
-the first seed.
+the first seed. `--beside` trains other targets of that file in turn with it, and draws held-out
+accuracy by minutes of training; every run is then evaluated at each eighth step. Minutes are those
+of sampling and training, with the programs that they compile and without evaluations. A run that
+is in `--folder` already is not made again, so a benchmark that was stopped goes on.
 """
 
 import argparse
@@ -14,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,14 @@ CONFIG = "configs/quickstart.py"
 WAYS = ("greedy", "sampled")
 
 
-def run(seed: int, folder: Path, extra: Sequence[str] = ()) -> dict[str, Any]:
+CURVES = harness.RESULTS / "quickstart_curves.png"
+
+
+def run(
+    seed: int, folder: Path, extra: Sequence[str] = (), *, target: str = CONFIG
+) -> dict[str, Any]:
     """Trains one seed in a process of its own and returns what it measured."""
-    command = [sys.executable, "-m", "jaxrl_llm", "train", CONFIG]
+    command = [sys.executable, "-m", "jaxrl_llm", "train", target]
     command += ["--seed", str(seed), "--data.seed", str(seed), "--run-dir", str(folder), *extra]
     # Its progress goes to stderr, since the last line of stdout is the result.
     start = time.perf_counter()
@@ -38,49 +46,94 @@ def run(seed: int, folder: Path, extra: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def once(seed: int, folder: Path, extra: Sequence[str], *, target: str) -> dict[str, Any]:
+    """The figures of a run, which is made unless they are there."""
+    record = folder.with_suffix(".json")
+    if not record.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        record.write_text(json.dumps(run(seed, folder, extra, target=target)))
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return json.loads(record.read_text())
+
+
 def measured(seed: int, folder: Path) -> dict[str, Any]:
     """One seed's figures, from the metrics of its run."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curve, seconds, steps = [], 0.0, 0
+    for row in rows:
+        if "loss" in row:
+            steps += 1
+            seconds += sum(row[f"seconds_{phase}"] for phase in ("wait", "score", "train"))
+        elif "held_out" in row:
+            means = {way: round(row["held_out"][way]["mean"], 4) for way in WAYS}
+            curve.append({"step": steps, "minutes": round(seconds / 60, 3), **means})
     before, after = (row["held_out"] for row in (rows[0], rows[-1]))
-    steps = [row for row in rows if "loss" in row]
-    seconds = sum(row[f"seconds_{phase}"] for row in steps for phase in ("wait", "score", "train"))
-    result: dict[str, Any] = {"seed": seed, "steps": len(steps), "minutes": round(seconds / 60, 2)}
+    result: dict[str, Any] = {"seed": seed, "steps": steps, "minutes": round(seconds / 60, 2)}
     for way in WAYS:
         for when, found in (("before", before[way]), ("after", after[way])):
             result[f"{way}_{when}"] = round(found["mean"], 4)
             result[f"{way}_{when}_interval"] = [round(found[end], 4) for end in ("low", "high")]
-    return {**result, "questions": before["greedy"]["questions"]}
+    return {**result, "questions": before["greedy"]["questions"], "curve": curve}
+
+
+def plot(runs: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
+    """Held-out accuracy by minutes of training: a color a target, a line a seed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, way in zip(figure.subplots(1, 2, sharey=True), WAYS, strict=True):
+        for color, (name, seeds) in enumerate(runs.items()):
+            for i, each in enumerate(seeds):
+                points = [(point["minutes"], point[way]) for point in each["curve"]]
+                label = name if i == 0 else None
+                axes.plot(*zip(*points, strict=True), color=f"C{color}", marker=".", label=label)
+        axes.set(xlabel="minutes of training", ylabel=f"held-out accuracy, {way}")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=110)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the seeds and print one JSON line last."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--beside", nargs="*", default=[], help="other targets of the config")
+    options.add_argument("--folder", type=Path, help="of the runs; a temporary one by default")
     options.add_argument("--save", action="store_true", help="write benchmarks/results")
     options, extra = options.parse_known_args(argv)
     if extra and options.save:
         raise SystemExit(f"benchmarks.quickstart: {' '.join(extra)} would not be the main job")
     commit = harness.commit()
+    if options.beside:
+        extra = [*extra, "--evaluation.every", "8"]
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {seed: Path(scratch) / f"seed{seed}" for seed in options.seeds}
-        runs = []
-        for seed, folder in folders.items():
-            runs.append(run(seed, folder, extra))
-            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        root = options.folder or Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for seed in options.seeds:
+            for name in ("quickstart", *options.beside):
+                target = CONFIG if name == "quickstart" else f"{CONFIG}:{name}"
+                figures = once(seed, root / f"{name}{seed}", extra, target=target)
+                runs.setdefault(name, []).append(figures)
+                print(name, json.dumps(figures), file=sys.stderr, flush=True)
         result = {
             "name": "quickstart",
             "workload": {"config": CONFIG},
             "device": jax_device_name(),
             "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
             "commit": commit,
-            "runs": runs,
+            "runs": runs.pop("quickstart"),
         }
+        if runs:
+            result["beside"] = runs
         if options.save:
             harness.RESULTS.mkdir(parents=True, exist_ok=True)
-            shutil.copy(
-                folders[options.seeds[0]] / "reward.png", harness.RESULTS / "quickstart.png"
-            )
+            first = root / f"quickstart{options.seeds[0]}"
+            shutil.copy(first / "reward.png", harness.RESULTS / "quickstart.png")
+            if runs:
+                plot({"quickstart": result["runs"], **runs}, CURVES)
     harness.finish(result, to_file=options.save)
 
 

@@ -5,7 +5,11 @@ Hardware: two CPU cores, 10 GB of memory, 4 GB of disk; the model, 98 MB, is dow
 Method: Dr. GRPO's advantage, token mean, entropy bonus; full float32 fine-tuning with AdamW.
 Expected: accuracy on the held-out questions rises by at least 0.35, within ten minutes of training.
 The task has some two hundred distinct questions; a fifth of them is held out and never trained on.
+
+configs/quickstart.py:dapo is DAPO, which asks for other groups in place of those that agree.
 """
+
+import dataclasses
 
 import jaxrl_llm as jr
 from jaxrl_llm.train import (
@@ -48,4 +52,9 @@ config = TrainConfig(
     prompts_per_step=8,
     remat="none",
     run_dir="runs/quickstart",
+)
+
+# A step trains on eight groups that disagree, by two updates (the paper: 16, of 512 groups).
+dapo = dataclasses.replace(
+    config, recipe="dapo", steps=40, minibatches=2, run_dir="runs/quickstart_dapo"
 )

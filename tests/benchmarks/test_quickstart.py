@@ -31,6 +31,17 @@ def test_figures_of_a_run(tmp_path, rows):
     assert figures["minutes"] == 1.0
     assert (figures["greedy_before"], figures["greedy_after"]) == (0.4, 0.8)
     assert figures["sampled_after_interval"] == [0.6, 0.8]
+    assert figures["curve"] == [
+        {"step": 0, "minutes": 0.0, "greedy": 0.4, "sampled": 0.2},
+        {"step": 2, "minutes": 1.0, "greedy": 0.8, "sampled": 0.7},
+    ]
+
+
+def test_targets_are_drawn(tmp_path, rows):
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = quickstart.measured(0, tmp_path)
+    quickstart.plot({"quickstart": [run, run], "dapo": [run]}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
@@ -42,10 +53,29 @@ def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
 
     monkeypatch.setattr(quickstart.subprocess, "run", train)
     quickstart.run(2, tmp_path, ["--steps", "2"])
+    quickstart.run(2, tmp_path, target=f"{quickstart.CONFIG}:dapo")
+    assert "train configs/quickstart.py:dapo --seed 2" in " ".join(commands[1])
     text = " ".join(commands[0])
     assert "train configs/quickstart.py --seed 2 --data.seed 2" in text
     assert text.endswith(f"--run-dir {tmp_path} --steps 2")
     assert (harness.ROOT / quickstart.CONFIG).is_file()
+
+
+def test_a_run_that_is_there_is_not_made_again(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def run(seed, folder, extra, *, target):
+        made.append((target, seed, *extra))
+        return {"seed": seed}
+
+    monkeypatch.setattr(quickstart, "run", run)
+    for seeds in (["0"], ["0", "1"]):
+        quickstart.main(["--seeds", *seeds, "--beside", "dapo", "--folder", str(tmp_path)])
+    every = ("--evaluation.every", "8")
+    config, other = quickstart.CONFIG, f"{quickstart.CONFIG}:dapo"
+    assert made == [(target, seed, *every) for seed in (0, 1) for target in (config, other)]
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["runs"] == result["beside"]["dapo"] == [{"seed": 0}, {"seed": 1}]
 
 
 def test_a_changed_job_is_not_saved_as_the_main_job():
