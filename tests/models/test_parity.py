@@ -91,7 +91,7 @@ def test_gradient_norm_equals_torch(name):
     np.testing.assert_allclose(norm, expected["grad_norm"], rtol=1e-3)
 
 
-# Biases; norms around each block, and of each head; norms of all heads at once; layers without rope.
+# Biases; norms around each block and of each head; norms of all heads at once; layers without rope.
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma3", "olmo2", "smollm3"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
