@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
                 figures = once(seed, root / f"{name}{seed}", extra, target=target)
                 runs.setdefault(name, []).append(figures)
                 print(name, json.dumps(figures), file=sys.stderr, flush=True)
-        result = {
+        result: dict[str, Any] = {
             "name": "quickstart",
             "workload": {"config": CONFIG},
             "device": jax_device_name(),
