@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md: the methods table and the measured results.
+"""Writes the generated parts of README.md and docs/catalog.md: families, results and methods.
 
 python -m benchmarks.readme            # write
 python -m benchmarks.readme --check    # exit 1 if it would change anything
@@ -14,7 +14,28 @@ from typing import Any
 from benchmarks.harness import RESULTS, ROOT
 
 README = ROOT / "README.md"
+CATALOG = ROOT / "docs" / "catalog.md"
 CURVE = RESULTS / "quickstart.png"
+
+# By kind of the catalog: what such a method computes, and the page that explains it.
+FAMILIES = {
+    "reward": ("rewards from texts, lengths and votes", "rewards.md"),
+    "curation": ("which prompts, groups, rollouts and tokens train", "collectors.md"),
+    "advantage": ("credit of responses, turns and tokens", "credit.md"),
+    "surrogate": ("policy losses per token or sequence", "same_name_different_number.md"),
+    "correction": ("weights and masks for off-policy tokens", "precision.md"),
+    "preference": ("losses of pairs and lists, reward models", "preferences.md"),
+    "regularizer": ("KL penalties and entropy bonuses", "own_method.md#the-slots"),
+    "aggregate": (
+        "denominators of the loss",
+        "same_name_different_number.md#the-mean-over-sequences",
+    ),
+    "reference": ("moving references and merged models", "training.md#merging-models"),
+    "diagnostic": ("quantities to monitor", "glossary.md"),
+    "rollout": ("sampling, partial rollouts, branching", "engine.md"),
+    "evolution": ("training by forward passes alone", "evolution.md"),
+    "diffusion": ("masked-diffusion and flow policies", "diffusion.md"),
+}
 
 
 def fill(text: str, part: str, content: str) -> str:
@@ -92,16 +113,41 @@ def results(folder: Path = RESULTS) -> str:
     return "\n\n".join(parts) if parts else "Nothing has been measured yet."
 
 
-def methods() -> str:
-    """The table of the catalog."""
+def families() -> str:
+    """The table of the families: how many methods and presets each has, and its pages."""
     from jaxrl_llm.recipes import catalog
 
-    return catalog.as_table(style="markdown")
+    rows = []
+    for kind, (about, page) in FAMILIES.items():
+        members = catalog.select(kind=kind)
+        presets = {method.preset for method in members if method.preset}
+        title = page.partition(".md")[0].replace("_", " ")
+        link, guide = f"[{kind}](docs/catalog.md#{kind})", f"[{title}](docs/{page})"
+        rows.append(f"| {link} | {about} | {len(members)} | {len(presets)} | {guide} |")
+    presets = {method.preset for method in catalog.CATALOG if method.preset}
+    rows.append(f"| all |  | {len(catalog.CATALOG)} | {len(presets)} | [papers](docs/papers.md) |")
+    return _table(("family", "computes", "methods", "presets", "guide"), rows)
+
+
+def methods() -> str:
+    """The tables of the catalog, one for each family."""
+    from jaxrl_llm.recipes import catalog
+
+    parts = []
+    for kind in FAMILIES:
+        table = catalog.as_table(catalog.select(kind=kind), style="markdown")
+        parts.append(f"## {kind.capitalize()}\n\n{table}")
+    return "\n\n".join(parts)
 
 
 def generate(text: str) -> str:
     """The README with its generated parts as they should be."""
-    return fill(fill(text, "methods", methods()), "results", results())
+    return fill(fill(text, "families", families()), "results", results())
+
+
+def generate_catalog(text: str) -> str:
+    """The page of the catalog with its tables as they should be."""
+    return fill(text, "methods", methods())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,15 +155,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(argv)
-    old = README.read_text()
-    new = generate(old)
-    if new == old:
-        return 0
-    if options.check:
-        print("README.md is out of date: run python -m benchmarks.readme", file=sys.stderr)
-        return 1
-    README.write_text(new)
-    return 0
+    code = 0
+    for page, make in ((README, generate), (CATALOG, generate_catalog)):
+        old = page.read_text()
+        new = make(old)
+        if new == old:
+            continue
+        if options.check:
+            print(f"{page.name} is out of date: run python -m benchmarks.readme", file=sys.stderr)
+            code = 1
+        else:
+            page.write_text(new)
+    return code
 
 
 def _table(header, rows) -> str:

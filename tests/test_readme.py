@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import readme
+from jaxrl_llm.recipes import catalog
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -27,11 +28,21 @@ def test_first_example_is_short():
 
 def test_generated_parts_are_current():
     assert readme.generate(TEXT) == TEXT, "run python -m benchmarks.readme"
+    page = readme.CATALOG.read_text()
+    assert readme.generate_catalog(page) == page, "run python -m benchmarks.readme"
+
+
+def test_the_readme_is_short_and_counts_every_method():
+    assert len(TEXT.splitlines()) <= 150
+    assert tuple(readme.FAMILIES) == catalog.KINDS
+    counts = re.findall(r"^\| \[(\w+)\].*?\| (\d+) \| \d+ \|", TEXT, re.MULTILINE)
+    assert [kind for kind, _ in counts] == list(catalog.KINDS)
+    assert sum(int(number) for _, number in counts) == len(catalog.CATALOG)
 
 
 def test_check_mode_fails_on_an_old_readme(tmp_path, monkeypatch, capsys):
     old = tmp_path / "README.md"
-    old.write_text(readme.fill(TEXT, "methods", "an old table"))
+    old.write_text(readme.fill(TEXT, "families", "an old table"))
     monkeypatch.setattr(readme, "README", old)
     assert readme.main(["--check"]) == 1
     assert "out of date" in capsys.readouterr().err

@@ -281,8 +281,8 @@ def test_the_page_of_the_engine_names_every_field():
     assert all(f"`{field}`" in page for field in ("prompt", *completions.FIELDS))
 
 
-def test_commands_of_the_readme_have_options_that_exist():
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_commands_of_the_quickstart_have_options_that_exist():
+    text = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
     lines = [shlex.split(x) for x in text.splitlines() if x.startswith("jaxrl-llm sample ")]
     found = [options.parse(sample.Sample, line[2:], command="sample") for line in lines]
     assert found[0].prompts and found[1].out == Path("completions.jsonl")

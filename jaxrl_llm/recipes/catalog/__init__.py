@@ -1,4 +1,4 @@
-"""What the library holds, as data: it feeds the command line, the README's table and the docs.
+"""What the library holds, as data: it feeds the command line, the README and the docs.
 
 ``methods.py`` has a row a method, ``confirmed.py`` what the code of peers confirmed of each,
 ``papers.py`` a row a paper, ``peers.py`` what peers call things.
@@ -164,7 +164,7 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
 
     Args:
       methods: Rows of the catalog.
-      style: "text" for aligned columns, cut at 100 characters; "markdown" for the README.
+      style: "text" for aligned columns, cut at 100 characters; "markdown" for the docs.
 
     Returns:
       Lines without a final newline.
