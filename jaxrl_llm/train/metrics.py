@@ -59,7 +59,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics["ratio_max"] = diagnostics.ratio_range(logp, old_logp, batch.mask).greatest
         metrics |= clip_metrics(recipe.surrogate, logp, batch)
     if batch.ref_logp is not None:
-        metrics["ref_kl"] = diagnostics.approx_kl(logp, batch.ref_logp, batch.mask, estimator="k3")
+        # The policy sampled the tokens, so it is the first of the two here.
+        metrics["ref_kl"] = diagnostics.approx_kl(batch.ref_logp, logp, batch.mask, estimator="k3")
     if traits_of(recipe.surrogate).orders_responses:
         ref_logp = batch.ref_logp if recipe.uses_reference else None
         scored = scored_items(recipe, logp, ref_logp, batch)

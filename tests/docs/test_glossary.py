@@ -61,8 +61,7 @@ def metric_names(source):
                     elif is_mapping(each):
                         keys |= mapping_keys(node.value)
         elif isinstance(node, ast.Return) and isinstance(node.value, ast.BinOp):
-            if is_mapping(node.value.left):
-                keys |= mapping_keys(node.value.right)
+            keys |= mapping_keys(node.value.right) if is_mapping(node.value.left) else set()
     return {name for key in keys - {None} for name in EXPANDED.get(key, [key])}
 
 

@@ -6,6 +6,25 @@ import jaxrl_llm as jr
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics, scored_items
 
 
+def test_divergence_from_the_reference_is_that_of_the_policy():
+    """With each token as often as the policy samples it, the estimate is exact."""
+    policy, reference = np.array([0.75, 0.25]), np.array([0.5, 0.5])
+    tokens = np.array([[[0, 0, 0, 1]]])
+    batch = jr.recipes.Batch(
+        tokens=tokens,
+        mask=np.ones((1, 1, 4), bool),
+        rewards=np.ones((1, 1)),
+        where=np.ones((1, 1), bool),
+        prompt_tokens=np.ones((1, 1), int),
+        prompt_mask=np.ones((1, 1), bool),
+        ref_logp=jnp.log(reference[tokens]),
+    )
+    logp = jnp.log(policy[tokens])
+    found = batch_metrics(jr.recipes.grpo(), logp, jnp.zeros_like(logp), batch)
+    divergence = np.sum(policy * np.log(policy / reference))
+    np.testing.assert_allclose(found["ref_kl"], divergence, rtol=1e-5)
+
+
 def test_numbers_of_a_batch():
     recipe, batch = jr.recipes.dapo(), make_batch(prompts=3, seed=1)
     logp = jnp.where(batch.mask, -1.0, jnp.nan)
