@@ -14,15 +14,16 @@ from benchmarks.harness import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "estimators.md"
 
-_HEAD = """# What an estimator costs
+_HEAD = """# Cost of the estimators
 
-Time of each compiled estimator beside its floor, a compiled program that reads the same inputs once
-and writes arrays like its outputs once, measured in turn with it. "Gradient" is the token loss
-together with a product of its Jacobian with respect to `logp`, against the floor of the loss alone,
-and in the last column against a floor that also writes an array like the gradient.
+The tables compare the time of each compiled estimator with its floor. The floor is a compiled
+program that reads the same inputs once and writes arrays like its outputs once. The two are
+measured in turn. "With gradient" is the token loss together with a product of its Jacobian with
+respect to `logp`. Its first ratio is relative to the floor of the loss; its last ratio is relative
+to a floor that also writes an array like the gradient.
 
-Written by `python -m benchmarks.estimators_page` from `benchmarks/results`, which
-`python -m benchmarks.estimators --save` measures.
+`python -m benchmarks.estimators --save` measures the times, and
+`python -m benchmarks.estimators_page` writes this page.
 """
 
 
@@ -41,8 +42,8 @@ def section(result: Mapping[str, Any]) -> str:
         "",
         f"### Token losses, {tokens}, float32",
         "",
-        f"The bars of a surrogate are {bars['forward']:g} times its floor, and with its gradient "
-        f"{bars['gradient']:g} times the floor of that. {over(result)}",
+        f"The limit for a surrogate is {bars['forward']:g} times its floor, and with its gradient "
+        f"{bars['gradient']:g} times the floor of both. {over(result)}",
         "",
         "| function | floor, ms | ms | ratio | with gradient, ms | ratio | to its own floor |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -57,7 +58,7 @@ def section(result: Mapping[str, Any]) -> str:
         f"### Functions of rewards, {rewards}, float32",
         "",
         "These take microseconds, so the ratio is mostly the cost of a call. Growth is the time of "
-        "four times as many groups over four times the time: 1 is linear, 4 would be quadratic.",
+        "four times as many groups divided by four times the time: 1 is linear, 4 is quadratic.",
         "",
         "| function | floor, ms | ms | ratio | growth |",
         "| --- | --- | --- | --- | --- |",
@@ -78,7 +79,7 @@ def over(result: Mapping[str, Any]) -> str:
         worse = [bar for bar, column in columns.items() if row[column] > bars[bar]]
         if worse:
             names.append(f"`{name}` ({' and '.join(worse)})")
-    return f"Above a bar: {', '.join(names)}." if names else "None is above its bar."
+    return f"Above a limit: {', '.join(names)}." if names else "None is above its limit."
 
 
 def main(argv: list[str] | None = None) -> int:

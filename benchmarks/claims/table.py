@@ -20,13 +20,13 @@ PAGE = ROOT / "docs" / "claims.md"
 
 _HEAD = """# Claims
 
-The claim each paper rests on, reproduced on bandits and tabular policies with the functions of this
-library. A claim holds where the whole 95% interval of its number lies on the right side of the
-threshold; it does not hold where the whole interval lies on the other side. What does not hold in
-the small setting is listed with its number, which says nothing about larger ones.
+This page tests the central claim of each paper on bandits and tabular policies, with the functions
+of this library. A claim holds if the whole 95% interval of its number is on the right side of the
+threshold, and does not hold if the whole interval is on the other side. A claim that does not hold
+in the small setting is listed with its number, which says nothing about larger settings.
 
-This page is written by `python -m benchmarks.claims`, which runs everything in minutes on two
-cores, from the files in `benchmarks/results/claims`.
+`python -m benchmarks.claims` runs everything in minutes on two cores and writes this page from the
+files in `benchmarks/results/claims`.
 """
 
 

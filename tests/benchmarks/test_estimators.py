@@ -54,4 +54,4 @@ def test_the_page_names_what_is_above_a_bar():
     slow = {"floor_ms": 1, "forward_ms": 4, "forward_ratio": 4}
     slow |= {"gradient_ratio": 9, "gradient_own_ratio": 5}
     result["token_terms"] = {"slow": slow}
-    assert estimators_page.over(result) == "Above a bar: `slow` (forward)."
+    assert estimators_page.over(result) == "Above a limit: `slow` (forward)."
