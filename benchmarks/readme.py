@@ -94,15 +94,15 @@ def results(folder: Path = RESULTS) -> str:
     for quickstart in (result for result in found if result["name"] == "quickstart"):
         header = ("seed", "minutes of training", "greedy accuracy", "sampled accuracy")
         parts.append(
-            f"`configs/quickstart.py` on {quickstart['device']}, accuracy on questions never "
-            "trained on, before and after:"
+            f"`configs/quickstart.py` on {quickstart['device']}, accuracy on held-out questions "
+            "before and after training:"
         )
         parts.append(_table(header, map(quickstart_row, quickstart["runs"])))
     for step in (result for result in found if result["name"] == "quickstart_step"):
         seconds, factor = step["ours"]["seconds"]["whole"], step["factor"]["whole"]
         parts.append(
-            f"A step of it takes {spread(seconds)} s on {step['device']}, {factor:.2f} times less "
-            f"than at {step['before']['commit'][:7]}; [where it goes](docs/training.md#measured)."
+            f"A step takes {spread(seconds)} s on {step['device']}, {factor:.2f} times less than "
+            f"at commit {step['before']['commit'][:7]} ([breakdown](docs/training.md#measured))."
         )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")
