@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.core import checks
@@ -159,7 +160,8 @@ def make_mesh(
 
     ``data`` splits the batch, ``fsdp`` splits the batch and the parameters, ``tensor`` splits
     heads, hidden units and vocabulary. One of the three may be -1, for the rest
-    of the devices.
+    of the devices. Devices of several slices, which are TPU slices or GPU nodes, are laid out so
+    that the first axes span them: ``data``, then ``fsdp``, and ``tensor`` last.
 
     Args:
       data, fsdp, tensor: Size of the axis, or -1.
@@ -196,9 +198,19 @@ def make_mesh(
             f"make_mesh: {text} needs {total} devices, but there are {len(devices)}; the sizes "
             f"must multiply to the number of devices{'' if whole else ', or to 1'}."
         )
-    return jax.make_mesh(
-        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
-    )
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    # The network between slices takes the first axes, which communicate least.
+    between = dict.fromkeys(sizes, 1)
+    for axis, size in sizes.items():
+        between[axis] = math.gcd(slices // math.prod(between.values()), size)
+    within = [size // between[axis] for axis, size in sizes.items()]
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
+    else:
+        grid = mesh_utils.create_hybrid_device_mesh(
+            within, list(between.values()), devices, allow_split_physical_axes=True
+        )
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> None:

@@ -59,3 +59,10 @@ def test_the_update_is_written_in_place(kind):
     found = run("tests/compilers/update.py", kind)
     assert found["aliased"] == pytest.approx(3, rel=1e-2)
     assert found["temporary"] < 1.2  # the gradients
+
+
+@pytest.mark.parametrize("kind", ["v5e"], indirect=True)
+def test_data_spans_two_slices(kind):
+    del kind
+    found = run("tests/compilers/slices.py")
+    assert found == {"two": [[0], [1]], "both": [[0, 1]], "v6e": [[0]]}

@@ -258,6 +258,37 @@ def test_mesh_sizes():
     check_batch("f", 8, 2, 4)
 
 
+@dataclasses.dataclass(frozen=True)
+class SliceDevice:
+    """A device of one of several slices, as far as a mesh asks."""
+
+    id: int
+    slice_index: int
+    platform: str = "cpu"
+    device_kind: str = "fake"
+
+
+@pytest.mark.parametrize(
+    ("slices", "sizes", "spanned"),
+    [
+        (2, {"data": 2, "fsdp": 2, "tensor": 2}, {"data"}),
+        (4, {"data": 2, "fsdp": 4}, {"data", "fsdp"}),
+        (2, {"fsdp": 4, "tensor": 2}, {"fsdp"}),
+        (2, {"tensor": 8}, {"tensor"}),
+        (1, {"data": 2, "fsdp": 4}, set()),
+    ],
+)
+def test_the_first_axes_span_slices(slices, sizes, spanned):
+    devices = [SliceDevice(i, i * slices // 8) for i in range(8)]
+    mesh = make_mesh(**sizes, devices=devices)
+    assert {name: size for name, size in mesh.shape.items() if size > 1} == sizes
+    places = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    for axis, name in enumerate(mesh.axis_names):
+        along = np.take(places, [0], axis) != places
+        assert along.any() == (name in spanned)
+    assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -190,6 +190,32 @@ def test_a_reward_that_fails_in_one_process_fails_in_all(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_meet_by_the_variables_of_slurm():
+    code = "from jaxrl_llm.core.runtime import processes as p; p.start(); "
+    code += "print(p.share(p.is_first())); p.finish()"
+    settings = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "JAX_NUM_CPU_DEVICES": "1"}
+    # jax makes its port from the number of the job.
+    settings |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost,other"}
+    settings |= {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=settings | {"SLURM_PROCID": str(index)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=PATIENCE)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    lines = [[x for x in text.splitlines() if "[Gloo]" not in x] for text in said]
+    assert lines == [["[True, False]"]] * 2
+
+
+@pytest.mark.slow
 def test_a_command_that_is_wrong_is_so_in_every_process(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
