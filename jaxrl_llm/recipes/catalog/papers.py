@@ -150,7 +150,8 @@ PAPERS = (
     Paper("Recycling Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy "
         "Guidance", "2602.24110", ("scope",)),
     Paper("Preventing Learning Stagnation in PPO by Scaling to 1 Million Parallel "
-        "Environments", "2603.06009", idea="More rollouts or smaller steps against plateaus"),
+        "Environments", "2603.06009", idea="More rollouts or smaller steps against plateaus",
+        page="docs/scaling.md"),
     Paper("Parameter-Efficient Checkpoint Merging via Metrics-Weighted Averaging",
         "2504.18580", ("mwa",)),
     Paper("Overconfident Errors Need Stronger Correction: Asymmetric Confidence Penalties "
