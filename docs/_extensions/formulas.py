@@ -26,7 +26,7 @@ GREEK = {
     **{name: rf"\{name}" for name in [
         "alpha", "beta", "gamma", "delta", "zeta", "eta", "theta", "kappa", "mu", "nu", "xi", "pi",
         "rho", "sigma", "tau", "phi", "chi", "psi", "omega",
-        "Gamma", "Delta", "Theta", "Lambda", "Phi", "Psi", "Omega",
+        "Gamma", "Delta", "Theta", "Lambda", "Sigma", "Phi", "Psi", "Omega",
     ]},
     "eps": r"\varepsilon", "epsilon": r"\varepsilon", "lam": r"\lambda", "lambda": r"\lambda",
 }  # fmt: skip
