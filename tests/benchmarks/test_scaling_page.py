@@ -32,6 +32,7 @@ def test_saved_models_have_the_sizes_of_their_cards_and_saved_layouts_fit():
             assert layout is None or layout["most_bytes"] <= 0.95 * DEVICES[kind].memory
 
 
+@pytest.mark.slow
 def test_the_saved_shape_and_bytes_are_those_of_the_library():
     model, found = scaling.model_of("SmolLM2-135M"), RESULT["models"]["SmolLM2-135M"]
     assert scaling.shape_of(model)._asdict() == found["shape"]
