@@ -1,0 +1,79 @@
+"""Writes the measured part of docs/collectors.md from benchmarks/results.
+
+python -m benchmarks.collectors_page            # write
+python -m benchmarks.collectors_page --check    # exit 1 if it would change anything
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pages
+from benchmarks.harness import RESULTS, ROOT
+from benchmarks.quickstart import CURVES, WAYS
+
+PAGE = ROOT / "docs" / "collectors.md"
+COLUMNS = ("preset", "milliseconds of a batch (least to most)", "of a step of the quickstart")
+
+
+RUN_COLUMNS = ("target", "seed", "steps", "minutes", "greedy", "sampled")
+
+
+def measured(folder: Path = RESULTS) -> str:
+    """What collectors bring to the quickstart, and what they take on the host."""
+    found = pages.results(folder)
+    parts = [_curves(each) for each in found if each["name"] == "quickstart" and "beside" in each]
+    parts += [_host(each) for each in found if each["name"] == "collectors"]
+    return "\n\n".join(parts) or "Nothing yet."
+
+
+def _curves(result: Mapping[str, Any]) -> str:
+    targets = {"quickstart": result["runs"], **result["beside"]}
+    title = (
+        f"Minutes of training and held-out accuracy of targets of `{result['workload']['config']}`,"
+        f" {result['device']}, in turns (`python -m benchmarks.quickstart --beside "
+        f"{' '.join(result['beside'])}`):"
+    )
+    rows = [
+        (
+            f"`{name}`",
+            str(run["seed"]),
+            str(run["steps"]),
+            f"{run['minutes']:.1f}",
+            *(f"{run[f'{way}_before']:.3f} to {run[f'{way}_after']:.3f}" for way in WAYS),
+        )
+        for name, runs in targets.items()
+        for run in runs
+    ]
+    picture = f"![Held-out accuracy by minutes](../{CURVES.relative_to(ROOT).as_posix()})"
+    return pages.table(title, RUN_COLUMNS, rows) + "\n\n" + picture
+
+
+def _host(result: Mapping[str, Any]) -> str:
+    size, times = result["workload"], result["milliseconds"]
+    title = (
+        f"Time on the host of a batch of {size['prompts']} x {size['rollouts']} rollouts of "
+        f"{size['tokens']} tokens, without the sampler, {result['device']}, where a step of the "
+        f"quickstart takes {result['quickstart_seconds']['median']:.1f} s "
+        "(`python -m benchmarks.collectors`; `grpo` has no collector):"
+    )
+    order = sorted(times, key=lambda name: times[name]["median"])
+    rows = [
+        (
+            f"`{name}`",
+            f"{times[name]['median']:.1f} ({times[name]['min']:.1f} to {times[name]['max']:.1f})",
+            f"{result['share'][name]:.1%}",
+        )
+        for name in order
+    ]
+    return pages.table(title, COLUMNS, rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check; the exit code is 1 where a check fails."""
+    return pages.write(PAGE, measured, "benchmarks.collectors_page", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The benchmark of collectors runs, and its page is current."""
+
+import json
+
+import pytest
+
+from benchmarks import collectors, collectors_page, harness
+
+
+@pytest.mark.slow
+def test_a_batch_is_timed(capsys):
+    collectors.main(["--tiny"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["name"] == "collectors" and set(result["share"]) == {"grpo", "dapo"}
+    assert all(0 < t["min"] <= t["median"] <= t["max"] for t in result["milliseconds"].values())
+
+
+def test_the_stored_result_holds_what_is_promised():
+    """At most 2% of a step of the quickstart."""
+    (path,) = harness.RESULTS.glob("collectors-cpu-2core*.json")
+    result = json.loads(path.read_text())
+    assert result["workload"]["prompts"] == 8 and set(result["share"]) == set(collectors.PRESETS)
+    assert max(result["share"].values()) < 0.02
+
+
+def test_the_page_is_current():
+    assert collectors_page.main(["--check"]) == 0, "run python -m benchmarks.collectors_page"
+    assert "| `grpo` |" in collectors_page.PAGE.read_text()
+
+
+def test_it_has_no_peer():
+    with pytest.raises(SystemExit, match="measures ours alone"):
+        collectors.main(["--tiny", "--peer-python", "python"])
