@@ -57,9 +57,13 @@ PRESETS = (
 def steps(config: TrainConfig, warmup: int) -> list[dict[str, Any]]:
     """What is recorded of each step after the first ones, which compile."""
     with tempfile.TemporaryDirectory(prefix="jaxrl_llm-collectors-") as folder:
-        alone = {"checkpoint": CheckpointConfig(every=0), "run_dir": folder}
-        alone["evaluation"] = EvaluationConfig(enabled=False)
-        rows = train(dataclasses.replace(config, **alone)).history
+        alone = dataclasses.replace(
+            config,
+            checkpoint=CheckpointConfig(every=0),
+            evaluation=EvaluationConfig(enabled=False),
+            run_dir=folder,
+        )
+        rows = train(alone).history
     return [row for row in rows if row["step"] > warmup]
 
 
