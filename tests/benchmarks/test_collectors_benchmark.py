@@ -31,3 +31,20 @@ def test_the_page_is_current():
 def test_it_has_no_peer():
     with pytest.raises(SystemExit, match="measures ours alone"):
         collectors.main(["--tiny", "--peer-python", "python"])
+
+
+def test_targets_of_the_quickstart_are_a_row_a_seed():
+    run = {"seed": 0, "steps": 8, "minutes": 1.25}
+    run |= {f"{way}_{when}": 0.5 for way in ("greedy", "sampled") for when in ("before", "after")}
+    result = {
+        "workload": {"config": "FILE"},
+        "device": "D",
+        "runs": [run],
+        "beside": {"dapo": [run]},
+    }
+    lines = collectors_page._curves(result).splitlines()
+    figures = "0 | 8 | 1.2 | 0.500 to 0.500 | 0.500 to 0.500 |"
+    assert [line for line in lines if line.startswith("| `")] == [
+        f"| `quickstart` | {figures}",
+        f"| `dapo` | {figures}",
+    ]
