@@ -45,7 +45,7 @@ def test_logits_of_released_architectures(name, tmp_path):
     assert config.block_length == values.get("block_size")
     assert jr.models.ModelConfig.from_hf(hf_config(config)) == config
 
-    golden = load_file(GOLDEN / "denoisers" / "expected.safetensors")
+    golden = load_file(GOLDEN / "denoisers" / f"{values['model_type'].split('-')[0]}.safetensors")
     tokens, mask = golden["tokens"][:, None], golden["mask"][:, None]
     with jax.default_matmul_precision("highest"):
         hidden, _ = jax.jit(lambda *args: forward(model, *args))(params, tokens, mask)
