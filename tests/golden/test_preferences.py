@@ -1,4 +1,4 @@
-"""Our losses of preferences against TRL's, those that it has no more, and the authors' own."""
+"""Our losses of preferences against TRL's, torchtune's, gemma's, and the authors' own."""
 
 import golden_data
 import jax
@@ -99,6 +99,23 @@ def mnpo(count):
         chosen_history_logp=lambda a: a["history_logp"][0],
         rejected_history_logp=lambda a: a["history_logp"][1],
     )
+
+
+def of_bad_responses(beta):
+    """NPO, one number a response: what a bad one is to BCO without a center."""
+
+    def run(a):
+        bad = jnp.zeros(a["desirable"].shape, bool)
+
+        def total(tokens):
+            logp, ref = sums(tokens, a["mask"]), sums(a["ref_logp"], a["mask"])
+            value = preferences.bco_unpaired(logp, ref, bad, beta=beta)
+            return value.sum(), value
+
+        (_, value), gradient = jax.value_and_grad(total, has_aux=True)(a["logp"])
+        return {"loss": value, "gradient": gradient}
+
+    return Ours(run)
 
 
 def sppo(rejected):
@@ -224,6 +241,21 @@ TABLES = {
         "sppo_single": sppo(lambda a: 1 - a["win_rates"][0]),
         "sigmoid": of_pairs(bind(preferences.dpo, beta=0.3, label_smoothing=0.1), mean=False),
         "ipo": of_pairs(bind(preferences.ipo, beta=0.3), mean=False),
+    },
+    "gemma": {
+        "dpo": of_pairs(preferences.dpo, mean=False),
+        "dpo_smoothed": of_pairs(bind(preferences.dpo, beta=0.3, label_smoothing=0.1), mean=False),
+        "npo": of_bad_responses(1.0),
+        "npo_weaker": of_bad_responses(0.3),
+    },
+    "torchtune": {
+        f"{name}{inputs}": of_pairs(loss, mean=False)
+        for inputs in ("", "_test")
+        for name, loss in {
+            "dpo": preferences.dpo,
+            "dpo_smoothed": bind(preferences.dpo, beta=0.3, label_smoothing=0.1),
+            "rso": preferences.hinge,
+        }.items()
     },
     "mnpo": {"inpo": inpo, "mnpo": mnpo(2), "first_iteration": mnpo(0)},
     "simpo": {

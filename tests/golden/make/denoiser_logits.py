@@ -5,10 +5,10 @@ Run from the repository root with a Python that has torch and transformers, once
     python tests/golden/make/denoiser_logits.py a2d CHECKOUT COMMIT    # of ZHZisZZ/dllm
     python tests/golden/make/denoiser_logits.py sdar CHECKOUT COMMIT   # of JetAstra/SDAR
 
-The models are those of the released files, with the weights of tests/golden/logits: the a2d models of
-dLLM, in which all tokens attend to all, and SDAR, in which those of a block attend to it and to the
-blocks before it, with the masks of its `generate.py`. SDAR's file is of transformers 4.52; its
-norms come from flash-attn, which needs a GPU, and are computed here by their formula.
+The models are those of the released files, with the weights of tests/golden/logits. In the a2d
+models of dLLM all tokens attend to all; in SDAR, those of a block attend to it and to the blocks
+before it, by the masks of its `generate.py`. SDAR's file is of transformers 4.52; its norms come
+from flash-attn, which needs a GPU, and are computed here by their formula.
 """
 
 import importlib.machinery
