@@ -125,7 +125,7 @@ def group_mean(mask: Array) -> Array:
         N[p, b] unmasked tokens of a sequence, S[p] sequences with N > 0, G groups with S > 0
 
     It is :func:`sequence_mean` where all groups have equally many non-empty sequences. A loss that
-    is one number a group, repeated over its sequences and tokens, is averaged over the groups.
+    is one number per group, repeated over its sequences and tokens, is averaged over the groups.
 
     Args:
       mask: bool ``[..., G, T]``, with the group axis before last; fewer axes raise ValueError.

@@ -126,7 +126,7 @@ def vocabulary_statistics(
       Arrays ``[..., T, ...]`` by name.
 
     Raises:
-      ValueError: If a function requires a missing row or does not return one value a token.
+      ValueError: If a function requires a missing row or does not return one value per token.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,9 +1,9 @@
 """Rewards to advantages.
 
 Every function takes ``rewards[..., G]`` first, with the rollouts of one prompt along the last axis,
-and returns float32 advantages: ``[..., G]`` for one value a sequence, ``[..., G, T]`` for one a
+and returns float32 advantages: ``[..., G]`` for one value per sequence, ``[..., G, T]`` for one per
 token. ``where`` (bool, True = takes part) marks rollouts; the others get 0 and their rewards are
-never read. The maths is differentiable; a surrogate is what stops the gradient.
+never read. All functions are differentiable; the surrogate stops the gradient.
 
 ===========================  =======================================================================
 grpo                         minus the group mean, over a standard deviation
@@ -15,17 +15,17 @@ mc_grpo                      minus the group median, over the median deviation f
 remax                        minus the reward of the greedy response
 opo                          minus the group mean weighted by length
 vcpo_advantage               minus the off-policy optimal baseline (opob), over a deviation
-gpg                          minus the group mean, made up for groups that carry no signal
-otb                          minus a baseline of the position, weighted by the gradient before it
+gpg                          minus the group mean, rescaled for groups that carry no signal
+otb                          minus a baseline per position, weighted by the gradient before it
 reinforce_pp                 returns of tokens, whitened over the batch
 gae                          from a critic's values
-turn_gae, poad, pdppo        from those at turns, or with a discount between turns
-hae, hiper                   from three critics: of subgoals, actions, and the switch between
-egae                         from those of responses that were cut off
-vtrace, n_step_returns       from those of another policy; retrace_returns, corrected_td_errors
-segment_advantages, pav      from rollouts that go on from each segment of a response
+turn_gae, poad, pdppo        from a critic's values at turns, or with a discount between turns
+hae, hiper                   from three critics: of subgoals, actions, and switches of subgoal
+egae                         GAE for responses that were cut off
+vtrace, n_step_returns       GAE for another policy's samples; retrace_returns, corrected_td_errors
+segment_advantages, pav      from rollouts that continue from each segment of a response
 gdpo                         several rewards, each normalized in its group, then over the batch
-gdpo_token                   the same, in the end over the tokens of the batch
+gdpo_token                   the same, but the last step is over the tokens of the batch
 grpo_passk                   the lead of the best rollout over the second
 passk_training               pass@k as the reward of every group of k
 pkpo                         right answers, by the chance that all others are wrong
@@ -41,16 +41,16 @@ ui_s1                        returns of turns up to where they leave an expert's
 gigpo, hgpo                  among the turns from the same state, or history of states
 salt                         then: averaged where rollouts share a turn
 verpo                        the outcome, and unit tests by their difficulty, for each attempt
-hbpo                         over the group, and against the ideal of the token budget
-ospo                         agents of one moment as the group
+hbpo                         over the group, and against the ideal reward of the token budget
+ospo                         the agents of one time step as the group
 novelty_sharpening, ace      then: more for unlikely right answers; for overconfident wrong ones
 entropy_shaping              then: a bonus for tokens of high entropy
 dcpo_distribution            then: a pull of good rollouts toward another temperature
 v05_baseline                 minus a value prior fused with the group mean
-jspo                         minus the others of the group, drawn to the other groups' mean
+jspo                         minus the mean of the others, shrunk to the other groups' mean
 token_grpo                   minus the group's mean over tokens, over their deviation
 adhint                       over a group with and without hints, by how much the hint helped
-depth_advantages             nodes of a tree among those of their depth; node_rewards before
+depth_advantages             nodes of a tree among those of their depth; after node_rewards
 branch_advantages            both of them for the tokens of responses that fork
 sibling_advantages           nodes of a tree among those of their parent
 spo_tree                     the same for the tokens of responses that fork; whiten_segments after
@@ -62,7 +62,7 @@ shared_prefix_advantages     then: the mean of the responses that share a token
 hint_consistency, ...        then: hint tokens by the policy's certainty; hint_preservation
 entropy_reshaping            then: more for certain answers, less for uncertain ones
 bounded_bonus                then: a bonus for hidden states of growing rank
-teacher_advantages, ...      then: what a teacher gives its tokens more; prefix_weighted
+teacher_advantages, ...      then: the log-ratio of a teacher to the policy; prefix_weighted
 ===========================  =======================================================================
 """
 

@@ -1,4 +1,4 @@
-"""What advantages share: checks of their arguments, and the cases that a formula leaves open."""
+"""Argument checks shared by the advantages, and the cases that a formula leaves undefined."""
 
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ def group_rewards(function: str, rewards: Array, where: Array | None, singleton:
 def settle_group(
     advantages: Array, alone: Array, rewards: Array, where: Array | None, singleton: str
 ) -> Array:
-    """Writes the cases that the formula leaves open: constant, singleton and dropped entries.
+    """Fills in what the formula leaves undefined: constant, singleton and dropped entries.
 
     ``alone`` is what a group of one gets under ``singleton="raw"``; ``rewards`` are those of
     :func:`group_rewards`.
@@ -62,7 +62,7 @@ def check_token_rewards(
 def check_coefficients(function: str, mask: Array, **values) -> None:
     """Raises ValueError unless each value is a scalar or broadcasts to the mask at the same rank.
 
-    One of fewer axes would broadcast along the last ones: a value a prompt, ``[P]``, over tokens.
+    One of fewer axes would broadcast along the last ones: a value per prompt, ``[P]``, over tokens.
     """
     shape = jnp.shape(mask)
     for name, value in values.items():

@@ -9,17 +9,17 @@ from jaxrl_llm.core import Array, checks, masking
 def m_grpo(
     call_rewards: Array, calls: Array, *, call_where: Array, eps: float | None = None
 ) -> Array:
-    """The advantages of aligned calls: over all calls of all rollouts of a query.
+    """Rewards of aligned calls, standardized over all calls of all rollouts of a query.
 
         A = (r - mean) / (std + eps),   mean and std over the G D calls, ddof 1
 
     The main agent's advantages are :func:`grpo` of its rewards.
 
     Args:
-      call_rewards: ``[..., G, S]``, floating point, of up to S calls in each of G rollouts.
-      calls: integers ``[..., G, D]``, which of them take part, as ``curation.align_calls`` chose; a
-        call may occur several times.
-      call_where: bool ``[..., G, D]``, True where there is one.
+      call_rewards: ``[..., G, S]``, floating point, rewards of up to S calls in each of G rollouts.
+      calls: integers ``[..., G, D]``, the indices of the calls that take part, from
+        ``curation.align_calls``; a call may occur several times.
+      call_where: bool ``[..., G, D]``, True where there is a call.
       eps: Above 0, in units of reward; None means 1e-6.
 
     Returns:

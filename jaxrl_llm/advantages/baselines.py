@@ -1,6 +1,6 @@
 """Baselines that are not the mean of the group: greedy reward, median, weights, other prompts.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``rewards``: floating point ``[..., G]``, one per rollout; a group lies along the last axis.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
@@ -29,12 +29,14 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
 
         A_i = r_i - r_greedy
 
-    The baseline depends on the prompt alone, so the policy gradient with it is unbiased, also for
-    one response a prompt. A group of equal rewards trains unless the greedy response earned that.
+    The baseline depends only on the prompt, so the policy gradient is unbiased, even with one
+    response per prompt. A group of equal rewards still trains, unless the greedy response earned
+    the same reward.
 
     Args:
       rewards, where: See the module.
-      greedy_rewards: ``[...]``, floating point, of the (untrained) response at temperature 0.
+      greedy_rewards: ``[...]``, floating point, rewards of the (untrained) responses at temperature
+        0.
 
     Returns:
       Advantages ``[..., G]``, in units of reward.
@@ -63,13 +65,14 @@ def remax_token(
 
         A[i, t] = sum over s >= t of R[i, s]  -  r_greedy
 
-    The baseline is the greedy response's total at every token, not its reward to go. It follows
-    :func:`terminal_rewards` or, for a KL penalty, :func:`kl_shaped_rewards`.
+    The baseline is the greedy response's total reward at every token, not its reward to go. In a
+    chain this function follows :func:`terminal_rewards` or, for a KL penalty,
+    :func:`kl_shaped_rewards`.
 
     Args:
       mask, where: See the module.
       token_rewards: ``[..., G, T]``, floating point.
-      greedy_rewards: ``[...]``, floating point, of the response at temperature 0.
+      greedy_rewards: ``[...]``, floating point, reward of the response at temperature 0.
 
     Returns:
       Advantages ``[..., G, T]``.
@@ -82,7 +85,8 @@ def remax_token(
       [[[0.25, 0.5]]]
 
     References:
-      Li et al., ReMax (arXiv:2310.10505). As in verl, where masked tokens have the bare return.
+      Li et al., ReMax (arXiv:2310.10505). As in verl, where masked tokens get the return without a
+      baseline.
     """
     checks.check_min_rank("remax_token", 2, token_rewards=token_rewards)
     tokens = _inputs.check_token_rewards("remax_token", token_rewards, mask, where)
@@ -95,13 +99,13 @@ def remax_token(
 def opo(
     rewards: Array, mask: Array, *, where: Array | None = None, singleton: Singleton = "zero"
 ) -> Array:
-    """Rewards minus their mean weighted by length, the baseline of least variance.
+    """Rewards minus their length-weighted mean, the baseline of least variance.
 
         A_i = r_i - sum_j len_j r_j / sum_j len_j
 
-    It is optimal where the squared norm of a rollout's score grows with its length; with equal
-    lengths it is :func:`dr_grpo`. A group of equal rewards, or an empty one, gets exactly 0; one
-    without a token uses the plain mean.
+    The baseline is optimal where the squared norm of a rollout's score is proportional to its
+    length; with equal lengths it is :func:`dr_grpo`. A group of equal rewards, or an empty one,
+    gets exactly 0. A group without tokens uses the plain mean.
 
     Args:
       rewards, where: See the module.
@@ -109,7 +113,7 @@ def opo(
       singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
-      Advantages ``[..., G]``; times the lengths they add up to 0 over a group.
+      Advantages ``[..., G]``; weighted by length they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -144,17 +148,17 @@ def _weighted_mean(rewards: Array, weights: Array, where: Array | None) -> tuple
 def opob(
     rewards: Array, log_weights: Array, grad_sq_norms: Array, *, where: Array | None = None
 ) -> Array:
-    """The baseline of least variance for rollouts of another policy, one a group.
+    """The baseline of least variance for rollouts of another policy, one per group.
 
         b = sum_i w_i^2 n_i r_i / sum_i w_i^2 n_i,   w_i = exp(log_weights_i)
 
-    With equal ``w`` and ``n`` it is the group mean; with equal ``w`` and ``n`` the length, the
-    baseline of :func:`opo`. No weight overflows: they are relative to the group's greatest.
+    With equal ``w`` and equal ``n`` it is the group mean; with equal ``w`` and ``n`` the length, it
+    is the baseline of :func:`opo`. Weights are relative to the group's largest, so none overflows.
 
     Args:
       rewards, where: See the module.
-      log_weights: ``[..., G]``, floating point: log of the probability of the full rollout under
-        the policy over that under the behavior policy, not truncated.
+      log_weights: ``[..., G]``, floating point: log of the ratio of the full rollout's probability
+        under the policy to that under the behavior policy, not truncated.
       grad_sq_norms: ``[..., G]``, floating point, not negative: squared norm of the gradient of the
         rollout's log-probability (summed over its tokens). Any common scale.
 
@@ -209,14 +213,14 @@ def vcpo_advantage(
 
         A_i = (r_i - b) / std(r),   b from :func:`opob`, log w_i = sum_t (old_logp - behavior_logp)
 
-    VCPO also has a truncated weight of the full rollout and a step size that follows the effective
-    sample size. A group of equal rewards, of one rollout or of none gets exactly 0.
+    VCPO also truncates the weight of the full rollout and scales the step size with the effective
+    sample size. A group of equal rewards, or with fewer than two rollouts, gets exactly 0.
 
     Args:
       rewards, mask, where: See the module.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy before the update.
       behavior_logp: ``[..., G, T]`` under the policy that sampled.
-      grad_sq_norms: As in :func:`opob`; None takes the lengths in their place, a proxy of ours.
+      grad_sq_norms: As in :func:`opob`; None uses the lengths instead, a proxy of ours.
       scale: "group" divides by the population deviation where that is above 1e-8, "none" does not.
 
     Returns:
@@ -272,22 +276,23 @@ def mc_grpo(
         scale="none":  A_i = r_i - med(r)
         rescale_nonzero: times n / #(|A| > 1e-6), n rollouts in the group
 
-    Of an even group the median is the lower of the two middle values, so it is always the reward of
-    a rollout (:func:`mc_grpo_pivot`), which does not train. A few outliers do not move it, so in
-    small groups fewer advantages change sign than with the mean.
+    In a group of even size the median is the lower of the two middle values, so it is always the
+    reward of one rollout (:func:`mc_grpo_pivot`), which does not train. A few outliers do not move
+    the median, so in small groups fewer advantages change sign than with the mean.
 
-    Where more than half of a group has one reward, as in most groups of right and wrong answers,
-    mad is 0 and the scale is ``1 / eps``: 1000 by default, as in the released code; not so with
-    ``scale="std"``. A group of equal rewards, of one rollout or of none gets exactly 0.
+    Where more than half of a group has the same reward, as in most groups of right and wrong
+    answers, mad is 0 and the advantages are scaled by ``1 / eps``: 1000 by default, as in the
+    released code. ``scale="std"`` avoids this. A group of equal rewards, or with fewer than two
+    rollouts, gets exactly 0.
 
     Args:
       rewards, where: See the module.
       scale: What the advantage is divided by: "mad", "std" (around the mean, over n - 1) or "none".
       eps: Added to the divisor, above 0, in units of reward. None means 1e-3.
-      rescale_nonzero: Whether a group counts the same however many agree with the median.
+      rescale_nonzero: Whether to make up for the rollouts whose reward is the median.
 
     Returns:
-      Advantages ``[..., G]``; half of a group is not above 0 and half not below.
+      Advantages ``[..., G]``; at least half of a group is at most 0 and at least half at least 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -296,8 +301,8 @@ def mc_grpo(
       [-0.998..., 0.0, 0.998...]
 
     References:
-      MC-GRPO (arXiv:2601.22582), as in the authors' trainers, where ``rescale_nonzero`` is what
-      the one for GSM8K does and that for MATH does not. "std" and "none" are ours.
+      MC-GRPO (arXiv:2601.22582), as in the authors' trainers: the one for GSM8K rescales as
+      ``rescale_nonzero`` does, the one for MATH does not. "std" and "none" are ours.
     """
     stats.check_group("mc_grpo", rewards, where)
     checks.check_option("mc_grpo", "scale", scale, ("mad", "std", "none"))
@@ -319,14 +324,14 @@ def mc_grpo(
 
 
 def mc_grpo_pivot(rewards: Array, *, where: Array | None = None, key: Array | None = None) -> Array:
-    """The rollout of each group whose reward is the median: the one that does not train.
+    """The rollout of each group whose reward is the median, which does not train.
 
-    Its advantage is 0: sample one rollout more and drop this one with :func:`mc_grpo_keep`.
+    Its advantage is 0: sample one extra rollout and drop this one with :func:`mc_grpo_keep`.
 
     Args:
       rewards, where: See the module.
-      key: A typed key, for the draw among several that hold the median. None takes the first, which
-        makes the order of the group count.
+      key: A typed key, for a random choice among rollouts tied at the median. None takes the first,
+        so the result depends on the order of the group.
 
     Returns:
       bool ``[..., G]``, True at exactly one rollout of each group that is not empty.
@@ -364,11 +369,11 @@ def mc_grpo_keep(
     where: Array | None = None,
     key: Array | None = None,
 ) -> Array:
-    """All tokens but those of the median rollout of each group; for the selection of a recipe.
+    """The mask without the median rollout of each group; for a Recipe's ``selection``.
 
     Args:
       rewards, mask, where: See the module.
-      advantages: Not read; every selection gets them.
+      advantages: Not read; every selection rule receives them.
       key: As in :func:`mc_grpo_pivot`.
 
     Returns:
@@ -398,14 +403,14 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
         v = mean over the other groups of var(r) / n
         s = mean over the other groups of (mean(r) - mean of those means)^2
 
-    The noisier the means of small groups are (v) compared with how far prompts lie apart (s), the
-    larger the share l of the batch's mean. Nothing in the baseline depends on rollout i, so the
-    policy gradient with it is unbiased; it is :func:`rloo` where l is 0. A group of equal rewards
-    still trains where the batch does not agree with it.
+    The noisier the group means are (v) compared with the spread between prompts (s), the larger the
+    share l of the batch's mean. Nothing in the baseline depends on rollout i, so the policy
+    gradient is unbiased. With l = 0 it is :func:`rloo`. A group of equal rewards still trains where
+    its reward differs from the batch's mean.
 
-    It must see the global batch: all groups of all leading axes are one pool. The only rollout of a
-    group is compared with the other groups alone (l = 1) and does not count in v. Without another
-    group that has rollouts the result is :func:`rloo`.
+    It must see the global batch: all groups of all leading axes form one pool. The only rollout of
+    a group is compared with the other groups alone (l = 1) and does not count in v. If no other
+    group has rollouts, the result is :func:`rloo`.
 
     Args:
       rewards, where: See the module.
@@ -423,8 +428,8 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
 
     References:
       Zeng et al., Shrinkage baselines (arXiv:2511.03710), ``jspo`` of the authors' code; groups of
-      different sizes and of one rollout are our extension. Their ``jspo_plus_plus`` pools the group
-      itself too and smooths the share over the steps.
+      different sizes and of one rollout are our extension. Their ``jspo_plus_plus`` also pools the
+      group itself and smooths the share over steps.
     """
     stats.check_group("jspo", rewards, where)
     checks.check_positive("jspo", finite=True, eps=eps)
@@ -452,5 +457,5 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
 
 
 def _others(x: Array) -> Array:
-    """The sum over all other groups, of one value a group ``[..., 1]``."""
+    """The sum over all other groups, of one value per group ``[..., 1]``."""
     return jnp.sum(x) - x

@@ -1,10 +1,10 @@
-"""Advantages normalized over the full batch, and scores scaled by those of all batches so far.
+"""Advantages normalized over the full batch, and scores scaled by running statistics.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``rewards``: floating point ``[..., G]``, one per rollout; a group lies along the last axis.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
-- Statistics are of the global batch. Results are float32, 0 where masked.
+- Statistics are over the global batch. Results are float32, 0 where masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError. The
   arrays of a Transform are checked on update.
 """
@@ -20,19 +20,19 @@ from jaxrl_llm.core import Array, Transform, checks, masking, stats, traits
 
 @traits(token_values=True)
 def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True) -> Array:
-    """Shifts and scales values so that over the unmasked tokens they have mean 0 and variance 1.
+    """Shifts and scales values to mean 0 and variance 1 over the unmasked tokens.
 
         y = (x - m) / sqrt(v + eps)         m, v over all unmasked tokens, v with n - 1
         shift_mean=False:  y + m
 
     A rollout counts once for each of its tokens, unlike in :func:`batch_normalize`. Fewer than two
-    tokens, or all of one value, give exactly 0 (``m`` with ``shift_mean=False``).
+    tokens, or tokens of equal values, give exactly 0 (``m`` with ``shift_mean=False``).
 
     Args:
-      x: ``[..., T]`` or one value a sequence ``[...]``, floating point.
+      x: ``[..., T]`` or one value per sequence ``[...]``, floating point.
       mask: bool ``[..., T]``, True = keep.
       eps: Above 0; added to the variance.
-      shift_mean: Whether the mean is taken out, not added back after the scaling.
+      shift_mean: Whether to remove the mean; False adds it back after the scaling.
 
     Returns:
       ``[..., T]``.
@@ -58,13 +58,13 @@ def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True)
 
 
 def clip(x: Array, *, bound: float) -> Array:
-    """Advantages with their size bounded; in a chain it stands last.
+    """Clips advantages to a bound; in a chain it comes last.
 
         y = min(max(x, -bound), bound)
 
     Args:
       x: ``[...]``, floating point.
-      bound: Greatest size, above 0.
+      bound: Largest magnitude, above 0.
 
     Returns:
       An array of the same shape.
@@ -102,7 +102,7 @@ def center(x: Array, *, where: Array | None = None) -> Array:
       [[0.0, -1.0], [-1.0, 2.0]]
 
     References:
-      CGPO (arXiv:2409.20370), its CRPG; REINFORCE with the batch as its baseline.
+      CRPG of CGPO (arXiv:2409.20370); REINFORCE with the batch mean as its baseline.
     """
     stats.check_group("center", x, where)
     x = masking.zero_masked(x, where)
@@ -110,12 +110,12 @@ def center(x: Array, *, where: Array | None = None) -> Array:
 
 
 def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) -> Array:
-    """Shifts and scales one value a rollout to mean 0 and deviation 1 over the batch.
+    """Shifts and scales one value per rollout to mean 0 and deviation 1 over the batch.
 
         y = (x - mean(x)) / (std(x) + eps)         over all unmasked rollouts, std with n - 1
 
-    A rollout counts once, however long. Fewer than two rollouts, or all of one value, give exactly
-    0. In a chain it normalizes what another advantage returned.
+    A rollout counts once, whatever its length. Fewer than two rollouts, or equal values, give
+    exactly 0. In a chain it normalizes the advantages of the function before it.
 
     Args:
       x: ``[...]``, floating point, such as advantages ``[P, G]``.
@@ -154,20 +154,20 @@ def reinforce_pp_baseline(
     norm: Literal["token", "sequence"] = "token",
     eps: float = 1e-8,
 ) -> Array:
-    """Rewards minus their group mean, then normalized over the batch, one value a token.
+    """Rewards minus their group mean, then normalized over the batch, one value per token.
 
         a_i = r_i - mean_group(r)
         norm="token":     A[i, t] = (a_i - m) / sqrt(v + eps)      m, v over all unmasked tokens
         norm="sequence":  A[i, t] = (a_i - m) / (sqrt(v) + eps)    m, v over all unmasked rollouts
 
-    Both variances divide by n - 1. The token form (:func:`whiten`) has a mean other than 0 when
-    lengths differ, and a group of equal rewards then gets an advantage. With equal lengths the two
+    Both variances divide by n - 1. In the token form (:func:`whiten`) m is not 0 when lengths
+    differ, so a group of equal rewards then gets an advantage. With equal lengths the two forms
     differ only in n - 1 and eps. A group of one has ``a_i = r_i``. Fewer than two entries, or equal
     ones, give exactly 0.
 
     Args:
       rewards, mask, where: See the module.
-      norm: What counts: "token" or "sequence". A rollout without a token counts in the second only.
+      norm: Unit of the statistics: "token" or "sequence". Only "sequence" counts empty rollouts.
       eps: Above 0; added to the variance for "token", to the deviation for "sequence".
 
     Returns:
@@ -183,8 +183,8 @@ def reinforce_pp_baseline(
 
     References:
       Hu et al., REINFORCE++ (arXiv:2501.03262). ``norm="token"`` is verl's
-      ``reinforce_plus_plus_baseline``; ``norm="sequence"`` is the form that BroRL and ProRL state,
-      where dividing by n - 1 is our choice. verl raises where fewer than two tokens are left.
+      ``reinforce_plus_plus_baseline``; ``norm="sequence"`` is the form in BroRL and ProRL, where
+      dividing by n - 1 is our choice. verl raises for fewer than two tokens.
     """
     tokens = _inputs.check_tokens("reinforce_pp_baseline", rewards, mask, where)
     checks.check_option("reinforce_pp_baseline", "norm", norm, ("token", "sequence"))
@@ -212,15 +212,15 @@ def reinforce_pp(
     gamma: float | Array = 1.0,
     eps: float = 1e-8,
 ) -> Array:
-    """Returns of tokens, whitened over the batch; no group and no critic.
+    """Token returns, whitened over the batch; no group and no critic.
 
         R[i, t] = 1[t is last] r_i - kl_coef (old_logp[i, t] - ref_logp[i, t])
         G[i, t] = R[i, t] + gamma G[i, next unmasked token]
         A = (G - m) / sqrt(v + eps)         m, v over all unmasked tokens of the batch, v with n - 1
 
-    It is :func:`kl_shaped_rewards`, :func:`reward_to_go` and :func:`whiten` one after the other;
-    a chain of those takes another estimator of the KL divergence. Fewer than two tokens, or returns
-    that are all equal, give exactly 0.
+    It is the chain of :func:`kl_shaped_rewards`, :func:`reward_to_go` and :func:`whiten`; write
+    that chain for another estimator of the KL divergence. Fewer than two tokens, or equal returns,
+    give exactly 0.
 
     Args:
       rewards, mask, where: See the module.
@@ -243,8 +243,8 @@ def reinforce_pp(
 
     References:
       Hu et al., REINFORCE++ (arXiv:2501.03262), as verl's ``reinforce_plus_plus`` computes it from
-      0.9 on (see :func:`reward_to_go`). Which estimator the paper's penalty uses was not checked;
-      verl's default is k1. verl raises where fewer than two tokens are left.
+      0.9 on (see :func:`reward_to_go`). We did not check which estimator the paper's penalty uses;
+      verl's default is k1. verl raises for fewer than two tokens.
     """
     name = "reinforce_pp"
     tokens = _inputs.check_tokens(name, rewards, mask, where, old_logp=old_logp, ref_logp=ref_logp)
@@ -259,9 +259,9 @@ class RunningMoments(NamedTuple):
     """Mean and variance of all scores so far; float32 scalars.
 
     Attributes:
-      mean: Of the scores; 0 before the first.
+      mean: Mean of the scores; 0 before the first score.
       var: Population variance; 1 before the first.
-      count: How many there were.
+      count: Number of scores.
     """
 
     mean: Array
@@ -270,7 +270,7 @@ class RunningMoments(NamedTuple):
 
     @property
     def std(self) -> Array:
-        """Sample deviation (n - 1); 1 where there is none: too few scores, or all of one value."""
+        """Sample deviation (n - 1); 1 where it is 0 or undefined: too few, or equal, scores."""
         usable = (self.count > 1) & (self.var > 0)
         corrected = self.var * self.count / jnp.maximum(self.count - 1.0, 1.0)
         return jnp.where(usable, jnp.sqrt(jnp.where(usable, corrected, 1.0)), 1.0)
@@ -284,14 +284,14 @@ def _first_moments() -> RunningMoments:
 def update_moments(
     moments: RunningMoments, x: Array, *, where: Array | None = None
 ) -> RunningMoments:
-    """Running mean and variance after another batch, as if of all scores at once.
+    """Running mean and variance after another batch, as if over all scores at once.
 
         d = mean_b - mean,  n = count + n_b
         mean' = mean + d n_b / n
         var' = (var count + var_b n_b + d^2 count n_b / n) / n
 
     Args:
-      moments: So far; those of ``score_scaler().init()`` forget themselves with the first batch.
+      moments: The moments so far; the first batch replaces those of ``score_scaler().init()``.
       x: Scores of any shape, floating point.
       where: bool of the same shape; None keeps all.
 
@@ -352,16 +352,16 @@ class _Scale:
 
 
 def score_scaler(*, center: bool = False, clip: float | None = None) -> Transform:
-    """Divides scores by the deviation of all scores so far, the present batch among them.
+    """Divides scores by the deviation of all scores so far, including the present batch.
 
         s = r / std        center=True:  s = (r - mean) / std        clip:  s to [-clip, clip]
 
-    It stands first in a chain, before the advantage. While there is no deviation (one score, or all
-    of one value) it divides by 1. The moments are saved with the train state.
+    It comes first in a chain, before the advantage. While the deviation is 0 or undefined (one
+    score, or equal scores) it divides by 1. The moments are saved with the train state.
 
     Args:
       center: Whether to subtract the running mean first.
-      clip: Greatest size of a scaled score, above 0; None for none.
+      clip: Largest magnitude of a scaled score, above 0; None for no bound.
 
     Returns:
       A Transform ``rewards [...] -> [...]``, with ``where`` of the batch, over ``RunningMoments``.
@@ -376,7 +376,8 @@ def score_scaler(*, center: bool = False, clip: float | None = None) -> Transfor
 
     References:
       Zheng et al., PPO-max (arXiv:2307.04964), as in MOSS-RLHF, whose scripts scale without
-      centering and do not clip (its default bound is 10). It does not guard the deviation.
+      centering and do not clip (its default bound is 10). MOSS-RLHF does not guard against a
+      deviation of 0.
     """
     checks.check_positive("score_scaler", finite=True, clip=clip)
     return Transform(_first_moments, _Scale(center, clip))
@@ -392,14 +393,15 @@ class _Deviation:
 
 
 def score_deviation() -> Transform:
-    """The deviation of all scores so far, the present batch among them: a controller of a Recipe.
+    """The deviation of all scores so far, including the present batch: a Recipe's controller.
 
-    Under the name ``score_std`` it scales the rewards of advantages and of a critic's returns
-    alike, with :func:`scale_scores`; :func:`score_scaler` in a chain changes the advantage alone.
+    Under the name ``score_std``, with :func:`scale_scores`, it scales the rewards of both the
+    advantages and the critic's returns; :func:`score_scaler` in a chain changes only the
+    advantages.
 
     Returns:
       A Transform ``rewards [...] -> []``, with ``where`` of the batch, over ``RunningMoments``; 1
-      while there is no deviation.
+      while the deviation is 0 or undefined.
 
     Example:
       >>> import jax.numpy as jnp
@@ -422,14 +424,14 @@ def scale_scores(
     where: Array | None = None,
     clip: float | None = None,
 ) -> Array:
-    """Rewards over a deviation, clipped if asked.
+    """Rewards divided by a deviation, optionally clipped.
 
         s = r / score_std, then to [-clip, clip]
 
     Args:
       rewards, where: See the module.
       score_std: Above 0: a number, or ``[..., 1, 1]`` from a controller.
-      clip: Greatest size of a scaled reward, above 0; None for none.
+      clip: Largest magnitude of a scaled reward, above 0; None for no bound.
 
     Returns:
       Scaled rewards ``[..., G]``.

@@ -1,12 +1,12 @@
-"""Advantages from a teacher: what the policy earns for tokens that the teacher likes better.
+"""Advantages from a teacher: credit for tokens that are likelier under the teacher.
 
-They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advantages``, so a teacher
-is added to the rewards of a task, or takes their place behind zeros.
+They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advantages``, so the
+teacher's signal adds to the rewards of a task, or replaces them if the estimator returns zeros.
 
 - ``advantages``: floating point, ``[...]`` spread over the tokens, or ``[..., T]``.
 - ``mask``: bool ``[..., T]``, True for the response tokens that are trained.
 - ``old_logp``: ``[..., T]`` log-probabilities (nats) under the policy that sampled.
-- ``coef``: Weight of the teacher beside the advantages that come in, not negative.
+- ``coef``: Weight of the teacher's term relative to the input advantages, not negative.
 - Results are float32 ``[..., T]``, 0 where masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -34,15 +34,15 @@ def teacher_advantages(
         A'[t] = A[t] + coef R[t],   R[t] = sum_{u >= t} discount^(u - t) r[u]
         with normalize, R[t] is divided by sum_{u >= t} discount^(u - t)
 
-    With discount 0, on policy, the expected gradient of ``-A' logp`` is at each token that of
+    On policy with discount 0, the expected gradient of ``-A' logp`` at each token is that of
     KL(student || teacher) of the next token (k1 in the reward); with discount 1 it is that of the
-    KL of the full response. Masked tokens count in no sum and take no place in it.
+    KL of the full response. The sums skip masked tokens, which cost no discount.
 
     Args:
       advantages, mask, old_logp, coef: See the module.
       teacher_token_logp: ``[..., T]`` of the same tokens under the teacher.
-      discount: Of later tokens, from 0 to 1.
-      normalize: Whether R is a weighted mean of the rest of the response.
+      discount: Discount per later token, in [0, 1].
+      normalize: Whether R is the weighted mean, instead of the sum, over the rest of the response.
 
     Returns:
       Advantages ``[..., T]``.
@@ -60,8 +60,8 @@ def teacher_advantages(
 
     References:
       Gu et al., MiniLLM (arXiv:2306.08543), discount 1 with the mean over the rest. TRL 1.13's
-      MiniLLM trainer multiplies by discount^u instead of discount^(u - t), which is the same with
-      ``normalize`` only, and counts masked tokens as places.
+      MiniLLM trainer multiplies by discount^u instead of discount^(u - t), which is equivalent only
+      with ``normalize``, and its discount also counts masked tokens.
     """
     name = "teacher_advantages"
     masking.check_tokens(name, mask, old_logp=old_logp, teacher_token_logp=teacher_token_logp)
@@ -90,7 +90,7 @@ def teacher_advantages(
 
 @traits(token_values=True)
 def prefix_weighted(advantages: Array, mask: Array, *, gamma: float = 0.5) -> Array:
-    """Early tokens count more: where the policy left the teacher, what follows is off its path.
+    """Weighs early tokens more: after the policy has diverged, the teacher's signal is less useful.
 
         w[t]  = 1 + gamma (1 - sum_{u < t} |A[u]| / sum_u |A[u]|)
         A'[t] = w[t] A[t]
@@ -98,7 +98,7 @@ def prefix_weighted(advantages: Array, mask: Array, *, gamma: float = 0.5) -> Ar
     Args:
       advantages: ``[..., T]``, such as those of :func:`teacher_advantages`.
       mask: See the module.
-      gamma: What the first token counts more than the last, not negative; 0 changes nothing.
+      gamma: Extra weight of the first token over the last, not negative; 0 changes nothing.
 
     Returns:
       Advantages ``[..., T]``.
@@ -135,19 +135,20 @@ def span_advantages(
     span_ids: Array,
     coef: float = 1.0,
 ) -> Array:
-    """The log-ratio to a teacher with another tokenizer, over spans that both cut alike.
+    """The log-ratio to a teacher with another tokenizer, over spans that both tokenizers share.
 
         R[k]  = teacher's log-probability of span k - sum over the tokens t of span k of old_logp[t]
         A'[t] = A[t] + coef R[span of t]
 
-    A span is the shortest stretch of text that ends where a token of both tokenizers ends; with one
-    tokenizer every span is a token, and this is :func:`teacher_advantages` with discount 0.
+    A span is the shortest piece of text that ends at a token boundary of both tokenizers. If the
+    tokenizers are the same, every span is a token, and this is :func:`teacher_advantages` with
+    discount 0.
 
     Args:
       advantages, mask, old_logp, coef: See the module.
       teacher_span_logp: ``[..., T]``, the teacher's log-probability of the span of each token.
-      span_ids: Integers ``[..., T]``, the span of each token, below T; -1 for tokens that no span
-        has, which learn nothing from the teacher.
+      span_ids: Integers ``[..., T]``, the span of each token, below T; -1 for tokens outside all
+        spans, which learn nothing from the teacher.
 
     Returns:
       Advantages ``[..., T]``.
@@ -163,8 +164,7 @@ def span_advantages(
 
     References:
       The spans are those of TRL's GOLD trainer, which compares merged distributions instead
-      (Universal Logit Distillation, arXiv:2402.12030); that one number is compared for each span
-      is ours.
+      (Universal Logit Distillation, arXiv:2402.12030); comparing one number per span is ours.
     """
     name = "span_advantages"
     masking.check_tokens(name, mask, old_logp=old_logp, teacher_span_logp=teacher_span_logp)

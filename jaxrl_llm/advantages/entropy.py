@@ -21,13 +21,13 @@ _FLOOR = 1e-8
 
 
 class EntropyStats(NamedTuple):
-    """What normalizes log-entropies; float32 ``[]``.
+    """Statistics that normalize log-entropies; float32 ``[]``.
 
     Attributes:
       pivot: The log-entropy whose signal is 0.
       scale: Root mean square of the distance to the pivot.
-      high: The greatest distance above, in units of the scale; 0 before anything was measured.
-      low: The greatest distance below, not negative, in the same units.
+      high: Largest distance above the pivot, in units of the scale; 0 before the first batch.
+      low: Largest distance below the pivot, not negative, in the same units.
     """
 
     pivot: Array
@@ -37,7 +37,7 @@ class EntropyStats(NamedTuple):
 
 
 class EntropySignal(NamedTuple):
-    """What :func:`entropy_signal` returns.
+    """Result of :func:`entropy_signal`.
 
     Attributes:
       signal: float32 of the shape of the entropies, in [-1, 1], 0 where masked.
@@ -49,7 +49,7 @@ class EntropySignal(NamedTuple):
 
 
 def entropy_signal(old_entropy: Array, mask: Array, *, quantile: float = 0.8) -> EntropySignal:
-    """How uncertain each token is among all tokens of the batch, between -1 and 1.
+    """How uncertain each token is relative to all tokens of the batch, between -1 and 1.
 
         l = log max(H, 1e-8),   q = the quantile of l (nearest),   s = sqrt(mean (l - q)^2)
         z = (l - q) / s,        h = z / max z above 0,  z / |min z| below
@@ -95,13 +95,13 @@ def entropy_signal(old_entropy: Array, mask: Array, *, quantile: float = 0.8) ->
 def signal_temperature(
     entropy: Array, stats: EntropyStats, *, base: float = 1.0, tau: float = 0.05
 ) -> Array:
-    """The temperature of a token to be sampled, higher where the policy is uncertain.
+    """The sampling temperature of the next token, higher where the policy is uncertain.
 
         T = base (1 + tau h),   h as in entropy_signal with the statistics of the last batch
 
     Args:
       entropy: ``[...]`` entropy (nats) of the next-token distribution at temperature 1.
-      stats: :class:`EntropyStats` of the last step; before the first one all zeros, and T = base.
+      stats: :class:`EntropyStats` of the last step; all zeros before the first, and then T = base.
       base: Temperature of a token at the pivot, above 0.
       tau: Strength, in [0, 1).
 
@@ -144,14 +144,14 @@ def token_grpo(
         A_i  = (r_i - mean) / (std + eps)
         where any |A| of the group >= limit: plain GRPO (ddof 1) for all of the group
 
-    The sum of A over the tokens is 0, so under ``aggregate.token_mean`` no length has a bias.
+    The sum of A over tokens is 0, so ``aggregate.token_mean`` introduces no length bias.
 
     Args:
       rewards: ``[..., G]``, floating point.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       where: See the module.
       eps: Added to the deviation, above 0.
-      limit: Size from which a group takes plain GRPO, above 0.
+      limit: If any advantage of a group reaches this magnitude, the group uses plain GRPO; above 0.
 
     Returns:
       Advantages ``[..., G]``, float32; 0 where all rewards agree and for rollouts that take no
@@ -202,12 +202,12 @@ def entropy_reshaping(
     The factors of a group have the mean 1. They are 1 where the mean entropy is 0.
 
     Args:
-      advantages: ``[..., G]``, floating point, one a rollout.
+      advantages: ``[..., G]``, floating point, one per rollout.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       old_entropy: ``[..., G, T]`` entropy (nats) of the policy that sampled, not negative.
       where: See the module.
-      floor: Least factor; None for the literal formula, which flips the sign of an advantage whose
-        response has more than twice the mean entropy.
+      floor: Smallest factor; None for the literal formula, which flips the sign of the advantage of
+        a response with more than twice the mean entropy.
 
     Returns:
       Advantages ``[..., G]``, float32.
@@ -221,8 +221,8 @@ def entropy_reshaping(
       [3.0, -0.5, -0.25]
 
     References:
-      ETTRL (arXiv:2508.11356), NOTES reading, three that agree; the floor is ours. Its alternative
-      is ``advantages.clip`` at 2.
+      ETTRL (arXiv:2508.11356), NOTES reading of three notes that agree; the floor is ours. The
+      paper's alternative is ``advantages.clip`` at 2.
     """
     function = "entropy_reshaping"
     masking.check_tokens(function, mask, old_entropy=old_entropy)

@@ -1,12 +1,12 @@
 """Advantages relative to the group: each rollout against the others of its prompt.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``rewards``: floating point ``[..., G]``, one per rollout; a group lies along the last axis.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
 - ``singleton``: what the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
-- Advantages are float32 ``[..., G]``. Where they add up to 0 over a group, a "raw" singleton does
-  not. A group of equal unmasked rewards (max == min), or an empty one, gets exactly 0, except where
-  a function's page has another rule.
+- Advantages are float32 ``[..., G]``. Where they add up to 0 over a group, a "raw" singleton is the
+  exception. A group of equal unmasked rewards (max == min), or an empty one, gets exactly 0, unless
+  a function's page says otherwise.
 - A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
   its range or without effect, raise ValueError.
 """
@@ -35,17 +35,17 @@ def grpo(
 
         A_i = (r_i - mean(r)) / (std(r) + eps)
 
-    The deviation is that of the group with ``scale="group"`` (GRPO), that of the raw, not centered,
-    rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`).
-
-    With another ``baseline`` the deviation is the root mean square of what the baseline leaves:
+    The deviation is over the group with ``scale="group"`` (GRPO), or over the raw, uncentered
+    rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`). With
+    another ``baseline`` the deviation is the root mean square of the rewards minus their baselines:
 
         baseline="batch":          b = mean of the rewards of the full batch
         baseline="leave_one_out":  b_i = mean of the other rewards of the group
         A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
 
     With ``baseline="batch"`` only a batch of equal rewards gets exactly 0. "batch", as ``scale`` or
-    as ``baseline``, must see the global batch; on one that is sharded over prompts it communicates.
+    as ``baseline``, must see the global batch and needs communication if the batch is sharded over
+    prompts.
 
     Args:
       rewards, where: See the module.
@@ -68,10 +68,10 @@ def grpo(
       [[0.866..., -0.866..., -0.866..., 0.866...], [0.0, 0.0, 0.0, 0.0]]
 
     References:
-      Shao et al., DeepSeekMath (arXiv:2402.03300). verl, TRL and tunix have ``ddof=1``; verl and
+      Shao et al., DeepSeekMath (arXiv:2402.03300). verl, TRL and tunix use ``ddof=1``; verl and
       tunix add 1e-6, TRL 1e-4. TRL's batch scaling is ``scale="batch"``. verl treats a group of one
       as "raw"; our default of 0, and the exact 0 of equal rewards, are ours. Up to 0.8, verl's
-      vectorized form holds the deviation above 1e-3. The other baselines are AReaL's
+      vectorized form bounds the deviation below by 1e-3. The other baselines are AReaL's
       ``mean_level="batch"`` and ``mean_leave1out`` with ``std_level="group"``, where
       ``std_unbiased=False`` is ``ddof=0``.
     """
@@ -120,9 +120,9 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
 
         A_i = r_i - mean(r)
 
-    The advantage half of Dr. GRPO; the other half is a loss over a constant length,
-    :func:`jaxrl_llm.aggregate.fixed_length`. It is (n - 1) / n times :func:`rloo` for a group of n,
-    and :func:`grpo` with ``scale="none"``.
+    This is the advantage of Dr. GRPO; its loss divides by a constant length,
+    :func:`jaxrl_llm.aggregate.fixed_length`. It equals (n - 1) / n times :func:`rloo` for a group
+    of n, and :func:`grpo` with ``scale="none"``.
 
     Args:
       rewards, where, singleton: See the module.
@@ -137,8 +137,8 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
       [0.75, -0.25, -0.25, -0.25]
 
     References:
-      Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). verl reaches it with
-      ``norm_adv_by_std_in_grpo=False`` and leaves a group of one its reward ("raw").
+      Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). verl's option is
+      ``norm_adv_by_std_in_grpo=False``; verl gives a group of one its reward ("raw").
     """
     rewards = _inputs.group_rewards("dr_grpo", rewards, where, singleton)
     centered = rewards - stats.group_mean(rewards, where)
@@ -189,16 +189,16 @@ def gpg(
     eps: float | None = None,
     singleton: Singleton = "zero",
 ) -> Array:
-    """Rewards minus their group mean, times a factor for the groups without a signal.
+    """Rewards minus their group mean, times a factor that makes up for groups without a signal.
 
         A_i = alpha (r_i - mean(r)) / F
         mode="informative":     alpha = 1 / (informative_share(r) + 1e-5)
         mode="nonzero_reward":  alpha = rollouts / max(rollouts with a reward that is not 0, 1)
         F = 1, or std(r) + eps with scale="group"
 
-    The factor belongs to the full batch, so with ``surrogates.reinforce`` and
-    ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about that of the
-    informative groups alone. If all groups are informative, it is that of :func:`dr_grpo`.
+    The factor is one number for the full batch, so with ``surrogates.reinforce`` and
+    ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about the loss of the
+    informative groups alone. If all groups are informative, it is the loss of :func:`dr_grpo`.
 
     Args:
       rewards, where: See the module.
@@ -207,7 +207,7 @@ def gpg(
         "nonzero_reward" for the share of rollouts with a reward, which is verl's.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-4.
       singleton: As in the module; "raw" is alpha times the reward, and requires
-        ``mode="nonzero_reward"``: the other mode counts it as no signal.
+        ``mode="nonzero_reward"``: the other mode treats a group of one as without a signal.
 
     Returns:
       Advantages ``[..., G]``; they add up to 0 over a group.
@@ -220,9 +220,9 @@ def gpg(
       [[1.0, -1.0], [0.0, 0.0]]
 
     References:
-      Chu et al., GPG (arXiv:2504.02546). verl's ``gpg`` is ``mode="nonzero_reward"``, another
-      quantity (4/3 in the example), with "raw". The released loop samples on while the share is
-      below 0.4 (0.5 in some versions), which is a matter of curation.
+      Chu et al., GPG (arXiv:2504.02546). verl's ``gpg`` is ``mode="nonzero_reward"``, a different
+      quantity (4/3 in the example), with "raw". The released loop continues to sample while the
+      share is below 0.4 (0.5 in some versions); a collector does that here.
     """
     rewards = _inputs.group_rewards("gpg", rewards, where, singleton)
     checks.check_option("gpg", "scale", scale, ("none", "group"))
@@ -248,11 +248,11 @@ def gpg(
 
 
 def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
-    """The share of groups whose rewards differ, among those with a rollout.
+    """The share of groups whose rewards differ, among the groups with a rollout.
 
         phi = groups with std(r) > 1e-5 / groups with an unmasked rollout
 
-    A group of one has no spread. It is the inverse of GPG's factor alpha.
+    A group of one has no spread. The share is the inverse of GPG's factor alpha.
 
     Args:
       rewards, where: See the module.
@@ -278,19 +278,20 @@ def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
 
 
 def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) -> Array:
-    """Rewards minus the mean of the rollouts of the policy, for all of the group.
+    """Rewards minus the mean over the policy's own rollouts, for the full group.
 
         A_i = r_i - mean over the rollouts that are not steered of r
 
-    A guide's rollouts do not raise the bar for those of the policy. Where all of those fail they
-    get exactly 0, and a teacher's answer its reward. Without a rollout of the policy the mean is 0.
+    A guide's rollouts do not raise the baseline of the policy's rollouts. Where all of the policy's
+    rollouts fail they get exactly 0, and a teacher's answer gets its reward. Without a rollout of
+    the policy the mean is 0.
 
     Args:
       rewards, where: See the module.
       steered: bool ``[..., G]``, True for the rollouts of a guide.
 
     Returns:
-      Advantages ``[..., G]``, in units of reward; those of the policy add up to 0.
+      Advantages ``[..., G]``, in units of reward; those of the policy's rollouts add up to 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -300,8 +301,8 @@ def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) ->
       [0.0, 0.0, 1.0]
 
     References:
-      Yuan et al., AMPO (arXiv:2510.02227), whose released code has it with and without a division.
-      There a single rollout of the policy has mean 0, as if it were a guide's.
+      Yuan et al., AMPO (arXiv:2510.02227), whose released code has versions with and without a
+      division. There the mean is 0 if the policy has a single rollout.
     """
     stats.check_group("grpo_split", rewards, where)
     checks.check_min_rank("grpo_split", 1, steered=steered)
@@ -327,22 +328,22 @@ def hbpo(
     eps: float = 1e-6,
     singleton: Literal["zero", "raw"] = "zero",
 ) -> Array:
-    """A z-score over the group, plus how the rollouts of the same budget did against its ideal.
+    """A z-score over the group, plus the mean reward of the same budget minus its ideal reward.
 
         ideal(b) = scale cos(pi b / (2 max_length)), 0 from max_length on
         A_i = (r_i - mean(r)) / (std(r) + eps)
               + intra_weight (mean of r over the rollouts of budget b_i - ideal(b_i))
 
-    When all rewards are equal the first term vanishes, the second need not. A right answer can get
-    a negative advantage where its budget mostly fails. A group of one gets no second term. Rollouts
-    are matched by equal budgets, all pairs of a group, so the work grows with G squared.
+    When all rewards are equal the first term vanishes, but the second need not. A right answer can
+    get a negative advantage if rollouts of its budget mostly fail. A group of one gets no second
+    term. Budgets are compared for all pairs of a group, so the work grows with G squared.
 
     Args:
       where: See the module.
       rewards: As in the module; the reward half is ``rewards.hbpo_rewards``.
       budgets: ``[..., G]``, floating point, the tokens each rollout was told it may use.
       intra_weight: Weight of the second term, not negative: 1 is the paper, 2 the released code.
-      max_length: Tokens whose ideal is 0, and the budget of a rollout without one; above 0.
+      max_length: Length whose ideal reward is 0, and the budget of rollouts without one; above 0.
       scale: Reward of a right answer of length 0.
       ddof: Delta degrees of freedom of the deviation, 1 or 0.
       eps: Added to the deviation, above 0, in units of reward.

@@ -1,7 +1,7 @@
 """Advantages shaped by the rank of hidden states: VERL.
 
-:func:`effective_rank` and :func:`rank_growth` of a response, :func:`rank_bonus` of both against a
-moving baseline, :func:`bounded_bonus` on the advantage.
+:func:`effective_rank` and :func:`rank_growth` measure a response, :func:`rank_bonus` compares both
+with a moving baseline, and :func:`bounded_bonus` adds the bonus to the advantage.
 
 Shared arguments:
   ``mask``: bool ``[..., T]``, True for the response tokens that are trained.
@@ -36,12 +36,12 @@ def _centered_values(x: Array, rows: Array) -> Array:
 
 
 def effective_rank(hidden: Array, mask: Array) -> Array:
-    """How many directions the hidden states of a response spread over.
+    """The effective number of directions in the hidden states of a response.
 
         p_i = s_i / (sum s + 1e-8),   rank = exp(-sum p_i log(p_i + 1e-8))
         s = singular values of the states of the unmasked tokens, less their mean
 
-    Between 1 and the dimension. Moving, turning or scaling all states changes nothing.
+    Between 1 and the dimension. Shifting, rotating or scaling all states changes nothing.
 
     Args:
       hidden: ``[..., T, D]``, floating point, states of the last layer.
@@ -59,7 +59,7 @@ def effective_rank(hidden: Array, mask: Array) -> Array:
 
     References:
       Roy and Vetterli, The effective rank (EUSIPCO 2007); VERL (arXiv:2509.23808), whose released
-      code takes singular values and not their squares.
+      code uses singular values, not their squares.
     """
     _check_hidden("effective_rank", hidden, mask)
     rank = _rank_of(_centered_values(jnp.asarray(hidden, jnp.float32), mask))
@@ -79,7 +79,7 @@ class RankGrowth(NamedTuple):
 
     Attributes:
       rank: :func:`effective_rank` of the complete response.
-      velocity: Mean rise of the rank of a prefix above the mean of the prefixes before it.
+      velocity: Mean rise of a prefix's rank above the mean rank of the prefixes before it.
       acceleration: Mean change of that rise.
     """
 
@@ -91,20 +91,20 @@ class RankGrowth(NamedTuple):
 def rank_growth(
     hidden: Array, mask: Array, *, stride: int = 40, max_tokens: int = 512
 ) -> RankGrowth:
-    """The effective rank of a response, of its prefixes, and the differences of those.
+    """The effective rank of a response and how it grows along the prefixes.
 
         m_j = rank of the first j stride + 1 tokens,   j = 1, 2, ...   j stride < n
         d_j = m_j - mean(m_1 .. m_{j-1}),   velocity = mean of d_j from j = 2
         acceleration = mean of d_j - d_{j-1} from j = 3
 
-    n counts the last ``max_tokens`` tokens. With too few prefixes a difference is 0. It costs a
-    singular value decomposition of T rows for each prefix.
+    n counts the last ``max_tokens`` tokens. With too few prefixes a difference is 0. The cost is
+    one singular value decomposition of T rows per prefix.
 
     Args:
       hidden: ``[..., T, D]``, floating point, states of the last layer.
       mask: See the module.
       stride: Tokens between prefixes, at least 1.
-      max_tokens: Tokens that are considered, at least 2.
+      max_tokens: Number of tokens, counted from the end, that are measured; at least 2.
 
     Returns:
       :class:`RankGrowth`.
@@ -241,7 +241,7 @@ def rank_baseline_update(
 def rank_bonus(
     growth: RankGrowth, baseline: RankBaseline, *, gain: float = 2.0, weight: float = 1.0
 ) -> Array:
-    """A bonus for responses of higher rank and faster growth than usual.
+    """A bonus for responses whose rank is higher and grows faster than on average.
 
         dev(x) = clip((x - mu) / (|mu| + 1e-8), -5, 5)
         b      = sigmoid(gain dev(acceleration))
@@ -249,7 +249,7 @@ def rank_bonus(
 
     Args:
       growth: ``[...]``, :func:`rank_growth`.
-      baseline: Of the steps before. Before the first batch the bonus is 0.
+      baseline: Averages over the earlier steps. Before the first batch the bonus is 0.
       gain: How sharply the acceleration decides between rank and velocity, not negative.
       weight: Strength, not negative.
 
@@ -283,14 +283,14 @@ def rank_bonus(
 def bounded_bonus(
     advantages: Array, mask: Array, *, bonus: Array, where: Array | None = None, cap: float = 2.0
 ) -> Array:
-    """Adds a bonus that may raise an advantage by a share of its size and no more.
+    """Adds a bonus of at most a fixed share of the advantage's magnitude.
 
         A' = A + min(max(bonus, 0), |A| / cap)
 
     With ``cap`` above 1 no advantage changes its sign, and one of 0 stays 0.
 
     Args:
-      advantages: ``[..., G]``, floating point, one a rollout.
+      advantages: ``[..., G]``, floating point, one per rollout.
       mask: bool ``[..., G, T]``; a rollout without a token gets no bonus.
       bonus: ``[..., G]``, floating point.
       where: See the module.
@@ -308,8 +308,8 @@ def bounded_bonus(
       [1.37..., -0.62..., 0.3...]
 
     References:
-      VERL (arXiv:2509.23808): the released code puts the bonus on the last token of the response,
-      here it is on all of them.
+      VERL (arXiv:2509.23808): the released code adds the bonus to the last token of the response;
+      here it is added to all tokens.
     """
     function = "bounded_bonus"
     checks.check_mask(function, mask)
@@ -332,7 +332,7 @@ def bounded_bonus(
 def rank_shaping(
     *, gain: float = 2.0, weight: float = 1.0, cap: float = 2.0, rate: float = 0.3
 ) -> Transform:
-    """More advantage for responses whose hidden states spread, and spread faster, than usual.
+    """More advantage for responses whose hidden states spread more, and faster, than on average.
 
         A' = bounded_bonus(A, rank_bonus(growth, averages));   averages follow the batches
 

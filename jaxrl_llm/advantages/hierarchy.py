@@ -1,7 +1,7 @@
 """HiPER: credit of actions, of subgoals, and of the choice between keeping and switching one.
 
-Each turn says whether it switches the subgoal, then the subgoal, then an action. A segment is the
-turns of one subgoal: it begins at the first turn and at every turn that switches.
+In each turn the policy writes whether it switches the subgoal, then the subgoal, then an action. A
+segment is the turns of one subgoal: it begins at the first turn and at every turn that switches.
 
 A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -20,16 +20,16 @@ ACTION, SUBGOAL, SWITCH = 1, 2, 3
 
 
 class Hierarchy(NamedTuple):
-    """Advantages of turns and what their critics are trained to predict; ``[..., K]`` each.
+    """Advantages of turns and the targets of their critics; ``[..., K]`` each.
 
     Attributes:
       action: Advantages within segments.
       subgoal: Advantages across segments, at the turns where they begin; 0 elsewhere.
-      switch: Return within the segment minus the value, of all turns.
-      action_returns: For the critic after the subgoal.
-      subgoal_returns: For the critic of segments, where they begin; 0 elsewhere.
-      switch_returns: For the critic of the switch.
-      begins: bool, turns at which a segment begins.
+      switch: Return within the segment minus the switch critic's value, at every turn.
+      action_returns: Targets of the action critic, read after the subgoal.
+      subgoal_returns: Targets of the subgoal critic, where segments begin; 0 elsewhere.
+      switch_returns: Targets of the switch critic.
+      begins: bool, True for turns at which a segment begins.
     """
 
     action: Array
@@ -62,8 +62,8 @@ def hae(
                  delta = R + gamma^d w' - w,   A = delta + gamma^d subgoal_lam A'
         switch:  return within the segment, ended by w', minus its value
 
-    After the last turn v' and w' are 0; where it was cut off, v and w of that turn and segment.
-    Without a switch the first is plain GAE over turns.
+    After the last turn v' and w' are 0; in a truncated rollout they are v and w of the last turn
+    and segment. Without a switch the action advantage is plain GAE over turns.
 
     Args:
       turn_rewards: ``[..., K]``, floating point.
@@ -73,8 +73,8 @@ def hae(
       switch_values: ``[..., K]``, floating point: value at the first token, of the switch.
       switches: bool ``[..., K]``, True where a turn begins another subgoal.
       turn_where: bool ``[..., K]``, True for turns that happened; None for all.
-      truncated: bool ``[...]``, True for rollouts that were cut off and have not ended, whose last
-        value stands for what follows; None for none.
+      truncated: bool ``[...]``, True for rollouts that were cut off before their end, which
+        bootstrap from their last value; None for none.
       gamma: Discount for a turn, in [0, 1].
       action_lam, subgoal_lam: How far estimates trust rewards over values, in [0, 1].
 
@@ -145,11 +145,11 @@ def _begins(switches: Array, taken: Array) -> Array:
 
 
 class TokenCredit(NamedTuple):
-    """Of tokens.
+    """Advantages of tokens and the tokens that train.
 
     Attributes:
       advantages: float32 ``[..., T]``.
-      keep: bool ``[..., T]``, the tokens that train.
+      keep: bool ``[..., T]``, True for the tokens that train.
     """
 
     advantages: Array
@@ -165,10 +165,10 @@ def hae_tokens(
     normalize: bool = True,
     eps: float = 1e-8,
 ) -> TokenCredit:
-    """The three advantages of :func:`hae` on the tokens of action, subgoal and switch.
+    """The three advantages of :func:`hae`, placed on the tokens of action, subgoal and switch.
 
-        action tokens: the first;  subgoal tokens where a segment begins: the second
-        switch tokens: the third;  all others do not train
+        action tokens: action;  subgoal tokens where a segment begins: subgoal
+        switch tokens: switch;  all others do not train
 
     Args:
       credit: Of :func:`hae`, ``[..., K]``.
@@ -235,7 +235,7 @@ def hiper_rewards(
     per: Literal["rollout", "turn"] = "rollout",
     change_penalty: float = 0.3,
 ) -> Array:
-    """Rewards of turns, less what a turn pays that keeps its subgoal.
+    """Rewards of turns minus a penalty for keeping or changing the subgoal.
 
         r_k - keep_penalty / K      where turn k keeps, of K turns; nothing where K is 1
             - change_penalty        where it keeps and writes another subgoal than the turn before
@@ -247,7 +247,7 @@ def hiper_rewards(
         without one, or after one without, pays no ``change_penalty``.
       turn_where: bool ``[..., K]``, True for turns that happened; None for all.
       keep_penalty: Not negative, in units of reward.
-      per: What pays it: a "rollout" whose turns all keep, in even parts; or each "turn".
+      per: Which turns pay it: those of a "rollout" in which all keep, or each keeping "turn".
       change_penalty: Not negative, in units of reward.
 
     Returns:
@@ -290,7 +290,7 @@ def hiper_rewards(
 def hiper_places(
     mask: Array, *, turn_ids: Array, token_roles: Array, switches: Array, turn_where: Array
 ) -> Array:
-    """The tokens at which three critics are read and trained.
+    """The tokens at which the three critics are read and trained.
 
         action:   the first token behind the subgoal, else behind the switch, else the first one
         subgoal:  the first token of a turn at which a segment begins
@@ -324,12 +324,12 @@ def hiper_places(
     before = jnp.maximum(masking.previous_token(known), 0)
 
     def behind(role: int) -> Array:
-        """The first token of each turn that comes behind one of a role."""
+        """The first token of each turn that comes after a token of a role."""
         follows = jnp.take_along_axis(roles == role, before, axis=-1) & (roles != role)
         return turn_starts(known & ~starts & follows, turn_ids=turn_ids)
 
     def has(places: Array) -> Array:
-        """The tokens of the turns that have one of these places."""
+        """The tokens of the turns that contain one of these tokens."""
         ones = jnp.ones(jnp.shape(mask), jnp.float32)
         count = turn_sums(ones, places, turn_ids=turn_ids, turns=turns)
         return turns_to_tokens(count, known, turn_ids=turn_ids) > 0
@@ -361,7 +361,7 @@ def _turns(
 def hiper_tokens(
     mask: Array, *, turn_ids: Array, token_roles: Array, switches: Array, turn_where: Array
 ) -> Array:
-    """The tokens that train: of actions, of switches, and of subgoals where a segment begins.
+    """The tokens that train: actions, switches, and subgoals where a segment begins.
 
     Args:
       mask, turn_ids, token_roles, switches, turn_where: As in :func:`hiper_places`.
@@ -414,7 +414,7 @@ def hiper(
       normalize: As in :func:`hae_tokens`.
 
     Returns:
-      Advantages ``[..., T]``, 0 where no token of :func:`hiper_tokens` is.
+      Advantages ``[..., T]``, 0 except at the tokens of :func:`hiper_tokens`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -462,7 +462,7 @@ def hiper_returns(
     action_lam: float = 1.0,
     subgoal_lam: float = 0.95,
 ) -> Array:
-    """What the critics of :func:`hiper` are trained to predict, at their :func:`hiper_places`.
+    """Targets of the critics of :func:`hiper`, at their tokens of :func:`hiper_places`.
 
     Args:
       turn_rewards, old_values, mask: As in :func:`hiper`.

@@ -24,8 +24,8 @@ def adhint(
         A_i  = A0_i exp(+kappa D)     plain and A0 > 0,  or hinted and A0 < 0
         A_i  = A0_i exp(-kappa D)     plain and A0 < 0,  or hinted and A0 > 0
 
-    A right answer without the hint counts for more where the hint made a difference, and so does a
-    failure in spite of it. A group with one kind alone has D = 0, and equal rewards have A = 0.
+    Where the hint made a difference, right answers without it and failures in spite of it count
+    more. A group with only hinted or only plain rollouts has D = 0, and equal rewards give A = 0.
 
     Args:
       rewards: ``[..., G]``, floating point, in [0, 1].
@@ -45,7 +45,7 @@ def adhint(
       [0.82..., -0.9..., 0.30..., 0.30...]
 
     References:
-      ADHint (arXiv:2512.13095), ABSTRACT reading: which rollouts weigh more is the paper's, the
+      ADHint (arXiv:2512.13095), ABSTRACT reading: which rollouts weigh more is from the paper; the
       form of the factor and its default are ours.
     """
     function = "adhint"
@@ -106,7 +106,7 @@ def grpo_imitating(rewards: Array, *, imitated: Array, where: Array | None = Non
 def hint_consistency(
     advantages: Array, mask: Array, *, hint_mask: Array, old_entropy: Array
 ) -> Array:
-    """Less advantage for hint tokens that the policy is unlike in its certainty.
+    """Less advantage for hint tokens whose entropy differs from that of the response.
 
         c[t] = min(H[t], Hbar) / max(H[t], Hbar, 1e-6)    on tokens of the hint, else 1
         A'[t] = c[t] A[t],   Hbar = mean entropy of the tokens after the hint
@@ -130,8 +130,8 @@ def hint_consistency(
       [[1.0, 3.0]]
 
     References:
-      ADHint (arXiv:2512.13095), ABSTRACT reading: that the two entropies are compared is the
-      paper's, the ratio is ours.
+      ADHint (arXiv:2512.13095), ABSTRACT reading: the comparison of the two entropies is from the
+      paper, the ratio is ours.
     """
     function = "hint_consistency"
     masking.check_tokens(function, mask, old_entropy=old_entropy)
@@ -146,11 +146,11 @@ def hint_consistency(
 
 @traits(token_values=True)
 def hint_preservation(advantages: Array, mask: Array, *, hint_mask: Array) -> Array:
-    """No blame for a hint: its tokens get no negative advantage.
+    """Sets negative advantages of hint tokens to 0.
 
         A'[t] = 0 on tokens of the hint where A < 0, else A[t]
 
-    As the last of a chain of advantages the tokens still count in the mean of the loss.
+    The tokens still count in the mean of the loss if this is the last advantage of a chain.
 
     Args:
       advantages: ``[..., G]`` spread over the tokens, or ``[..., G, T]``; floating point.

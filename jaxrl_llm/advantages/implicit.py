@@ -1,8 +1,8 @@
-"""Rewards of turns from a process reward model that is trained as a policy, and their credit.
+"""Turn rewards from an implicit process reward model, and advantages from them.
 
 - ``turn_where``: bool ``[..., G, K]``, True for turns that happened; None for all.
-- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
-  counts in no mean, gets 0 and may hold anything.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. Rollouts and turns
+  that take no part count in no mean, get 0 and may hold anything.
 - ``turn_ids``: integers ``[..., G, T]``, the turn of each token, from 0; below 0 for none.
 - Results are float32.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
@@ -27,11 +27,11 @@ def implicit_turn_rewards(
     turns: int,
     beta: float = 0.05,
 ) -> Array:
-    """The reward of each turn: how much likelier a process reward model finds it than the policy.
+    """The reward of each turn: the log-ratio of a process reward model to the policy.
 
         r_k = beta * sum over tokens t of turn k of (prm_logp - old_logp)
 
-    Over all turns they add up to the log-ratio of the rollout times beta. Without a gradient.
+    Over all turns they add up to beta times the rollout's log-ratio. The gradient is stopped.
 
     Args:
       prm_logp: ``[..., T]``, floating point, log-probabilities (nats) under the reward model.
@@ -80,11 +80,11 @@ def two_level(
 
         A[i, k] = base(R)_i + alpha base(r)[i, k]
 
-    The second is over all turns of all rollouts of the group. With ``alpha=0`` it is the base
-    algorithm.
+    The statistics of the second term are over all turns of the group. With ``alpha=0`` the result
+    is the base algorithm.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout, which counts once however many turns.
+      rewards: ``[..., G]``, floating point, one per rollout; each counts once, whatever its turns.
       turn_rewards: ``[..., G, K]``, floating point: those of :func:`implicit_turn_rewards`.
       turn_where, where: See the module.
       alpha: Weight of the turns, not negative.
@@ -101,9 +101,9 @@ def two_level(
       [[0.875, 0.375], [-0.625, -0.625]]
 
     References:
-      OPRL or iStar (arXiv:2509.19199): "rloo" and alpha 1. The released code takes the mean of the
-      turns over the first one of each rollout, so that they are not centered; the paper, and this,
-      over all. A group of one gets 0, there its reward.
+      OPRL or iStar (arXiv:2509.19199): "rloo" and alpha 1. The released code takes the mean over
+      the first turn of each rollout, so its turn advantages are not centered; the paper and this
+      function take it over all turns. A group of one gets 0 here, and its reward there.
     """
     function = "two_level"
     taken = check_turns(function, turn_rewards, turn_where, where)
@@ -134,12 +134,12 @@ def oprl(
     alpha: float = 1.0,
     base: Literal["rloo", "grpo", "center"] = "rloo",
 ) -> Array:
-    """:func:`two_level` with the rewards of turns of :func:`implicit_turn_rewards`.
+    """:func:`two_level` with the turn rewards of :func:`implicit_turn_rewards`.
 
     Follow it with :func:`turns_to_tokens`.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout.
+      rewards: ``[..., G]``, floating point, one per rollout.
       prm_logp, old_logp: ``[..., G, T]``, see :func:`implicit_turn_rewards`.
       mask: bool ``[..., G, T]``, True for sampled tokens.
       turn_ids, turn_where, where: See the module.

@@ -1,7 +1,7 @@
-"""Changes to advantages by evidence about each rollout or token.
+"""Rescaling of advantages by evidence about each rollout or token.
 
 They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advantages``; none of them
-centers again, so a group need not add up to 0 afterwards.
+centers again, so the advantages of a group need not add up to 0 afterwards.
 
 - ``advantages``: floating point, ``[..., G]`` spread over the tokens, or ``[..., G, T]``.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
@@ -35,14 +35,14 @@ def novelty_sharpening(
         s_i = mean of old_logp over the tokens of i,   eta_i = exp(s_i - mean of s over the group)
         A+_i = A_i + min(max(bonus (1 - eta_i), 0), cap A_i)    where A_i > 0, else A_i
 
-    An advantage grows by the factor ``1 + cap`` at most. Rollouts without a token count in no mean
-    and get no bonus; nor does a rollout that is alone in its group.
+    An advantage grows by a factor of at most ``1 + cap``. Rollouts without tokens count in no mean
+    and get no bonus; nor does the only rollout of a group.
 
     Args:
       mask, old_logp, where: See the module.
       advantages: ``[..., G]`` only.
-      bonus: Advantage for a rollout of vanishing probability, not negative.
-      cap: Greatest bonus, as a share of the advantage, not negative.
+      bonus: Bonus of a rollout of vanishing probability, not negative.
+      cap: Largest bonus, as a share of the advantage, not negative.
 
     Returns:
       Advantages ``[..., G]``.
@@ -56,9 +56,9 @@ def novelty_sharpening(
       [0.75, 1.125, -0.75]
 
     References:
-      XRPO (arXiv:2510.06672), PAPER reading: the formula and the defaults through two restatements,
-      without released code. The gate on ``A_i > 0`` is the paper's "correct"; without it the cap
-      would be negative for wrong answers and push them further down.
+      XRPO (arXiv:2510.06672), PAPER reading: the formula and the defaults come from two
+      restatements; there is no released code. The gate on ``A_i > 0`` is the paper's "correct";
+      without it the cap would be negative for wrong answers and lower their advantages further.
     """
     name = "novelty_sharpening"
     _check_evidence(name, advantages, mask, where, old_logp=old_logp)
@@ -87,25 +87,25 @@ def ace(
     length_normalize: bool = False,
     c_max: float | None = 10.0,
 ) -> Array:
-    """ACE: wrong rollouts that the policy has come to favor over its reference weigh more.
+    """ACE: wrong rollouts that are likelier under the policy than under its reference weigh more.
 
         c_i = sum over tokens of (old_logp - ref_logp), or their mean with ``length_normalize``
         A'_i = A_i (1 + alpha softplus(min(c_i, c_max)))    for wrong rollouts, else A_i
 
-    A wrong rollout that the policy has moved away from (c far below 0) keeps its advantage; where
+    A wrong rollout that has become much less likely (c far below 0) keeps its advantage; where
     policy and reference agree (c = 0) the factor is ``1 + alpha log 2``. ``c_max`` bounds the sum,
-    which reaches tens of nats for long answers.
+    which can reach tens of nats for long answers.
 
     Args:
       advantages, mask, old_logp, where: See the module.
       ref_logp: ``[..., G, T]`` under the reference.
-      wrong: bool ``[..., G]``, which rollouts failed. None means those of negative advantage.
+      wrong: bool ``[..., G]``, which rollouts failed. None means those with a negative advantage.
       alpha: Strength, not negative; 0 changes nothing.
       length_normalize: Whether c is the mean instead of the sum.
-      c_max: Greatest c that counts, in nats; None for no bound.
+      c_max: Upper bound of c, in nats; None for no bound.
 
     Returns:
-      Advantages of the shape that came in.
+      Advantages of the shape of the input.
 
     Example:
       >>> import jax.numpy as jnp
@@ -151,7 +151,7 @@ def entropy_shaping(
     scale: float = 0.4,
     cap: float = 2.0,
 ) -> Array:
-    """A bonus for tokens of high entropy, inside the advantage; the shaping half of MSSR.
+    """Adds a bonus for tokens of high entropy to the advantage; the shaping half of MSSR.
 
         A'[i, t] = A[i, t] + min(scale H[i, t], |A[i, t]| / cap)
 
@@ -176,8 +176,8 @@ def entropy_shaping(
 
     References:
       Cheng et al., Reasoning with Exploration (arXiv:2506.14758); Liu et al., MSSR
-      (arXiv:2512.18215) with the constants of its released code, which takes for the entropy what
-      :func:`sampled_entropy_shaping` takes.
+      (arXiv:2512.18215) with the constants of its released code, which uses the entropy estimate of
+      :func:`sampled_entropy_shaping`.
     """
     name = "entropy_shaping"
     _check_evidence(name, advantages, mask, None, old_entropy=old_entropy)
@@ -197,12 +197,12 @@ def sampled_entropy_shaping(
     scale: float = 0.4,
     cap: float = 2.0,
 ) -> Array:
-    """:func:`entropy_shaping` with the sampled token's share of the entropy in its place.
+    """:func:`entropy_shaping` with the sampled token's term of the entropy instead of the entropy.
 
         H[i, t] = -p log p,   p = exp(old_logp[i, t])
 
-    It is one term of the entropy's sum, at most 1 / e, small for a token that was almost certain or
-    very unlikely, and takes no pass over the vocabulary.
+    It is one term of the entropy's sum, at most 1 / e, and small for a token that was almost
+    certain or very unlikely. It needs no pass over the vocabulary.
 
     Args:
       advantages, mask, old_logp: See the module.
@@ -233,7 +233,7 @@ def sampled_entropy_shaping(
 
 
 def _check_evidence(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
-    """Raises unless ``advantages`` is one value a rollout or a token, the rest one a token."""
+    """Raises unless ``advantages`` are per rollout or per token and ``tokens`` are per token."""
     checks.check_mask(function, mask)
     checks.check_min_rank(function, 2, mask=mask)
     for name, value in tokens.items():
@@ -267,15 +267,15 @@ def dcpo_distribution(
     max_gap: float = 0.1,
     good_above: float = 0.05,
 ) -> Array:
-    """Advantages mixed with a pull of good rollouts toward another temperature.
+    """Advantages mixed with a term that moves good rollouts toward another temperature.
 
         T' = hot where H <= target_entropy, else cold;   rho = exp(logp at T' - old_logp)
         good_i = 1[r_i > good_above],   x = min(|target_entropy - H|, max_gap) / mean(good)
         a = x / (1 + x),   A'[i, t] = (1 - a) A[i, t] + a good_i rho[i, t]
 
-    Below the target the warmer policy favors rare tokens, above it the cooler one the likely ones.
-    At the target, and without a good rollout, a is 0: the advantages stay as they are. The mean is
-    over all unmasked rollouts of the global batch.
+    Below the target entropy, the hotter policy favors rare tokens; above it, the colder policy
+    favors likely tokens. At the target, and without a good rollout, a is 0 and the advantages do
+    not change. The mean is over all unmasked rollouts of the global batch.
 
     Args:
       advantages, mask, where: See the module.
@@ -283,10 +283,10 @@ def dcpo_distribution(
       old_logp: As in the module, at the temperature of the policy.
       hot_logp: ``[..., G, T]`` under the same policy at a higher temperature (1.2).
       cold_logp: ``[..., G, T]`` at a lower one (0.8).
-      policy_entropy: H, the entropy of the last step in nats a token (:func:`sampled_entropy`): a
+      policy_entropy: H, the entropy of the last step in nats per token (:func:`sampled_entropy`): a
         scalar, or ``[..., 1, 1]`` from a controller.
-      target_entropy: In nats a token, not negative.
-      max_gap: Greatest distance from the target that counts, in nats, not negative.
+      target_entropy: In nats per token, not negative.
+      max_gap: Upper bound of the distance from the target, in nats, not negative.
       good_above: Rewards above this are good.
 
     Returns:
@@ -304,8 +304,8 @@ def dcpo_distribution(
       Array([ 1.0274, -0.9091], dtype=float32)
 
     References:
-      DCPO (arXiv:2601.12730), and its released code, which would divide by 0 without a good
-      rollout, starts from H = 0, and has temperatures of 1.2 and 0.8.
+      DCPO (arXiv:2601.12730), and its released code, which divides by 0 without a good rollout,
+      starts from H = 0, and uses temperatures of 1.2 and 0.8.
     """
     name = "dcpo_distribution"
     _check_evidence(
@@ -338,7 +338,7 @@ def dcpo_distribution(
 
 
 def temperature_logp(logits: Array, targets: Array, *, temperature: float) -> Array:
-    """Log-probability of tokens after the logits are divided by a temperature.
+    """Log-probability of tokens at a temperature.
 
         log softmax(logits / temperature)[target]
 
@@ -374,7 +374,7 @@ class SampledEntropy(NamedTuple):
     """State of :func:`sampled_entropy`.
 
     Attributes:
-      entropy: Float32 scalar, of the batch before, in nats a token.
+      entropy: Float32 scalar, entropy of the previous batch, in nats per token.
     """
 
     entropy: Array
@@ -401,18 +401,18 @@ class _EntropyUpdate:
 
 
 def sampled_entropy(*, start: float = 0.0) -> Transform:
-    """A controller whose value is the entropy of the batch before.
+    """A controller whose value is the entropy of the previous batch.
 
         H(next) = -mean of old_logp over all unmasked tokens
 
     The mean of -logp over tokens drawn from the policy is an unbiased estimate of its entropy.
 
     Args:
-      start: What the first batch gets, in nats a token, not negative.
+      start: Value for the first batch, in nats per token, not negative.
 
     Returns:
       A Transform ``rewards -> H``, a float32 scalar; its state is :class:`SampledEntropy`. It reads
-      ``old_logp``, ``mask`` and, if there, ``where`` of the global batch.
+      ``old_logp``, ``mask`` and, if present, ``where`` of the global batch.
 
     Example:
       >>> import jax.numpy as jnp

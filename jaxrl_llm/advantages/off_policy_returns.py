@@ -2,20 +2,21 @@
 
     rho[t] = exp(old_logp[t] - behavior_logp[t])
 
-The functions take tokens, or turns in their place: then the last axis is that of turns, ``mask`` is
-``turn_where``, and the log-probabilities are those of the turns, :func:`turn_sums`.
+The functions take tokens or turns. For turns, the last axis is the turn axis, ``mask`` is
+``turn_where``, and the log-probabilities are those of turns, from :func:`turn_sums`.
 
-- ``token_rewards``, ``mask``, ``gamma``: as in :mod:`jaxrl_llm.advantages.returns`: what is masked
-  is stepped over, not read, and costs no discount.
+- ``token_rewards``, ``mask``, ``gamma``: as in :mod:`jaxrl_llm.advantages.returns`: masked tokens
+  are skipped, not read, and cost no discount.
 - ``values``: ``[..., T]``, floating point: the critic's value of the state before each token.
-- ``old_logp``, ``behavior_logp``: ``[..., T]`` log-probabilities (nats) of the policy that the
-  values and returns are of, and of the one that sampled. Their difference is clamped to +-20.
-- ``lam``: how far the estimate trusts rewards over values, in [0, 1], as ``gamma``.
+- ``old_logp``, ``behavior_logp``: ``[..., T]`` log-probabilities (nats) under the policy to
+  evaluate and under the policy that sampled. Their difference is clamped to +-20.
+- ``lam``: how much the estimate relies on rewards over values, in [0, 1]; shaped as ``gamma``.
 - ``bootstrap_value``: ``[...]``, floating point: value of the state after the last unmasked token,
-  for what was cut off; None means 0, the value of an end.
-- ``clip_rho``: bound of rho in front of an error; it moves the fixed point. None for none.
-- ``clip_trace``: bound of rho in the products of later steps; it holds down variance alone. None
-  for none.
+  for truncated rollouts; None means 0, the value of a terminal state.
+- ``clip_rho``: upper bound of the rho that multiplies an error; it changes the fixed point. None
+  for no bound.
+- ``clip_trace``: upper bound of rho in the products over later steps; it only reduces variance.
+  None for no bound.
 - Results are float32 in the mask's shape, 0 where masked. Estimators differentiate through values;
   a critic's loss holds its targets constant.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
@@ -42,7 +43,7 @@ def vtrace_returns(
     clip_trace: float | None = 1.0,
     bootstrap_value: Array | None = None,
 ) -> Array:
-    """V-trace: what a critic is trained to predict from samples of another policy.
+    """V-trace: targets of a critic from samples of another policy.
 
         e[t]  = min(rho[t], clip_rho) delta[t] + gamma lam min(rho[t], clip_trace) e[next]
         vs[t] = V[t] + e[t],   delta[t] = R[t] + gamma V[next] - V[t]
@@ -66,7 +67,7 @@ def vtrace_returns(
       [[0.75, 1.0]]
 
     References:
-      Espeholt et al., IMPALA (arXiv:1802.01561), whose traces have no lambda; with it as in rlax.
+      Espeholt et al., IMPALA (arXiv:1802.01561), whose traces have no lambda; lambda as in rlax.
     """
     name = "vtrace_returns"
     values, following, rho = _weighed(
@@ -95,18 +96,18 @@ def vtrace(
     clip_advantage: float | None = 1.0,
     bootstrap_value: Array | None = None,
 ) -> Array:
-    """V-trace: advantages for the policy gradient, with the ratio of each token in front.
+    """V-trace: advantages for the policy gradient, multiplied by the ratio of each token.
 
-        q[t] = R[t] + gamma (lam vs[next] + (1 - lam) V[next]);   after the last the bootstrap value
+        q[t] = R[t] + gamma (lam vs[next] + (1 - lam) V[next]);   V[next] = bootstrap at the end
         A[t] = min(rho[t], clip_advantage) (q[t] - V[t])
 
-    ``vs`` are those of :func:`vtrace_returns`. The ratio stands in the advantage, so the surrogate
-    must have none and no correction may follow.
+    ``vs`` are those of :func:`vtrace_returns`. The ratio is part of the advantage, so use a
+    surrogate without a ratio and no correction.
 
     Args:
       token_rewards, values, mask, old_logp, behavior_logp, gamma, lam: See the module.
       clip_rho, clip_trace, bootstrap_value: See the module.
-      clip_advantage: Bound of rho in front of the advantage, above 0; None for none.
+      clip_advantage: Upper bound of the rho that multiplies the advantage, above 0; None for none.
 
     Returns:
       Advantages ``[..., T]``.
@@ -121,8 +122,7 @@ def vtrace(
       [[0.25, 0.75]]
 
     References:
-      Espeholt et al., IMPALA (arXiv:1802.01561). The value in the advantage of the next state under
-      lambda is that of rlax.
+      Espeholt et al., IMPALA (arXiv:1802.01561). The use of lambda in q is that of rlax.
     """
     name = "vtrace"
     checks.check_positive(name, clip_advantage=clip_advantage)
@@ -165,7 +165,7 @@ def retrace_returns(
       token_rewards, values, mask, old_logp, behavior_logp, gamma, lam: See the module.
       clip_trace, bootstrap_value: See the module.
       action_values: ``[..., T]``, floating point: Q, the critic's value of each token in its state;
-        ``values`` are its means under the policy.
+        ``values`` are the means of Q under the policy.
 
     Returns:
       ``[..., T]``, in units of reward.
@@ -212,11 +212,11 @@ def corrected_td_errors(
     lam: float | Array = 1.0,
     bootstrap_value: Array | None = None,
 ) -> Array:
-    """Temporal-difference errors over many steps, each weighed by the ratios up to it.
+    """Multi-step temporal-difference errors, each weighted by the product of the ratios up to it.
 
         e[t] = rho[t] (delta[t] + gamma lam e[next]),   delta[t] = R[t] + gamma V[next] - V[t]
 
-    V-trace without a bound of the ratios. On policy they are the advantages of :func:`gae`.
+    V-trace without bounds on the ratios. On policy they are the advantages of :func:`gae`.
 
     Args:
       token_rewards, values, mask, old_logp, behavior_logp, gamma, lam, bootstrap_value: See the
@@ -261,8 +261,8 @@ def n_step_returns(
 
         G_0[t] = V[t],   G_m[t] = R[t] + gamma ((1 - lam) V[next] + lam G_(m-1)[next]),   G = G_n
 
-    Where fewer than n tokens are left, the bootstrap value stands after the last. ``lam`` below 1
-    mixes the returns of 1 to n steps. O(n T).
+    Where fewer than n tokens are left, the bootstrap value follows the last token. ``lam`` below 1
+    mixes the returns of 1 to n steps. The cost is O(n T).
 
     Args:
       token_rewards, values, mask, gamma, lam, bootstrap_value: See the module.

@@ -1,8 +1,8 @@
-"""OSPO: many alike agents that act at the same time; those of one moment are a group.
+"""OSPO: many homogeneous agents that act at the same time; the agents of one time are a group.
 
 - ``rewards``: floating point ``[..., time, agents]``.
 - ``where``: bool ``[..., time, agents]``, True where an agent had a task; None for everywhere. The
-  rest earn nothing, get 0 and may hold anything.
+  other entries earn nothing, get 0 and may hold anything.
 - Advantages are float32 ``[..., time, agents]``.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -22,13 +22,13 @@ def ospo(
     fairness: float = 1.0,
     eps: float = 1e-8,
 ) -> Array:
-    """The reward of each agent against the agents of the same moment.
+    """The reward of each agent, standardized over the agents at the same time.
 
         A[t, i] = (r[t, i] - mean over agents) / (std over agents + eps) + fairness f_t
 
     Means are over the agents that had a task at time t, with the population deviation, so with
     ``fairness=0`` it is :func:`grpo` with ``ddof=0``. f is :func:`fleet_fairness`. There is no
-    return to go and no critic. An agent alone at its time gets the fairness only.
+    return to go and no critic. An agent that is alone at its time gets only the fairness term.
 
     Args:
       rewards, where: See the module.
@@ -56,18 +56,18 @@ def ospo(
 
 
 def fleet_fairness(rewards: Array, *, where: Array | None = None) -> Array:
-    """How much more even the agents' earnings became at each time.
+    """How much more equal the agents' earnings became at each time.
 
         f_t = F_(t - 1) - F_t,   F_t = population std over agents of what each has earned up to t
 
     F is 0 before the first time, so the sum of f is minus the last F. Every agent of the axis
-    counts, one that never had a task with 0: the axis must not be padded.
+    counts; an agent that never had a task counts with 0, so the axis must not be padded.
 
     Args:
       rewards, where: See the module.
 
     Returns:
-      ``[..., time]`` float32, in units of reward; positive where earnings drew together.
+      ``[..., time]`` float32, in units of reward; positive where earnings became more equal.
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,7 +97,7 @@ def fleet_grpo(
     punishment: Literal["none", "history", "to_go"] = "history",
     eps: float = 1e-8,
 ) -> Array:
-    """The variant with returns: discounted sums of z-scored rewards, with a term for fairness.
+    """The variant with returns: discounted sums of z-scored rewards, plus a fairness term.
 
         z = (r - mean) / (std + eps)      over all unmasked rewards, or over the agents of each time
         A[t, i] = sum over u >= t of gamma^(u - t) z[u, i] + fair_t
@@ -125,8 +125,8 @@ def fleet_grpo(
 
     References:
       The GRPO baseline of OSPO (arXiv:2507.15351), in its released code, where the "history" term
-      has the other sign than in OSPO itself; here both have OSPO's. Its discount is by the time
-      until an agent's next task, which is what steps without a task do here.
+      has the opposite sign to OSPO itself; here both have OSPO's sign. Its discount depends on the
+      time until an agent's next task, which time steps without a task reproduce here.
     """
     name = "fleet_grpo"
     checks.check_min_rank(name, 2, rewards=rewards)

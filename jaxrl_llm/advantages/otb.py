@@ -1,15 +1,15 @@
 """The optimal token baseline: one baseline for every position of a group.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``rewards``: floating point ``[..., G]``, one per rollout; a group lies along the last axis.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
 - ``old_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
-- ``sum_pi_sq``: ``[..., G, T]``, :func:`sum_pi_squared` of that policy where the token was drawn.
-- ``weights``: ``[..., G, T]``, importance weights that the tokens are trained with; None for none.
-- ``zero_tail``: whether the one longest rollout has no baseline beyond the second longest.
-- ``compact``: whether a position is the rank among the unmasked tokens of a rollout (for several
-  turns with a tool's answers between) in place of the column; rollouts without an unmasked token
+- ``sum_pi_sq``: ``[..., G, T]``, :func:`sum_pi_squared` of that policy at the token.
+- ``weights``: ``[..., G, T]``, importance weights of the tokens in the loss; None for none.
+- ``zero_tail``: whether the longest rollout has no baseline beyond the second longest one's length.
+- ``compact``: whether a position is the index among the unmasked tokens of a rollout (for several
+  turns with tool outputs in between) instead of the column; rollouts without an unmasked token
   then do not count as members of the group.
 - ``eps``: above 0; added to the sum of ``W``.
 - Advantages are float32 ``[..., G, T]``, in units of reward, 0 where masked.
@@ -36,16 +36,17 @@ def otb(
     compact: bool = False,
     eps: float = 1e-8,
 ) -> Array:
-    """Rewards minus a baseline of their position, weighted by how much gradient came before it.
+    """Rewards minus a baseline per position, weighted by the gradient norm of the tokens so far.
 
         w[i, t] = 1 - 2 exp(old_logp[i, t]) + sum_pi_sq[i, t]       (times weights[i, t]^2, if any)
         W[i, t] = sum over s <= t of w[i, s]
         A[i, t] = r_i - sum_j r_j W[j, t] / (sum_j W[j, t] + eps)   over rollouts j with a token t
 
-    ``w`` is the squared norm of the gradient of the log-probability in the logits, so ``W`` stands
-    for the squared norm of the score up to the token. With the same ``w`` everywhere and equal
-    lengths it is :func:`dr_grpo`. A group of one rollout has no baseline: ``A = r_i``. Where only
-    one rollout of a group is left, its advantage is 0, or its reward with ``zero_tail``.
+    ``w`` is the squared norm of the gradient of the log-probability with respect to the logits, so
+    ``W`` approximates the squared norm of the score up to the token. With the same ``w`` everywhere
+    and equal lengths it is :func:`dr_grpo`. A group of one rollout has no baseline: ``A = r_i``.
+    At positions that only one rollout of a group reaches, its advantage is 0, or its reward with
+    ``zero_tail``.
 
     Args:
       rewards, mask, old_logp, sum_pi_sq, where, weights, zero_tail, compact, eps: See the module.
@@ -62,9 +63,9 @@ def otb(
       [[0.5, 0.5], [-0.5, -0.5]]
 
     References:
-      Li et al., The Optimal Token Baseline (arXiv:2602.07078). As in verl; where rounding leaves
-      ``w`` a little below 0, ours is 0. verl's single-turn form has ``zero_tail`` on from 0.9 and
-      off before; ``compact`` is its ``tir_optimal_token_baseline``, with ``zero_tail`` on.
+      Li et al., The Optimal Token Baseline (arXiv:2602.07078). As in verl, except that we raise
+      ``w`` to 0 where rounding makes it negative. verl's single-turn form has ``zero_tail`` on from
+      0.9 and off before; ``compact`` is its ``tir_optimal_token_baseline``, with ``zero_tail`` on.
     """
     tokens = _inputs.check_tokens(
         "otb", rewards, mask, where, old_logp=old_logp, sum_pi_sq=sum_pi_sq, weights=weights
@@ -129,7 +130,7 @@ def otb_token(
 
 
 def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
-    """The probability that two draws from a distribution agree.
+    """The probability that two samples from a distribution are equal.
 
         sum over v of pi(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)),  z = logits - max(logits)
 
@@ -138,7 +139,7 @@ def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
       targets: ``[...]``, the sampled tokens; not read. A Recipe passes them.
 
     Returns:
-      ``[...]`` float32, between 1 / V (uniform) and 1 (one token alone).
+      ``[...]`` float32, between 1 / V (uniform) and 1 (a single token).
 
     Example:
       >>> import jax.numpy as jnp

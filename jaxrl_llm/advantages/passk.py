@@ -1,14 +1,14 @@
-"""Advantages from the number of right answers: pass@k, the maximum, the likelihood.
+"""Advantages from the number of right answers: pass@k, maximum reward, maximum likelihood.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``rewards``: floating point ``[..., G]``, one per rollout; a group lies along the last axis.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
-- ``k``: how many answers a prompt may have, at least 1.
-- ``threshold``: a reward above it is right, in units of reward.
+- ``k``: number of attempts of pass@k, at least 1.
+- ``threshold``: rewards above it count as right, in units of reward.
 - Below, c of the n rollouts of a group are right, each with probability p.
 - Advantages are float32 ``[..., G]``.
-- A wrong dtype, and a ``k`` or ``order`` that is no integer, raise TypeError; shapes that do not
-  match, and an option that is unknown, out of its range or without effect, raise ValueError.
+- A wrong dtype, and a ``k`` or ``order`` that is not an integer, raise TypeError; shapes that do
+  not match, and an option that is unknown, out of its range or without effect, raise ValueError.
 """
 
 import math
@@ -62,13 +62,13 @@ def _comb_ratio(a: Array, n: Array, k: int) -> Array:
 
 
 def log_comb(n: Array, k: Array) -> Array:
-    """Logarithm of the number of ways to choose k of n.
+    """Logarithm of the binomial coefficient: the number of ways to choose k of n.
 
         log C(n, k) = log n! - log k! - log (n - k)!        -inf where k < 0 or k > n
 
     Args:
       n: Whole numbers of any shape, integer or floating point.
-      k: Whole numbers of a shape that broadcasts with it.
+      k: Whole numbers of a shape that broadcasts with ``n``.
 
     Returns:
       float32 of the broadcast shape. The error grows with n: about 2e-5 at 64, 3e-3 at 4096.
@@ -81,7 +81,7 @@ def log_comb(n: Array, k: Array) -> Array:
 
     References:
       The Gamma function. The estimators of this module use products of fractions instead, which are
-      exact to a few units of the last place.
+      accurate to a few units in the last place.
     """
     checks.check_min_rank("log_comb", 0, n=n, k=k)
     n, k = jnp.broadcast_arrays(jnp.asarray(n, jnp.float32), jnp.asarray(k, jnp.float32))
@@ -100,13 +100,13 @@ def grpo_passk(
     ddof: int | None = None,
     eps: float | None = None,
 ) -> Array:
-    """Only the best rollout of a group is trained, by its lead over the second.
+    """Trains only the best rollout of a group, by its lead over the second best.
 
         A_best = (r_best - r_second) / (std(r) + eps)        all others 0
 
-    Without the division, the sum over a group of ``A_i grad log pi_i`` has the gradient of the
-    expected best reward of the group as its expectation. With right and wrong answers only a group
-    with exactly one right answer trains. A tie at the top, one rollout, or none, gives exactly 0.
+    Without the division, the sum over a group of ``A_i grad log pi_i`` is an unbiased estimate of
+    the gradient of the expected best reward of the group. With right and wrong answers, only groups
+    with exactly one right answer train. A tie at the top, one rollout, or none, gives exactly 0.
     The advantages of a group do not add up to 0.
 
     Args:
@@ -116,7 +116,7 @@ def grpo_passk(
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
 
     Returns:
-      Advantages ``[..., G]``, none negative; at most one a group is not 0.
+      Advantages ``[..., G]``, not negative; at most one a group is not 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -164,10 +164,10 @@ def passk_training(
         right:  A = (1 - rho) / (sigma + eps)
         wrong:  A = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + eps)
 
-    A group of k passes if one of its members is right; a wrong rollout is blamed only for those
+    A group of k passes if one of its members is right; a wrong rollout is penalized only for the
     groups of k in which all are wrong. The harder the prompt, the more its right answers count.
-    ``k=1`` is :func:`grpo` with ``ddof=0``. Where every group of k passes (n - c < k), or none
-    (c = 0), all get exactly 0. A group smaller than k counts as if k were its size.
+    ``k=1`` is :func:`grpo` with ``ddof=0``. Where every group of k passes (n - c < k), or none does
+    (c = 0), all rollouts get exactly 0. For a group smaller than k, k is its size.
 
     Args:
       rewards, where, k, threshold: See the module.
@@ -208,20 +208,20 @@ def pkpo(
     loo: bool = False,
     threshold: float | None = 0.5,
 ) -> Array:
-    """Each answer counts by how far it is above the best of k - 1 others, on average.
+    """Weighs each answer by its mean lead over the best of k - 1 others.
 
         A_i = mean over sets J of k - 1 others of  max(0, r_i - max of r over J)
         right or wrong:  A_i = right_i C(n - c, k - 1) / C(n - 1, k - 1)
         loo=True:        A_i - mean of A over the others
 
-    The mean over the group of ``A_i grad log pi_i`` has exactly the gradient of the expected
-    maximum of k rewards (pass@k for rewards of 0 and 1), over k, as its expectation: an answer
-    counts where it makes the group better, so it needs no baseline. With ``loo`` the advantages add
-    up to 0; since the weights of the others depend on rollout i too, the estimate is then biased
-    for k above 1. ``k=1`` with it is :func:`rloo`.
+    The mean over the group of ``A_i grad log pi_i`` is an unbiased estimate of the gradient of the
+    expected maximum of k rewards (pass@k for rewards of 0 and 1), divided by k. An answer counts
+    only where it improves the group, so it needs no baseline. With ``loo`` the advantages add up to
+    0, but the estimate is biased for k above 1, since the weights of the others also depend on
+    rollout i. ``k=1`` with ``loo`` is :func:`rloo`.
 
-    A group smaller than k counts as if k were its size; where k is 1, A_i is the reward. With right
-    and wrong answers, a group with no right one, or with fewer than k - 1 wrong ones, gets 0.
+    For a group smaller than k, k is its size; where k is 1, A_i is the reward. With right and wrong
+    answers, a group with no right answer, or with fewer than k - 1 wrong ones, gets 0.
 
     Args:
       rewards, where, k: See the module.
@@ -240,8 +240,8 @@ def pkpo(
       [0.0, 0.25, 1.75]
 
     References:
-      PKPO (arXiv:2505.15201): n / k times its estimator with the baseline of k - 1 samples, the one
-      that it recommends. ``loo=True`` is the ``pkpo`` of the authors of MaxRL (arXiv:2602.02710).
+      PKPO (arXiv:2505.15201): n / k times the estimator that it recommends, with a baseline of k -
+      1 samples. ``loo=True`` is the ``pkpo`` of the authors of MaxRL (arXiv:2602.02710).
     """
     _check_whole("pkpo", "k", k)
     checks.check_option("pkpo", "loo", loo, (False, True))
@@ -279,16 +279,17 @@ def maxrl(
     scale: Literal["mean", "root"] = "mean",
     eps: float = 1e-6,
 ) -> Array:
-    """Rewards minus their group mean, over the mean itself: hard prompts count more.
+    """Rewards minus their group mean, divided by the mean: hard prompts count more.
 
         A_i = (r_i - mean(r)) / (mean(r) + eps)              scale="mean", MaxRL
         A_i = (r_i - mean(r)) / (sqrt(mean(r)) + eps)        scale="root", one-sided
 
     With right (1) and wrong (0) answers, the mean over the group of ``A_i grad log pi_i`` has the
     expectation ``sum_{j < n-1} (1-p)^j grad p``: with many rollouts ``grad p / p``, the gradient of
-    log p. :func:`maclaurin` has the same for any number of terms. It is :func:`dr_grpo` over the
-    success rate, and :func:`grpo` (``ddof=0``) times ``sqrt((1 - mean) / mean)``. A group of equal
-    rewards, of one rollout or of none gets exactly 0; every wrong answer next to a right one -1.
+    log p. :func:`maclaurin` has this expectation for any number of terms. It equals :func:`dr_grpo`
+    divided by the success rate, and :func:`grpo` (``ddof=0``) times ``sqrt((1 - mean) / mean)``. A
+    group of equal rewards, or with fewer than two rollouts, gets exactly 0; in any other group
+    every wrong answer gets -1.
 
     Args:
       where: See the module.
@@ -306,7 +307,7 @@ def maxrl(
       [3.0..., -1.0, -1.0, -1.0]
 
     References:
-      MaxRL (arXiv:2602.02710) as in the authors' code, which divides the reward of a group of one
+      MaxRL (arXiv:2602.02710), as in the authors' code, which divides the reward of a group of one
       by eps. "root" is their ``one_sided_grpo``.
     """
     stats.check_group("maxrl", rewards, where)
@@ -330,10 +331,10 @@ def maclaurin_weights(right: Array, total: Array, *, order: int) -> tuple[Array,
         w_right = 1 / n
         w_wrong = -(1 / n) sum_{j=2..order} C(n - c - 1, j - 1) / C(n - 1, j - 1)
 
-    ``-log p = sum_j (1 - p)^j / j``; the first ``order`` terms have the gradient
-    ``-sum_{j < order} (1-p)^j grad p``. The sum over the group (not the mean) of the weights times
-    ``grad log pi_i`` is an unbiased estimate of its opposite, for every order up to n; terms beyond
-    n are left out. Order 1 is the plain policy gradient without a baseline.
+    ``-log p = sum_j (1 - p)^j / j``; the first ``order`` terms have the gradient ``-sum_{j < order}
+    (1-p)^j grad p``. The sum over the group (not the mean) of the weights times ``grad log pi_i``
+    is an unbiased estimate of minus that gradient, for every order up to n; terms beyond n are left
+    out. Order 1 is the plain policy gradient without a baseline.
 
     Args:
       right: Whole numbers c of any shape.
@@ -373,9 +374,9 @@ def maclaurin(
         right:  A = 1
         wrong:  A = -sum_{j=2..order} C(n - c - 1, j - 1) / C(n - 1, j - 1)
 
-    n times :func:`maclaurin_weights`, since the loss is a mean over rollouts. The larger the order,
-    the more hard prompts count. The advantages do not add up to 0, and a group of wrong answers
-    alone gets ``1 - min(order, n)``, which pushes all of them down.
+    The advantages are n times :func:`maclaurin_weights`, since the loss is a mean over rollouts.
+    The larger the order, the more hard prompts count. The advantages do not add up to 0: in a group
+    of only wrong answers each gets ``1 - min(order, n)``, which lowers their probability.
 
     Args:
       rewards, where, threshold: See the module.
@@ -391,7 +392,7 @@ def maclaurin(
       [1.0, -0.666..., -0.666..., -0.666...]
 
     References:
-      MaxRL (arXiv:2602.02710); the authors' code leaves the factor n to the aggregation.
+      MaxRL (arXiv:2602.02710); in the authors' code the aggregation applies the factor n.
     """
     _check_whole("maclaurin", "order", order)
     x = _count("maclaurin", rewards, where, threshold)

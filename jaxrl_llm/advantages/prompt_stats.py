@@ -1,11 +1,11 @@
-"""DCPO (dynamic clipping): advantages standardized over all visits to a prompt, smoothly.
+"""DCPO (dynamic clipping): advantages standardized smoothly over all visits to a prompt.
 
 - ``num_prompts``: Q, the prompts of the dataset, at least 1.
-- ``rewards``: floating point ``[P, G]``, one a rollout.
+- ``rewards``: floating point ``[P, G]``, one per rollout.
 - ``where``: bool ``[P, G]``, True for rollouts that take part; None for all. The others count in no
   statistic, get 0 and may hold anything.
 - A wrong dtype raises TypeError; shapes that do not match, and an option out of its range, raise
-  ValueError. A Transform raises for arrays on update.
+  ValueError. A Transform checks its arrays on update.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ class PromptStats(NamedTuple):
     Attributes:
       mean: ``[Q]`` float32.
       var: ``[Q]`` float32: mean variance within a visit plus variance of the visits' means.
-      count: ``[Q]`` int32, visits.
-      least: ``[Q]`` float32, least reward so far; like the rest 0 before the first visit.
-      greatest: ``[Q]`` float32, greatest reward so far.
+      count: ``[Q]`` int32, number of visits.
+      least: ``[Q]`` float32, smallest reward so far; 0 before the first visit, like the others.
+      greatest: ``[Q]`` float32, largest reward so far.
     """
 
     mean: Array
@@ -68,8 +68,8 @@ def prompt_stats_update(
         var  <- (n var + s^2 + n / (n + 1) (m - mean)^2) / (n + 1)
 
     m and s^2 are the mean and the unbiased variance (0 for one rollout) of a row's unmasked
-    rewards, n the visits before. Each row with an unmasked rollout is a visit; the order of several
-    rows of one prompt does not matter.
+    rewards, and n is the number of earlier visits. Each row with an unmasked rollout is a visit;
+    the order of several rows of one prompt does not matter.
 
     Args:
       rewards, where: See the module.
@@ -89,7 +89,7 @@ def prompt_stats_update(
       ([0.75], [0.3125], [2])
 
     References:
-      DCPO (arXiv:2509.02333), and its released code, which keeps the last of several rows.
+      DCPO (arXiv:2509.02333), and its released code, which uses only the last of several rows.
     """
     tracker.check_rows("prompt_stats_update", prompt_ids, rewards, where)
     size = state.mean.shape[0]
@@ -150,7 +150,7 @@ def _merge(mean, var, n, new_mean, new_sum, new):
 
 
 def smooth_advantage(current: Array, total: Array, visits: Array) -> Array:
-    """The smaller of two blends of the advantage of this visit and that over all visits.
+    """The smaller of two blends of this visit's advantage and the advantage over all visits.
 
         S1 = ((i - 1) A_now + A_all) / i,   S2 = (A_now + (i - 1) A_all) / i
         A = S1 where |S1| < |S2|, else S2
@@ -159,8 +159,8 @@ def smooth_advantage(current: Array, total: Array, visits: Array) -> Array:
 
     Args:
       current: ``[...]``, floating point: the advantage by the statistics of this visit.
-      total: ``[...]``, floating point: that by the statistics over all visits.
-      visits: How many visits there were, this one included; broadcasts to ``[...]``.
+      total: ``[...]``, floating point: the advantage by the statistics over all visits.
+      visits: Number of visits, including this one; broadcasts to ``[...]``.
 
     Returns:
       ``[...]`` float32.
@@ -223,11 +223,11 @@ def smooth_standardization(*, num_prompts: int) -> Transform:
         A_all = (r - M) / S         the same over all visits, this one included
         A = smooth_advantage(A_now, A_all, i) at the i-th visit
 
-    A deviation of 0 gives 0 for its term, without an eps. So a group of equal rewards still gets an
-    advantage if the prompt's earlier rewards were others, and an only rollout is compared with the
-    earlier visits. Reads ``prompt_ids [P]`` from the batch; an id outside [0, num_prompts) gives
-    NaN to its unmasked rollouts and changes no entry of the state. Several rows of one prompt in a
-    batch each count the visits before the batch and their row.
+    A term whose deviation is 0 is 0, without an eps. A group of equal rewards therefore still gets
+    an advantage if the prompt's earlier rewards were different, and a single rollout is compared
+    with the earlier visits. The transform reads ``prompt_ids [P]`` from the batch; an id outside
+    [0, num_prompts) gives NaN to its unmasked rollouts and changes no entry of the state. If a
+    batch has several rows of one prompt, each counts the visits before the batch and its own row.
 
     Args:
       num_prompts: See the module.
@@ -246,8 +246,8 @@ def smooth_standardization(*, num_prompts: int) -> Transform:
       (Array([[ 0.7071, -0.7071]], dtype=float32), Array([[0.2236, 0.2236]], dtype=float32))
 
     References:
-      DCPO (arXiv:2509.02333), and its released code. What is constant is tested by least and
-      greatest reward, since the deviation of equal float32 numbers need not be 0.
+      DCPO (arXiv:2509.02333), and its released code. Constant rewards are detected by the smallest
+      and largest reward, since the deviation of equal float32 numbers need not be 0.
     """
     tracker.check_num_prompts("smooth_standardization", num_prompts)
     return Transform(_VisitsInit(num_prompts), _VisitsUpdate())

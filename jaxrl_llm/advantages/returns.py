@@ -1,13 +1,13 @@
 """Rewards of tokens, rewards to go, and advantages from a critic.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout; ``token_rewards``: ``[..., T]``.
+- ``rewards``: floating point ``[..., G]``, one per rollout; ``token_rewards``: ``[..., T]``.
 - ``mask``: bool, with the token axis last, True for the response tokens that are trained. Masked
-  tokens (a tool's answer, padding) are stepped over: they are not read and cost no discount.
+  tokens (a tool's output, padding) are skipped: they are not read and cost no discount.
 - ``old_logp``, ``ref_logp``: ``[..., G, T]`` log-probabilities (nats) of sampler and reference.
 - ``gamma``: discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
   each full or 1.
-- Turns are an axis like tokens: :func:`gae` of turn rewards, turn values and ``turn_where`` is that
-  of turns.
+- Turns are an axis like tokens: with turn rewards, turn values and ``turn_where``, :func:`gae` is
+  GAE over turns.
 - Results are float32 in the mask's shape, 0 where masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -63,18 +63,19 @@ def kl_shaped_rewards(
     kl_coef: float | Array,
     estimator: Estimator = "k1",
 ) -> Array:
-    """Token rewards with a penalty for leaving the reference: the KL term inside the reward.
+    """Token rewards minus a penalty for divergence from the reference: the KL term in the reward.
 
         R[i, t] = 1[t is last] r_i - kl_coef k(old_logp[i, t] - ref_logp[i, t])
         k1 = d      k2 = d^2 / 2      k3 = exp(-d) - 1 + d      abs = |d|
 
-    A penalty in the reward is credited to the tokens before it, unlike one in the loss. With k1 the
-    rewards of a rollout add up to ``r_i - kl_coef log(old / reference)`` of the full rollout. In a
-    chain it stands before :func:`reward_to_go`, :func:`remax_token` or :func:`otb_token`. Rewards
-    of tokens, such as those of :func:`turn_end_rewards`, stay where they are.
+    Unlike a penalty in the loss, a penalty in the reward is credited to the tokens before it. With
+    k1 the rewards of a rollout add up to ``r_i - kl_coef log(old / reference)`` of the full
+    rollout. In a chain it comes before :func:`reward_to_go`, :func:`remax_token` or
+    :func:`otb_token`. Token rewards, such as those of :func:`turn_end_rewards`, stay at their
+    tokens.
 
     Args:
-      rewards: ``[..., G]``, one a rollout, or ``[..., G, T]``, one a token.
+      rewards: ``[..., G]``, one per rollout, or ``[..., G, T]``, one per token.
       mask, old_logp, ref_logp: See the module.
       kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
         each full or 1, such as ``[P, 1, 1]`` from a controller.
@@ -94,7 +95,7 @@ def kl_shaped_rewards(
 
     References:
       Ziegler et al. (arXiv:1909.08593); Zheng et al., PPO-max (arXiv:2307.04964). verl clamps only
-      inside k3, MOSS-RLHF (k1) not at all.
+      in k3, and MOSS-RLHF (k1) does not clamp.
     """
     of_tokens = jnp.ndim(rewards) == jnp.ndim(mask) > 0
     check = _inputs.check_token_rewards if of_tokens else _inputs.check_tokens
@@ -143,7 +144,7 @@ def shaped(
     ref_logp: Array | None,
     kl_coef: float | Array,
 ) -> Array:
-    """Token rewards with the k1 penalty, or without one where ``kl_coef`` is the number 0."""
+    """Token rewards with the k1 penalty, or without a penalty if ``kl_coef`` is the number 0."""
     if isinstance(kl_coef, numbers.Real) and kl_coef == 0:
         return terminal_rewards(rewards, mask)
     return _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, "k1")
@@ -196,9 +197,9 @@ def gae(
     Args:
       token_rewards, mask, gamma: See the module.
       values: ``[..., T]``, floating point: the critic's value of the state before each token.
-      lam: How far the estimate trusts rewards over values, in [0, 1], as ``gamma``.
+      lam: How much the estimate relies on rewards over values, in [0, 1]; shaped as ``gamma``.
       bootstrap_value: ``[...]``, floating point: the value of the state after the last unmasked
-        token, for responses that were cut off. None means 0, the value of an end.
+        token, for truncated responses. None means 0, the value of a terminal state.
 
     Returns:
       Advantages ``[..., T]``.
@@ -214,8 +215,9 @@ def gae(
       [[0.625, 1.75]]
 
     References:
-      Schulman et al., GAE (arXiv:1506.02438). verl's always whitens. PPO-max (arXiv:2307.04964)
-      clips to 0.5; MOSS-RLHF's scripts do neither, its whitening is of minibatches, over n.
+      Schulman et al., GAE (arXiv:1506.02438). verl's GAE always whitens. PPO-max (arXiv:2307.04964)
+      clips to 0.5; MOSS-RLHF's scripts do neither, and its whitening is over minibatches and
+      divides by n.
     """
     return _estimate("gae", token_rewards, values, mask, gamma, lam, bootstrap_value)
 
@@ -230,7 +232,7 @@ def gae_returns(
     lam: float | Array = 0.95,
     bootstrap_value: Array | None = None,
 ) -> Array:
-    """What a critic is trained to predict: the advantages of :func:`gae` plus the values.
+    """Targets of a critic: the advantages of :func:`gae` plus the values.
 
         returns[t] = A[t] + V[t]
 
@@ -274,7 +276,7 @@ def check_values(
     gamma: float | Array,
     lam: float | Array,
 ) -> tuple[Array, Array]:
-    """Checks what a recursion over values takes; the values, 0 where masked, and the next ones.
+    """Checks the arguments of a value recursion; returns the masked values and the next ones.
 
     ``gamma`` and ``lam`` are numbers in [0, 1], or arrays of them with the mask's axes.
     """
@@ -291,7 +293,7 @@ def check_values(
 
 
 def next_unmasked(x: Array, mask: Array, last: Array | None = None) -> Array:
-    """``x`` at the next unmasked token; after the last one ``last [...]``, or 0.
+    """``x`` at the next unmasked token; after the last token ``last [...]``, or 0.
 
     ``x`` is 0 where masked.
     """
@@ -314,7 +316,7 @@ def errors_back(
     trace: float | Array,
     weight: float | Array = 1.0,
 ) -> Array:
-    """The recursion that all estimates from values share.
+    """The backward recursion shared by all estimates from values.
 
         e[t] = weight[t] (R[t] + gamma[t] following[t] - V[t]) + gamma[t] trace[t] e[next]
 

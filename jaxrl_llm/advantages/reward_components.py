@@ -1,8 +1,8 @@
 """Several rewards of a rollout: by name, each normalized in its group, or of unit tests.
 
-- ``rewards``: name to floating point ``[..., G]``, one a rollout; a group lies along the last axis.
-  NaN means that a reward does not apply to a rollout.
-- ``weights``: name to number for every reward, or a tuple of such pairs; None weighs each 1.
+- ``rewards``: name to floating point ``[..., G]``, one per rollout; a group lies along the last
+  axis. NaN means that a reward does not apply to a rollout.
+- ``weights``: name to number for every reward, or a tuple of such pairs; None means 1 for each.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
@@ -41,17 +41,17 @@ def gdpo(
         A_i = (a_i - mean_batch(a)) / (std_batch(a) + eps)        batch_norm="none": A_i = a_i
 
     Normalizing the sum instead (:func:`sum_components`, then :func:`grpo`) lets the reward with the
-    widest spread decide, and cannot tell two satisfied rewards from one. Here distinct combinations
-    have distinct advantages, and a reward times a constant changes nothing.
+    widest spread dominate, and different combinations of rewards can get equal advantages. Here
+    distinct combinations have distinct advantages, and scaling a reward changes nothing.
 
-    A reward that does not apply counts in no statistic and adds 0; a rollout to which none applies
-    gets 0 and does not count in the batch's statistics. A component with fewer than two values in a
-    group, or equal ones, adds 0 there. The last step must see the global batch; where all sums are
-    equal the result is exactly 0.
+    A reward that does not apply counts in no statistic and adds 0. A rollout to which no reward
+    applies gets 0 and does not count in the batch's statistics. A component with fewer than two
+    values in a group, or equal values, adds 0 there. The last step must see the global batch; where
+    all sums are equal the result is exactly 0.
 
     Args:
       rewards, where, weights: See the module.
-      gate: ``by`` and ``threshold`` of :func:`gate_rewards`. None opens all.
+      gate: ``by`` and ``threshold`` of :func:`gate_rewards`. None means no gate.
       batch_norm: "sequence" or "none". For a normalization over tokens see :func:`gdpo_token`.
       eps: Added to each deviation, above 0.
       ddof: Delta degrees of freedom of the deviations: 1 divides by n - 1, 0 by n.
@@ -68,8 +68,9 @@ def gdpo(
       [[-1.095..., 1.095...], [-0.547..., 0.547...]]
 
     References:
-      GDPO (arXiv:2601.05242), as in TRL (``normalize_then_sum``), which does the same to a single
-      reward; the authors' code is then plain :func:`grpo`. The authors count NaN as a reward of 0.
+      GDPO (arXiv:2601.05242), as in TRL (``normalize_then_sum``), which does the same for a single
+      reward; the authors' code is then plain :func:`grpo`. The authors' code treats NaN as a reward
+      of 0.
     """
     x = _prepare("gdpo", rewards, where, weights, gate, eps, ddof)
     checks.check_option("gdpo", "batch_norm", batch_norm, ("sequence", "none"))
@@ -93,7 +94,7 @@ def gdpo_token(
     norm_eps: float = 1e-8,
     ddof: int = 1,
 ) -> Array:
-    """:func:`gdpo` with the last step over the tokens of the batch, so that length counts.
+    """:func:`gdpo` whose last normalization is over the tokens of the batch, so that length counts.
 
         A_it = (a_i - m) / sqrt(v + norm_eps)     m, v of a_i over all unmasked tokens, v over n - 1
 
@@ -118,7 +119,7 @@ def gdpo_token(
       [[-1.155..., 0.0], [0.577..., 0.577...]]
 
     References:
-      GDPO (arXiv:2601.05242), as in the authors' verl and in verl's ``gdpo`` from 0.9. They count
+      GDPO (arXiv:2601.05242), as in the authors' verl and in verl's ``gdpo`` from 0.9. Both treat
       NaN as a reward of 0, and give the only rollout of a group its reward.
     """
     x = _prepare("gdpo_token", rewards, where, weights, gate, eps, ddof)
@@ -130,7 +131,7 @@ def gdpo_token(
 def sum_components(
     rewards: Components, *, where: Array | None = None, weights: Weights | None = None
 ) -> Array:
-    """The weighted sum of the rewards of each rollout; what does not apply (NaN) adds nothing.
+    """The weighted sum of the rewards of each rollout; a reward that does not apply (NaN) adds 0.
 
         r_i = sum_k w_k r_ik
 
@@ -161,21 +162,22 @@ def sum_components(
 def gate_rewards(
     rewards: Components, *, by: str, threshold: float, components: tuple[str, ...] | None = None
 ) -> dict[str, Array]:
-    """Rewards that count only where a more important one is reached.
+    """Rewards that count only where a more important reward reaches a threshold.
 
         r_ik <- r_ik  where r_i,by >= threshold,  else 0
 
-    Before :func:`gdpo`, an easy reward is then not earned at the cost of the hard one. A reward
-    that does not apply (NaN) stays so; where the gate itself does not apply it is shut.
+    Used before :func:`gdpo`, it keeps the policy from earning an easy reward at the cost of the
+    hard one. A reward that does not apply (NaN) stays NaN; where the gate's reward is NaN, the gate
+    is closed.
 
     Args:
       rewards: See the module.
-      by: The name of the reward that opens the gate, which does not change.
-      threshold: Least value of it at which the others count, in its units.
-      components: The names of the rewards behind the gate; None for all but ``by``.
+      by: The name of the reward that opens the gate; it is returned unchanged.
+      threshold: Smallest value of that reward at which the others count, in its units.
+      components: The names of the rewards that the gate controls; None for all but ``by``.
 
     Returns:
-      Name to ``[..., G]``: all components, the gated and the others.
+      Name to ``[..., G]``: all components, gated or not.
 
     Example:
       >>> import jax.numpy as jnp
@@ -293,18 +295,18 @@ def density_weights(
     difficulty: float = 2.0,
     delta: float = 1e-6,
 ) -> Array:
-    """What each unit test of a prompt is worth: hard ones more, crowds of alike ones less.
+    """Weights of a prompt's unit tests: more for hard tests, less for tests of similar pass rates.
 
         N_j = sum over k of exp(-(p_j - p_k)^2 / (2 sigma^2))
         w_j = exp(-difficulty p_j) / (N_j + delta)
 
-    The sum includes j; k tests of one pass rate share about the weight of one. The cost is U^2.
+    The sum includes j; k tests of equal pass rate together weigh about as much as one. O(U^2).
 
     Args:
       pass_rates: ``[..., U]``, floating point, share of the attempts that pass each test.
       test_where: bool ``[..., U]``, True for tests that exist; None for all. The rest get 0.
-      sigma: Width within which pass rates count as alike, above 0.
-      difficulty: How fast the weight falls with the pass rate, not negative; 0 for not at all.
+      sigma: Width within which pass rates count as similar, above 0.
+      difficulty: How fast the weight decreases with the pass rate, not negative; 0 for a constant.
       delta: Added to the density, not negative.
 
     Returns:
@@ -349,16 +351,16 @@ def verpo(
     gamma: float | None = None,
     turn_weight: float = 0.5,
 ) -> Array:
-    """The outcome of a rollout and the weighted unit tests of each of its attempts, both centered.
+    """The outcome of a rollout plus the weighted unit tests of each of its attempts, both centered.
 
         R[i, k] = sum over tests j of w_j passes[i, k, j],   w from :func:`density_weights`
         A_turn[i, k] = R[i, k] - mean over all attempts of the group
         A_outcome[i] = r_i gamma^(turns of i) - mean over the group
         A[i, k] = A_outcome[i] + turn_weight A_turn[i, k]
 
-    The pass rates behind the weights are over all unmasked attempts of the prompt. A test that all
-    or none pass cancels out. With ``turn_weight=0`` and ``gamma=1`` it is :func:`dr_grpo` for every
-    attempt. Follow it with :func:`turns_to_tokens`.
+    The pass rates in the weights are over all unmasked attempts of the prompt. A test that all
+    attempts or none pass cancels out. With ``turn_weight=0`` and ``gamma=1`` it is :func:`dr_grpo`
+    for every attempt. Follow it with :func:`turns_to_tokens`.
 
     Args:
       where: See the module.

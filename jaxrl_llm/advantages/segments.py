@@ -1,11 +1,11 @@
-"""Credit of segments of a response from the values of what stands before each of them.
+"""Credit of segments of a response from the values of their prefixes.
 
-A segment is a line, a stretch of tokens or a turn; its prefix is all that stands before it. The
-collector :func:`jaxrl_llm.curation.valued` samples on from each prefix; the mean reward is its
-value.
+A segment is a line, a run of tokens or a turn; its prefix is the text before it. The collector
+:func:`jaxrl_llm.curation.valued` samples continuations of each prefix; their mean reward is the
+prefix's value.
 
-- ``rewards``: floating point ``[..., G]``, one a rollout.
-- ``prefix_values``: floating point ``[..., G, K]``, the value of what stands before each segment.
+- ``rewards``: floating point ``[..., G]``, one per rollout.
+- ``prefix_values``: floating point ``[..., G, K]``, the value of each segment's prefix.
 - ``segment_where``: bool ``[..., G, K]``, True for segments that exist.
 - Results are float32. :func:`turns_to_tokens` spreads them, with ``segment_ids`` for turns.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
@@ -19,9 +19,9 @@ from jaxrl_llm.core import Array, checks, masking, traits
 
 
 def segment_advantages(rewards: Array, prefix_values: Array, segment_where: Array) -> Array:
-    """What a segment adds to the value.
+    """The change in value over each segment.
 
-        A_k = V_(k+1) - V_k;   of the last segment r - V_k
+        A_k = V_(k+1) - V_k;   for the last segment r - V_k
 
     The advantages of a rollout add up to its reward minus the value before the first segment. It is
     :func:`gae` over segments with ``lam=0``.
@@ -41,20 +41,20 @@ def segment_advantages(rewards: Array, prefix_values: Array, segment_where: Arra
       [[-0.25, 0.5, 0.25]]
 
     References:
-      VinePPO (arXiv:2410.01679) and SPO-chain (arXiv:2505.23564), their released code.
+      VinePPO (arXiv:2410.01679) and SPO-chain (arXiv:2505.23564), as in their released code.
     """
     placed = terminal_rewards(rewards, segment_where)
     return gae(placed, prefix_values, segment_where, gamma=1.0, lam=0.0)
 
 
 def best_of_value(values: Array, *, k: int = 4) -> Array:
-    """The success rate of the best of k tries, from that of one.
+    """The success rate of the best of k attempts, from the success rate of one.
 
         1 - (1 - V)^k
 
     Args:
       values: ``[...]``, floating point, success rates in [0, 1].
-      k: Tries, at least 1.
+      k: Number of attempts, at least 1.
 
     Returns:
       ``[...]`` float32, in [0, 1].
@@ -83,18 +83,18 @@ def pav(
     alpha: float = 5.0,
     baseline: bool = True,
 ) -> Array:
-    """What a segment adds to the value of the policy, and to that of a prover.
+    """The change in the policy's value over a segment, plus the change in a prover's value.
 
         A_k = Q_k - V_k + alpha (mu_(k+1) - mu_k),   Q_k = V_(k+1), of the last segment r
-        mu = 1 - (1 - V)^n with n tries:   the best of n rollouts of the policy is the prover
+        mu = 1 - (1 - V)^n,   the prover is the best of n rollouts of the policy
 
-    A prover who always or never succeeds sees no progress. The progress is credited to its segment
-    alone; summed over later ones it would vanish.
+    A prover that always or never succeeds gives no progress. Progress is credited only to its
+    segment; summed over later segments it would cancel.
 
     Args:
       rewards: See the module; in [0, 1].
       prefix_values, segment_where: See the module; values in [0, 1].
-      k: Tries of the prover, n above, at least 1.
+      k: Attempts of the prover, n above, at least 1.
       alpha: Weight of the progress, not negative.
       baseline: Whether V is subtracted from Q.
 
@@ -109,9 +109,9 @@ def pav(
       [[0.30859375, 0.25390625]]
 
     References:
-      Setlur et al., PAV (arXiv:2410.08146), ABSTRACT. Weight 5, four tries, Q without a baseline
-      and no learned verifier are the baseline of the same name in the released code of SPO-chain
-      (arXiv:2505.23564).
+      Setlur et al., PAV (arXiv:2410.08146), ABSTRACT. The weight of 5, four attempts, Q without a
+      baseline and no learned verifier follow the baseline of that name in the released code of
+      SPO-chain (arXiv:2505.23564).
     """
     name = "pav"
     checks.check_non_negative(name, finite=True, alpha=alpha)
@@ -131,7 +131,7 @@ def whiten_uncertain(advantages: Array, mask: Array, *, old_logp: Array, rho: fl
 
         uncertain = exp(old_logp) < rho;   A' = (A - mean) / std over those
 
-    Where no token is uncertain, over all.
+    If no token is uncertain, the statistics and the result are over all tokens.
 
     Args:
       advantages: ``[..., T]``, floating point.

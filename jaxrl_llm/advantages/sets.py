@@ -1,12 +1,11 @@
 """Advantages of sets of rollouts that are scored together, by reward and by diversity.
 
 - ``rewards``: floating point ``[..., G]``, not negative: the score of a set is a product.
-- ``answer_ids``: integers ``[..., G]``, the strategy or answer of each rollout: equal numbers for
-  equal ones, within a group; below 0 for none, which adds no diversity.
+- ``answer_ids``: integers ``[..., G]``, the strategy or answer of each rollout: within a group,
+  equal ids for equal answers; below 0 for no answer, which adds no diversity.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others are not
   read.
-- ``sets``: integers ``[M, n]`` or ``[..., M, n]``, the members of M sets by their places in the
-  group.
+- ``sets``: integers ``[M, n]`` or ``[..., M, n]``, the members of M sets as indices into the group.
 - Results are float32.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -21,11 +20,11 @@ from jaxrl_llm.core import Array, checks, masking, stats
 def set_scores(
     rewards: Array, answer_ids: Array, sets: Array, *, where: Array | None = None
 ) -> Array:
-    """The mean reward of each set times the share of its members that differ.
+    """The mean reward of each set times its share of distinct answers.
 
         f(set) = mean of R * (distinct answers / n);   0 with fewer than two members
 
-    Members that take no part leave their sets smaller.
+    Members that take no part are removed from their sets.
 
     Args:
       rewards, answer_ids, sets, where: See the module.
@@ -41,7 +40,7 @@ def set_scores(
       [0.5, 0.5]
 
     References:
-      Polychromic objectives (arXiv:2509.25424), PAPER; the unofficial implementation that was read
+      Polychromic objectives (arXiv:2509.25424), PAPER; the unofficial implementation that we read
       clips the mean reward to [0, 1].
     """
     function = "set_scores"
@@ -62,7 +61,7 @@ def set_scores(
 def set_advantages(
     scores: Array, sets: Array, *, group_size: int, set_where: Array | None = None
 ) -> Array:
-    """Scores of sets minus their mean, for the members: the mean over the sets that have them.
+    """Scores of sets minus their mean, averaged for each rollout over the sets that contain it.
 
         A_i = mean over sets m with i of (f_m - mean f);   0 in no set
 
@@ -111,15 +110,15 @@ def polychromic(
     size: int = 4,
     sets: Literal["all", "disjoint"] = "all",
 ) -> Array:
-    """Sets of rollouts that are good and differ; a rollout counts for what its sets score.
+    """Scores sets of rollouts by reward and diversity; a rollout gets the mean score of its sets.
 
         f(set) = mean of R * (distinct answers / n)
         "all":       A_i = mean of f over all sets with i - mean of f over all sets
         "disjoint":  A_i = f(set of i) - mean of f, of G // n sets of neighbors
 
-    All sets are counted in closed form; of disjoint ones the members beyond the last set get 0. A
-    group with fewer than n rollouts counts as if n were its size, and with no more than n "all"
-    gives 0: there is one set.
+    The mean over all sets has a closed form. With disjoint sets, rollouts beyond the last full set
+    get 0. For a group with fewer than n rollouts, n is its size. With n rollouts or fewer, "all"
+    gives 0, since there is only one set.
 
     Args:
       rewards, answer_ids, where: See the module.
@@ -138,9 +137,9 @@ def polychromic(
       [0.5, 0.5, -0.5, -0.5]
 
     References:
-      Polychromic objectives (arXiv:2509.25424), PAPER: sets of "vines" from one state, which is the
-      prompt here. Disjoint sets of 4 of 8 are those of an unofficial implementation; the mean over
-      all sets is the marginal form of the authors' page.
+      Polychromic objectives (arXiv:2509.25424), PAPER: sets of "vines" from one state; here that
+      state is the prompt. Disjoint sets of 4 of 8 are those of an unofficial implementation; the
+      mean over all sets is the marginal form of the authors' page.
     """
     function = "polychromic"
     _check(function, rewards, answer_ids, where)
@@ -172,7 +171,7 @@ def polychromic(
     R_c = jnp.sum(jnp.where(same, R[..., None, :], 0.0), axis=-1)
 
     def without(others: Array, n: Array, m: Array) -> Array:
-        """The chance that n drawn of ``others`` are none of m of them."""
+        """The probability that n draws from ``others`` include none of m of them."""
         k = jnp.arange(size, dtype=jnp.float32)
         left = jnp.maximum(others - m, 0.0)[..., None]
         factor = jnp.maximum(left - k, 0.0) / jnp.maximum(others[..., None] - k, 1.0)

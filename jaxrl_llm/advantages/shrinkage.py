@@ -1,4 +1,4 @@
-"""Baselines between the mean of a group and something steadier: a prior, or the other groups.
+"""Baselines that shrink the mean of a group toward a prior.
 
 - ``rewards``: floating point ``[..., G]``, in [0, 1]; a group lies along the last axis.
 - ``prior``: floating point ``[...]``, the reward expected of each prompt.
@@ -25,13 +25,13 @@ _LEAST_PRIOR = 1e-3
 
 
 def positive_part(distance_sq: Array, error_sq: Array) -> Array:
-    """The weight of an estimate that is shrunk towards another value.
+    """The weight of an estimate that is shrunk toward a target.
 
         w = max(0, 1 - error_sq / distance_sq)        0 where the distance is 0
 
-    The positive part of the James-Stein rule: an estimate within its standard error of the target
-    has weight 0, one far from it about 1. With the bias estimate ``D = max(distance_sq - error_sq,
-    0)`` it is ``D / (D + error_sq)``, the weight of least mean squared error.
+    This is the positive-part James-Stein rule: an estimate within its standard error of the target
+    has weight 0, and an estimate far from it about 1. With the bias estimate ``D = max(distance_sq
+    - error_sq, 0)`` it is ``D / (D + error_sq)``, the weight of least mean squared error.
 
     Args:
       distance_sq: Squared distance of the estimate from the target, of any shape.
@@ -61,24 +61,24 @@ def positive_part(distance_sq: Array, error_sq: Array) -> Array:
 def shrinkage_baseline(
     rewards: Array, *, prior: Array, where: Array | None = None, var: Variance = "prior"
 ) -> tuple[Array, Array]:
-    """The mean of a group, drawn towards a prior as far as the mean is uncertain.
+    """The mean of a group, shrunk toward a prior by how uncertain the mean is.
 
         s2 = q (1 - q),  q the prior in [0.001, 0.999]
         w = max(0, 1 - (s2 / n) / (mean(r) - q)^2)
         b = w mean(r) + (1 - w) q
 
-    A prior that agrees with the rewards within their standard error is the baseline; the more
-    rollouts contradict it, the less it weighs. The variance is that of right (1) and wrong (0)
-    answers if the prior is true. ``var="sample"`` takes ``mean (1 - mean)`` instead, which is 0 in
-    a group that agrees: the mean is then the baseline, and the advantages of that group vanish.
-    ``"max"`` takes the larger of the two, and ``"bound"`` 1/4, the most that rewards in [0, 1]
-    can have.
+    If the prior agrees with the mean reward within its standard error, the baseline is the prior;
+    the more the rollouts contradict it, the less it weighs. The variance s2 is that of right (1)
+    and wrong (0) answers if the prior is true. ``var="sample"`` uses ``mean (1 - mean)`` instead,
+    which is 0 in a group of equal rewards: the baseline is then the mean, and the advantages of
+    that group vanish. ``"max"`` uses the larger of the two, and ``"bound"`` 1/4, the largest
+    variance of rewards in [0, 1].
 
     Args:
       rewards, prior, where, var: See the module.
 
     Returns:
-      Baseline and weight of the mean, both ``[...]`` float32; an empty group has the prior and 0.
+      Baseline and weight of the mean, both ``[...]`` float32; the prior and 0 for an empty group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ def shrinkage_baseline(
       ([0.699..., 0.074...], [0.0, 0.892...])
 
     References:
-      V_0.5 (arXiv:2603.10848), NOTES reading: an outline by others has these equations with the
+      V_0.5 (arXiv:2603.10848), NOTES reading: another author's outline has these equations with the
       bound, 1 for rewards of -1 and 1, which is ``var="bound"`` here. The other variances are ours.
     """
     mean, count, prior = _prepare("shrinkage_baseline", rewards, prior, where)
@@ -115,7 +115,7 @@ def v05_baseline(
         scale="group":  A_i = (r_i - b) / (std(r) + eps)
 
     A group of equal rewards still trains where the prior differs; with ``scale="group"`` it gets
-    exactly 0, since there is no deviation to divide by. An only rollout is compared with the prior.
+    exactly 0, since its deviation is 0. A single rollout is compared with the prior.
 
     Args:
       rewards, prior, where, var: See the module.
@@ -163,21 +163,22 @@ def osla_continue(
     most: int = 16,
     var: Variance = "prior",
 ) -> Array:
-    """Whether one more rollout of a prompt pays, one step ahead.
+    """Whether one more rollout of a prompt is worth its cost, by one-step lookahead.
 
         mse(n) = e(n) D / (e(n) + D),   e(n) = s2 / n,   D = max((mean - q)^2 - e(count), 0)
         continue  =  count < least  or  (count < most and mse(count) - mse(count + 1) > cost)
 
-    mse is the error of :func:`shrinkage_baseline` with the estimate D of the prior's bias so far.
-    Where the rewards agree with the prior D is 0, and nothing is to be gained.
+    mse is the mean squared error of :func:`shrinkage_baseline` with the current estimate D of the
+    prior's squared bias. Where the rewards agree with the prior, D is 0 and another rollout gains
+    nothing.
 
     Args:
       prior, var: See the module.
       mean: ``[...]``, floating point, the mean reward of the rollouts so far, in [0, 1].
-      count: ``[...]``, how many they are, integer or floating point.
+      count: ``[...]``, number of rollouts so far, integer or floating point.
       cost: Price of a rollout, in squared units of reward, not negative.
-      least: Rollouts that every prompt gets.
-      most: Rollouts that no prompt exceeds, at least ``least``.
+      least: Minimum rollouts of a prompt.
+      most: Maximum rollouts of a prompt, at least ``least``.
 
     Returns:
       bool ``[...]``.
@@ -191,8 +192,8 @@ def osla_continue(
 
     References:
       V_0.5 (arXiv:2603.10848), NOTES reading: 4 to 16 rollouts, ``var="bound"`` and a cost of
-      0.0039 for rewards of -1 and 1, which is 1/1024 for 0 and 1. With it even a prior that is far
-      off stops at 16. The default of ``var`` is ours.
+      0.0039 for rewards of -1 and 1, which is 1/1024 for 0 and 1. With that cost, sampling stops at
+      16 even if the prior is far off. The default of ``var`` is ours.
     """
     checks.check_float("osla_continue", mean=mean, prior=prior)
     checks.check_same_shape("osla_continue", mean=mean, count=count, prior=prior)

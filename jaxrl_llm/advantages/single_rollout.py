@@ -1,4 +1,4 @@
-"""Advantages of methods that need one rollout a prompt: the baseline is a tracked success rate.
+"""Advantages for one rollout per prompt: the baseline is a tracked success rate.
 
 - ``num_prompts``: Q, the prompts of the dataset, at least 1.
 - ``prior``: alpha and beta of a prompt that was never visited, both above 0.
@@ -7,7 +7,7 @@
   to its unmasked rollouts, and so to the batch, and changes no entry of the state.
 - Trackers take rewards in [0, 1]. Advantages are float32. Batches must be the global ones.
 - A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
-  its range or without effect, raise ValueError. A Transform raises for arrays on update.
+  its range or without effect, raise ValueError. A Transform checks its arrays on update.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ def spo(
     ddof: int = 1,
     eps: float = 1e-8,
 ) -> Array:
-    """Rewards minus a value of their prompt from before the batch, normalized over the batch.
+    """Rewards minus their prompt's value before the batch, normalized over the batch.
 
         a_i = r_i - v(prompt of i)
         A_i = (a_i - mean(a)) / (std(a) + eps)
 
-    Mean and deviation are over all unmasked rollouts. A value that contains the reward that it is
-    subtracted from biases the gradient. A batch of equal differences gets exactly 0.
+    Mean and deviation are over all unmasked rollouts. The value must not include the rewards of
+    this batch, or the gradient is biased. A batch of equal differences gets exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point; G may be 1.
       eps: See the module.
-      values: ``[...]``, floating point, one a prompt, in units of reward.
+      values: ``[...]``, floating point, one per prompt, in units of reward.
       where: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
         no statistic, get 0 and may hold anything.
       ddof: Delta degrees of freedom of the deviation: 1 (SPO) or 0 (MSSR).
@@ -56,7 +56,7 @@ def spo(
 
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and its released code. Liu et al., MSSR
-      (arXiv:2512.18215) divides by n and, in its code, bounds the deviation by 1e-3 without an eps.
+      (arXiv:2512.18215) divides by n; its code bounds the deviation below by 1e-3 and has no eps.
     """
     stats.check_group("spo", rewards, where)
     checks.check_float("spo", values=values)
@@ -127,22 +127,22 @@ def spo_tracker(
     prior: tuple[float, float] = (0.5, 0.5),
     eps: float = 1e-8,
 ) -> Transform:
-    """SPO: one persistent success rate a prompt as the baseline, in place of a group.
+    """SPO: the baseline is a persistent success rate per prompt instead of a group.
 
         v = alpha / (alpha + beta)                    before this batch
         A = (a - mean(a)) / (std(a) + eps), a = r - v                  :func:`spo`
         alpha <- rho alpha + sum(r), beta <- rho beta + sum(1 - r)     :func:`beta_tracker_update`
 
-    A rollout's reward is not in its baseline. With ``rho=None`` the transform also reads
-    ``policy_shift [P]`` from the batch, from which each prompt gets its rho
-    (:func:`kl_forgetting`). Several rollouts a prompt are allowed.
+    A rollout's reward is not part of its baseline. With ``rho=None`` the transform also reads
+    ``policy_shift [P]`` from the batch, which determines the rho of each prompt
+    (:func:`kl_forgetting`). Several rollouts per prompt are allowed.
 
     Args:
       num_prompts, eps: See the module.
-      rho: Share of a prompt's past that a visit keeps, in [0, 1); None for one that adapts.
-      half_shift: With ``rho=None`` only; None means 0.06 nats a token.
-      low: With ``rho=None`` only: least factor; None means 0.875.
-      high: With ``rho=None`` only: greatest factor; None means 0.96.
+      rho: Forgetting factor: share of the counts that remains, in [0, 1); None for an adaptive one.
+      half_shift: With ``rho=None`` only, see :func:`kl_forgetting`; None means 0.06 nats per token.
+      low: With ``rho=None`` only: smallest factor; None means 0.875.
+      high: With ``rho=None`` only: largest factor; None means 0.96.
       prior: As in the module; for values from earlier rollouts see :func:`beta_tracker_init`.
 
     Returns:
@@ -158,9 +158,9 @@ def spo_tracker(
       (Array([ 0.7071, -0.7071], dtype=float32), Array([0.4375, 0.5   , 1.4375], dtype=float32))
 
     References:
-      Xu and Ding, SPO (arXiv:2509.13232). In the released code the shift compares the stored last
-      response under the policy after this update and after the last visit's; in the paper, and in
-      :func:`last_visit`, which measures it, before them.
+      Xu and Ding, SPO (arXiv:2509.13232). The released code scores the stored response after this
+      update and after the last visit's update; the paper, and :func:`last_visit`, which measures
+      the shift, score it before those updates.
     """
     name = "spo_tracker"
     tracker.check_tracker(name, num_prompts, prior)
@@ -181,7 +181,7 @@ class MssrTracker(NamedTuple):
     Attributes:
       rates: The success rates, a :class:`BetaTracker`.
       kl_window: ``[N]`` float32, KL of the last updates.
-      batches: Int32 scalar, how many batches were seen.
+      batches: Int32 scalar, number of batches so far.
     """
 
     rates: tracker.BetaTracker
@@ -234,20 +234,21 @@ def mssr_tracker(
     prior: tuple[float, float] = (4.0, 4.0),
     eps: float = 1e-8,
 ) -> Transform:
-    """The tracker half of MSSR: SPO's, with one factor of forgetting for the full batch.
+    """The tracker of MSSR: SPO's tracker with one forgetting factor for the full batch.
 
-        rho = the discount of the window of last KLs       :func:`window_kl_discount`
+        rho = discount from the window of recent KLs      :func:`window_kl_discount`
         A   = (a - mean(a)) / (std(a) + eps), a = r - v    :func:`spo`, population deviation
 
-    The other half, an entropy bonus inside the advantage, is :func:`entropy_shaping`, which follows
-    in a chain. It reads ``last_kl``, the KL of the update before, from the second batch on.
+    The other half of MSSR, an entropy bonus in the advantage, is :func:`entropy_shaping`, which
+    follows in a chain. The tracker reads ``last_kl``, the KL of the previous update, from the
+    second batch on.
 
     Args:
       num_prompts, prior, eps: See the module.
-      kl_target: The KL that is aimed at, in nats a token, above 0.
-      window: How many updates the mean KL is over.
-      low: Least factor of forgetting, in [0, 1).
-      high: Greatest factor, not below ``low``, in [0, 1).
+      kl_target: Target KL, in nats per token, above 0.
+      window: Number of updates in the mean KL.
+      low: Smallest forgetting factor, in [0, 1).
+      high: Largest factor, not below ``low``, in [0, 1).
       rule: "two_sided" as released, or "monotone"; see :func:`window_kl_discount`.
 
     Returns:

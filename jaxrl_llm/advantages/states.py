@@ -1,16 +1,15 @@
-"""Advantages among the turns of a group that start from one state, or take one action there.
+"""Advantages that compare turns of a group from the same state, or with the same action there.
 
 - ``rewards``: floating point ``[..., G]``, the return of each rollout, undiscounted.
-- ``turn_rewards``: floating point ``[..., G, K]``, one a turn.
-- ``state_ids``: integers ``[..., G, K]``, what a turn observes: equal numbers for equal states.
-  Below 0 for none: such a turn shares its state with no other.
+- ``turn_rewards``: floating point ``[..., G, K]``, one per turn.
+- ``state_ids``: integers ``[..., G, K]``, the state that a turn observes: equal numbers for equal
+  states; below 0 for a turn that shares its state with no other.
 - ``turn_where``: bool ``[..., G, K]``, True for turns that happened; None for all.
-- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
-  counts in no mean, gets 0 and may hold anything.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. Dropped entries
+  count in no mean, get 0 and may hold anything.
 - ``gamma``: discount for a turn, in [0, 1].
 - ``scale``: "group" divides by a standard deviation plus ``eps``, "none" does not divide.
-- ``singleton``: what the part of the episode is in a group of one: "zero" for 0, "raw" for the
-  return.
+- ``singleton``: the episode term of a group of one: "zero" for 0, "raw" for the return.
 - Advantages are float32 ``[..., G, K]``; :func:`turns_to_tokens` spreads them. States are compared
   within a group only, and ids by equality only.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
@@ -41,23 +40,23 @@ def gigpo(
     episode: Literal["rollouts", "turns"] = "rollouts",
     singleton: Literal["zero", "raw"] = "zero",
 ) -> Array:
-    """The advantage of the episode, plus that of a turn among all turns from the same state.
+    """The advantage of the episode plus that of a turn among all turns from the same state.
 
         R[i, k] = sum over j >= k of gamma^(j - k) r[i, j]
         step[i, k] = R[i, k] - mean of R over the turns of the group with the state of (i, k)
         A[i, k] = episode_i + omega step[i, k]
 
-    The episode is the return minus its group mean (``dr_grpo``, or ``grpo`` with ``scale="group"``,
-    where the step is divided by the deviation among its turns as well; ddof 1). A state that one
-    rollout visits twice counts twice. A state that a single turn sees has step 0: where all states
-    differ, or with ``omega=0``, this is GRPO.
+    The episode term is the return minus its group mean (``dr_grpo``); with ``scale="group"`` it is
+    ``grpo``, and the step is also divided by the deviation among its turns (ddof 1). A state that
+    one rollout visits twice counts twice. A state that only one turn observes has step 0: if all
+    states differ, or with ``omega=0``, this is GRPO.
 
     Args:
       rewards, turn_rewards, state_ids, turn_where, where, gamma, scale, singleton: See the module.
       omega: Weight of the step, not negative.
       eps: Above 0; only with ``scale="group"``. None means 1e-6.
-      episode: What mean and deviation of the episode count: "rollouts", each once, or "turns", so
-        that long rollouts weigh more.
+      episode: Unit of the episode's mean and deviation: "rollouts", each once, or "turns", so that
+        long rollouts weigh more.
 
     Returns:
       Advantages ``[..., G, K]``.
@@ -103,20 +102,21 @@ def hgpo(
     episode: Literal["turns", "rollouts"] | None = None,
     singleton: Literal["zero", "raw"] = "zero",
 ) -> Array:
-    """Returns among the turns from the same state after the same history, over several lengths.
+    """Returns among turns from the same state after the same history, for several history lengths.
 
         level l: the turns with the same state and the same l - 1 states before, l = 1..history + 1
         a[l] = (R - mean) / (std + eps) over the level's turns, ddof 0
         A = sum over l of (l + 1)^alpha a[l] / (sum over l of (l + 1)^alpha + eps)
 
-    Both sums are over the levels at which the turn has company and ``a[l]`` is not 0; without any A
-    is 0. R is :func:`turn_returns`. What differs from the mean by less than 1e-6 of the greatest
-    return (or of 1) counts as 0. ``history=0`` is the step of :func:`gigpo`, up to ddof and eps.
+    Both sums are over the levels at which other turns match and ``a[l]`` is not 0; if there are
+    none, A is 0. R is :func:`turn_returns`. A difference from the mean of less than 1e-6 of the
+    largest return (or of 1) counts as 0. ``history=0`` is the step of :func:`gigpo`, up to ddof and
+    eps.
 
     Args:
       rewards, turn_rewards, state_ids, turn_where, where, gamma, scale, singleton: See the module.
-      history: How many states before that of the turn are compared at most, not negative: the
-        length of an agent's memory.
+      history: Largest number of earlier states that are compared, not negative: the length of an
+        agent's memory.
       alpha: How much more a longer history counts.
       eps: Added to deviations, with ``scale="group"``, and to the sum of the weights; above 0.
       episode: Adds a level of weight 1, the episode of :func:`gigpo` over "turns" or "rollouts";
@@ -135,9 +135,10 @@ def hgpo(
       [[0.5, 0.5], [-0.5, -0.5], [0.0, 0.0]]
 
     References:
-      HGPO (arXiv:2602.22817), the recipe in verl-agent, whose weight of a level is that of one more
-      than its length, whose levels of advantage 0 leave the average, and whose ``base_group`` is
-      ``episode="turns"`` with ``singleton="raw"``. There a level counts as 0 where it is exactly 0.
+      HGPO (arXiv:2602.22817), the recipe in verl-agent, which weighs a level by its length plus
+      one, leaves levels of advantage 0 out of the average, and whose ``base_group`` is
+      ``episode="turns"`` with ``singleton="raw"``. There a level counts as 0 only where it is
+      exactly 0.
     """
     function = "hgpo"
     taken = _check(function, "rewards", rewards, state_ids, turn_rewards, turn_where, where)
@@ -184,19 +185,19 @@ def salt(
 
         A[i, k] = mean of the advantages of all rollouts that have the edge of (i, k)
 
-    An edge is a state, the action there, the next state and the ``history`` edges before. A turn
-    that decides nothing, since good and bad rollouts have it, comes near 0; one that no other
-    rollout has stays as it is. Nothing is normalized after.
+    An edge is a state, the action there, the next state and the ``history`` edges before it. A turn
+    that good and bad rollouts share comes near 0; a turn that no other rollout has keeps its
+    advantage. The result is not normalized again.
 
     Args:
       state_ids, turn_where, where: See the module.
       advantages: ``[..., G]``, floating point, of :func:`grpo` or :func:`rloo`.
-      action_ids: integers ``[..., G, K]``, equal for equal texts of a turn; below 0 for none, which
-        shares nothing.
-      next_state_ids: integers ``[..., G, K]``, in the numbers of ``state_ids``; below 0 where the
-        episode ends, which is one state.
-      history: How many edges before are compared, not negative. 0 ignores how a state was reached;
-        K shares common beginnings alone.
+      action_ids: integers ``[..., G, K]``, equal for equal texts of a turn; below 0 for a turn that
+        shares its action with no other.
+      next_state_ids: integers ``[..., G, K]``, numbered as ``state_ids``; below 0 for the end of
+        the episode, which is one state.
+      history: Number of earlier edges that are compared, not negative. 0 ignores how a state was
+        reached; with K only common beginnings are shared.
       include_next_state: Whether the next state is compared.
       count: Whether a rollout that crosses an edge twice counts once ("rollout") or twice ("turn").
         With "turn" the sum over all turns of a group does not change.
@@ -213,7 +214,7 @@ def salt(
       [[0.0, 1.0], [0.0, -1.0]]
 
     References:
-      SALT (arXiv:2510.20022), ABSTRACT: what an edge is, and the mean, are our reading.
+      SALT (arXiv:2510.20022), ABSTRACT: the definition of an edge, and the mean, are our reading.
     """
     function = "salt"
     taken = _check(function, "advantages", advantages, state_ids, None, turn_where, where)
@@ -245,12 +246,12 @@ def salt(
 
 
 def similar_states(texts: Sequence[str], *, threshold: float = 0.95) -> np.ndarray:
-    """State ids of observations that are alike, for states that are never quite the same.
+    """State ids by similarity of observations, for states that are never exactly equal.
 
         text i joins the first cluster whose first text t has ratio(t, i) >= threshold
 
-    The ratio is that of ``difflib.SequenceMatcher``. Runs on the host, and depends on the order of
-    the texts. They are those of one group: what is alike in two groups need not be compared.
+    The ratio is that of ``difflib.SequenceMatcher``. Runs on the host; the result depends on the
+    order of the texts. Call it for each group separately.
 
     Args:
       texts: Observations, in the order of rollouts and turns.

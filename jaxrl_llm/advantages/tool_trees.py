@@ -1,11 +1,11 @@
-"""Credit of the turns of episodes that fork: what follows from a turn, and against its siblings.
+"""Credit of the turns of episodes that fork: mean outcomes, compared among siblings.
 
 - ``rewards``: floating point ``[..., G]``, the outcome of each rollout of a group.
-- ``steps``: integers ``[..., G, K]``, the turns: equal at one k where rollouts have the turn in
-  common. Rollouts that share turn k share all turns before it.
+- ``steps``: integers ``[..., G, K]``, ids of the turns: equal at one k for rollouts that share the
+  turn. Rollouts that share turn k share all turns before it.
 - ``turn_where``: bool ``[..., G, K]``, True for turns that happened.
-- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
-  counts in no mean, gets 0 and may hold anything.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. Dropped entries
+  count in no mean, get 0 and may hold anything.
 - Results are float32.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -20,7 +20,7 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 def turn_nodes(node_ids: Array, mask: Array, turn_ids: Array, *, turns: int) -> Array:
-    """The rollout that sampled the end of each turn: equal where rollouts have the turn in common.
+    """The rollout that sampled the end of each turn: equal for rollouts that share the turn.
 
     Args:
       node_ids: integers ``[..., T]``, the rollout that sampled each token; below 0 for none.
@@ -66,16 +66,16 @@ def step_rewards(
 
         R(s) = mean over rollouts i with s of gamma^(T_i - t) outcome_i + format(s)
 
-    t is the number of the turn and T_i the last turn of the rollout, so that an earlier success
-    counts more.
+    t is the number of the turn and T_i the last turn of the rollout, so an earlier success counts
+    more.
 
     Args:
       rewards, steps, turn_where, where: See the module.
-      turn_formats: ``[..., G, K]``, floating point, what the form of a turn earns; None for 0.
+      turn_formats: ``[..., G, K]``, floating point, format reward of each turn; None for 0.
       gamma: In [0, 1].
 
     Returns:
-      ``[..., G, K]``, equal for all rollouts that have a turn.
+      ``[..., G, K]``, equal for all rollouts that share a turn.
 
     Example:
       >>> import jax.numpy as jnp
@@ -114,9 +114,9 @@ def fork_advantages(
     """Values of turns minus their mean over the turns that follow from the same turn.
 
         A(s) = R(s) - mean over siblings of R;   scale="std":  A / (std + eps),  ddof 1
-        A(s) = 0   without another sibling
+        A(s) = 0   for an only child
 
-    Each sibling counts once, however many rollouts have it. First turns are siblings.
+    Each sibling counts once, however many rollouts share it. First turns are siblings.
 
     Args:
       values: ``[..., G, K]``, floating point: those of :func:`step_rewards`.
@@ -179,12 +179,12 @@ def portool(
     fork_weight: float = 1.0,
     scale: Literal["std"] | None = None,
 ) -> Array:
-    """The advantage of the rollout plus that of each turn among those that fork with it.
+    """The advantage of the rollout plus that of each turn among its siblings.
 
         A[i, k] = trajectory_weight grpo(outcome)_i + fork_weight A_fork(turn k of i)
 
-    A_fork is :func:`fork_advantages` of :func:`step_rewards`. Without forks only first turns are
-    compared. With ``fork_weight=0`` it is :func:`grpo`. Follow it with :func:`turns_to_tokens`.
+    A_fork is :func:`fork_advantages` of :func:`step_rewards`. If nothing forks, only first turns
+    are compared. With ``fork_weight=0`` it is :func:`grpo`. Follow it with :func:`turns_to_tokens`.
 
     Args:
       rewards, turn_where, where: See the module.

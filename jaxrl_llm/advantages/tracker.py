@@ -1,13 +1,13 @@
-"""A success rate for every prompt of the dataset, as a Beta distribution that forgets.
+"""A success rate for every prompt of the dataset, as a Beta distribution with forgetting.
 
-A method with one rollout a prompt has no group to compare with; its baseline is the success rate of
-the prompt's earlier rollouts. The state is arrays over the Q prompts of the dataset, so it rides in
+A method with one rollout per prompt has no group to compare with; its baseline is the success rate
+of the prompt's earlier rollouts. The state is arrays over the Q prompts of the dataset, saved with
 the train state. Prompt ids outside ``[0, Q)`` have no entry: their value is NaN, which reaches the
 loss, and an update leaves every entry as it was.
 
 - ``state``: a :class:`BetaTracker` over Q prompts.
 - ``prompt_ids``: integer ``[P]``, each in [0, Q).
-- ``low``, ``high``: least and greatest factor of forgetting, ``0 <= low <= high < 1``.
+- ``low``, ``high``: smallest and largest forgetting factor, ``0 <= low <= high < 1``.
 - Results are float32.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -24,8 +24,8 @@ class BetaTracker(NamedTuple):
     """State of a tracker: pseudo-counts of success and failure.
 
     Attributes:
-      alpha: ``[Q]`` float32, of success; not both may be 0.
-      beta: ``[Q]`` float32, of failure.
+      alpha: ``[Q]`` float32, pseudo-counts of success; alpha + beta must be above 0.
+      beta: ``[Q]`` float32, pseudo-counts of failure.
     """
 
     alpha: Array
@@ -39,20 +39,20 @@ def beta_tracker_init(
     rho_min: float = 0.875,
     smoothing: float = 0.5,
 ) -> BetaTracker:
-    """A tracker that starts from rollouts made before the training.
+    """A tracker that starts from rollouts sampled before training.
 
         N0 = 1 / (1 - rho_min)
         alpha = N0 (S + smoothing) / (n + 2 smoothing)
         beta  = N0 (n - S + smoothing) / (n + 2 smoothing)
 
-    N0 is the weight that alpha + beta settle to under the constant factor ``rho_min``. A prompt
-    without samples gets alpha = beta = ``smoothing``, or N0 / 2 each with ``smoothing=0``. SPO
-    starts with 0.5, MSSR with 0, where a prompt may start at a value of 0 or 1.
+    N0 is the limit of alpha + beta under the constant factor ``rho_min``. A prompt without samples
+    gets alpha = beta = ``smoothing``, or N0 / 2 each with ``smoothing=0``. SPO uses a smoothing of
+    0.5; MSSR uses 0, with which a prompt may start at a value of 0 or 1.
 
     Args:
       successes: ``[Q]``, integer or floating point: sums S of each prompt's rewards in [0, 1].
       samples: How many rollouts n each prompt had: a number, or ``[Q]``.
-      rho_min: The least factor of forgetting, in [0, 1).
+      rho_min: The smallest forgetting factor, in [0, 1).
       smoothing: Pseudo-counts of one success and one failure, not negative.
 
     Returns:
@@ -85,7 +85,7 @@ def beta_tracker_init(
 
 
 def beta_tracker_value(state: BetaTracker, prompt_ids: Array) -> Array:
-    """The success rate that a tracker expects of some prompts.
+    """The expected success rates of some prompts.
 
         v = alpha / (alpha + beta)
 
@@ -118,18 +118,18 @@ def beta_tracker_update(
     *,
     where: Array | None = None,
 ) -> BetaTracker:
-    """The tracker after the prompts of a batch were visited: forget, then count.
+    """Updates the tracker with the prompts of a batch: forgets, then counts.
 
         alpha <- rho alpha + sum(r),   beta <- rho beta + sum(1 - r)
 
-    A prompt forgets once a batch, however many rollouts it has there; in several rows, with the
-    mean of their rho. A prompt without an unmasked rollout in the batch stays as it is. Under a
-    constant rho and one rollout a visit, alpha + beta tends to 1 / (1 - rho).
+    A prompt forgets once per batch, whatever the number of its rollouts; if it has several rows,
+    with the mean of their rho. A prompt without an unmasked rollout in the batch does not change.
+    Under a constant rho and one rollout per visit, alpha + beta tends to 1 / (1 - rho).
 
     Args:
       state, prompt_ids: See the module.
       rewards: ``[P, G]``, floating point, each in [0, 1].
-      rho: The factor of forgetting, in [0, 1]: a number, or ``[P]``.
+      rho: The forgetting factor, in [0, 1]: a number, or ``[P]``.
       where: bool ``[P, G]``, True for rollouts that take part; None for all. The rest are not read.
 
     Returns:
@@ -145,8 +145,8 @@ def beta_tracker_update(
       ([2.0, 2.0], [2.0, 1.0])
 
     References:
-      Xu and Ding, SPO (arXiv:2509.13232). The released code keeps the last of several rows of one
-      prompt; MSSR's (arXiv:2512.18215) forgets once a rollout.
+      Xu and Ding, SPO (arXiv:2509.13232). The released code uses only the last of several rows of
+      one prompt; MSSR's code (arXiv:2512.18215) forgets once per rollout.
     """
     name = "beta_tracker_update"
     check_rows(name, prompt_ids, rewards, where)
@@ -170,14 +170,14 @@ def beta_tracker_update(
 
 
 def uncertainty_sampling_weights(values: Array, *, explore: float = 0.05) -> Array:
-    """Probability of drawing each prompt next: more where the outcome is unsure.
+    """Probability of sampling each prompt next: higher where the outcome is uncertain.
 
         w_q = sqrt(v_q (1 - v_q)) + explore,   p = w / sum(w)
 
     Args:
       values: ``[..., Q]``, floating point, the success rate of each prompt, in [0, 1].
-      explore: What every prompt gets, not negative. With 0, prompts at 0 or 1 are never drawn,
-        unless all are there: then all are drawn alike.
+      explore: Added to every prompt's weight, not negative. With 0, prompts with a rate of 0 or 1
+        are never drawn, unless all prompts have such rates: then the distribution is uniform.
 
     Returns:
       Probabilities ``[..., Q]``; they add up to 1 over the last axis.
@@ -190,7 +190,7 @@ def uncertainty_sampling_weights(values: Array, *, explore: float = 0.05) -> Arr
       Array([0.0769, 0.8462, 0.0769], dtype=float32)
 
     References:
-      Xu and Ding, SPO (arXiv:2509.13232). Its code draws a batch from these weights out of a larger
+      Xu and Ding, SPO (arXiv:2509.13232). Its code draws a batch by these weights from a larger
       pool, without replacement where the pool is large enough.
     """
     name = "uncertainty_sampling_weights"
@@ -207,7 +207,7 @@ def uncertainty_sampling_weights(values: Array, *, explore: float = 0.05) -> Arr
 
 
 def gather(values: Array, prompt_ids: Array) -> Array:
-    """``values[prompt_ids]``, NaN for ids that are none of the dataset's; not public."""
+    """``values[prompt_ids]``, NaN for ids outside the dataset; not public."""
     known = (prompt_ids >= 0) & (prompt_ids < values.shape[0])
     return jnp.where(known, values[jnp.where(known, prompt_ids, 0)], jnp.nan)
 
@@ -244,15 +244,15 @@ def check_tracker(function: str, num_prompts: int, prior: tuple[float, float]) -
 def kl_forgetting(
     shift: Array, *, half_shift: float = 0.06, low: float = 0.875, high: float = 0.96
 ) -> Array:
-    """The factor of forgetting of a prompt, by how far the policy has moved since its last visit.
+    """The forgetting factor of a prompt, by how much the policy has changed since its last visit.
 
         rho = clip(2 ** (-D / half_shift), low, high)
 
     Args:
       low, high: See the module.
-      shift: ``[...]``, floating point: D, the mean |log-ratio| in nats a token of the prompt's last
-        response, now against its last visit. 0 for a prompt that is visited first.
-      half_shift: The shift, in nats a token, at which the factor is 1/2; above 0.
+      shift: ``[...]``, floating point: D, the mean |log-ratio| in nats per token of the prompt's
+        last response, now against its last visit. 0 at a prompt's first visit.
+      half_shift: The shift, in nats per token, at which the factor is 1/2; above 0.
 
     Returns:
       Factors ``[...]``.
@@ -282,21 +282,22 @@ def window_kl_discount(
     high: float = 0.96,
     rule: Literal["two_sided", "monotone"] = "two_sided",
 ) -> Array:
-    """One factor of forgetting for a batch, from the KL of the last updates.
+    """One forgetting factor for a batch, from the KL of the last updates.
 
         tau = mean of the window / target
         "two_sided":  rho = low + tau (high - low) where tau <= 1, else low
         "monotone":   rho = high - min(tau, 1) (high - low)
 
-    The two agree above the target. Below it "two_sided" (paper and code) rises as the KL comes near
-    the target and jumps down there; "monotone" rises the less the policy moves, which is what the
-    paper asks for. Before a KL was measured both give the middle, ``(low + high) / 2``.
+    The two agree above the target. Below it, "two_sided" (paper and code) increases as the KL
+    approaches the target and drops there; "monotone" increases as the KL decreases, which is the
+    stated aim of the paper. Before the first measured KL both give the middle, ``(low + high) /
+    2``.
 
     Args:
       low, high: See the module.
-      kl_window: ``[N]``, floating point: KL of the last updates in nats a token, in any order.
-      count: How many of its first entries are measured; None for all of them.
-      target: The KL that is aimed at, above 0.
+      kl_window: ``[N]``, floating point: KL of the last updates in nats per token, in any order.
+      count: Number of measured entries at the start of the window; None for all of them.
+      target: Target KL, above 0.
       rule: "two_sided" or "monotone".
 
     Returns:
@@ -312,8 +313,8 @@ def window_kl_discount(
       0.9515
 
     References:
-      Liu et al., MSSR (arXiv:2512.18215), and its released code, where the window holds 10 entries
-      whatever its setting is (20) and the KL is that to the reference.
+      Liu et al., MSSR (arXiv:2512.18215), and its released code, where the window has 10 entries
+      whatever its setting (20), and the KL is to the reference.
     """
     name = "window_kl_discount"
     checks.check_rank(name, 1, kl_window=kl_window)

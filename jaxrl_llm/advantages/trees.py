@@ -1,23 +1,23 @@
 """Credit of the nodes of a tree of rollouts: rewards from the leaves up, then advantages.
 
-A node is compared with all nodes of its depth, or with its siblings alone.
+A node is compared with all nodes of its depth, or only with its siblings.
 
 Shared arguments:
-  ``parents``: ``[N]`` integers, the parent of each node; -1 for a root. Several trees may stand in
-    one table; a node that there is not has ``where`` False.
+  ``parents``: ``[N]`` integers, the parent of each node; -1 for a root. One table may hold several
+    trees; unused rows have ``where`` False.
   ``depth``: ``[N]`` integers, 0 for a root.
-  ``where``: bool ``[N]``, True for the nodes that there are; the others are not read.
+  ``where``: bool ``[N]``, True for the nodes that exist; the others are not read.
 
-Of responses that fork, ``[..., G, T]`` tokens of groups of G:
-  ``rewards``: ``[..., G]``, floating point, one a response.
+For responses that fork, tokens ``[..., G, T]`` of groups of G:
+  ``rewards``: ``[..., G]``, floating point, one per response.
   ``node_ids``: integers ``[..., G, T]``, the rollout that sampled each token: equal where tokens
-    are shared; below 0 for none. A node is what one rollout sampled until it paused or ended, and
-    the prompt is the root of a group.
+    are shared; below 0 for none. A node is the run of tokens that one rollout sampled until it
+    paused or ended; the prompt is the root of a group.
   ``mask``: bool ``[..., G, T]``, and ``where`` bool ``[..., G]``, True for the responses that take
     part; None for all.
   ``max_depth``: The greatest depth of a node, from 0; None for floor(log2(G)).
 
-An edge trains with the advantage of the node it leads to. Results are float32. All raise TypeError
+The tokens of a node train with its advantage. Results are float32. All raise TypeError
 for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
@@ -50,14 +50,14 @@ def node_rewards(
         "children":  R(v) = mean over children c of R(c)
         with edge_logp:  R(v) = sum over children c of softmax(alpha edge_logp)_c R(c)
 
-    The first two differ where siblings have unequal numbers of leaves: the mean over children
-    estimates the reward that follows a node without a bias, whatever ended early.
+    The first two differ where siblings have unequal numbers of leaves: the mean over children is an
+    unbiased estimate of the reward after a node, even if some branches ended early.
 
     Args:
       parents, depth, where: See the module.
       leaf_rewards: ``[N]``, floating point; read at the nodes without a child.
       max_depth: The greatest depth, not negative.
-      over: "leaves", which None means, or "children"; without ``edge_logp``.
+      over: "leaves" (also None) or "children"; only without ``edge_logp``.
       edge_logp: ``[N]``, floating point, log-probability of the edge that leads to a node. None for
         a plain mean.
       alpha: Sharpness of the weights, not negative; only with ``edge_logp``. None means 1.
@@ -74,8 +74,8 @@ def node_rewards(
       [0.75, 0.5, 1.0]
 
     References:
-      BranchGRPO (arXiv:2509.06040), the released code, over leaves and weighted. SPO-tree
-      (arXiv:2505.23564), the released code, over children.
+      The released code of BranchGRPO (arXiv:2509.06040), over leaves and weighted, and of SPO-tree
+      (arXiv:2505.23564), over children.
     """
     function = "node_rewards"
     _check(function, parents, depth, leaf_rewards, "leaf_rewards", where, max_depth)
@@ -128,15 +128,15 @@ def depth_advantages(
     """Rewards of nodes, standardized among the nodes of one tree at one depth.
 
         A = clip((R - mean) / (std + 1e-8), -bound, bound),  ddof 1
-        A = 0   alone at its depth, or std < 1e-6
+        A = 0   if alone at its depth, or std < 1e-6
 
-    Independent chains of one length are GRPO, the same at every depth.
+    For independent chains of equal length it is GRPO at every depth.
 
     Args:
       rewards: ``[N]``, floating point: :func:`node_rewards`.
       depth, where: See the module.
       tree_ids: ``[N]`` integers, from 0.
-      trees: How many trees there are, at least 1.
+      trees: Number of trees, at least 1.
       max_depth: The greatest depth, not negative.
       bound: Greatest size, above 0.
 
@@ -186,17 +186,16 @@ def sibling_advantages(
     """Rewards of nodes minus the mean over the children of their parent.
 
         A = R - mean over siblings of R;   scale="std":  A / (std + eps)
-        A = 0   alone among its siblings, or all within 1e-6
+        A = 0   for an only child, or if all siblings are within 1e-6
 
     Where a parent's reward is the mean over its children, A is the reward of a node minus that of
-    its parent, so that along a path A adds up to the reward of the leaf minus that of the root. A
-    tree of depth 1 is :func:`dr_grpo`, or with ``scale="std"`` :func:`grpo`.
+    its parent, so the advantages along a path add up to the reward of the leaf minus that of the
+    root. For a tree of depth 1 it is :func:`dr_grpo`, or :func:`grpo` with ``scale="std"``.
 
     Args:
       rewards: ``[N]``, floating point: those of :func:`node_rewards` with ``over="children"``.
       parents, where: See the module; roots of one tree are siblings.
-      tree_ids: ``[N]`` integers from 0, below N, where several trees stand in the table; None for
-        one.
+      tree_ids: ``[N]`` integers from 0, below N, if the table holds several trees; None for one.
       scale: "std" for the deviation of the siblings, None for no division.
       ddof: Of that deviation, 0 or 1; None means 0.
       eps: Added to it, above 0; None means 1e-8.
@@ -213,7 +212,7 @@ def sibling_advantages(
 
     References:
       SPO-tree (arXiv:2505.23564), the released code, whose adv_method is "rloo" without a scale and
-      "grpo" with one. PORTool (arXiv:2510.26020) compares the steps of a fork likewise.
+      "grpo" with one. PORTool (arXiv:2510.26020) compares the steps of a fork in the same way.
     """
     function = "sibling_advantages"
     _check(function, parents, parents, rewards, "rewards", where, 0)
@@ -258,22 +257,22 @@ def branch_advantages(
     bound: float = 5.0,
     max_depth: int | None = None,
 ) -> Array:
-    """The advantage of the node of each token, of a group whose responses fork.
+    """The advantage of each token's node, for a group whose responses fork.
 
-        R(node) = mean reward of the responses that have it;   A = R standardized at its depth
+        R(node) = mean reward of the responses through it;   A = R standardized at its depth
 
     The prompt is the root of a group, so that all its nodes of one depth are compared. Without
     forks it is GRPO with ``eps=1e-8``.
 
     Args:
       rewards, node_ids, mask, where, max_depth: See the module.
-      old_logp: ``[..., G, T]``; with it a node's reward is that of its children, weighted by
+      old_logp: ``[..., G, T]``; with it a node's reward is the mean over its children, weighted by
         ``softmax(alpha mean old_logp)``. None for the plain mean.
       alpha: Sharpness of these weights, not negative; only with ``old_logp``. None means 1.
       bound: Greatest size, above 0.
 
     Returns:
-      ``[..., G, T]``; 0 where masked, and where a depth has one node.
+      ``[..., G, T]``; 0 where masked, and at depths with one node.
 
     Example:
       >>> import jax.numpy as jnp
@@ -285,7 +284,7 @@ def branch_advantages(
 
     References:
       BranchGRPO (arXiv:2509.06040): :func:`node_rewards` and :func:`depth_advantages`. There a
-      depth is a step of denoising, and the weights are those of an edge's summed log-density.
+      depth is a denoising step, and the weights use the summed log-density of an edge.
     """
 
     def credit(nodes: _Nodes, depth: Array, last: int) -> Array:
@@ -323,7 +322,7 @@ def spo_tree(
     scale: Literal["std"] | None = None,
     max_depth: int | None = None,
 ) -> Array:
-    """The value of the segment of each token, of a group whose responses fork.
+    """The value of each token's segment relative to its parent, for a group whose responses fork.
 
         V(node) = reward of a leaf, else mean over its children of V
         A = V(node) - V(parent);   scale="std":  A / (std over the parent's children + 1e-8)
@@ -346,7 +345,7 @@ def spo_tree(
       [[-0.25, 0.5], [-0.25, -0.5], [0.25, 0.0], [0.25, 0.0]]
 
     References:
-      Guo et al., SPO (arXiv:2505.23564), its tree; the released code, "rloo" and "grpo".
+      Guo et al., SPO-tree (arXiv:2505.23564), as in the released code, "rloo" and "grpo".
     """
 
     def credit(nodes: _Nodes, depth: Array, last: int) -> Array:
@@ -367,15 +366,16 @@ def spo_tree(
 def shared_prefix_advantages(
     advantages: Array, node_ids: Array, mask: Array, *, where: Array | None = None
 ) -> Array:
-    """The advantage of a token that several responses share: the mean of theirs.
+    """The advantage of a token that several responses share: the mean of their advantages.
 
         A[i, t] = mean over responses j that have token t of i of A_j
 
-    A token that no other response shares has that of its response. The loss of copies of one token,
-    each with the advantage of its response, has the same gradient if all copies weigh the same.
+    A token that no other response shares has the advantage of its response. If each copy of a
+    shared token instead had the advantage of its response, the gradient would be the same, as long
+    as all copies have equal weights.
 
     Args:
-      advantages: ``[..., G]``, floating point, one a response.
+      advantages: ``[..., G]``, floating point, one per response.
       node_ids, mask, where: See the module.
 
     Returns:
@@ -390,8 +390,8 @@ def shared_prefix_advantages(
       [[0.25, 1.0], [0.25, -1.0], [0.25, 0.75]]
 
     References:
-      ARPO (arXiv:2507.19849), its hard form, PAPER; its soft form is GRPO. Where a rule gives the
-      members of a group their advantages is the first step.
+      ARPO (arXiv:2507.19849), its hard form, PAPER; its soft form is GRPO. An estimator such as
+      GRPO computes the advantages of the responses first.
     """
     function = "shared_prefix_advantages"
     stats.check_group(function, advantages, where)
@@ -415,12 +415,12 @@ def whiten_segments(
     max_prob: float | None = None,
     eps: float = 1e-8,
 ) -> Array:
-    """Token advantages to mean 0 and variance 1 over the tokens that train, each counted once.
+    """Token advantages shifted and scaled to mean 0 and variance 1 over the tokens that train.
 
         y = (A - m) / sqrt(v + eps)    m, v over tokens with A != 0 and exp(old_logp) < max_prob,
-                                       in the first response that has them
+                                       a shared token counted once
 
-    The others get 0. See ``curation.segment_tokens``, which selects the same tokens.
+    Other tokens get 0. ``curation.segment_tokens`` selects the same tokens.
 
     Args:
       advantages: ``[..., G, T]``, floating point.

@@ -1,13 +1,13 @@
-"""A critic of tokens read at turns, and rewards of turns placed on tokens.
+"""Token-level critics that are read at turns, and turn rewards placed on tokens.
 
-- ``turn_rewards``: floating point ``[..., K]``, one a turn; ``turn_where``: bool ``[..., K]``, True
-  for turns that happened; None for all.
+- ``turn_rewards``: floating point ``[..., K]``, one per turn; ``turn_where``: bool ``[..., K]``,
+  True for turns that happened; None for all.
 - ``mask``: bool ``[..., T]``, True for the tokens that the policy wrote and that are trained.
-- ``turn_ids``: integers ``[..., T]``, the turn of each token, from 0 and not falling; negative on
-  tokens of no turn.
+- ``turn_ids``: integers ``[..., T]``, the turn of each token, from 0 and not decreasing; negative
+  on tokens of no turn.
 - ``values``: floating point ``[..., T]``, the critic's value of the state before each token.
 - ``gamma``, ``lam``: numbers in [0, 1].
-- ``unfinished``: bool ``[...]``, True for rollouts that were cut off and have not ended.
+- ``unfinished``: bool ``[...]``, True for rollouts that were cut off before their end.
 - A turn without an unmasked token does not count, and its reward is lost.
 - Results are float32, 0 where masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
@@ -45,7 +45,7 @@ def turn_starts(mask: Array, *, turn_ids: Array) -> Array:
       [[True, False, False, True]]
 
     References:
-      Where a critic of turns is read and trained.
+      None: the tokens at which a turn-level critic is read and trained.
     """
     taken = _turn_tokens("turn_starts", mask, turn_ids)
     return taken & (_before(turn_ids, taken) != turn_ids)
@@ -68,7 +68,7 @@ def turn_ends(mask: Array, *, turn_ids: Array) -> Array:
       [[False, True, False, True]]
 
     References:
-      Where the reward of a turn stands; see :func:`turn_end_rewards`.
+      None: the tokens on which :func:`turn_end_rewards` places the rewards.
     """
     taken = _turn_tokens("turn_ends", mask, turn_ids)
     back = _before(turn_ids[..., ::-1], taken[..., ::-1])[..., ::-1]
@@ -91,15 +91,15 @@ def _before(x: Array, mask: Array) -> Array:
 
 
 def turn_sums(x: Array, mask: Array, *, turn_ids: Array, turns: int) -> Array:
-    """Numbers of tokens added up over each turn.
+    """Sums of token values over each turn.
 
         y_k = sum of x[t] over the unmasked tokens t of turn k
 
-    With log-probabilities of tokens these are those of turns.
+    Of token log-probabilities, these are the log-probabilities of turns.
 
     Args:
       x: ``[..., T]``, floating point.
-      mask, turn_ids: See the module. Tokens of turns beyond the last are left out.
+      mask, turn_ids: See the module. Tokens of turns K and later are left out.
       turns: K.
 
     Returns:
@@ -114,7 +114,7 @@ def turn_sums(x: Array, mask: Array, *, turn_ids: Array, turns: int) -> Array:
       [[3.0, 4.0, 0.0]]
 
     References:
-      The inverse of :func:`turns_to_tokens` for one token a turn.
+      None: the inverse of :func:`turns_to_tokens` for one token per turn.
     """
     name = "turn_sums"
     checks.check_arrays(name, {"x": x}, mask=mask)
@@ -137,8 +137,8 @@ def turn_end_rewards(
 
         R[t] = r_k where t is the last unmasked token of turn k, else 0
 
-    Token-level estimators step over what an environment wrote, so a reward that stood there would
-    be lost.
+    Token-level estimators skip the tokens of an environment, so a reward placed there would be
+    lost.
 
     Args:
       turn_rewards, mask, turn_ids, turn_where: See the module.
@@ -155,7 +155,7 @@ def turn_end_rewards(
       [[0.0, 0.5, 0.0, 1.0]]
 
     References:
-      As in the released code of 2510.01132, whose GAE steps over observations.
+      As in the released code of arXiv:2510.01132, whose GAE skips observations.
     """
     name = "turn_end_rewards"
     _check_turn_rewards(name, turn_rewards, mask, turn_where)
@@ -238,9 +238,9 @@ def turn_gae_returns(
     gamma: float = 1.0,
     lam: float = 1.0,
 ) -> Array:
-    """What a critic is trained to predict at the first token of each turn: advantage plus value.
+    """Targets of a critic at the first token of each turn: advantage plus value.
 
-    Of other tokens it is 0: the critic's weights are those of :func:`turn_starts`.
+    Other tokens get 0; train the critic at the tokens of :func:`turn_starts`.
 
     Args:
       turn_rewards, values, mask, turn_ids, turn_where, gamma, lam: See the module.
@@ -283,12 +283,11 @@ def poad(
         g[t] = gamma at the last token of a turn, else intra_gamma
         A = gae with the discount g[t] of each token
 
-    So the return of an action does not depend on how many tokens it has. With
-    ``intra_gamma=gamma`` it is plain :func:`gae` (the paper's NTPO), with one token a turn
-    :func:`turn_gae`.
+    The return of an action then does not depend on its number of tokens. With ``intra_gamma=gamma``
+    it is plain :func:`gae` (the paper's NTPO); with one token per turn it is :func:`turn_gae`.
 
     Args:
-      token_rewards: Of :func:`turn_end_rewards`, ``[..., T]``.
+      token_rewards: ``[..., T]``, from :func:`turn_end_rewards`.
       values, mask, turn_ids, gamma, lam: See the module.
       intra_gamma: Discount within a turn, in [0, 1].
 
@@ -323,7 +322,7 @@ def poad_returns(
     intra_gamma: float = 1.0,
     lam: float = 0.95,
 ) -> Array:
-    """What a critic is trained to predict: the advantages of :func:`poad` plus the values.
+    """Targets of a critic: the advantages of :func:`poad` plus the values.
 
     Args:
       token_rewards, values, mask, turn_ids, gamma, intra_gamma, lam: As in :func:`poad`.
@@ -364,12 +363,12 @@ def egae(
     gamma: float | Array = 1.0,
     lam: float | Array = 0.95,
 ) -> Array:
-    """Extended GAE: what has not ended is worth after its last token what it was before it.
+    """Extended GAE: the bootstrap value of an unfinished response is the value at its last token.
 
         V[after the last token] = V[last token] where unfinished, else 0;   then gae
 
-    With ``gamma=1`` and no reward the last error of what has not ended is 0, and a constant added
-    to its values changes nothing.
+    With ``gamma=1`` and no reward, the last error of an unfinished response is 0, and adding a
+    constant to its values changes nothing.
 
     Args:
       token_rewards, mask, gamma, lam: As in :func:`gae`.
@@ -387,7 +386,7 @@ def egae(
       [[0.25, 0.0]]
 
     References:
-      T-PPO (arXiv:2506.15050), PAPER, from a note on it.
+      T-PPO (arXiv:2506.15050), PAPER, read through a note.
     """
     name = "egae"
     values, _ = check_values(name, token_rewards, values, mask, gamma=gamma, lam=lam)
@@ -412,7 +411,7 @@ def pdppo(
     lam: float = 0.95,
     combine: Combine = "max",
 ) -> Array:
-    """Two advantages of a turn: before the action, and after it before the environment answers.
+    """Two advantages of a turn: before its action, and between the action and the observation.
 
         before:  A_k = turn_gae(r, V),   V_k at the first token of the turn
         after:   A_k = r_k + W_k - V_k,   W_k at its last token, 0 in the last turn
@@ -437,9 +436,9 @@ def pdppo(
       [[0.25, 0.5]]
 
     References:
-      PDPPO (arXiv:2504.05150), ABSTRACT; no method of language models. Both values are reads of one
-      critic here, and the value "after" is that before the last token of the action. The greater of
-      both is from memory.
+      PDPPO (arXiv:2504.05150), ABSTRACT; not a method for language models. Here one critic gives
+      both values, and the value "after" is the value before the last token of the action. The
+      maximum of the two is from memory of the paper.
     """
     name = "pdppo"
     checks.check_option(name, "combine", combine, ("max", "mean", "before"))
@@ -465,13 +464,13 @@ def pdppo_returns(
     gamma: float = 0.99,
     lam: float = 0.95,
 ) -> Array:
-    """What the critic of :func:`pdppo` is trained to predict at the ends of turns.
+    """Targets of the critic of :func:`pdppo` at the first and last token of each turn.
 
         first token:  y_k = A_k + V_k of turn_gae
         last token:   gamma y_(k+1), 0 in the last turn
 
-    Of other tokens it is 0: the critic's weights are those of :func:`turn_borders`. A turn of one
-    token learns the first.
+    Other tokens get 0; train the critic at the tokens of :func:`turn_borders`. A turn of one token
+    gets the first target.
 
     Args:
       turn_rewards, values, mask, turn_ids, turn_where, gamma, lam: See the module.
@@ -517,6 +516,6 @@ def turn_borders(mask: Array, *, turn_ids: Array) -> Array:
       [[True, False, True, True]]
 
     References:
-      Where the critic of :func:`pdppo` is read and trained.
+      None: the tokens at which the critic of :func:`pdppo` is read and trained.
     """
     return turn_starts(mask, turn_ids=turn_ids) | turn_ends(mask, turn_ids=turn_ids)

@@ -1,9 +1,9 @@
-"""What each turn earns: shares of the outcome, of the environment's rewards, of information.
+"""Rewards of turns, from the outcome, the environment's rewards or information gain.
 
 - ``rewards``: floating point ``[..., G]``, the outcome of each rollout.
-- ``turn_rewards``: floating point ``[..., G, K]``, one a turn.
+- ``turn_rewards``: floating point ``[..., G, K]``, one per turn.
 - ``turn_where``: bool ``[..., G, K]``, True for turns that happened; None for all.
-- Results are float32. What did not happen earns 0 and is not read.
+- Results are float32. Turns that did not happen earn 0 and are not read.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
@@ -17,11 +17,11 @@ from jaxrl_llm.core import Array, checks, masking, segments, traits
 
 
 def geometric_rewards(rewards: Array, *, turn_where: Array, gamma: float = 0.99) -> Array:
-    """The outcome at every turn, less the further it is from the end.
+    """The outcome at every turn, discounted by the number of turns after it.
 
         r[i, k] = gamma^(turns of i after k) R_i
 
-    The last turn gets the outcome; of two successes the shorter one has the larger first reward.
+    The last turn gets the outcome; the shorter of two successes has the larger first reward.
 
     Args:
       rewards: See the module.
@@ -53,18 +53,18 @@ def geometric_rewards(rewards: Array, *, turn_where: Array, gamma: float = 0.99)
 def info_gain_rewards(
     rewards: Array, *, answer_logp: Array, turn_where: Array | None = None
 ) -> Array:
-    """How much each turn raises the probability of the reference answer; the outcome at the last.
+    """The increase in the reference answer's probability at each turn; the outcome at the last.
 
         P_k = exp(answer_logp_k);   r_k = P_k - P_(k-1)   for turns before the last;   r_last = R
 
-    The rewards of all turns but the last add up to P of the turn before the last minus P_0. A
-    single turn has the outcome alone.
+    The rewards of all turns but the last add up to P of the second-to-last turn minus P_0. A single
+    turn gets only the outcome.
 
     Args:
       rewards, turn_where: See the module.
       answer_logp: ``[..., G, K + 1]``, floating point: the mean log-probability (nats) of the
         tokens of the reference answer under the old policy, after the question alone and after
-        each turn. What frames the answer is not among its tokens.
+        each turn. The tokens of the answer exclude those of its format.
 
     Returns:
       ``[..., G, K]``.
@@ -102,17 +102,17 @@ def gated_rewards(
     weights: tuple[float, ...] | None = None,
     where: Array | None = None,
 ) -> Array:
-    """A reward counts only where all that are more important passed their thresholds.
+    """A reward counts only where all more important rewards passed their thresholds.
 
         R = sum over i of w_i r_i prod over j > i of 1[r_j > d_j]
 
-    The last, most important one always counts. With thresholds of -inf all count.
+    The last, most important reward always counts. With thresholds of -inf all rewards count.
 
     Args:
       rewards: Names to ``[..., G]``, floating point.
       order: Names from the least to the most important; the others are not read.
-      thresholds: d of each but the first, in that order.
-      weights: w of each; None for 1.
+      thresholds: d of each reward but the first, in that order.
+      weights: w of each reward; None for 1.
       where: bool ``[..., G]``, True for rollouts that take part; the others get 0.
 
     Returns:
@@ -127,7 +127,8 @@ def gated_rewards(
       [0.0, 1.25]
 
     References:
-      G-RA (arXiv:2508.10548), PAPER. :func:`gate_rewards` has one gate, open at its threshold.
+      G-RA (arXiv:2508.10548), PAPER. :func:`gate_rewards` has one gate, which is open at its
+      threshold.
     """
     function = "gated_rewards"
     weights = (1.0,) * len(order) if weights is None else weights
@@ -159,17 +160,17 @@ def gate_turn_rewards(
     threshold: float = 0.0,
     weight: float = 1.0,
 ) -> Array:
-    """Rewards of steps that count only where the outcome of the rollout passed.
+    """Step rewards that count only if the outcome of the rollout passed a threshold.
 
         r[i, k] = turn_rewards[i, k] + weight 1[R_i > threshold] step_rewards[i, k]
 
-    A failed rollout has no more than its outcome.
+    A failed rollout gets only its outcome.
 
     Args:
       rewards, turn_where: See the module.
       step_rewards: ``[..., G, K]``, floating point: for the format or the tools of a turn.
       turn_rewards: As in the module: the outcome, at the turns that earned it. None for 0.
-      threshold: The outcome that does not pass, and all below. -inf adds all rewards up.
+      threshold: Outcomes up to this value do not pass. With -inf all rewards are added up.
       weight: Of the step rewards, not negative.
 
     Returns:
@@ -211,15 +212,15 @@ def place_turn_rewards(
     mode: Literal["dense", "single"] = "dense",
     max_total: float | Array | None = None,
 ) -> Array:
-    """Rewards of tokens: those of turns, as shares of an episode, at the last token of each turn.
+    """Token rewards: normalized turn rewards at the last token of each turn, or the outcome.
 
         mode="dense":   r at the end of turn k = turn_rewards_k / N
                         N = max(1, how many turn rewards are above 0)  if the episode is won,
                             max(1, max_total)                          if not
         mode="single":  r at the end of the last turn = R
 
-    With rewards of 1 a won episode adds up to 1 and a lost one to the share of what there was to
-    earn. What a turn without a token earned counts in N and has no place.
+    With turn rewards of 1, a won episode adds up to 1 and a lost one to its share of the available
+    rewards. The reward of a turn without tokens counts in N and is dropped.
 
     Args:
       rewards: See the module; with "dense" read only without ``won``.
@@ -307,7 +308,7 @@ def token_totals(token_rewards: Array, mask: Array) -> Array:
       Array(1., dtype=float32)
 
     References:
-      What GRPO and RLOO compare where rewards come by token.
+      None: with token rewards, these sums are the rewards that GRPO and RLOO compare.
     """
     masking.check_tokens("token_totals", mask, token_rewards=token_rewards)
     return masking.masked_sum(token_rewards, mask, axis=-1)

@@ -1,9 +1,9 @@
-"""Advantages of turns: several answers of one rollout, each with its reward.
+"""Advantages of turns: a rollout has several turns, each with its reward.
 
-- ``rewards``: floating point ``[..., G, K]``, one a turn, unless said otherwise.
+- ``rewards``: floating point ``[..., G, K]``, one per turn, unless said otherwise.
 - ``turn_where``: bool in the shape of ``rewards``, True for turns that happened; None for all.
-- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
-  counts in no mean, gets 0 and may hold anything.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. Dropped entries
+  count in no mean, get 0 and may hold anything.
 - ``gamma``: discount for a turn, in [0, 1].
 - ``scale``: "group" divides by the sample deviation plus ``eps``, "none" does not divide.
 - ``eps``: above 0, in units of reward; only with ``scale="group"``. None means 1e-6.
@@ -26,19 +26,19 @@ def turn_returns(
     gamma: float = 1.0,
     matches: Array | None = None,
 ) -> Array:
-    """The discounted sum of the rewards from each turn on, up to where it leaves the expert's path.
+    """The discounted sum of the rewards from each turn on, while the turns match an expert's.
 
         R_k = sum over j >= k of gamma^(j - k) r_j
         with matches:  R_k = r_k + gamma R_(k+1)  if turns k and k + 1 match, else r_k
 
-    Turns that did not happen earn nothing; in between others they still cost a discount. A turn
-    that deviates from the expert earns its reward alone, and the turns before it see neither that
-    reward nor what follows.
+    Turns that did not happen earn nothing; between other turns they still cost a discount. The
+    return of a turn that deviates from the expert is its reward alone, and the returns of the turns
+    before it include neither that reward nor later ones.
 
     Args:
       turn_where, gamma: See the module.
-      rewards: ``[..., K]``, floating point, one a turn.
-      matches: bool ``[..., K]``, True for turns that do what the expert did; None for all.
+      rewards: ``[..., K]``, floating point, one per turn.
+      matches: bool ``[..., K]``, True for turns that match the expert's; None for all.
 
     Returns:
       ``[..., K]``, in units of reward.
@@ -77,17 +77,17 @@ def trloo(
     gamma: float = 1.0,
     singleton: Literal["zero", "raw"] = "raw",
 ) -> Array:
-    """Leave one out for each turn: returns minus the mean return of the others at the same turn.
+    """Leave-one-out for each turn: returns minus the mean return of the others at the same turn.
 
         A[i, k] = n / (n - 1) (R[i, k] - mean over rollouts of R[., k])
 
-    R is :func:`turn_returns`, n how many unmasked rollouts of the prompt have a turn k. A rollout
-    that stopped early does not enter the mean of later turns. With one turn it is :func:`rloo`.
-    Follow it with :func:`turns_to_tokens`.
+    R is :func:`turn_returns`, and n is the number of unmasked rollouts of the prompt that have a
+    turn k. A rollout that stopped early does not count in the mean of later turns. With one turn
+    this is :func:`rloo`. Follow it with :func:`turns_to_tokens`.
 
     Args:
       turn_where, where, gamma: See the module.
-      rewards: ``[..., G, K]``, floating point, one a turn.
+      rewards: ``[..., G, K]``, floating point, one per turn.
       singleton: What the only rollout that has a turn k gets: "raw" for its return, "zero" for 0.
 
     Returns:
@@ -125,9 +125,9 @@ def mc_turns(
         baseline="group":  b = mean over all turns of the group
         baseline="none":   b = 0
 
-    R is :func:`turn_returns`. :func:`trloo` leaves the rollout out of its own baseline. What has
-    nothing to compare with gets 0, except without a baseline. With one turn it is
-    :func:`dr_grpo`. Follow it with :func:`turns_to_tokens`.
+    R is :func:`turn_returns`. :func:`trloo` excludes the rollout from its own baseline. With a
+    baseline, a turn without others to compare with gets 0. With one turn this is :func:`dr_grpo`.
+    Follow it with :func:`turns_to_tokens`.
 
     Args:
       rewards, turn_where, where, gamma: See the module.
@@ -164,7 +164,7 @@ def turn_grpo(
     scale: Literal["group", "none"] = "group",
     eps: float | None = None,
 ) -> Array:
-    """Rewards of turns, standardized over all turns of the group, and then summed from each on.
+    """Turn rewards, standardized over all turns of the group, then summed from each turn on.
 
         a[i, k] = (r[i, k] - mean) / (std + eps)       over every turn of every rollout, ddof 1
         A[i, k] = sum over j >= k of gamma^(j - k) a[i, j]
@@ -186,8 +186,8 @@ def turn_grpo(
       [[1.90..., 2.03..., 1.90...], [-1.90..., -1.52..., -0.63...]]
 
     References:
-      IGPO (arXiv:2510.14967), PAPER. The released code sums first, takes the mean at each position
-      of a token and does not divide. With ``gamma=0`` after :func:`geometric_rewards` it is our
+      IGPO (arXiv:2510.14967), PAPER. The released code sums first, subtracts the mean at each token
+      position and does not divide. With ``gamma=0`` after :func:`geometric_rewards` it is our
       reading of EAPO (arXiv:2511.07327).
     """
     taken = check_turns("turn_grpo", rewards, turn_where, where)
@@ -209,7 +209,7 @@ def ui_s1(
     episode: Literal["turns", "rollouts"] = "turns",
     singleton: Literal["zero", "raw"] = "zero",
 ) -> Array:
-    """Returns that end where the policy deviates from an expert, plus a part of the episode.
+    """Returns that end where the policy deviates from an expert, plus an episode term.
 
         step[i, k] = (R[i, k] - mean over rollouts of R[., k]) / (std + eps)
         episode[i, k] = (x - mean) / (std + eps)
@@ -217,17 +217,16 @@ def ui_s1(
             episode="rollouts":  x = sum over turns of r[i], over the rollouts
         A = episode_weight episode + step_weight step
 
-    R is :func:`turn_returns` with ``matches``. Turns are compared by their place, since rollouts
+    R is :func:`turn_returns` with ``matches``. Turns are compared by position, since rollouts
     follow one recorded path. A turn that only one rollout reached has step 0.
 
     Args:
       rewards, turn_where, where, gamma, scale, eps: See the module.
-      matches: bool ``[..., G, K]``, True for turns that do what the expert did.
-      step_weight: Weight of the first part, not negative.
-      episode_weight: Weight of the second part, not negative.
-      episode: What the second part compares: "turns" or "rollouts".
-      singleton: What the episode is where there is nothing to compare with: "zero" for 0, "raw" for
-        x.
+      matches: bool ``[..., G, K]``, True for turns that match the expert's.
+      step_weight: Weight of the step term, not negative.
+      episode_weight: Weight of the episode term, not negative.
+      episode: What the episode term compares: "turns" or "rollouts".
+      singleton: Episode term where there is nothing to compare with: "zero" for 0, "raw" for x.
 
     Returns:
       Advantages ``[..., G, K]``.
@@ -241,8 +240,8 @@ def ui_s1(
       [[0.475..., 0.675...], [-0.025..., -1.125]]
 
     References:
-      UI-S1 (arXiv:2509.11543), the released code, whose score of an episode is the reward of each
-      step ("turns") and whose singleton is "raw"; "rollouts" is the abstract's.
+      UI-S1 (arXiv:2509.11543), the released code, whose episode score is the reward of each step
+      ("turns") and whose singleton is "raw"; "rollouts" is from the abstract.
     """
     function = "ui_s1"
     taken = check_turns(function, rewards, turn_where, where)
@@ -266,15 +265,15 @@ def ui_s1(
 
 @traits(token_values=True)
 def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array:
-    """One value a turn, spread over the tokens of that turn.
+    """One value per turn, spread over the tokens of that turn.
 
         A[i, t] = A[i, turn of t]
 
-    A negative turn id marks a token of no turn, which gets 0. An id of K or more is a mistake and
-    gives NaN where the token is unmasked.
+    A token with a negative turn id belongs to no turn and gets 0. An id of K or more is an error
+    and gives NaN where the token is unmasked.
 
     Args:
-      advantages: ``[..., G, K]``, floating point, one a turn.
+      advantages: ``[..., G, K]``, floating point, one per turn.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       turn_ids: integer ``[..., G, T]``, the turn of each token, from 0.
 
@@ -290,7 +289,7 @@ def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array
       [[0.5, 0.5, 0.0, -1.0]]
 
     References:
-      Dr. Kernel (arXiv:2602.05885), whose turns are rows of the batch instead.
+      Dr. Kernel (arXiv:2602.05885), where each turn is a row of the batch instead.
     """
     name = "turns_to_tokens"
     checks.check_mask(name, mask)
@@ -313,13 +312,13 @@ def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array
 
 @traits(token_values=True)
 def equal_turns(advantages: Array, mask: Array, *, turn_ids: Array) -> Array:
-    """Token advantages over the length of their turn, so that every turn counts once.
+    """Token advantages divided by the length of their turn, so that every turn counts once.
 
         A'[i, t] = A[i, t] n / (m n_t)
 
-    n_t is how many tokens the turn of t has, n and m how many tokens and turns the full batch has.
-    Under ``aggregate.token_mean`` the loss is then the mean over turns of their mean over tokens,
-    as if each turn were a sequence.
+    n_t is the number of tokens in the turn of t; n and m are the numbers of tokens and turns in the
+    full batch. Under ``aggregate.token_mean`` the loss is then the mean over turns of their mean
+    over tokens, as if each turn were a sequence.
 
     Args:
       advantages: ``[..., G, T]``, floating point.
@@ -371,7 +370,7 @@ def _over_rollouts(x: Array, taken: Array | None, scale, eps) -> Array:
 
 
 def check_turns(function: str, rewards: Array, turn_where, where) -> Array | None:
-    """Checks arrays ``[..., G, K]`` and ``where [..., G]``; which turns take part, or None."""
+    """Checks arrays ``[..., G, K]`` and ``where [..., G]``; returns the unmasked turns, or None."""
     checks.check_min_rank(function, 2, rewards=rewards)
     checks.check_float(function, rewards=rewards)
     checks.check_bool(function, turn_where=turn_where, where=where)

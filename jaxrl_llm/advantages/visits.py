@@ -1,7 +1,7 @@
-"""How far the policy has moved since it last answered a prompt.
+"""How much the policy has changed since it last answered a prompt.
 
-For each prompt of the dataset the last response is remembered with its log-probabilities, so that
-the policy of a later visit can score it again. The scores come from whoever has the model; see
+For each prompt of the dataset the last response is stored with its log-probabilities, so that the
+policy of a later visit can score it again. The caller that has the model computes the scores; see
 ``recipes.Computed``, source "last_visit".
 
 - P rows of a batch, G rollouts, T tokens, Q prompts of the dataset, L tokens of a memory.
@@ -23,7 +23,7 @@ class Visits(NamedTuple):
 
     Attributes:
       tokens: int32 ``[Q, L]``.
-      mask: bool ``[Q, L]``, tokens that count; none of a prompt that was never visited.
+      mask: bool ``[Q, L]``, tokens that count; all False for a prompt that was never visited.
       logp: float32 ``[Q, L]``, under the policy of that visit; 0 where masked.
     """
 
@@ -33,12 +33,12 @@ class Visits(NamedTuple):
 
 
 class Recalled(NamedTuple):
-    """Responses that the policy of a step is to score, two for each row of its batch.
+    """Responses for the policy of a step to score, two for each row of its batch.
 
     Attributes:
-      tokens: int32 ``[P, 2, L]``: the remembered one, and the one that will be.
+      tokens: int32 ``[P, 2, L]``: the stored response, and the one to store next.
       mask: bool ``[P, 2, L]``, tokens that count.
-      rows: int32 ``[P]``, which prompt each row's response will be remembered for; Q for none.
+      rows: int32 ``[P]``, the prompt for which each row's response will be stored; Q for none.
       prompt_ids: int32 ``[P]``.
     """
 
@@ -109,23 +109,24 @@ class _LastVisit:
 
 
 def last_visit(*, num_prompts: int, length: int) -> _LastVisit:
-    """A memory of each prompt's last response, for the shift of the policy since then.
+    """A memory of each prompt's last response, to measure the shift of the policy since then.
 
         D = mean over tokens of |logp at the last visit - logp now|         0 at a first visit
 
-    Both log-probabilities are of the policies that act: at the start of the step of the last visit
-    and at the start of this one, of the same response, without truncation. ``init() -> Visits``;
-    ``recall(state, prompt_ids=, tokens=, mask=, where=) -> Recalled`` selects what to score; and
-    ``update(logp [P, 2, L], state, recalled) -> (shift [P], state)`` measures and remembers. In a
-    recipe it is ``Computed("policy_shift", last_visit(...), "last_visit")``.
+    Both log-probabilities are of the same response, without truncation, under the sampling
+    policies: at the start of the last visit's step and at the start of this step. ``init() ->
+    Visits``; ``recall(state, prompt_ids=, tokens=, mask=, where=) -> Recalled`` selects the
+    responses to score; and ``update(logp [P, 2, L], state, recalled) -> (shift [P], state)``
+    measures the shift and stores the responses. In a recipe it is ``Computed("policy_shift",
+    last_visit(...), "last_visit")``.
 
-    Of a group the last rollout that takes part is remembered; of several rows of a prompt, the
-    last. A row without one is no visit. The state takes 9 bytes for each of Q L tokens, on every
-    device; each step scores 2 P more responses, without a gradient.
+    The last rollout of a group that takes part is stored; if a prompt has several rows, the last
+    row counts. A row without such a rollout is not a visit. The state takes 9 bytes for each of Q L
+    tokens, on every device; each step scores 2 P more responses, without a gradient.
 
     Args:
       num_prompts: Q, at least 1.
-      length: L, at least 1: the longest response, or less, of which the first L tokens count then.
+      length: L, at least 1: the longest response, or less, to score only the first L tokens.
 
     Returns:
       An object with the three functions; two of equal options are equal.
@@ -147,7 +148,8 @@ def last_visit(*, num_prompts: int, length: int) -> _LastVisit:
     References:
       Xu and Ding, SPO (arXiv:2509.13232): the KL between the current policy and the last policy
       that acted on the prompt, before the update (its Algorithm 1). The released code measures both
-      one update later, after the visit's own. It takes the absolute log-ratio for the KL, as here.
+      one update later, after the visit's own update. As here, it uses the absolute log-ratio as the
+      KL.
     """
     name = "last_visit"
     tracker.check_num_prompts(name, num_prompts)

@@ -138,10 +138,10 @@ def distance(x: Array) -> Array:
 
 
 def spread(function: str, name: str, x: Array, mask: Array) -> Array:
-    """One value a token ``[..., T]``, or one a sequence ``[...]``, as one float32 value a token.
+    """One value per token ``[..., T]`` or per sequence ``[...]``, as float32 values of tokens.
 
-    Zero where masked. Another shape than these two, that of ``mask`` with or without its last axis,
-    raises ValueError; what is not floating point TypeError.
+    Zero where masked. Any shape other than that of ``mask``, with or without its last axis, raises
+    ValueError; a dtype that is not floating point raises TypeError.
     """
     checks.check_float(function, **{name: x})
     shape, target = jnp.shape(x), jnp.shape(mask)

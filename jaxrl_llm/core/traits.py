@@ -19,7 +19,7 @@ class Traits:
     """What a function is; the defaults are those of a function without :func:`traits`.
 
     Attributes:
-      level: ``"sequence"`` for a surrogate or correction with one value a sequence, and for a
+      level: ``"sequence"`` for a surrogate or correction with one value per sequence, and for a
         weighting under which that value keeps its meaning.
       has_ratio: Whether a surrogate compares the policy with ``old_logp``. One that does not has
         the right gradient only for the policy that sampled, so a batch serves one update.
@@ -33,7 +33,7 @@ class Traits:
         advantages, as losses of preferences do.
       compares_extremes: Whether a surrogate that orders responses compares the best of a group with
         the worst alone.
-      reads_head: Whether a surrogate is of the values of a head, one a token, and not of
+      reads_head: Whether a surrogate is of the values of a head, one per token, and not of
         log-probabilities: the model that trains is then a reward model.
       reward_range: The least and the greatest reward that an advantage is defined for.
     """

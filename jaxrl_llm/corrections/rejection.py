@@ -191,7 +191,7 @@ def off_policy_sequence_mask(
     Recipe: the dropped rollouts have counted in the baseline of their group.
 
     Args:
-      advantages: ``[...]``, one a sequence; or ``[..., T]``, then tokens with A < 0 are dropped.
+      advantages: ``[...]``, one per sequence; or ``[..., T]``, then tokens with A < 0 are dropped.
       mask, old_logp, behavior_logp: See the package; the old policy starts the update.
       threshold: Nats a token, not negative.
 

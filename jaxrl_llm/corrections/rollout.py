@@ -1,6 +1,6 @@
 """Weights and rejection rules together: what stands in the correction slot of a Recipe.
 
-``weights`` gives a float weight a token, None for 1; ``reject`` are functions that return the
+``weights`` gives a float weight per token, None for 1; ``reject`` are functions that return the
 tokens to keep, bool, and a token must pass all. Without a rule, ``keep_denominator`` has no effect.
 A function that returns another shape raises ValueError, one of another dtype TypeError. Other
 shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
@@ -73,7 +73,7 @@ def sequence_rollout_correction(
     reject: tuple[Callable, ...] = (),
     keep_denominator: bool = False,
 ) -> tuple[Array, Array]:
-    """:func:`rollout_correction` of sequences, for surrogates with one value a sequence.
+    """:func:`rollout_correction` of sequences, for surrogates with one value per sequence.
 
         one weight and one verdict a sequence, repeated over its tokens
 

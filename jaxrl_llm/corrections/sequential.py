@@ -61,7 +61,7 @@ def sequential_factor(
     keeps its factor. Without a gradient.
 
     Args:
-      factor: ``[...]``, floating point, one a rollout; 1 before the first turn.
+      factor: ``[...]``, floating point, one per rollout; 1 before the first turn.
       logp: ``[..., T]``, floating point, log-probabilities (nats) after the update.
       old_logp: ``[..., T]``, before it.
       mask: bool ``[..., T]``, True for the tokens of the turn.

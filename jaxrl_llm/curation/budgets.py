@@ -366,7 +366,7 @@ def sqrt_allocation(share: Array, variance: Array, *, mean_rollouts: float) -> A
       share: ``[..., Nb]``, floating point: the share of each bin (or prompt) in the batch, adding
         up to 1.
       variance: ``[..., Nb]``, floating point, not negative: p (1 - p) for rewards of 0 and 1.
-      mean_rollouts: Mean rollouts a prompt, above 0.
+      mean_rollouts: Mean rollouts per prompt, above 0.
 
     Returns:
       ``[..., Nb]`` float32, for :func:`round_to_budget`; ``mean_rollouts`` where no variance is

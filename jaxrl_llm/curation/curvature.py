@@ -4,7 +4,7 @@ The logits are ``W h``, so the gradient of ``A log pi(a)`` with respect to W is 
 ``v = onehot(a) - pi``: everything about a token follows from its last hidden state, its
 distribution and its advantage.
 
-- ``advantages``: ``[..., T]``, or ``[...]`` for one value a sequence.
+- ``advantages``: ``[..., T]``, or ``[...]`` for one value per sequence.
 - ``mask``: bool ``[..., T]``, True = keep; what is masked is not read.
 - ``lr``: learning rate of the step, not negative.
 - ``fisher``: "sample" for the squared score of the sampled token, as released; "full" for its
@@ -391,7 +391,7 @@ def capo_selection(
     symmetric: bool = True,
     fisher: Fisher = "sample",
 ) -> Array:
-    """CAPO as the selection of a recipe: plain ascent, from four numbers a token.
+    """CAPO as the selection of a recipe: plain ascent, from four numbers per token.
 
         |v|^2 = 1 - 2 p + sum pi^2,   Var_pi(v) = p - 2 p^2 + sum pi^3 - (p - sum pi^2)^2
         u = A |h|^2 v,  and m_F, m_H and the mask as in capo_scores and capo_mask

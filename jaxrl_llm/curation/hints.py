@@ -447,7 +447,7 @@ def first_bad_step(scores: Array, *, where: Array | None = None, threshold: floa
         min {s: score[s] < threshold}, else S
 
     Args:
-      scores: ``[..., S]``, floating point, one a step.
+      scores: ``[..., S]``, floating point, one per step.
       where: See the module.
       threshold: Least score of a good step.
 

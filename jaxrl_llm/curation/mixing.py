@@ -1,7 +1,7 @@
 """Where a group's rollouts come from: stored policies, teachers, demonstrations in the prompt.
 
 - ``key``: a typed PRNG key.
-- ``rewards``: floating point ``[..., G]``, one a rollout.
+- ``rewards``: floating point ``[..., G]``, one per rollout.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all.
 - A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, missing,
   out of its range or without effect, raise ValueError.

@@ -94,7 +94,7 @@ def no_update(advantages: Array) -> Array:
 
 
 def sqrt_lr(lr: float, *, old_size: float, new_size: float) -> float:
-    """The learning rate for another number of rollouts a step.
+    """The learning rate for another number of rollouts per step.
 
         lr sqrt(new_size / old_size)
 

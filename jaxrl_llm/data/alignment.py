@@ -19,7 +19,7 @@ def token_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> lis
       decode: Text of token ids.
 
     Returns:
-      One number a token, ascending where it is one.
+      One number per token, ascending where it is one.
 
     Example:
       >>> decode = lambda ids: bytes(ids).decode(errors="replace")

@@ -97,7 +97,7 @@ def from_file(
     answer_field: str | None = "answer",
     needs_answer: bool = True,
 ) -> PromptSet:
-    """Prompts of a JSON-lines, JSON or Parquet file, one a row.
+    """Prompts of a JSON-lines, JSON or Parquet file, one per row.
 
     Args:
       path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.

@@ -85,7 +85,7 @@ def batch_cost(batch: Array, *, critical_batch: float) -> BatchCost:
         steps   = 1 + B_crit / B
         samples = 1 + B / B_crit          (steps - 1) (samples - 1) = 1
 
-    Below the critical batch, more rollouts a step nearly divide the steps. Above it they are
+    Below the critical batch, more rollouts per step nearly divide the steps. Above it they are
     nearly wasted, and their split into minibatches is the better use of them. It assumes the best
     step size at each batch size.
 

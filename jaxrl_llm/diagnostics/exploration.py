@@ -1,4 +1,4 @@
-"""What more rollouts a prompt buy: where the probability mass goes, and what is never sampled.
+"""What more rollouts per prompt buy: where the probability mass goes, and what is never sampled.
 
 - ``probs``: floating point ``[..., V]``, adding up to 1.
 - A wrong dtype raises TypeError; shapes that differ and a bad number raise ValueError.

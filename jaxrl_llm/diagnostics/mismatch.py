@@ -17,7 +17,7 @@ from jaxrl_llm.core import Array, checks, kl, masking
 
 
 class Mismatch(NamedTuple):
-    """Distance of two sets of log-probabilities, in nats a token, float32 scalars."""
+    """Distance of two sets of log-probabilities, in nats per token, float32 scalars."""
 
     mean_abs: Array
     max_abs: Array
@@ -148,7 +148,7 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
       logp, behavior_logp, mask: See the module.
 
     Returns:
-      ``MismatchMetrics``; kl, k3 and the gap are nats a token. Without a token the ratio is 1.
+      ``MismatchMetrics``; kl, k3 and the gap are nats per token. Without a token the ratio is 1.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """The policy being trained against the one before the update.
 
 - ``logp``, ``old_logp``: ``[..., T]`` log-probabilities (nats) of the policy and the proximal one.
-- ``advantages``: ``[..., T]``, or ``[...]`` for one a sequence.
+- ``advantages``: ``[..., T]``, or ``[...]`` for one per sequence.
 - ``mask``: bool ``[..., T]``, True = keep.
 - Results are float32 scalars; shares are 0 if everything is masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
@@ -41,7 +41,7 @@ def clip_fraction(
                            r = exp(mean over unmasked tokens of logp - old_logp)
 
     The options are those of the surrogate; "sequence" is the level of GSPO, where with one
-    advantage a sequence it is the share of the non-empty sequences. For a dual clip see
+    advantage per sequence it is the share of the non-empty sequences. For a dual clip see
     :func:`dual_clip_fraction`.
 
     Args:

@@ -200,7 +200,7 @@ def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -
 
 
 def pair_sign(scores: Array) -> Array:
-    """Which side of each antithetic pair is better: one value a pair.
+    """Which side of each antithetic pair is better: one value per pair.
 
         F_k = sign(f_2k - f_2k+1)            in {-1, 0, 1}
 
@@ -235,7 +235,7 @@ def pair_fitness(values: Array) -> Array:
         F_2k = d_k / 2,  F_2k+1 = -d_k / 2
 
     Args:
-      values: ``[..., K]``, one a pair: of :func:`pair_sign`, or any difference.
+      values: ``[..., K]``, one per pair: of :func:`pair_sign`, or any difference.
 
     Returns:
       float32 ``[..., 2 K]``.

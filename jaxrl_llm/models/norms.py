@@ -13,7 +13,7 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32.
 
     ``x`` is ``[..., size]`` and ``scale`` float32, broadcastable to it. The residuals are the
-    arguments and one number a row. With ``u = x / sqrt(...)`` and ``g = dy scale``
+    arguments and one number per row. With ``u = x / sqrt(...)`` and ``g = dy scale``
 
         dx = (g - u mean(g u)) / sqrt(...),   d scale = sum dy u
     """

@@ -38,7 +38,7 @@ class RoundedWeights(NamedTuple):
 
     Attributes:
       q: ``[K, N]`` in 8 bits.
-      scale: float32, one a block.
+      scale: float32, one per block.
     """
 
     q: Array

@@ -533,7 +533,7 @@ class Recipe:
 
         Raises:
           ValueError: If the batch was not prepared, shapes differ, a needed input is absent, or the
-            surrogate or a regularizer does not return one value a token.
+            surrogate or a regularizer does not return one value per token.
         """
         self._check_present(batch, {"advantages", "weights"}, "loss", hint="call prepare first")
         required = self.required_fields

@@ -135,7 +135,7 @@ def adaptive_kl(
 
     Args:
       initial: Coefficient of the first step, not negative.
-      target: The divergence to hold, in nats a token, above 0.
+      target: The divergence to hold, in nats per token, above 0.
       horizon: As in :func:`adaptive_kl_update`, above 0.
       estimator: As in :func:`kl_token`.
 

@@ -63,7 +63,7 @@ def llds(
       logp, mask, coef: See the package.
       old_logp: ``[..., T]`` under the policy at the start of the step; None for the policy being
         trained, which makes the term 0.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       chunk_ids: int32 ``[..., T]``, 1 to at most T in each row, 0 outside any action; None for the
         contiguous runs of the mask. Of "action" level only.
       answer_tokens: bool ``[..., T]``, True for tokens to leave out of the sums and the penalty,
@@ -125,7 +125,7 @@ def imitation(logp: Array, mask: Array, *, imitated: Array, coef: float = 0.1) -
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
       mask, coef: See the package.
-      imitated: bool ``[...]``, one a response.
+      imitated: bool ``[...]``, one per response.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.

@@ -81,8 +81,8 @@ def entropy_controller(
 
     Args:
       coef: ``[]``, in units of the policy loss for a nat; of the last call, or the first one.
-      entropy: ``[]``, mean entropy of the policy on the global batch, in nats a token.
-      target: The entropy, in nats a token, up to which the bonus is on and grows, not negative.
+      entropy: ``[]``, mean entropy of the policy on the global batch, in nats per token.
+      target: The entropy, in nats per token, up to which the bonus is on and grows, not negative.
       delta: What a call changes, above 0.
       low: Least coefficient, not negative.
       high: Greatest coefficient, not below ``low``.

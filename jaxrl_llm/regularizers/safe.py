@@ -7,11 +7,11 @@ float32 ``[]`` where nothing else is stated; another shape, or an option outside
 entry states, raises ValueError.
 
 - ``state``: Of the last call, or from the ``*_init`` function.
-- ``kl``: ``[]``, KL of the policy from its reference, in nats a token.
+- ``kl``: ``[]``, KL of the policy from its reference, in nats per token.
 - ``base``: Threshold before any adjustment; ``low``, ``high``: Its bounds, in order, in nats.
 - ``scale``: Penalty for a squared nat beyond the threshold, not negative.
 - ``entropy_floor``: The lower the entropy is below about this, the greater the penalty.
-- ``threshold``: In nats; ``momentum_scale``: Penalty for a squared nat a step, not negative.
+- ``threshold``: In nats; ``momentum_scale``: Penalty for a squared nat per step, not negative.
 - ``window``: Steps over which the momentum is measured, above 0.
 """
 
@@ -193,7 +193,7 @@ def safe_step(
 
     Args:
       state, kl, base, low, high, scale, entropy_floor: See the module.
-      entropy: ``[]``, mean entropy of the policy, in nats a token.
+      entropy: ``[]``, mean entropy of the policy, in nats per token.
       reward: ``[]``, mean reward of the step.
 
     Returns:

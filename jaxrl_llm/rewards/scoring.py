@@ -300,7 +300,7 @@ Value = float | int | bool | Mapping[str, Entry]
 """What a reward returns for one completion."""
 
 Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
-"""A reward: `(prompt, completion, metadata)` to a number, or to one entry a name."""
+"""A reward: `(prompt, completion, metadata)` to a number, or to one entry per name."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -317,7 +317,7 @@ class Scores(NamedTuple):
       zeroed: bool [N], True for completions whose call failed and whose reward is 0 by
         `on_error="zero"`; None for none.
       error: The first failure, as in "raised KeyError: 'x' on prompt 1"; empty for none.
-      details: what else the reward says of each completion, N entries a name: texts, or lists of
+      details: what else the reward says of each completion, N entries per name: texts, or lists of
         numbers as float32 ``[n]`` or ``[n, m]``; None where the call failed.
     """
 

@@ -41,7 +41,7 @@ class Asked:
 
     Attributes:
       question: Its place in the data set.
-      requests: One number a rollout: each names a stream of random numbers.
+      requests: One number per rollout: each names a stream of random numbers.
       request: What the collector asked for.
       prompt: Tokens of the request's text; None for the question's.
       responses: The request's, as arrays.

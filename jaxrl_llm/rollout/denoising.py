@@ -36,7 +36,7 @@ class DenoisingOptions:
     """In which order the tokens of a response are uncovered.
 
     Attributes:
-      steps: Forwards of a response, at most its tokens; None for one a token.
+      steps: Forwards of a response, at most its tokens; None for one per token.
       block_length: Tokens of a block, which divides the response, and whose number divides the
         steps; None for those of a model with blocks, else for one block.
       remasking: Which drawn tokens stay: those of the greatest probability ("confidence") or of the
@@ -110,7 +110,7 @@ def make_denoising_sampler(
     buckets: Sequence[int] = BUCKETS,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
-    """Builds a compiled sampler of ``group_size`` responses a prompt from a model that denoises.
+    """Builds a compiled sampler of ``group_size`` responses per prompt from a model that denoises.
 
     All T cells of a response are there from the start. What it wrote ends with its first stop
     token; once the blocks so far hold one in every row, no more are uncovered. The mask id is never
@@ -123,7 +123,7 @@ def make_denoising_sampler(
     Args:
       model: One with ``causal=False`` and a mask id.
       max_new_tokens: T, the cells of a response.
-      group_size: G, responses a prompt.
+      group_size: G, responses per prompt.
       options: The order.
       stop_ids: Token ids that end a response; they belong to it.
       temperature: The logits are divided by it; 0 draws the most likely token.

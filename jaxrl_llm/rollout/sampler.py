@@ -62,8 +62,8 @@ def pad_rows(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
 class PromptSpec(NamedTuple):
     """The prompts that a sampler takes: ids below ``vocab_size``, at most ``room`` of them.
 
-    The widths of ``buckets`` are compiled, few shapes and not one a prompt. All prompts begin with
-    the same ``shared_prefix_len`` tokens and are longer.
+    The widths of ``buckets`` are compiled, few shapes and not one per prompt. All prompts begin
+    with the same ``shared_prefix_len`` tokens and are longer.
     """
 
     vocab_size: int
@@ -128,12 +128,12 @@ def make_sampler(
     mesh: jax.sharding.Mesh | None = None,
     entropy_tau: float | None = None,
 ) -> Callable[..., Rollout]:
-    """Builds a compiled sampler of ``group_size`` responses a prompt.
+    """Builds a compiled sampler of ``group_size`` responses per prompt.
 
     Args:
       model: The model.
       max_new_tokens: T, the longest response in tokens.
-      group_size: G, responses a prompt.
+      group_size: G, responses per prompt.
       stop_ids: Token ids that end a response; they belong to it.
       temperature: 0 is greedy; then all responses of a group are alike.
       top_k, top_p, min_p, order: See :func:`~jaxrl_llm.rollout.filter_logits`.

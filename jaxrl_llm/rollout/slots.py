@@ -8,7 +8,7 @@ was interrupted.
 
 R, W, L and T are rows, slots of a row, room for a prompt's tokens and room for a response's.
 ``where`` is bool ``[R, W]``, the slots to change; other arrays are read in these only. Rows of an
-array that lies in S equal shards, one a device, are named by int32 ``[S, k]``, row numbers within
+array that lies in S equal shards, one per device, are named by int32 ``[S, k]``, row numbers within
 each shard, so that nothing is sent from device to device.
 """
 

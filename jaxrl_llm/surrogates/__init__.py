@@ -1,12 +1,12 @@
 """Policy-gradient surrogates: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``.
 
-Each returns a loss to minimize, one value a token, not reduced: the weights of
+Each returns a loss to minimize, one value per token, not reduced: the weights of
 ``jaxrl_llm.aggregate`` decide how tokens and sequences count. They share these arguments:
 
 - ``logp``: ``[..., T]`` log-probabilities (nats) of the sampled tokens under the trained policy.
 - ``old_logp``: ``[..., T]`` under the proximal policy, a constant; None for the policy being
   trained. Then the ratio ``r = exp(logp - old_logp)`` is 1, and the gradient still flows.
-- ``advantages``: ``[..., T]``, or ``[...]`` for one value a sequence; constants.
+- ``advantages``: ``[..., T]``, or ``[...]`` for one value per sequence; constants.
 - ``mask``: bool ``[..., T]``, True = keep. What it leaves out is never read, in the value or in the
   gradient, and comes back as 0.
 - ``eps_low``, ``eps_high``: A ratio is clipped to ``[1 - eps_low, 1 + eps_high]``; not negative.

@@ -148,7 +148,7 @@ def bpo_mu_loss(
 
     Args:
       values, where: See the module.
-      center: ``[..., 1]``, one a group.
+      center: ``[..., 1]``, one per group.
       temperature: In units of value, above 0.
 
     Returns:

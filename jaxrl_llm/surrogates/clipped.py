@@ -126,7 +126,7 @@ def hapo(
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
       old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       mask: bool ``[..., T]``, True = keep.
       signal: ``[..., T]``, floating point in [-1, 1]: ``advantages.entropy_signal``.
       eps_low: The ratio of a token at the pivot is clipped below at ``1 - eps_low``.

@@ -90,8 +90,8 @@ def drpo_len(
       logp, old_logp, mask: See the package; here ``[..., G, T]``. J has no ratio, so ``old_logp``
         is checked and not used.
       length, lam: See the module.
-      advantages: ``[..., G]``, one value a sequence, of which the sign counts.
-      tau: Temperature of the wrong answers, above 0, in nats a token.
+      advantages: ``[..., G]``, one value per sequence, of which the sign counts.
+      tau: Temperature of the wrong answers, above 0, in nats per token.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 where masked.
@@ -183,9 +183,9 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
     as a penalty.
 
     Args:
-      kl: Measured divergence, in nats a token, floating point, of any shape.
+      kl: Measured divergence, in nats per token, floating point, of any shape.
       beta: Growth of the coefficient a nat of excess, not negative.
-      delta: Divergence that is free, in nats a token, not negative.
+      delta: Divergence that is free, in nats per token, not negative.
 
     Returns:
       float32 of the shape of ``kl``.

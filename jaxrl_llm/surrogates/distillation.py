@@ -5,7 +5,7 @@
 - ``has_teacher``: bool ``[...]``, False for sequences without a teacher, whose teacher's arrays are
   not read; None, where admitted, if all have one.
 - ``teacher_entropy``: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
-- ``rewards``: ``[...]``, one a rollout; ``correct_at``: Least reward of a correct rollout.
+- ``rewards``: ``[...]``, one per rollout; ``correct_at``: Least reward of a correct rollout.
 - ``alpha``: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
 - ``rest``: What stands for the tokens outside the support: one "tail" event, nothing after the rest
   was made to add up to 1 ("renormalize"), or nothing as the support is the full vocabulary

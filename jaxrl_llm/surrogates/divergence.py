@@ -285,7 +285,7 @@ def keep_taught(advantages: Array, mask: Array, *, has_teacher: Array) -> Array:
     Args:
       advantages: Not used: all selections are called alike.
       mask: See the package.
-      has_teacher: bool ``[...]``, one a sequence.
+      has_teacher: bool ``[...]``, one per sequence.
 
     Returns:
       bool ``[..., T]``.
@@ -305,7 +305,7 @@ def keep_taught(advantages: Array, mask: Array, *, has_teacher: Array) -> Array:
 
 
 def taught(function: str, has_teacher: Array, mask: Array) -> Array:
-    """``has_teacher``, checked to be bool and one a sequence of ``mask``."""
+    """``has_teacher``, checked to be bool and one per sequence of ``mask``."""
     checks.check_bool(function, has_teacher=has_teacher)
     checks.check_shape(function, "has_teacher", has_teacher, jnp.shape(mask)[:-1])
     return has_teacher

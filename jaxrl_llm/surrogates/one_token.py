@@ -31,7 +31,7 @@ def otr_exact(logits: Array, targets: Array, *, beta: float = -0.1, tau: float =
       beta, tau: See the module.
 
     Returns:
-      Loss ``[...]``, float32, one a token.
+      Loss ``[...]``, float32, one per token.
 
     Example:
       >>> import jax.numpy as jnp
@@ -70,12 +70,12 @@ def otr_sampled(
     Args:
       logits, targets: See the package.
       beta, tau: See the module.
-      token_seeds: uint32 ``[...]``, one a token, so that the samples depend neither on the chunk
+      token_seeds: uint32 ``[...]``, one per token, so that the samples depend neither on the chunk
         nor on the microbatch: see :func:`token_seeds`.
       samples: Tokens drawn at each position, K of the paper, above 0.
 
     Returns:
-      Loss ``[...]``, float32, one a token.
+      Loss ``[...]``, float32, one per token.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,13 +1,14 @@
-"""One ratio or weight a sequence: GSPO and its token form, LUSPO, SAPO, GMPO, VESPO.
+"""One ratio or weight per sequence: GSPO and its token form, LUSPO, SAPO, GMPO, VESPO.
 
 With the geometric mean of the token ratios of a sequence as its ratio::
 
     s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / max(sum_t mask[t], 1))
 
-the loss of most is one number a sequence, the same at every token, for ``aggregate.sequence_mean``:
-the loss is then the mean over sequences. For those ``advantages`` is ``[...]``, one value a
-sequence; one a token raises ValueError. The mean log ratio is capped at 10, as in verl. An empty
-sequence is 0 and left out of the mean over sequences; TRL divides by all rows.
+the loss of most is one number per sequence, the same at every token, for
+``aggregate.sequence_mean``: the loss is then the mean over sequences. For those ``advantages`` is
+``[...]``, one value per sequence; one per token raises ValueError. The mean log ratio is capped at
+10, as in verl. An empty sequence is 0 and left out of the mean over sequences; TRL divides by all
+rows.
 
 - ``k_pos``, ``lambda_pos``: Power, not negative, and rate, above 0, of :func:`vespo_weights` where
   the advantage is not negative; ``k_neg``, ``lambda_neg``: the same elsewhere.
@@ -75,7 +76,7 @@ def gspo(
 
     Args:
       logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
-      advantages: See the module. For one a token see :func:`gspo_token`.
+      advantages: See the module. For one per token see :func:`gspo_token`.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -121,7 +122,7 @@ def gspo_token(
 
     Args:
       logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -164,13 +165,13 @@ def gspo_turns(
         loss[t] = max(-A[t] s[t], -A[t] clip(s[t], 1 - eps_low, 1 + eps_high))
         dual clip, where A[t] < 0 only:  loss[t] = min(loss[t], -A[t] dual_clip)
 
-    With one advantage a turn, and equal weights of its tokens, value and gradient are those of
+    With one advantage per turn, and equal weights of its tokens, value and gradient are those of
     :func:`gspo` with turns as sequences. A weighting by tokens counts a turn by its length;
     ``advantages.equal_turns`` makes up for that. A rollout of one turn is :func:`gspo_token`.
 
     Args:
       logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       turn_ids: integers ``[..., T]``, the turn of each token, from 0; below 0 for none, which has
         loss 0.
 
@@ -382,7 +383,7 @@ def vespo_weights(
     Args:
       logp, mask: See the package.
       behavior_logp: ``[..., T]`` under what sampled the tokens.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       k_pos, lambda_pos, k_neg, lambda_neg: See the module.
 
     Returns:
@@ -436,7 +437,7 @@ def vespo(
       logp, mask: See the package.
       old_logp: ``[..., T]`` under the proximal policy, for ``behavior_logp=None``; None for the
         trained policy.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       behavior_logp: ``[..., T]`` under what sampled the tokens; None for ``old_logp``.
       k_pos, lambda_pos, k_neg, lambda_neg: See the module.
 

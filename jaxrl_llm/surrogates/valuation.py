@@ -70,7 +70,7 @@ def rover(
 
     Args:
       logp, old_logp: See the package; the old policy is the one at the start of the step.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence: rewards minus their group
+      advantages: ``[..., T]``, or ``[...]`` for one value per sequence: rewards minus their group
         mean (:func:`jaxrl_llm.advantages.dr_grpo`), as the reward of every token.
       mask: See the package. The continuation across a masked token is 0.
       mean_log_probs: ``[..., T]``, :func:`mean_log_probs` of the policy being trained before each

@@ -67,7 +67,7 @@ class SamplingConfig:
 
     With top_k, top_p or min_p a token comes from a part of the vocabulary. That part is recorded,
     and the policy that trains is renormalized over it, so that filters do not change ratios. Tokens
-    outside get no gradient. Recording takes 4 top_k bytes a token, without top_k V / 8.
+    outside get no gradient. Recording takes 4 top_k bytes per token, without top_k V / 8.
 
     Attributes:
       group_size: Rollouts of one prompt.

@@ -202,10 +202,10 @@ def attach_fields(
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
-    One number a rollout comes from the reward's component of that name, one number a prompt from
-    the prompts' metadata. A name that only the recipe knows may come from either. Turns and unit
-    tests are from lists that the reward gives, and what the recipe computes from "responses" from
-    their texts.
+    One number per rollout comes from the reward's component of that name, one number per prompt
+    from the prompts' metadata. A name that only the recipe knows may come from either. Turns and
+    unit tests are from lists that the reward gives, and what the recipe computes from "responses"
+    from their texts.
 
     Args:
       batch: P groups of G.

@@ -25,7 +25,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``reward``: mean over the rollouts that take part; ``reward_std`` within groups.
     - ``informative``: share of groups whose rewards differ; the others give no gradient.
     - ``length``: mean tokens of a response; ``tokens``: how many train.
-    - ``entropy``: nats a token.
+    - ``entropy``: nats per token.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
       where the batch has it; the fractions for surrogates that clip so.
     - ``ref_kl``: an estimate of KL(policy || reference), where the batch has ``ref_logp``.

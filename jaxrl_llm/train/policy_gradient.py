@@ -379,7 +379,7 @@ def teacher_of(
 def measure_last_kl(
     scorer: PolicyScorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
 ) -> Array:
-    """KL(old || new) of the update just made, in nats a token; the last one where non-finite."""
+    """KL(old || new) of the update just made, in nats per token; the last one where non-finite."""
     logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
     last_kl = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
     return keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)

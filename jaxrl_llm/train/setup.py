@@ -168,7 +168,7 @@ class Experiment:
         return Grader(config.reward, config.reward_deadline, config.reward_on_error)
 
     def sampler(self, group_size: int) -> Callable:
-        """A sampler of this many responses a prompt, as the run samples."""
+        """A sampler of this many responses per prompt, as the run samples."""
         return policy_sampler(
             self.config.sampling,
             self.recipe,
@@ -709,7 +709,7 @@ def policy_sampler(
     greedy: bool = False,
     shared_prefix_len: int = 0,
 ) -> Callable:
-    """A sampler of ``group_size`` responses a prompt, as a run samples, or the most likely ones."""
+    """A sampler of ``group_size`` responses per prompt as in the run, or a greedy one."""
     if model.velocity is not None:
         steps, length = (
             recipe.likelihood.steps,

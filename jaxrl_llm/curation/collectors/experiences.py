@@ -134,7 +134,7 @@ def review_message(
 def parse_operations(
     text: str, library: Mapping[str, str], *, limit: int | None = None
 ) -> list[Operation]:
-    r"""The operations on a library that a reply names, one a line.
+    r"""The operations on a library that a reply names, one per line.
 
         delete G1          out of the library
         G1: text           another text; also "update G1: text"

@@ -370,8 +370,8 @@ def partial_rollouts(
     References:
       APRIL (arXiv:2509.18521), which starts twice the groups (64 for 32), ends a round when enough
       are complete, and stops the others in the middle of a token stream; here they stop at the end
-      of a segment. UloRL (arXiv:2507.19766), PAPER, which has 8 segments, one a step, and trains on
-      as many responses as have ended; here a step takes segments until P groups have.
+      of a segment. UloRL (arXiv:2507.19766), PAPER, which has 8 segments, one per step, and trains
+      on as many responses as have ended; here a step takes segments until P groups have.
     """
     name = "partial_rollouts"
     numbers = {"segments": segments, "max_staleness": max_staleness}

@@ -193,7 +193,7 @@ class Request(NamedTuple):
       role: What its rollouts are to the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
         or ``JUDGE``.
       reward: ``texts -> rewards [n]`` in place of the run's reward, as for a judge.
-      fixed: int ``[t]``, one a rollout, or none: tokens that a model that denoises has in their
+      fixed: int ``[t]``, one per rollout, or none: tokens that a model that denoises has in their
         places from the start, -1 where it writes its own; t is at most the longest response. Their
         version is -1.
       draft: Whether a flow policy makes few steps, as many as the collector's ``draft_steps``.

@@ -100,7 +100,7 @@ def arm_scores_update(
       means: ``[Nb]``, floating point, the mean loss of each bin, or its rate of failure.
       arms: M numbers of rollouts.
       price: Of a rollout, as :func:`shadow_price` moves it.
-      mean_rollouts: The target of the mean rollouts a prompt.
+      mean_rollouts: The target of the mean rollouts per prompt.
 
     Returns:
       ``[Nb, M]`` float32.
@@ -142,7 +142,7 @@ def shadow_price(
 
     Args:
       price: The price before, 0 at first. It may fall below 0.
-      realized: Mean rollouts a prompt of the batch.
+      realized: Mean rollouts per prompt of the batch.
       mean_rollouts: Their target.
       rate: Above 0.
 

@@ -1,7 +1,7 @@
 """Which prompts are rolled out next: scores of a success rate, and draws by score or weight.
 
 ``rates`` ``[...]``, floating point, are success rates in [0, 1]: expected (:func:`belief_mean`),
-drawn (:func:`thompson_rates`), tracked or predicted. A score is one number a prompt; greater is
+drawn (:func:`thompson_rates`), tracked or predicted. A score is one number per prompt; greater is
 better. A selection takes scores, weights or logits ``[N]`` and returns ``count`` prompt ids, int32
 ``[count]``, each at most once, with -1 at the end if there are fewer prompts. ``where`` (bool
 ``[N]``, True = may be selected) excludes prompts, and so does a NaN; excluded entries may hold

@@ -81,7 +81,7 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
       w_max: Greatest weight, absolute (1 + eps in verl's terms).
 
     References:
-      MiniMax-M1 (arXiv:2506.13585), with its 16 updates a batch. The bounds are those of TRL and
+      MiniMax-M1 (arXiv:2506.13585), with its 16 updates per batch. The bounds are those of TRL and
       ScaleRL: a cap of 5, no lower bound. verl's setting of that name is an eps around 1 and
       defaults to 0.2.
     """
@@ -321,7 +321,7 @@ def clip_cov(
       upper: Covariance below which it may be.
 
     References:
-      Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
+      Cui et al. (arXiv:2505.22617), with their 8 updates per batch. The defaults are those of the
       released script for 7B, whose epsilons of 1 leave little of the ratio clip. verl selects anew
       in each microbatch, with the log-probabilities of the moment, and leaves out tokens that the
       ratio clip stops.
@@ -350,7 +350,7 @@ def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0, dynamic_sampling: bool = T
       coef: Penalty for a nat of difference.
 
     References:
-      Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
+      Cui et al. (arXiv:2505.22617), with their 8 updates per batch. The defaults are those of the
       released script for 7B; the one for 32B selects a tenth of that. Else as for :func:`clip_cov`.
     """
     selection = bind(surrogates.kl_cov_selection, ratio=ratio)
@@ -419,9 +419,9 @@ def drpo_len(
 
     Args:
       lam: Temperature of the shares of right answers; the smaller, the more shortness counts.
-      tau: Temperature of the wrong answers, in nats a token.
+      tau: Temperature of the wrong answers, in nats per token.
       beta: Growth of the KL coefficient a nat of excess. 0 leaves the term out of the gradient.
-      delta: Divergence that is free, in nats a token.
+      delta: Divergence that is free, in nats per token.
       kl_estimator: "k1" or "k3".
 
     References:

@@ -78,7 +78,7 @@ def adaptive_kl(
 
     Args:
       initial: beta of the first step, in units of reward for a nat.
-      target: The divergence to hold, in nats a token.
+      target: The divergence to hold, in nats per token.
       horizon: Sequences after which a constant error has moved beta by about a fifth.
 
     References:
@@ -184,7 +184,7 @@ def safe(
     The coefficient is that of ``regularizers.safe_controller``; it is 0 while the KL is low.
 
     Args:
-      threshold: KL, in nats a token, beyond which there is a penalty, before adjustments.
+      threshold: KL, in nats per token, beyond which there is a penalty, before adjustments.
       scale: Penalty for a squared nat.
       entropy_floor: The lower the entropy is below about this, the greater the penalty.
       kl_estimator: See ``regularizers.kl_to_reference``.

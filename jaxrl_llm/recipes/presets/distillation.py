@@ -95,7 +95,7 @@ def on_policy_distillation(
         loss = mean over tokens of -A[t] times the clipped ratio
 
     On policy its gradient is, in expectation, that of KL(policy || teacher) of the next token. The
-    teacher says one number a token.
+    teacher says one number per token.
 
     Args:
       coef: Weight of the teacher.

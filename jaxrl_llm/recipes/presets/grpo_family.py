@@ -113,7 +113,7 @@ def dapo(
         in the baselines.
 
     References:
-      Yu et al. (arXiv:2503.14476), with their 16 updates a batch. The dual clip of 10 is that of
+      Yu et al. (arXiv:2503.14476), with their 16 updates per batch. The dual clip of 10 is that of
       the released scripts (verl's recipe), as is the bound of 10 rounds, after which they end the
       run; the paper mentions neither.
     """

@@ -294,9 +294,9 @@ def brorl(
         groups whose rewards agree take no part
         token loss times w, + kl_coef KL;   w = min(old / behavior, cap)
 
-    What is new is outside of the loss: 512 rollouts of 128 prompts a step in place of 16 of 512,
+    What is new is outside of the loss: 512 rollouts of 128 prompts per step in place of 16 of 512,
     the learning rate times the root of the batch ratio (:func:`jaxrl_llm.curation.sqrt_lr`), the
-    same number of updates a step. Why it helps: :func:`jaxrl_llm.diagnostics.mass_balance`.
+    same number of updates per step. Why it helps: :func:`jaxrl_llm.diagnostics.mass_balance`.
 
     Args:
       cap: Greatest importance weight of a token.
@@ -341,8 +341,8 @@ def ulorl(
         drop = (r > 0) and (p >= tau) and (mean entropy of the response < sigma)
         token loss = 0 where dropped, and counted in the mean
 
-    The tokens of a response may be of several versions of the weights, one a segment. The ratio is
-    to the policy at the start of the step for all of them, or to the version that sampled each.
+    The tokens of a response may be of several versions of the weights, one per segment. The ratio
+    is to the policy at the start of the step for all of them, or to the version that sampled each.
 
     Args:
       tau: Probability from which a token is mastered.

@@ -613,7 +613,7 @@ def p3o(*, eps: float = 0.2, kl_coef: float = 0.01, clip: str = "joint") -> Reci
       clip: "joint", or "separate" for each ratio.
 
     References:
-      Wu et al. (arXiv:2310.00212) and the first author's fork of trlx; two responses a prompt.
+      Wu et al. (arXiv:2310.00212) and the first author's fork of trlx; two responses per prompt.
     """
     loss = bind(preferences.p3o, eps=eps, kl_coef=kl_coef, clip=clip)
     reads = ("ref_logp",) if kl_coef else ()

@@ -53,7 +53,7 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
         loss = mean over tokens of -(q[x] log p[x] + beta sum_{a != x} q[a] log p[a])
         q = softmax(logits / tau), a constant;  p = softmax(logits)
 
-    Nothing is sampled: the "rollouts" of a batch are the prompts' demonstrations, one a group or
+    Nothing is sampled: the "rollouts" of a batch are the prompts' demonstrations, one per group or
     more; their rewards count for nothing. Train at temperature 1.
 
     Args:

@@ -48,7 +48,7 @@ def spo_tracker(
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts.
       There the shift is measured after the update of the visit, in the paper before it, as here.
-      Its tracker starts from 8 rollouts a prompt: ``advantages.beta_tracker_init``.
+      Its tracker starts from 8 rollouts per prompt: ``advantages.beta_tracker_init``.
     """
     name = "spo_tracker"
     memory = ()
@@ -193,7 +193,7 @@ def dcpo_distribution(
     their log-probabilities.
 
     Args:
-      target_entropy: In nats a token.
+      target_entropy: In nats per token.
       max_gap: Greatest distance from the target that counts.
       good_above: Rewards above this are good.
       hot: The temperature that flattens, above ``cold``.

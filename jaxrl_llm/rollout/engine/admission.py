@@ -65,7 +65,7 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile=0.8) -> np
       history: int ``[H]``, lengths in tokens of responses that have ended; may be empty.
       generated: int ``[N]``, tokens each row has so far; 0 for one that waits.
       max_new_tokens: int or ``[N]``, the most a row may have.
-      quantile: In (0, 1], a number or one a row; higher is more careful. Uniform random numbers
+      quantile: In (0, 1], a number or one per row; higher is more careful. Uniform random numbers
         draw a length from those above the current one.
 
     Returns:

@@ -61,9 +61,9 @@ class Group(NamedTuple):
     Attributes:
       id: Names the prompt in messages and results.
       prompt: Token ids.
-      requests: Distinct integers, one a response: each names a stream of random numbers, so the
+      requests: Distinct integers, one per response: each names a stream of random numbers, so the
         same request gives the same response next to any others.
-      max_new_tokens: The longest response, one number for all or one a request; None for the
+      max_new_tokens: The longest response, one number for all or one per request; None for the
         engine's.
       expected: Expected tokens of a response; the longest groups start first. None for the limit.
       settings: Draw options of this group, of those that the engine lets vary.

@@ -120,8 +120,8 @@ def draw_tokens(
     """Draws one token a row: penalty, allowed tokens, temperature, filters, draw.
 
     Options that are None cost nothing. Each of temperature, top_k, top_p, min_p and
-    repetition_penalty is a number, or an array ``[...]`` with one a row, in which 0 (for top_p and
-    repetition_penalty 1) turns a filter off.
+    repetition_penalty is a number, or an array ``[...]`` with one per row, in which 0 (for top_p
+    and repetition_penalty 1) turns a filter off.
 
     Where ``top_k`` or ``max_top_k`` is known when compiling and at most 1,024, all later steps see
     that many tokens only, and of tokens that tie at the threshold the lowest ids survive.

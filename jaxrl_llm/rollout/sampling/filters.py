@@ -28,7 +28,7 @@ MAX_SORTED = 1024
 
 
 def per_row(value, like: Array) -> Array:
-    """An option as ``[..., 1]``: a scalar for all rows or one value a row."""
+    """An option as ``[..., 1]``: a scalar for all rows or one value per row."""
     return jnp.broadcast_to(jnp.asarray(value, jnp.float32), like.shape[:-1])[..., None]
 
 
@@ -70,7 +70,7 @@ def filter_logits(
 
     Args:
       logits: ``[..., V]``. Of a row with a NaN nothing survives.
-      temperature: Scalar or ``[...]``, one a row. Values may be traced: another value does not
+      temperature: Scalar or ``[...]``, one per row. Values may be traced: another value does not
         compile again.
       top_k: How many survive; 0 or less, or V and more, is off. Above 256, and not one number for
         all rows, it costs several times as much.
