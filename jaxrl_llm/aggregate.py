@@ -1,10 +1,10 @@
-"""From a mask to weights: how a token loss becomes one number.
+"""Mask to weights: how token losses are reduced to one number.
 
 A weighting is called once, on the mask of the global batch; the loss is then a weighted sum, so
-that microbatches and devices only add. ``mask`` is bool ``[..., T]``, True = keep, and its leading
-axes are free: a *sequence* is one row along the last axis, whatever stands before. ``length`` is a
-constant in tokens, above 0; as a rule the most tokens that a response may have. All raise TypeError
-for another dtype and ValueError for a ``mask`` without an axis or an option out of its range.
+microbatches and devices only add. ``mask`` is bool ``[..., T]``, True = keep, and its leading axes
+are free: a *sequence* is one row along the last axis. ``length`` is a constant in tokens, above 0;
+usually the maximum number of tokens of a response. All raise TypeError for a wrong dtype, and
+ValueError for a ``mask`` without an axis or an option out of its range.
 
 ===================  ==========================================  ================================
 function             sum(loss * weights) is                      names elsewhere
@@ -18,9 +18,9 @@ sequence_sum_norm    the same over a constant length             seq-mean-token-
 fixed_length         sum over rows times a constant length       Dr. GRPO
 ===================  ==========================================  ================================
 
-All but ``fixed_length`` leave sequences without an unmasked token out of the mean. Only
-``sequence_mean`` and ``group_mean`` keep the meaning of a sequence-level loss, whose value is
-repeated over the tokens: they count that value once a sequence.
+All but ``fixed_length`` exclude sequences without an unmasked token from the mean. Only
+``sequence_mean`` and ``group_mean`` are correct for a sequence-level loss, whose value is repeated
+over the tokens: they count that value once per sequence.
 """
 
 import math
@@ -50,7 +50,7 @@ def token_mean(mask: Array) -> Array:
       mask: See the module.
 
     Returns:
-      Weights ``[..., T]``, float32; they add up to 1, or to 0 where all is masked.
+      Weights ``[..., T]``, float32; they add up to 1, or to 0 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -66,12 +66,12 @@ def token_mean(mask: Array) -> Array:
 
 
 def token_sum(mask: Array) -> Array:
-    """Every unmasked token weighs 1: the loss grows with the number of tokens.
+    """Every unmasked token has weight 1: the loss grows with the number of tokens.
 
         w[b, t] = m[b, t]
 
-    The size of a step then depends on how many tokens a batch holds; an optimizer that scales its
-    steps by the gradient's size, as Adam, hides that, plain SGD does not.
+    The step size then depends on the number of tokens in a batch. Adam normalizes its steps and is
+    not affected; plain SGD is.
 
     Args:
       mask: See the module.
@@ -124,11 +124,11 @@ def group_mean(mask: Array) -> Array:
         w[p, b, t] = m[p, b, t] / (N[p, b] * S[p] * G)
         N[p, b] unmasked tokens of a sequence, S[p] sequences with N > 0, G groups with S > 0
 
-    It is :func:`sequence_mean` where all groups have equally many non-empty sequences. A loss that
+    It equals :func:`sequence_mean` if all groups have equally many non-empty sequences. A loss that
     is one number per group, repeated over its sequences and tokens, is averaged over the groups.
 
     Args:
-      mask: bool ``[..., G, T]``, with the group axis before last; fewer axes raise ValueError.
+      mask: bool ``[..., G, T]``, with the group axis second to last; fewer axes raise ValueError.
 
     Returns:
       Weights ``[..., G, T]``, float32; they add up to the same over every non-empty group.
@@ -141,7 +141,7 @@ def group_mean(mask: Array) -> Array:
       [[[0.125, 0.125], [0.25, 0.0]], [[0.5, 0.0], [0.0, 0.0]]]
 
     References:
-      DRPO (arXiv:2510.04474) divides by all groups of the batch, also those without an objective.
+      DRPO (arXiv:2510.04474) divides by all groups of the batch, even those without an objective.
     """
     checks.check_bool("group_mean", mask=mask)
     checks.check_min_rank("group_mean", 2, mask=mask)
@@ -179,11 +179,11 @@ def sequence_sum(mask: Array) -> Array:
 
 
 def sequence_sum_norm(mask: Array, *, length: float) -> Array:
-    """:func:`sequence_sum` over a constant length; the mean is over the non-empty sequences.
+    """:func:`sequence_sum` divided by a constant length; the mean is over non-empty sequences.
 
         w[b, t] = m[b, t] / (S * length)    S sequences with an unmasked token
 
-    It equals :func:`fixed_length` while no sequence is empty.
+    It equals :func:`fixed_length` if no sequence is empty.
 
     Args:
       mask, length: See the module.
@@ -212,8 +212,8 @@ def fixed_length(mask: Array, *, length: float) -> Array:
 
         w[b, t] = m[b, t] / (B * length)    B rows of the mask, the empty ones too
 
-    The loss half of Dr. GRPO: a sequence weighs by its length, and neither a short nor a long one
-    is favored for what it is divided by.
+    This is the loss of Dr. GRPO: a sequence is weighted by its length, and the constant denominator
+    favors neither short nor long sequences.
 
     Args:
       mask, length: See the module.
@@ -239,12 +239,12 @@ def fixed_length(mask: Array, *, length: float) -> Array:
 
 
 def weighted_sum(loss: Array, weights: Array) -> Array:
-    """The sum of the token losses, each times its weight.
+    """The weighted sum of the token losses.
 
         sum(loss * weights) over the cells where weights != 0
 
-    A cell of weight 0 is never read, neither in the value nor in the gradient, so a NaN there does
-    no harm. The sums of disjoint pieces of a batch add up to that of the batch.
+    A cell of weight 0 is never read, neither in the value nor in the gradient, so a NaN there is
+    harmless. The sums over disjoint parts of a batch add up to the sum over the batch.
 
     Args:
       loss: Token losses ``[..., T]``, floating point.

@@ -7,24 +7,24 @@ Each returns a loss to minimize, one value per token, not reduced: the weights o
 - ``old_logp``: ``[..., T]`` under the proximal policy, a constant; None for the policy being
   trained. Then the ratio ``r = exp(logp - old_logp)`` is 1, and the gradient still flows.
 - ``advantages``: ``[..., T]``, or ``[...]`` for one value per sequence; constants.
-- ``mask``: bool ``[..., T]``, True = keep. What it leaves out is never read, in the value or in the
-  gradient, and comes back as 0.
+- ``mask``: bool ``[..., T]``, True = keep. Masked entries are never read, neither in the value nor
+  in the gradient, and return 0.
 - ``eps_low``, ``eps_high``: A ratio is clipped to ``[1 - eps_low, 1 + eps_high]``; not negative.
-- ``dual_clip``: Greatest ratio that counts where A is negative, above 1; None for none.
+- ``dual_clip``: Upper bound of the ratio where A is negative, above 1; None for none.
 - ``weight``: ``[..., T]`` or ``[...]``, an importance weight of the behavior policy, a constant.
 - ``logits``: ``[..., V]``, floating point; ``[N, V]`` as a statistic of a Recipe, over chunks of
-  tokens. A logit of -inf is a token that cannot be sampled and counts as nothing.
-- ``targets``: Integers ``[...]``, the tokens. Statistics that do not use them accept them too.
+  tokens. A token with a logit of -inf cannot be sampled and is ignored.
+- ``targets``: Integers ``[...]``, the tokens. Statistics that do not use them also accept them.
 
-All raise TypeError if a mask is not bool, an array of ids holds no integers or another array is not
-floating point; and ValueError if shapes disagree, or an option is outside the range that its entry
-states or has no effect with the others.
+All raise TypeError if a mask is not bool, an array of ids is not of integers or another array is
+not floating point; and ValueError if shapes disagree, or an option is out of its documented range
+or has no effect in the combination.
 
-At r = 1, if the bounds admit it, every token-level surrogate has the gradient of :func:`reinforce`,
-token by token and so under every weighting. :func:`gspo_token` has it too; :func:`gspo` and
-:func:`gmpo`, whose every value depends on all tokens of its sequence, have it under
-``aggregate.sequence_mean``, the weighting they belong to. Those that start elsewhere are marked
-with ``core.traits(policy_gradient=False)`` and document their starting gradient.
+At r = 1, if the bounds allow it, every token-level surrogate has the gradient of :func:`reinforce`
+at each token, and so under every weighting. :func:`gspo_token` has it too. :func:`gspo` and
+:func:`gmpo`, whose values depend on all tokens of a sequence, have it under
+``aggregate.sequence_mean``, the weighting that they are defined for. Surrogates with another
+gradient at r = 1 are marked with ``core.traits(policy_gradient=False)`` and document that gradient.
 """
 
 from jaxrl_llm.surrogates.bounded import (

@@ -1,4 +1,4 @@
-"""What every surrogate does first: check its arrays, mask them, and stop gradients."""
+"""Shared preparation of a surrogate's arrays: checks, masks and stopped gradients."""
 
 import numbers
 from typing import NamedTuple
@@ -101,7 +101,7 @@ def gated_loss(ratio: Array, advantages: Array, tau_pos, tau_neg) -> Array:
 
 
 def check_sequence_advantages(function: str, logp: Array, advantages: Array, hint="") -> None:
-    """Raises ValueError if there is an advantage per token where one a sequence is meant."""
+    """Raises ValueError for advantages per token where one per sequence is required."""
     if jnp.ndim(advantages) == jnp.ndim(logp):
         raise ValueError(
             f"{function}: advantages must have one value a sequence {jnp.shape(logp)[:-1]}; got "

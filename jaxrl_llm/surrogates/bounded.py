@@ -1,4 +1,4 @@
-"""Regression of the ratio to a bound: BPO and its form for groups.
+"""Regression of the ratio to a bound: BPO and its group form.
 
 All but :func:`gbpo` work on groups along the last axis: ``values`` or ``rewards`` ``[..., G]``,
 floating point, one an action or rollout; ``where`` bool ``[..., G]``, True for entries to include,
@@ -26,16 +26,16 @@ def gbpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Array:
-    """Moves the ratio to the bound on the good side, and back to it from beyond.
+    """Moves the ratio toward the bound that the advantage favors, and back to it from beyond.
 
         target[t] = 1 + eps_high if M[t] > 0,  1 - eps_low if M[t] < 0,  1 if M[t] = 0
         loss[t] = |A[t]| |r[t] - target[t]|
 
     M is the reward relative to the median of its group and decides the direction; A is relative to
-    the mean and decides the weight. Inside the band, where A and M have one sign, the gradient is
-    that of ``-A * r``; beyond the bound, where PPO has none, it leads back. Where the signs differ
-    the token moves to the side of M. The gradient jumps at the target, so where M = 0 a ratio that
-    differs from 1 by rounding has all of it.
+    the mean and decides the weight. Inside the band, where A and M have the same sign, the gradient
+    is that of ``-A * r``; beyond the bound, where PPO has no gradient, it points back to the bound.
+    Where the signs differ the token moves in the direction of M. The gradient is discontinuous at
+    the target, so where M = 0 even a ratio that differs from 1 by rounding has the full gradient.
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high: See the package.
@@ -55,8 +55,8 @@ def gbpo(
       [-2.   -2.38  3.  ]
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading; which weighting goes
-      with groups (``aggregate.sequence_mean``, as in GRPO) is our reading.
+      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading; the weighting for
+      groups (``aggregate.sequence_mean``, as in GRPO) is our choice.
     """
     checks.check_non_negative("gbpo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("gbpo", logp, old_logp, advantages, mask)
@@ -67,17 +67,17 @@ def gbpo(
 
 
 def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
-    """Rewards relative to the median of their group, over its deviation.
+    """Rewards minus the median of their group, divided by its deviation.
 
         M_i = (r_i - median(r)) / std(r)            population deviation; an even group has the mean
                                                     of its two middle rewards as median
 
-    It is the ``median_advantages`` of :func:`gbpo`. Rewards on the median, which may be half the
-    group or more, get exactly 0, and so does a group that is empty or whose unmasked rewards are
+    It is the ``median_advantages`` of :func:`gbpo`. Rewards equal to the median, which may be half
+    the group or more, get exactly 0; so does a group that is empty or whose unmasked rewards are
     all equal.
 
     Args:
-      rewards, where: See the module. What is masked counts in no statistic and gets 0.
+      rewards, where: See the module. Masked entries count in no statistic and get 0.
 
     Returns:
       ``[..., G]``, float32.
@@ -102,7 +102,7 @@ def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
 def bpo_soft_target(
     values: Array, center: Array, *, eps: float = 0.2, temperature: float = 1e-2
 ) -> Array:
-    """Target of the ratio that leaves the sign of the advantage to a temperature.
+    """Target of the ratio with a smooth sign of the advantage, set by a temperature.
 
         target = 1 + eps tanh((Q - center) / (2 temperature))
 
@@ -111,8 +111,8 @@ def bpo_soft_target(
 
     Args:
       values: See the module.
-      center: ``[..., 1]`` or whatever broadcasts.
-      eps: Greatest distance of the target from 1, not negative.
+      center: ``[..., 1]``, or any shape that broadcasts.
+      eps: Largest distance of the target from 1, not negative.
       temperature: In units of value, above 0.
 
     Returns:
@@ -143,7 +143,7 @@ def bpo_mu_loss(
         loss = temperature mean_G(softplus(x) - x / 2),   x = (Q - center) / temperature
 
     Its derivative in the center is ``-mean(tanh(x / 2)) / 2``. As the temperature goes to 0 it is
-    ``mean |Q - center| / 2``, and the minimizer the median. It serves a center that is learned;
+    ``mean |Q - center| / 2``, and the minimizer the median. Use it for a learned center;
     :func:`bpo_center` solves for the center of a group.
 
     Args:
@@ -178,14 +178,15 @@ def bpo_center(values: Array, *, where: Array | None = None, temperature: float 
         mean_G tanh((Q - center) / (2 temperature)) = 0
 
     It is the minimizer of :func:`bpo_mu_loss`: near the median where the temperature is small
-    against the spread, the mean where it is large. The range of the group is halved to find it.
+    relative to the spread, near the mean where it is large. It is computed by bisection over the
+    range of the group.
 
     Args:
       values, where: See the module.
       temperature: In units of value, above 0.
 
     Returns:
-      ``[..., 1]`` float32, a constant; 0 for an empty group. Any point of an interval may solve it.
+      ``[..., 1]`` float32, a constant; 0 for an empty group. The solution may not be unique.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Ratios of single tokens: the hard clip of PPO, a band that moves, a smooth gate.
+"""Token-level ratios: PPO's hard clip, bounds per token, a smooth gate.
 
 Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
 """
@@ -23,14 +23,14 @@ def ppo_clip(
     dual_clip: float | None = None,
     weight: Array | None = None,
 ) -> Array:
-    """The worse of the ratio objective and its clipped form.
+    """The larger of the loss of the ratio and the loss of the clipped ratio.
 
         loss[t] = max(-A[t] r[t], -A[t] clip(r[t], 1 - eps_low, 1 + eps_high))
-        dual clip, where A[t] < 0 only:  loss[t] = min(loss[t], -A[t] dual_clip)
-        weight, last of all:  loss[t] = weight[t] * loss[t]
+        dual clip, only where A[t] < 0:  loss[t] = min(loss[t], -A[t] dual_clip)
+        weight, applied last:  loss[t] = weight[t] * loss[t]
 
     Equal epsilons are PPO; ``eps_high`` above ``eps_low`` is clip-higher (:func:`dapo_clip`);
-    infinite ones leave ``-A * r``. The dual clip bounds the loss where a bad token has become far
+    infinite ones give ``-A * r``. The dual clip bounds the loss where a bad token has become far
     more probable; verl uses 3, the DAPO scripts 10.
 
     Args:
@@ -49,8 +49,8 @@ def ppo_clip(
 
     References:
       Schulman et al., PPO (arXiv:1707.06347). Ye et al., dual clip (arXiv:1912.09729). As in verl,
-      the log ratio is clamped to +-20 (gradient 0 beyond). On a bound itself the gradient is the
-      unclipped one, where ``torch.max`` splits ties: it matters for an epsilon of 0 only.
+      the log ratio is clamped to +-20 (gradient 0 beyond). Exactly on a bound the gradient is the
+      unclipped one, where ``torch.max`` splits ties; this matters only for an epsilon of 0.
     """
     x = _inputs.prepare("ppo_clip", logp, old_logp, advantages, mask, weight)
     return _clip("ppo_clip", x, eps_low, eps_high, dual_clip)
@@ -111,7 +111,7 @@ def hapo(
     beta: float = 1.0,
     dual_clip: float | None = 10.0,
 ) -> Array:
-    """A clip and an advantage of each token by how uncertain the policy was.
+    """Adapts the clip bounds and the advantage of each token to the policy's uncertainty.
 
         eps_low[t]  = eps_low (1 - alpha h[t])   where h <= 0, else eps_low
         eps_high[t] = eps_high (1 + alpha h[t])  where h > 0,  else eps_high
@@ -119,9 +119,9 @@ def hapo(
         A'[t]       = A[t] (1 + beta h[t])   where h > 0 and not near, or h <= 0 and near; else A[t]
         loss[t]     = max(-A' r, -A' clip(r, 1 - eps_low[t], 1 + eps_high[t])), dual clip as in PPO
 
-    Certain tokens may fall further and count less while they stay near the old policy; uncertain
-    ones may rise further and count more once they have moved. With ``alpha`` and ``beta`` 0 it is
-    :func:`dapo_clip`.
+    Certain tokens may decrease further, and count less while they stay near the old policy;
+    uncertain tokens may increase further, and count more once they have moved. With ``alpha`` and
+    ``beta`` of 0 it is :func:`dapo_clip`.
 
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
@@ -130,9 +130,9 @@ def hapo(
       mask: bool ``[..., T]``, True = keep.
       signal: ``[..., T]``, floating point in [-1, 1]: ``advantages.entropy_signal``.
       eps_low: The ratio of a token at the pivot is clipped below at ``1 - eps_low``.
-      eps_high: And above at ``1 + eps_high``.
-      alpha: How far the signal moves the bounds, not negative.
-      beta: How far the signal moves the advantage, from 0 to 1.
+      eps_high: The ratio of a token at the pivot is clipped above at ``1 + eps_high``.
+      alpha: How much the signal changes the bounds, not negative.
+      beta: How much the signal changes the advantage, in [0, 1].
       dual_clip: As in :func:`ppo_clip`.
 
     Returns:
@@ -151,8 +151,8 @@ def hapo(
       [-0.5, -3.0]
 
     References:
-      HAPO (arXiv:2509.16591); the released code, whose recipe has ``eps_high=0.2`` and where the
-      signal of certain tokens has the other sign.
+      HAPO (arXiv:2509.16591); the released code, whose recipe has ``eps_high=0.2`` and gives the
+      signal of certain tokens the opposite sign.
     """
     name = "hapo"
     x = _inputs.prepare(name, logp, old_logp, advantages, mask)
@@ -180,20 +180,20 @@ def dcpo_bounds(
     eps_high: float = 0.2,
     r_max: float = 10.0,
 ) -> tuple[Array, Array]:
-    """Bounds of the ratio of each token, wider for tokens that were improbable.
+    """Bounds of each token's ratio, wider for tokens of low probability.
 
         q[t] = exp(old_logp[t])
         low[t]  = 1/2 + sqrt(max(1 - 4 eps_low / q[t], 0)) / 2
         high[t] = min(1/2 + sqrt(1 + 4 eps_high / q[t]) / 2, r_max)
 
-    The lower bound lies between 1/2 and 1. Both close in on 1 as the epsilons go to 0.
+    The lower bound lies between 1/2 and 1. Both bounds tend to 1 as the epsilons go to 0.
 
     Args:
       old_logp: See the package; not None.
       mask: bool ``[..., T]``, True = keep; None for all.
       eps_low: Width of the band below 1, not negative.
       eps_high: Width of the band above 1, not negative.
-      r_max: Greatest upper bound, at least 1.
+      r_max: Largest upper bound, at least 1.
 
     Returns:
       ``(low, high)``, both ``[..., T]`` float32, constants; where masked, those of q = 1.
@@ -229,8 +229,8 @@ def dcpo_dynamic_clip(
 
         loss[t] = max(-A[t] r[t], -A[t] clip(r[t], low[t], high[t])), dual clip as in PPO
 
-    The paper pairs it with ``aggregate.sequence_mean``. The other half of the method smooths the
-    advantages of a prompt over its visits.
+    The paper pairs it with ``aggregate.sequence_mean``. The other half of the method is
+    ``advantages.smooth_standardization``.
 
     Args:
       logp, old_logp, advantages, mask, dual_clip: See the package.
@@ -278,21 +278,21 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> Array:
-    """A sigmoid gate on the ratio: far from the old policy the gradient fades and is never cut.
+    """A sigmoid gate on the ratio: the gradient decays far from the old policy but is never cut.
 
         tau[t] = tau_pos if A[t] > 0 else tau_neg
         loss[t] = -A[t] * (4 / tau[t]) * sigmoid(tau[t] * (r[t] - 1))
 
     The gradient in logp is ``-A * r`` times ``4 p (1 - p)`` with p the sigmoid. That factor is 1 at
-    r = 1, falls to 0 as r grows, and down to ``1 / cosh(tau / 2)^2`` as r goes to 0 (0.79 for a tau
-    of 1). The product still grows at first, to 1.41 at r = 1.5. With a small tau the gradient tends
-    to that of ``-A * r``; the value does not, since its offset is ``-2 A / tau``. The paper pairs
-    it with ``aggregate.sequence_mean``.
+    r = 1, falls to 0 as r grows, and to ``1 / cosh(tau / 2)^2`` as r goes to 0 (0.79 for a tau of
+    1). The product of r and the factor first grows, to 1.41 at r = 1.5. As tau goes to 0 the
+    gradient tends to that of ``-A * r``; the value does not, since its offset is ``-2 A / tau``.
+    The paper pairs it with ``aggregate.sequence_mean``.
 
     Args:
       logp, old_logp, advantages, mask: See the package.
       tau_pos: Sharpness of the gate where the advantage is positive, above 0 and finite.
-      tau_neg: Sharpness elsewhere; larger in the paper, as pushing tokens down is less stable.
+      tau_neg: Sharpness elsewhere; larger in the paper, as lowering tokens is less stable.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked. At r = 1 it is ``-2 A / tau``, not ``-A``.
@@ -306,7 +306,7 @@ def sapo(
 
     References:
       Soft Adaptive Policy Optimization (arXiv:2511.20347). The factor ``4 / tau`` makes the slope
-      at r = 1 equal to 1 for every tau; verl and TRL have it, and some descriptions leave it out.
+      at r = 1 equal to 1 for every tau; verl and TRL have it, some descriptions omit it.
     """
     checks.check_positive("sapo", finite=True, tau_pos=tau_pos, tau_neg=tau_neg)
     x = _inputs.prepare("sapo", logp, old_logp, advantages, mask)

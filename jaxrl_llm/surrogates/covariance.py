@@ -1,9 +1,9 @@
-"""Tokens that drive entropy down, selected by covariance.
+"""Clip-Cov and KL-Cov: tokens that reduce the entropy most, selected by covariance.
 
 The selection depends on the full batch. A recipe computes it once, before the batch is divided,
 with one of the ``*_selection`` functions, as the computed entry ``selected``: before the first
-update the policy being trained is the old one. With ``selected=None`` a surrogate selects among the
-tokens of its arguments, in a microbatch among those alone, so a Recipe requires a selection.
+update the policy being trained is the old policy. With ``selected=None`` a surrogate selects among
+the tokens of its arguments, which may be a microbatch, so a Recipe requires a selection.
 
 The method is of Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617). ``ratio`` is the share
 of the unmasked tokens to select, above 0. Shared arguments, TypeError and ValueError: see
@@ -21,7 +21,7 @@ RATIO, LOWER, UPPER = 2e-4, 1.0, 5.0
 
 
 def token_covariance(advantages: Array, logp: Array, mask: Array) -> Array:
-    """What each token adds to the covariance of advantage and log-probability.
+    """The contribution of each token to the covariance of advantage and log-probability.
 
         cov[t] = (A[t] - mean(A)) * (logp[t] - mean(logp))         means over all unmasked tokens
 
@@ -32,7 +32,7 @@ def token_covariance(advantages: Array, logp: Array, mask: Array) -> Array:
       advantages, logp, mask: See the package.
 
     Returns:
-      ``[..., T]`` float32, a constant; 0 where masked. On a sharded batch it communicates.
+      ``[..., T]`` float32, a constant; 0 where masked. A sharded batch needs communication.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,20 +61,20 @@ def clip_cov_selection(
     """Tokens that :func:`clip_cov` drops: some of those whose covariance is high.
 
         candidates: unmasked tokens with lower < cov[t] < upper      (:func:`token_covariance`)
-        selected: max(floor(ratio * unmasked tokens), 1) of them at random, all if there are fewer
+        selected: max(floor(ratio * unmasked tokens), 1) of them at random, or all if fewer
 
-    In a recipe it is ``Computed("selected", clip_cov_selection, "batch")``; the ratio clip stops
-    nothing before the first update.
+    In a recipe it is ``Computed("selected", clip_cov_selection, "batch")``; before the first update
+    no ratio is clipped.
 
     Args:
       advantages, mask: See the package.
       old_logp: See the package.
       ratio: See the module.
-      key: Typed PRNG key; another one raises TypeError.
-      lower: Covariance above which a token is a candidate, not above ``upper``.
-      upper: Covariance below which it is.
-      exclude: bool ``[..., T]``, tokens that are no candidates, such as those that the ratio clip
-        stops already; None for none.
+      key: Typed PRNG key; any other key raises TypeError.
+      lower: Candidates have a covariance above this, not above ``upper``.
+      upper: Candidates have a covariance below this.
+      exclude: bool ``[..., T]``, tokens that are not candidates, such as those whose ratio is
+        already clipped; None for none.
 
     Returns:
       bool ``[..., T]``.
@@ -99,7 +99,7 @@ def clip_cov_selection(
 def kl_cov_selection(
     advantages: Array, old_logp: Array, mask: Array, *, ratio: float = RATIO
 ) -> Array:
-    """Tokens that :func:`kl_cov` restrains: those of the highest covariance.
+    """Tokens that :func:`kl_cov` penalizes: those of the highest covariance.
 
         selected: the max(floor(ratio * unmasked tokens), 1) unmasked tokens with the largest cov[t]
 
@@ -111,7 +111,7 @@ def kl_cov_selection(
       ratio: See the module.
 
     Returns:
-      bool ``[..., T]``. Of equal covariances the earlier ones are selected.
+      bool ``[..., T]``. Among equal covariances, earlier tokens are selected first.
 
     Example:
       >>> import jax.numpy as jnp
@@ -129,7 +129,7 @@ def kl_cov_selection(
 
 
 def covariance_of(function: str, advantages, logp, mask, name: str = "logp") -> Array:
-    """:func:`token_covariance` for the function named; ``name`` is what it calls its logp."""
+    """:func:`token_covariance` with errors that name the caller and its argument ``name``."""
     masking.check_tokens(function, mask, **{name: logp})
     pair = masking.spread(function, "advantages", advantages, mask), masking.zero_masked(logp, mask)
     a, x = (v - masking.masked_mean(v, mask) for v in pair)
@@ -137,14 +137,14 @@ def covariance_of(function: str, advantages, logp, mask, name: str = "logp") -> 
 
 
 def count(ratio, mask: Array) -> Array:
-    """How many tokens ``ratio`` stands for, at least 1."""
+    """The number of tokens that ``ratio`` selects, at least 1."""
     # 5000 tokens at 2e-4 are one token, though the float32 product may fall short of 1.
     share = ratio * jnp.sum(mask, dtype=jnp.int32) * (1.0 + 1e-6)
     return jnp.maximum(jnp.floor(share), 1.0).astype(jnp.int32)
 
 
 def pick(function: str, covariance: Array, mask: Array, exclude, key: Array, options) -> Array:
-    """Some of the tokens between the bounds, at random."""
+    """A random choice of the tokens between the bounds."""
     ratio, lower, upper = options
     checks.check_positive(function, ratio=ratio)
     _inputs.check_order(function, lower=lower, upper=upper)
@@ -185,18 +185,18 @@ def clip_cov(
 
         loss[t] = 0 if selected[t] else max(-A[t] r[t], -A[t] clip(r[t], 1 - eps_low, 1 + eps_high))
 
-    A selected token has no gradient and still counts in the denominator. Where nothing is selected
-    it is :func:`ppo_clip`. With ``selected=None`` :func:`clip_cov_selection` chooses, without the
-    tokens that the ratio clip stops.
+    A selected token has no gradient but still counts in the denominator. If no token is selected it
+    is :func:`ppo_clip`. With ``selected=None``, :func:`clip_cov_selection` chooses, excluding
+    tokens whose ratio is clipped.
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high: See the package.
       selected: bool ``[..., T]``, the tokens to drop; None to choose here.
-      key: Typed PRNG key for the choice, without which it raises TypeError. Like the three below,
-        it has an effect with ``selected=None`` only.
+      key: Typed PRNG key for the choice; required with ``selected=None``, else TypeError. This and
+        the three options below are only for ``selected=None``.
       ratio: See the module; None means 2e-4.
-      lower: Covariance above which a token is a candidate. None means 1.
-      upper: Covariance below which it is. None means 5.
+      lower: Candidates have a covariance above this. None means 1.
+      upper: Candidates have a covariance below this. None means 5.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -210,7 +210,7 @@ def clip_cov(
       Array([ 0. , -1.2], dtype=float32)
 
     References:
-      Cui et al. (arXiv:2505.22617). As in verl, whose loss chooses in each microbatch.
+      Cui et al. (arXiv:2505.22617). As in verl, except that verl's loss chooses in each microbatch.
     """
     checks.check_non_negative("clip_cov", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("clip_cov", logp, old_logp, advantages, mask)
@@ -237,18 +237,19 @@ def kl_cov(
     coef: float = 1.0,
     ratio: float | None = None,
 ) -> Array:
-    """The plain ratio objective, with a pull to the old policy on tokens of high covariance.
+    """The unclipped ratio objective, with a penalty on tokens of high covariance.
 
         loss[t] = -A[t] r[t] + selected[t] coef |logp[t] - old_logp[t]|
 
-    There is no clip: the pull alone holds the selected tokens near. Where the two policies agree
-    exactly its gradient is 0; a difference of rounding alone has all of it, of either sign.
+    There is no clip: only the penalty keeps the selected tokens near the old policy. Where the two
+    policies agree exactly its gradient is 0; a difference by rounding already has the full
+    gradient, of either sign.
 
     Args:
       logp, old_logp, advantages, mask: See the package.
-      selected: bool ``[..., T]``, the tokens to restrain; None for :func:`kl_cov_selection` here.
-      coef: Penalty for a nat of difference, in units of the policy loss, not negative.
-      ratio: See the module; None means 2e-4. It has an effect with ``selected=None`` only.
+      selected: bool ``[..., T]``, the tokens to penalize; None for :func:`kl_cov_selection` here.
+      coef: Penalty per nat of difference, in units of the policy loss, not negative.
+      ratio: See the module; None means 2e-4. Only for ``selected=None``.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.

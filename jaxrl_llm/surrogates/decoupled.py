@@ -1,4 +1,4 @@
-"""Three policies: one that sampled, one that the clip is centered on, one that is trained.
+"""Decoupled losses: the sampling policy, the proximal policy of the clip, the trained policy.
 
 ``behavior_logp`` is ``[..., T]`` under the policy that sampled, a constant; None raises ValueError.
 Log ratios are clamped to +-20. Other shared arguments, TypeError and ValueError: see
@@ -27,23 +27,23 @@ def decoupled_ppo(
     cap: float | None = None,
     beyond_cap: Literal["clamp", "mask"] | None = None,
 ) -> Array:
-    """PPO's clip around a recent policy, weighted for a sampler that is older.
+    """PPO's clip around a recent policy, with importance weights for an older sampler.
 
         w[t] = stop_gradient(exp(old_logp[t] - behavior_logp[t]))
         r[t] = exp(logp[t] - old_logp[t])
         loss[t] = w[t] * max(-A[t] r[t], -A[t] clip(r[t], 1 - eps_low, 1 + eps_high))
 
     ``old_logp`` is recomputed at the start of the update; ``behavior_logp`` was recorded when the
-    token was sampled, by whichever version sampled it. Where the two agree it is :func:`ppo_clip`;
-    with ``old_logp=None`` the gradient is w times that of :func:`reinforce`. The weight does what a
-    recipe's correction does, so such a recipe takes no correction for the same gap.
+    token was sampled, under the version that sampled it. Where the two agree it is
+    :func:`ppo_clip`; with ``old_logp=None`` the gradient is w times that of :func:`reinforce`. The
+    weight replaces a recipe's correction, so a recipe must not also correct the same gap.
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
       behavior_logp: See the module.
-      cap: Greatest weight, above 0; None for none.
-      beyond_cap: What becomes of a token whose weight is above the cap: "clamp" (None means this)
-        gives it the cap, "mask" no loss at all. It still counts in the denominator.
+      cap: Largest weight, above 0; None for no cap.
+      beyond_cap: Treatment of a token whose weight is above the cap: "clamp" (also None) gives it
+        the weight ``cap``, "mask" a loss of 0. It still counts in the denominator.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -59,8 +59,8 @@ def decoupled_ppo(
 
     References:
       Fu et al., AReaL (arXiv:2505.24298); Hilton et al., Batch size-invariance for policy
-      optimization (arXiv:2110.00641). As in AReaL the denominator counts the tokens beyond the cap;
-      verl takes rejected tokens out of it, which in a recipe is a correction's ``keep``.
+      optimization (arXiv:2110.00641). As in AReaL, the denominator counts the tokens beyond the
+      cap; verl excludes rejected tokens, which in a recipe is a correction's ``keep``.
     """
     checks.check_non_negative("decoupled_ppo", eps_low=eps_low, eps_high=eps_high)
     checks.check_positive("decoupled_ppo", cap=cap)
@@ -90,16 +90,16 @@ def mix_ppg(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Array:
-    """The ratio to the sampler, clipped around where the last policy stood.
+    """The ratio to the sampler, clipped around the ratio of the last policy to the sampler.
 
         q[t] = exp(logp[t] - behavior_logp[t])
         c[t] = stop_gradient(exp(old_logp[t] - behavior_logp[t]))
         loss[t] = max(-A[t] q[t], -A[t] clip(q[t], c[t] - eps_low, c[t] + eps_high))
 
-    For data that a mixture of the last few policies has sampled: the weight corrects for the
-    sampler, while the step is counted from the policy at the start of the update, ``old_logp``.
-    Where the two are one it is :func:`ppo_clip`. The other half of the method is a KL term between
-    two anchors, :func:`jaxrl_llm.regularizers.kl_convex`.
+    It is for data sampled by a mixture of the last few policies: the ratio corrects for the
+    sampler, while the clip measures the step from the policy at the start of the update,
+    ``old_logp``. Where the two policies are equal it is :func:`ppo_clip`. The other half of the
+    method is a KL term to two references, :func:`jaxrl_llm.regularizers.kl_convex`.
 
     Args:
       logp, old_logp, advantages, mask: See the package.

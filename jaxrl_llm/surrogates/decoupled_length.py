@@ -1,8 +1,9 @@
-"""DRPO: right answers against wrong ones, with shortness weighed among the right ones alone.
+"""DRPO: right answers against wrong ones, with a length preference only among right answers.
 
-The method is that of DRPO (arXiv:2510.04474). ``length``, the most tokens that a response may have,
-and ``lam``, the temperature of the shares, are above 0: the smaller ``lam``, the more the shortest
-answer gets. Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+The method is DRPO (arXiv:2510.04474). ``length``, the maximum number of tokens of a response, and
+``lam``, the temperature of the shares, are above 0: the smaller ``lam``, the larger the share of
+the shortest answer. Other shared arguments, TypeError and ValueError: see
+:mod:`jaxrl_llm.surrogates`.
 """
 
 import jax
@@ -15,7 +16,7 @@ from jaxrl_llm.surrogates import _inputs
 def length_softmax_weights(
     lengths: Array, where: Array, *, length: float, lam: float = 0.1
 ) -> Array:
-    """Shares of the right answers of a group, the larger the shorter.
+    """Shares of the right answers of a group; shorter answers have larger shares.
 
         w_i = exp((1 - lengths_i / length) / lam) / sum_j exp((1 - lengths_j / length) / lam)
 
@@ -24,12 +25,12 @@ def length_softmax_weights(
 
     Args:
       lengths: ``[..., G]``, tokens of each rollout, floating point.
-      where: bool ``[..., G]``, True for the rollouts that share, as a rule the right ones.
+      where: bool ``[..., G]``, True for the rollouts to include, usually the right ones.
       length, lam: See the module.
 
     Returns:
-      ``[..., G]`` float32, 0 outside ``where``; they add up to 1 over a group, to 0 where none
-      shares.
+      ``[..., G]`` float32, 0 outside ``where``; they add up to 1 over a group, or to 0 for an empty
+      ``where``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -67,24 +68,24 @@ def drpo_len(
     lam: float = 0.1,
     tau: float = 10.0,
 ) -> Array:
-    """Raises the right answers of a group and lowers its wrong ones; no long right one loses.
+    """Raises right answers, lowers wrong ones, and never lowers a right answer for its length.
 
         s_i = mean over tokens of logp_i
         J = sum_{i right} w_i s_i - tau log(mean_{j wrong} exp(s_j / tau))
         loss[i, t] = -J of the group                        at every token of the group
 
-    ``w`` are the shares of :func:`length_softmax_weights`: a long right answer is raised less and
-    never lowered, as it would be by a reward for shortness with a group baseline. Wrong answers
-    that are probable are lowered most; an infinite ``tau`` lowers all alike. The coefficients of
-    the right ones add up to 1, those of the wrong ones to -1. A group without both kinds has J = 0
-    and counts in the mean.
+    ``w`` are the shares of :func:`length_softmax_weights`. A long right answer is raised less but
+    never lowered; a length reward with a group baseline could lower it. Probable wrong answers are
+    lowered most; an infinite ``tau`` lowers all wrong answers equally. The coefficients of the
+    right answers add up to 1, those of the wrong answers to -1. A group without both kinds has J =
+    0 and counts in the mean.
 
-    An answer is right where its advantage is above 0 and wrong where it is below; at 0, or without
-    a token, it takes no side. So :func:`jaxrl_llm.advantages.dr_grpo` of a 0-1 reward serves, or
-    any other baseline between the two. ``aggregate.group_mean`` makes the loss the mean of J over
-    the groups; ``aggregate.sequence_mean`` does where all groups have equally many answers. The
-    objective is defined on samples of the old policy; :func:`kl_from_old` holds the new one near
-    it.
+    An answer is right if its advantage is above 0 and wrong if it is below; at 0, or without
+    tokens, it is neither. :func:`jaxrl_llm.advantages.dr_grpo` of a 0-1 reward gives such
+    advantages, as does any baseline between the two rewards. Under ``aggregate.group_mean`` the
+    loss is the mean of -J over the groups; ``aggregate.sequence_mean`` is equivalent where all
+    groups have equally many answers. The objective is defined on samples of the old policy;
+    :func:`kl_from_old` keeps the new policy near it.
 
     Args:
       logp, old_logp, mask: See the package; here ``[..., G, T]``. J has no ratio, so ``old_logp``
@@ -106,8 +107,9 @@ def drpo_len(
       [-0.375, -0.375, -0.375]
 
     References:
-      DRPO (arXiv:2510.04474). The authors' code has the same gradient and prints another value: it
-      replaces the logarithm by a sum over itself, detached. It takes ``length`` from the padding.
+      DRPO (arXiv:2510.04474). The authors' code has the same gradient but another value: it
+      replaces the logarithm by a sum divided by its detached value. It takes ``length`` from the
+      padding.
     """
     checks.check_min_rank("drpo_len", 2, logp=logp)
     hint = " It depends on whether an answer is right, not a token."
@@ -133,19 +135,19 @@ def drpo_len(
 def kl_from_old(
     logp: Array, old_logp: Array, mask: Array, *, coef: float | Array = 1.0, estimator: str = "k1"
 ) -> Array:
-    """A penalty for leaving the policy that sampled, in the direction KL(old || policy).
+    """A penalty for divergence from the sampling policy, in the direction KL(old || policy).
 
         d = logp - old_logp
         estimator="k1":  loss[t] = -coef * d[t]
         estimator="k3":  loss[t] = coef * (exp(d[t]) - 1 - d[t])
 
-    Both have the divergence as their mean over tokens of the old policy, and its gradient too. "k1"
-    raises every sampled token alike; "k3" has less variance, is never negative, and has no gradient
-    where the policies agree.
+    Averaged over tokens of the old policy, both are unbiased estimates of the divergence, and their
+    gradients of its gradient. "k1" raises every sampled token equally; "k3" has less variance, is
+    never negative, and has no gradient where the policies agree.
 
     Args:
       logp, old_logp, mask: See the package; ``old_logp`` is not None.
-      coef: Penalty for a nat of divergence, not negative, a constant: a number, or an array that
+      coef: Penalty per nat of divergence, not negative, a constant: a number, or an array that
         broadcasts with ``logp``, such as the value of :func:`kl_barrier`.
       estimator: "k1" or "k3".
 
@@ -175,17 +177,17 @@ def kl_from_old(
 
 
 def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
-    """Coefficient of a KL term that is free up to a bound and grows with what exceeds it.
+    """Coefficient of a KL term: 0 up to a bound, then linear in the excess.
 
         coef = max(beta (kl - delta), 0)
 
-    Times the divergence it is a squared hinge with a stopped factor: the constraint ``kl <= delta``
-    as a penalty.
+    Multiplied by the divergence it is a squared hinge with one factor constant: the constraint ``kl
+    <= delta`` as a penalty.
 
     Args:
       kl: Measured divergence, in nats per token, floating point, of any shape.
-      beta: Growth of the coefficient a nat of excess, not negative.
-      delta: Divergence that is free, in nats per token, not negative.
+      beta: Increase of the coefficient per nat of excess, not negative.
+      delta: Divergence without a penalty, in nats per token, not negative.
 
     Returns:
       float32 of the shape of ``kl``.
@@ -213,13 +215,14 @@ def drpo_kl_coef(
     delta: float = 1e-4,
     estimator: str = "k1",
 ) -> Array:
-    """DRPO's coefficient of :func:`kl_from_old`, at every optimizer step from its own rows.
+    """DRPO's coefficient of :func:`kl_from_old`, computed at every optimizer step from its rows.
 
         kl = mean over all tokens of the estimate
         coef_i = kl_barrier(kl) groups members_i tokens_i / all tokens
 
-    The second factor makes a mean over tokens of what ``aggregate.group_mean`` weighs; ``members``
-    are the responses of the group of i. Before the first step kl is 0, and so is the coefficient.
+    The second factor turns the weighting of ``aggregate.group_mean`` into a mean over tokens;
+    ``members`` is the number of responses in the group of i. At the first step kl is 0, and so is
+    the coefficient.
 
     Args:
       logp, old_logp, mask: See the package; here ``[P, G, T]``.
@@ -251,7 +254,7 @@ def drpo_kl_coef(
 
 
 def log_mean_exp(x: Array, where: Array) -> Array:
-    """``log(mean(exp(x)))`` over the entries of ``where`` along the last axis; 0 without one."""
+    """``log(mean(exp(x)))`` over the entries of ``where`` along the last axis; 0 for no entries."""
     some = jnp.any(where, axis=-1, keepdims=True)
     count = jnp.sum(where, axis=-1, keepdims=True, dtype=jnp.float32)
     # All entries stand in for none: the logarithm of an empty sum has no gradient.

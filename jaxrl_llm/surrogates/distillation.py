@@ -1,16 +1,15 @@
-"""Self-distillation: the model, shown more in its context, teaches its plain-prompt tokens.
+"""Distillation, and self-distillation from the same model with more context in its prompt.
 
 - ``student_logp``: ``[..., T, S]``, the statistic :func:`support_log_probs`.
 - ``teacher_logp``: ``[..., T, S]`` of the same ids under the teacher, a constant.
-- ``has_teacher``: bool ``[...]``, False for sequences without a teacher, whose teacher's arrays are
-  not read; None, where admitted, if all have one.
+- ``has_teacher``: bool ``[...]``, False for sequences without a teacher, whose teacher arrays are
+  not read; None, where allowed, if all have one.
 - ``teacher_entropy``: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
-- ``rewards``: ``[...]``, one per rollout; ``correct_at``: Least reward of a correct rollout.
+- ``rewards``: ``[...]``, one per rollout; ``correct_at``: smallest reward of a correct rollout.
 - ``alpha``: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
-- ``rest``: What stands for the tokens outside the support: one "tail" event, nothing after the rest
-  was made to add up to 1 ("renormalize"), or nothing as the support is the full vocabulary
-  ("none").
-- ``is_clip``: Cap of the ratio that weighs each token, above 0; None for no such weight.
+- ``rest``: Treatment of the tokens outside the support: "tail" makes them one event, "renormalize"
+  makes the support add up to 1, "none" is for a support of the full vocabulary.
+- ``is_clip``: Cap of the ratio that weighs each token, above 0; None for no weight.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
 """
@@ -31,12 +30,12 @@ def gkd(
 
         loss[t] = divergence[t]
 
-    The gradient flows through the divergence alone, and not through what was sampled, so the
-    responses may come from the policy, from the teacher or from the data.
+    The gradient flows only through the divergence, not through the sampling, so the responses may
+    come from the policy, the teacher or the data.
 
     Args:
-      logp, mask: See the package; ``logp`` gives the shape alone.
-      old_logp, advantages: Checked and not used: all surrogates are called alike.
+      logp, mask: See the package; only the shape of ``logp`` is used.
+      old_logp, advantages: Checked and not used: every surrogate receives them.
       divergence: ``[..., T]``, the statistic :func:`teacher_divergence`.
 
     Returns:
@@ -72,19 +71,19 @@ def minillm(
     eps: float = 0.2,
     text_coef: float = 1.0,
 ) -> Array:
-    """The clipped ratio to what sampled, for rollouts, and the likelihood of texts of the data.
+    """The clipped ratio to the sampling policy for rollouts, and the likelihood of dataset texts.
 
         rollouts: loss[t] = max(-A r, -A clip(r, 1 - eps, 1 + eps)),  r = exp(logp - behavior_logp)
         texts:    loss[t] = -text_coef logp[t]
 
-    Where policy and teacher sampled together, the first r is the importance weight of the policy
-    against their mixture, so the clip bounds it as well.
+    If the tokens were sampled from a mixture of policy and teacher, the initial r is the importance
+    weight of the policy relative to the mixture, and the clip bounds it as well.
 
     Args:
       logp, old_logp, advantages, mask: See the package; ``old_logp`` is checked and not used.
-      behavior_logp: ``[..., T]`` of what sampled; not read in texts.
+      behavior_logp: ``[..., T]`` under the sampling policy; not read in texts.
       steered: bool ``[...]``, True for texts; None for none.
-      eps: Of the clip, above 0.
+      eps: Distance of the clip bounds from 1, above 0.
       text_coef: Weight of texts, not negative.
 
     Returns:
@@ -101,8 +100,8 @@ def minillm(
       [-0.6667, 1.6094]
 
     References:
-      Gu et al., MiniLLM (arXiv:2306.08543), the weight of a token alone; in the released code it
-      is inside the clip, as here.
+      Gu et al., MiniLLM (arXiv:2306.08543), with the weight of the single token; in the released
+      code the weight is inside the clip, as here.
     """
     name = "minillm"
     checks.check_positive(name, finite=True, eps=eps)
@@ -134,19 +133,19 @@ def sdpo(
     rest: Rest = "tail",
     is_clip: float | None = 2.0,
 ) -> Array:
-    """Divergence between each token's distribution and the one a better informed self would have.
+    """Divergence of each token's distribution from that of the same model with more context.
 
         loss[t] = stop_gradient(min(r[t], is_clip)) * divergence(student[t], teacher[t]; alpha)
 
     The divergence (:func:`distillation_divergence`) is summed over the student's most probable
     tokens and their tail. The teacher is the model itself with a successful sibling or feedback in
     its context, under averaged weights (:func:`jaxrl_llm.regularizers.ema_reference`). Rewards
-    decide only what that context contains. A sequence without a teacher has loss 0;
-    :func:`keep_taught` also takes it out of the denominators.
+    affect only that context. A sequence without a teacher has loss 0; :func:`keep_taught` also
+    takes it out of the denominators.
 
     Args:
       logp, old_logp, mask: See the package; only the ratio reads the log-probabilities.
-      advantages: Checked and not used: all surrogates are called alike.
+      advantages: Checked and not used: every surrogate receives them.
       student_logp, teacher_logp, has_teacher, alpha, rest, is_clip: See the module.
 
     Returns:
@@ -182,7 +181,7 @@ def sdpo_sampled(
     has_teacher: Array | None = None,
     is_clip: float | None = 2.0,
 ) -> Array:
-    """Self-distillation from the sampled tokens alone, without the vocabulary.
+    """Self-distillation from the sampled tokens only, without the full distributions.
 
         loss[t] = stop_gradient(min(r[t], is_clip) * (logp[t] - teacher_token_logp[t])) * logp[t]
 
@@ -191,7 +190,7 @@ def sdpo_sampled(
 
     Args:
       logp, old_logp, mask: See the package.
-      advantages: Checked and not used: all surrogates are called alike.
+      advantages: Checked and not used: every surrogate receives them.
       teacher_token_logp: ``[..., T]`` of the same tokens under the teacher, a constant.
       has_teacher, is_clip: See the module.
 
@@ -207,7 +206,7 @@ def sdpo_sampled(
       Array([-1.], dtype=float32)
 
     References:
-      SDPO (arXiv:2601.20802), the mode of the code without full logits.
+      SDPO (arXiv:2601.20802), the mode of the released code without full logits.
     """
     x = _inputs.prepare("sdpo_sampled", logp, old_logp, advantages, mask)
     valid = _taught_mask("sdpo_sampled", mask, has_teacher)
@@ -229,7 +228,7 @@ def capped_ratio(function: str, x: _inputs.Inputs, is_clip: float | None) -> Arr
 
 
 def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -> Array:
-    """Which rollouts learn from their teacher: the failed ones that have one.
+    """The rollouts that learn from their teacher: failed rollouts that have one.
 
         route[i] = rewards[i] < correct_at and has_teacher[i]
 
@@ -258,14 +257,14 @@ def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -
 
 
 def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.0) -> Array:
-    """Weights of distilled tokens: the surer the teacher, the more; 1 on average.
+    """Weights of distilled tokens: higher where the teacher is certain, with mean 1.
 
         w[t] = exp(-beta H[t]) / mean over selected tokens of exp(-beta H)
 
     Args:
       teacher_entropy: See the module.
       selected: bool ``[..., T]``, the distilled tokens of the batch, the domain of the mean.
-      beta: Strength in 1 / nat, not negative; 0 weighs all alike.
+      beta: Strength in 1 / nat, not negative; 0 weighs all tokens equally.
 
     Returns:
       ``[..., T]`` float32, 0 where not selected.
@@ -303,12 +302,12 @@ def srpo_weights(
     beta: float = 1.0,
     correct_at: float = 1.0,
 ) -> Array:
-    """:func:`entropy_weights` of the tokens that :func:`srpo_route` sends to the teacher.
+    """:func:`entropy_weights` of the tokens that :func:`srpo_route` assigns to the teacher.
 
     A Recipe computes it from the batch as ``distillation_weights``: its mean is over all prompts.
 
     Args:
-      advantages: Not used: everything computed from the batch is called alike.
+      advantages: Not used: every function computed from the batch receives them.
       mask: See the package.
       rewards, has_teacher, teacher_entropy, correct_at: See the module.
       beta: As in :func:`entropy_weights`.
@@ -352,12 +351,12 @@ def srpo(
     rest: Rest = "tail",
     is_clip: float | None = 2.0,
 ) -> Array:
-    """Rollouts that failed and have a teacher learn from it, all others from their rewards.
+    """Failed rollouts that have a teacher learn from it, all others from their rewards.
 
-        loss[t] = distillation_weights[t] * sdpo[t] if routed to the teacher, else ppo_clip[t]
+        loss[t] = distillation_weights[t] * sdpo[t] if assigned to the teacher, else ppo_clip[t]
 
-    With ``aggregate.token_mean`` both kinds share one denominator. Without a teacher anywhere, or
-    without a failure, it is GRPO's loss.
+    With ``aggregate.token_mean`` both kinds share one denominator. If no rollout has a teacher, or
+    none failed, it is GRPO's loss.
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high: See the package.

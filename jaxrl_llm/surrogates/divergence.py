@@ -1,4 +1,4 @@
-"""Divergences between a student and its teacher, and what they are computed from.
+"""Divergences between a student and its teacher, and the statistics that they need.
 
 ``support`` holds the chosen ids: integers ``[..., S]``, distinct at each position. Other shared
 arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
@@ -50,8 +50,8 @@ def support_log_probs(logits: Array, targets: Array | None = None, *, support: A
 
     Args:
       logits, targets: See the package.
-      support: See the module; as a rule those that the student makes most probable when the teacher
-        was evaluated.
+      support: See the module; usually the student's most probable tokens when the teacher was
+        evaluated.
 
     Returns:
       ``[..., S]`` float32, in nats.
@@ -78,14 +78,14 @@ def support_log_probs(logits: Array, targets: Array | None = None, *, support: A
 
 
 def top_log_probs(logits: Array, targets: Array | None = None, *, count: int) -> Array:
-    """Log-probabilities of the :func:`top_tokens` of the same logits, as a teacher sends them.
+    """Log-probabilities of the :func:`top_tokens` of the same logits, as teacher servers send them.
 
     Args:
       logits, targets: See the package.
       count: How many, S, above 0; capped at V.
 
     Returns:
-      ``[..., S]`` float32, in nats, the greatest first.
+      ``[..., S]`` float32, in nats, in descending order.
 
     Example:
       >>> import jax.numpy as jnp
@@ -130,8 +130,8 @@ def teacher_divergence(
 
         out = distillation_divergence(log softmax(logits), log softmax(teacher_logits); alpha)
 
-    As a statistic of a Recipe from "policy" it is computed in chunks of tokens: of neither model do
-    the logits of all tokens exist.
+    As a statistic of a Recipe from "policy" it is computed in chunks of tokens, so the logits of
+    all tokens never exist at once, for either model.
 
     Args:
       logits, targets: See the package.
@@ -171,8 +171,8 @@ def add_tail(log_probs: Array) -> Array:
 
         tail = log(1 - sum_s p[s])
 
-    The tail's mass is at least 1e-7, with gradient 0 below: a support of all V tokens gives the
-    divergences over the full vocabulary. Tokens that cannot be sampled may have -inf.
+    The tail's mass is at least 1e-7, with gradient 0 at that bound, so a support of all V tokens
+    gives the divergences over the full vocabulary. Tokens that cannot be sampled may have -inf.
 
     Args:
       log_probs: ``[..., S]`` log-probabilities (nats) of distinct tokens.
@@ -187,7 +187,7 @@ def add_tail(log_probs: Array) -> Array:
       Array(-2.3026, dtype=float32)
 
     References:
-      The code of SDPO (arXiv:2601.20802), which clamps likewise.
+      The code of SDPO (arXiv:2601.20802), which clamps in the same way.
     """
     checks.check_min_rank("add_tail", 1, log_probs=log_probs)
     checks.check_float("add_tail", log_probs=log_probs)
@@ -200,10 +200,10 @@ def add_tail(log_probs: Array) -> Array:
 
 
 def topk_with_tail(logits: Array, support: Array) -> Array:
-    """Log-probabilities of chosen tokens and of all the others together.
+    """Log-probabilities of chosen tokens and of all other tokens together.
 
-    :func:`support_log_probs`, then :func:`add_tail`: what a notebook that holds the logits of a
-    student and a teacher gives to :func:`distillation_divergence`.
+    :func:`support_log_probs`, then :func:`add_tail`. Use it to pass full logits of a student and a
+    teacher to :func:`distillation_divergence`, for example in a notebook.
 
     Args:
       logits: See the package.
@@ -233,8 +233,8 @@ def distillation_divergence(
         alpha = 0:  KL(t || s)        alpha = 1:  KL(s || t)
         between:    (1 - alpha) KL(s || m) + alpha KL(t || m),   m = (1 - alpha) s + alpha t
 
-    ``alpha=0.5`` is the Jensen-Shannon divergence. The ends are not the limits of the middle, which
-    vanishes at both. An event of probability 0 counts as nothing.
+    ``alpha=0.5`` is the Jensen-Shannon divergence. At 0 and 1 it is not the limit of the mixture
+    form, which vanishes there. Events of probability 0 contribute nothing.
 
     Args:
       student_logp: ``[..., S]`` log-probabilities (nats) that add up to 1 along the last axis.
@@ -253,8 +253,8 @@ def distillation_divergence(
       [0.0920..., 0.0219..., 0.0851...]
 
     References:
-      Agarwal et al., GKD (arXiv:2306.13649), whose mixture has the weights exchanged. This is the
-      form of the SDPO code (arXiv:2601.20802).
+      Agarwal et al., GKD (arXiv:2306.13649), whose mixture swaps the two weights. This is the form
+      of the SDPO code (arXiv:2601.20802).
     """
     name = "distillation_divergence"
     checks.check_min_rank(name, 1, student_logp=student_logp)
@@ -277,13 +277,13 @@ def distillation_divergence(
 
 
 def keep_taught(advantages: Array, mask: Array, *, has_teacher: Array) -> Array:
-    """The tokens that have a teacher, as the selection of a Recipe.
+    """The tokens that have a teacher, for a Recipe's ``selection``.
 
-    Sequences without one (no success among their siblings and no feedback) then count in no
+    Sequences without a teacher (no successful sibling and no feedback) then count in no
     denominator.
 
     Args:
-      advantages: Not used: all selections are called alike.
+      advantages: Not used: every selection receives them.
       mask: See the package.
       has_teacher: bool ``[...]``, one per sequence.
 
@@ -298,14 +298,14 @@ def keep_taught(advantages: Array, mask: Array, *, has_teacher: Array) -> Array:
       [[True, True], [False, False]]
 
     References:
-      The code of SDPO (arXiv:2601.20802), which multiplies the loss mask likewise.
+      The code of SDPO (arXiv:2601.20802), which multiplies the loss mask in the same way.
     """
     checks.check_mask("keep_taught", mask)
     return mask & taught("keep_taught", has_teacher, mask)[..., None]
 
 
 def taught(function: str, has_teacher: Array, mask: Array) -> Array:
-    """``has_teacher``, checked to be bool and one per sequence of ``mask``."""
+    """``has_teacher``, checked to be bool with one value per sequence of ``mask``."""
     checks.check_bool(function, has_teacher=has_teacher)
     checks.check_shape(function, "has_teacher", has_teacher, jnp.shape(mask)[:-1])
     return has_teacher

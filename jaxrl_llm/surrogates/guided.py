@@ -1,7 +1,7 @@
-"""Rollouts of a guide next to those of the policy: a teacher's answers, or hinted ones.
+"""Losses for batches that also hold rollouts of a guide: a teacher's answers, or hinted ones.
 
-- ``steered``: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens. There the
-  old policy is not read, and log-probabilities are those after the plain prompt.
+- ``steered``: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens. For these
+  the old policy is not read, and log-probabilities are conditioned on the plain prompt.
 - ``gamma``: The likelihood at which the shaping is one half, above 0.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
@@ -15,12 +15,12 @@ from jaxrl_llm.surrogates import _inputs
 
 
 def shaped_likelihood(logp: Array, *, gamma: float = 0.1) -> Array:
-    """A likelihood that is raised most where it is low: f(x) = x / (x + gamma).
+    """A shaped likelihood that emphasizes improbable tokens: f(x) = x / (x + gamma).
 
         f = exp(logp) / (exp(logp) + gamma),   df / dlogp = f (1 - f)
 
-    The slope is greatest, 1/4, at x = gamma, where the likelihood itself has slope gamma. A small
-    gamma makes f a constant 1; a large one makes gamma * f the likelihood.
+    The slope in logp is largest, 1/4, at x = gamma, where the slope of the likelihood itself is
+    gamma. As gamma goes to 0, f tends to 1; as gamma grows, gamma * f tends to the likelihood.
 
     Args:
       logp: ``[...]`` log-probabilities (nats).
@@ -57,14 +57,14 @@ def luffy_shaping(
     eps_high: float = float("inf"),
     dual_clip: float | None = None,
 ) -> Array:
-    """The ratio objective for the policy's rollouts, shaped likelihoods for a guide's.
+    """The ratio objective for the policy's rollouts, a shaped likelihood for a guide's.
 
         policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
-    A guide's tokens have no usable probability under the policy that wrote them, so they have no
-    ratio and no clip; the shaping (:func:`shaped_likelihood`) gives their improbable tokens the
-    greater gradient. The defaults are LUFFY's, without a clip; :func:`ampo` and :func:`icpo` clip.
+    The probabilities of a guide's tokens under the guide are not available, so they have no ratio
+    and no clip; the shaping (:func:`shaped_likelihood`) gives improbable tokens a larger gradient.
+    The defaults are LUFFY's, without a clip; :func:`ampo` and :func:`icpo` clip.
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
@@ -83,8 +83,8 @@ def luffy_shaping(
       Array([-1.  , -0.75], dtype=float32)
 
     References:
-      Yan et al., LUFFY (arXiv:2504.14945), whose scripts switch the clip and the division by the
-      group's deviation off and divide by a constant length.
+      Yan et al., LUFFY (arXiv:2504.14945), whose scripts turn off the clip and the division by the
+      group's deviation, and divide by a constant length.
     """
     x = _inputs.prepare("luffy_shaping", logp, old_logp, advantages, mask)
     return _guided("luffy_shaping", x, steered, gamma, eps_low, eps_high, dual_clip)
@@ -105,7 +105,7 @@ def ampo(
 ) -> Array:
     """:func:`luffy_shaping` with dual-clip PPO, for the answers of teachers.
 
-    AMPO swaps teachers' answers in only where every rollout of a group fails.
+    AMPO substitutes teachers' answers only where every rollout of a group fails.
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
@@ -164,9 +164,9 @@ def icpo(
       Array([-1. , -0.5], dtype=float32)
 
     References:
-      In-context steered policy optimization (arXiv:2510.26519) and its released code, which has the
-      dual clip of 3 and no clip for steered tokens; the paper prints one, and a note of it has 0.01
-      for gamma.
+      In-context steered policy optimization (arXiv:2510.26519) and its released code, which has a
+      dual clip of 3 and no clip for steered tokens; the paper has such a clip, and a note on it has
+      0.01 for gamma.
     """
     x = _inputs.prepare("icpo", logp, old_logp, advantages, mask)
     return _guided("icpo", x, steered, gamma, eps_low, eps_high, dual_clip)

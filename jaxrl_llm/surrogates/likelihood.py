@@ -1,8 +1,8 @@
 """Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO, DPPO.
 
-- ``w_min``: Least weight, absolute, not negative and not above ``w_max``. 0 is no lower bound.
-- ``w_max``: Greatest weight, absolute, above 0, not an epsilon: see :func:`cispo_bounds`.
-- ``cap_one``: Whether a prefix may only shrink a weight, never enlarge it: its ratio is at most 1.
+- ``w_min``: Smallest weight, not negative and not above ``w_max``. 0 means no lower bound.
+- ``w_max``: Largest weight, above 0. It is absolute, not an epsilon: see :func:`cispo_bounds`.
+- ``cap_one``: Whether to cap the prefix ratio at 1, so that it can only reduce a weight.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`. The papers pair
 these losses with ``aggregate.token_mean``.
@@ -30,11 +30,11 @@ def reinforce(
         loss[t] = -weight[t] * A[t] * logp[t]          (weight 1 by default)
 
     With ``aggregate.sequence_sum`` this is the gradient of the expected return (REINFORCE). With an
-    importance weight it is the off-policy form that keeps a gradient at every token.
+    importance weight it is the off-policy form that retains a gradient at every token.
 
     Args:
       logp, old_logp, advantages, mask, weight: See the package. There is no ratio; ``old_logp`` is
-        checked and not used: all surrogates are called alike.
+        checked and not used: every surrogate receives it.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -48,7 +48,7 @@ def reinforce(
 
     References:
       Williams, Simple statistical gradient-following algorithms (Machine Learning 8, 1992). The
-      value of this loss says nothing about progress; TRL's form ``-A * exp(logp -
+      value of this loss does not measure progress; TRL's form ``-A * exp(logp -
       stop_gradient(logp))`` has the same gradient and the value ``-A``. verl averages with whatever
       aggregation is configured.
     """
@@ -65,7 +65,7 @@ def cispo(
     w_min: float = 0.0,
     w_max: float = 5.0,
 ) -> Array:
-    """Clipped importance weight, so that the update is bounded but every token keeps a gradient.
+    """Clipped importance weights: the update is bounded, but every token has a gradient.
 
         w[t] = stop_gradient(clip(r[t], w_min, w_max))
         loss[t] = -w[t] * A[t] * logp[t]
@@ -101,12 +101,12 @@ def cispo(
 
 
 def cispo_bounds(*, eps_low: float, eps_high: float) -> dict[str, float]:
-    """Weight bounds of :func:`cispo` from the epsilons in which some trainers state them.
+    """Weight bounds of :func:`cispo` from the epsilons that some trainers use.
 
         w_min = max(1 - eps_low, 0)        w_max = 1 + eps_high
 
     Args:
-      eps_low: Distance of the lower bound from 1, not negative; 1 or more is no lower bound.
+      eps_low: Distance of the lower bound from 1, not negative; 1 or more means no lower bound.
       eps_high: Distance of the upper bound from 1, not negative.
 
     Returns:
@@ -134,21 +134,21 @@ def dispo(
     eps_pos: tuple[float, float] = (0.2, 10.0),
     eps_neg: tuple[float, float] = (1.0, 100.0),
 ) -> Array:
-    """Clipped importance weights with separate bounds for good and for bad tokens.
+    """Clipped importance weights with separate bounds for positive and negative advantages.
 
         (low, high) = eps_pos if A[t] > 0 else eps_neg
         w[t] = stop_gradient(clip(r[t], 1 - low, 1 + high))
         loss[t] = -w[t] * A[t] * logp[t]
 
-    The upper bounds limit how far a good token that became likelier is amplified, and how hard such
-    a bad one is pushed down; the lower ones, how much gradient a token that became rarer retains.
-    With the same bounds for both signs it is :func:`cispo`.
+    The upper bounds limit the weight of tokens that became likelier, good or bad; the lower bounds
+    set the least weight of tokens that became less likely. With the same bounds for both signs it
+    is :func:`cispo`.
 
     Args:
       logp, old_logp, advantages, mask: See the package.
       eps_pos: Distances of the lower and of the upper bound from 1 where the advantage is positive,
         a pair, not negative.
-      eps_neg: The same elsewhere. A lower distance of 1 or more is no lower bound.
+      eps_neg: The same elsewhere. A lower distance of 1 or more means no lower bound.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -186,12 +186,12 @@ def _pair(name: str, pair):
 def min_prefix_ratio(
     logp: Array, old_logp: Array | None, mask: Array, *, cap_one: bool = False
 ) -> Array:
-    """Least ratio among the unmasked tokens before each token; 1 where there is none.
+    """Smallest ratio among the unmasked tokens before each token; 1 for the first token.
 
         m[t] = min over unmasked i < t of exp(logp[i] - old_logp[i])
 
-    A stand-in for the product of those ratios, which is what corrects exactly for a sampler that
-    differs, and which explodes or vanishes with the length of the prefix.
+    It replaces the product of those ratios, which is the exact correction for a different sampler
+    but explodes or vanishes with the length of the prefix.
 
     Args:
       logp, old_logp, mask: See the package. Masked tokens (the output of a tool) change nothing.
@@ -226,14 +226,14 @@ def minpro(
     w_max: float = 5.0,
     cap_one: bool = False,
 ) -> Array:
-    """Policy gradient off policy, with the least prefix ratio in place of the prefix product.
+    """Off-policy policy gradient with the smallest prefix ratio in place of the prefix product.
 
         m[t] = min over unmasked i < t of r[i], 1 for the first token     (:func:`min_prefix_ratio`)
         w[t] = stop_gradient(clip(m[t] * r[t], w_min, w_max))
         loss[t] = -w[t] * A[t] * logp[t]
 
     On policy it is :func:`reinforce`, and for a sequence of one token :func:`cispo`. The running
-    minimum costs more than all the rest: on CPUs about twenty times one pass over the arrays.
+    minimum is the largest cost: on CPUs about twenty times one pass over the arrays.
 
     Args:
       logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
@@ -251,8 +251,8 @@ def minpro(
       [-0.5 -0.6 -1. ]
 
     References:
-      MinPRO (arXiv:2601.22718), NOTES reading: the equation as a survey quotes it. The bounds were
-      not in what we read; the defaults are those of :func:`cispo`, and ``cap_one`` is ours.
+      MinPRO (arXiv:2601.22718), NOTES reading: the equation as quoted in a survey, which does not
+      state the bounds; the defaults are those of :func:`cispo`, and ``cap_one`` is ours.
     """
     checks.check_non_negative("minpro", w_min=w_min)
     checks.check_positive("minpro", w_max=w_max)
@@ -282,21 +282,21 @@ def dppo_tv(
     delta_high: float = 0.15,
     w_max: float = 20.0,
 ) -> Array:
-    """Policy gradient off policy, without the tokens whose probability moved too far.
+    """Off-policy policy gradient without the tokens whose probability changed too much.
 
         keep[t] = p[t] - q[t] <= delta_high   where A[t] > 0,    p = exp(logp), q = exp(old_logp)
                   p[t] - q[t] >= -delta_low   elsewhere
         loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where keep[t], else 0
 
     ``|p - q|`` is the total variation of "this token or another". Unlike a bound on the ratio it
-    lets a rare token rise by a large factor and stops a likely one early. On policy it is
-    :func:`reinforce`. A token that is left out stays in the denominator of the weighting.
+    lets a rare token increase by a large factor and stops a likely token early. On policy it is
+    :func:`reinforce`. A dropped token still counts in the denominator of the weighting.
 
     Args:
       logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
-      delta_low: Greatest loss of probability, in 0 to 1, where the advantage is not positive.
-      delta_high: Greatest gain of probability, in 0 to 1, where the advantage is positive.
-      w_max: Greatest ratio that counts, above 0.
+      delta_low: Largest decrease of probability, in [0, 1], where the advantage is not positive.
+      delta_high: Largest increase of probability, in [0, 1], where the advantage is positive.
+      w_max: Upper bound of the ratio, above 0.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -313,7 +313,7 @@ def dppo_tv(
       Rethinking the Trust Region in LLM Reinforcement Learning (arXiv:2602.04879), DPPO-Binary-TV,
       as verl 0.9 computes it (``dppo_tv``); the bounds are those of its example script. The mask of
       prime-rl's default loss is the same with bounds of 0.2; its gradient is that of ``-A r``
-      without ``w_max``, and a squared log ratio is added.
+      without ``w_max``, and it adds a squared log ratio.
     """
 
     def allowed(x: _inputs.Inputs, old: Array) -> tuple[Array, Array]:
@@ -334,7 +334,7 @@ def dppo_kl(
     delta_high: float = 0.05,
     w_max: float = 20.0,
 ) -> Array:
-    """:func:`dppo_tv` with a bound on the divergence of the token in place of its probability.
+    """:func:`dppo_tv` with a bound on the token's KL divergence in place of its probability.
 
         p = exp(logp[t]), q = exp(old_logp[t])
         D[t] = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
@@ -342,14 +342,14 @@ def dppo_kl(
                   D[t] <= delta_low or p >= q    elsewhere
         loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where keep[t], else 0
 
-    D is the KL divergence of "this token or another". Tokens that move back to the old policy are
-    never left out.
+    D is the KL divergence of "this token or another". Tokens that move back toward the old policy
+    are never dropped.
 
     Args:
       logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
-      delta_low: Greatest divergence (nats) of a token that fell, for advantages not above 0.
-      delta_high: Greatest divergence (nats) of a token that rose, for advantages above 0.
-      w_max: Greatest ratio that counts, above 0.
+      delta_low: Largest divergence (nats) of a token that decreased, for advantages not above 0.
+      delta_high: Largest divergence (nats) of a token that increased, for advantages above 0.
+      w_max: Upper bound of the ratio, above 0.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.

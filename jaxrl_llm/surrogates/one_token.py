@@ -1,7 +1,7 @@
 """One-token rollouts: supervised data trained as a bandit over the next token.
 
 - ``beta``: Reward of a token other than the target, whose reward is 1.
-- ``tau``: Temperature of the sampling, above 0, on top of whatever the logits are divided by. The
+- ``tau``: Sampling temperature, above 0, in addition to any temperature already in the logits. The
   paper (Ming et al., One-Token Rollout, arXiv:2509.26313) states only that it is above 1; the value
   is ours.
 
@@ -24,7 +24,7 @@ def otr_exact(logits: Array, targets: Array, *, beta: float = -0.1, tau: float =
 
     The limit of :func:`otr_sampled` for many samples. With tau = 1 its gradient is (1 - beta) times
     that of ``-stop_gradient(p[x]) log p[x]``, the loss of dynamic fine-tuning, which is beta = 0;
-    for beta = 1 every token is rewarded alike and the gradient vanishes.
+    for beta = 1 every token has the same reward and the gradient vanishes.
 
     Args:
       logits, targets: See the package.
@@ -60,19 +60,19 @@ def otr_sampled(
     beta: float = -0.1,
     tau: float = 1.3,
 ) -> Array:
-    """Policy-gradient loss of tokens sampled at each position, rewarded if they are the data's.
+    """Policy-gradient loss of tokens sampled at each position, rewarded if they match the data.
 
         a_k ~ softmax(logits / tau),  R_k = 1 if a_k = x else beta,  k = 1 .. samples
         loss = -(1 / samples) sum_k R_k log softmax(logits)[a_k]
 
-    Its expected value and gradient are those of :func:`otr_exact`, which costs no more.
+    Its expected value and gradient are those of :func:`otr_exact`, which is not more expensive.
 
     Args:
       logits, targets: See the package.
       beta, tau: See the module.
       token_seeds: uint32 ``[...]``, one per token, so that the samples depend neither on the chunk
         nor on the microbatch: see :func:`token_seeds`.
-      samples: Tokens drawn at each position, K of the paper, above 0.
+      samples: Number of tokens drawn at each position, K in the paper, above 0.
 
     Returns:
       Loss ``[...]``, float32, one per token.
@@ -114,7 +114,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
     """A random seed for every token, which a Recipe computes from the batch.
 
     Args:
-      advantages: Not used: everything computed from the batch is called alike.
+      advantages: Not used: every function computed from the batch receives them.
       key: Typed PRNG key of the step.
       mask: See the package; only its shape counts.
 
@@ -128,7 +128,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
       (2, 3)
 
     References:
-      Ours; the samples of :func:`otr_sampled` depend on it.
+      None: the seeds of the samples of :func:`otr_sampled`.
     """
     checks.check_mask("token_seeds", mask)
     return jax.random.bits(key, jnp.shape(mask), jnp.uint32)
@@ -138,7 +138,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
 def otr(
     logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, one_token_loss: Array
 ) -> Array:
-    """The loss of one-token rollouts, which a statistic of the logits has computed.
+    """The loss of one-token rollouts, computed by a statistic of the logits.
 
         loss[t] = one_token_loss[t]
 
@@ -147,7 +147,7 @@ def otr(
 
     Args:
       logp, old_logp, advantages, mask: See the package. All but the mask are checked and not used:
-        all surrogates are called alike.
+        every surrogate receives them.
       one_token_loss: ``[..., T]``, from the statistic.
 
     Returns:

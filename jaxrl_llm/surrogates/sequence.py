@@ -4,11 +4,11 @@ With the geometric mean of the token ratios of a sequence as its ratio::
 
     s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / max(sum_t mask[t], 1))
 
-the loss of most is one number per sequence, the same at every token, for
-``aggregate.sequence_mean``: the loss is then the mean over sequences. For those ``advantages`` is
+most of these losses are one number per sequence, repeated at every token, for
+``aggregate.sequence_mean``, which averages it over sequences. For those, ``advantages`` is
 ``[...]``, one value per sequence; one per token raises ValueError. The mean log ratio is capped at
-10, as in verl. An empty sequence is 0 and left out of the mean over sequences; TRL divides by all
-rows.
+10, as in verl. An empty sequence has loss 0 and does not count in the mean over sequences; TRL
+divides by all rows.
 
 - ``k_pos``, ``lambda_pos``: Power, not negative, and rate, above 0, of :func:`vespo_weights` where
   the advantage is not negative; ``k_neg``, ``lambda_neg``: the same elsewhere.
@@ -66,13 +66,13 @@ def gspo(
     eps_high: float = 4e-4,
     dual_clip: float | None = None,
 ) -> Array:
-    """One importance ratio a sequence, clipped once a sequence.
+    """One importance ratio per sequence, clipped once per sequence.
 
         loss[t] = max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))      the same at every token
         dual clip, where A < 0 only:  loss[t] = min(loss[t], -A dual_clip)
 
-    Under ``aggregate.sequence_mean`` the unclipped gradient is ``-A s / length`` at each token. A
-    sequence of one token is :func:`ppo_clip`.
+    Under ``aggregate.sequence_mean`` the unclipped gradient is ``-A s / length`` at each token. For
+    a sequence of one token it is :func:`ppo_clip`.
 
     Args:
       logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
@@ -110,15 +110,15 @@ def gspo_token(
     eps_high: float = 4e-4,
     dual_clip: float | None = None,
 ) -> Array:
-    """The sequence ratio in value, the token's log-probability in gradient.
+    """The value of the sequence ratio with the gradient of the token's log-probability.
 
         s[t] = stop_gradient(s) * exp(logp[t] - stop_gradient(logp[t]))
         loss[t] = max(-A[t] s[t], -A[t] clip(s[t], 1 - eps_low, 1 + eps_high))
         dual clip, where A[t] < 0 only:  loss[t] = min(loss[t], -A[t] dual_clip)
 
-    It allows another advantage for each token. With equal advantages and
-    ``aggregate.sequence_mean``, the only weighting it is defined for, value and gradient are those
-    of :func:`gspo`.
+    It allows a different advantage for each token. With equal advantages and
+    ``aggregate.sequence_mean``, the only weighting that it is defined for, value and gradient are
+    those of :func:`gspo`.
 
     Args:
       logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
@@ -136,7 +136,7 @@ def gspo_token(
 
     References:
       Zheng et al., GSPO (arXiv:2507.18071), the token variant. verl implements GSPO in this form
-      and from version 0.9 lets the aggregation be configured.
+      and makes the aggregation configurable from version 0.9.
     """
     checks.check_non_negative("gspo_token", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("gspo_token", logp, old_logp, advantages, mask)
@@ -158,7 +158,7 @@ def gspo_turns(
     eps_high: float = 4e-4,
     dual_clip: float | None = None,
 ) -> Array:
-    """The ratio of a turn in value, the token's log-probability in gradient.
+    """The value of the turn's ratio with the gradient of the token's log-probability.
 
         s_k = exp(mean over the tokens of turn k of logp - old_logp)
         s[t] = stop_gradient(s_k) * exp(logp[t] - stop_gradient(logp[t]))          k the turn of t
@@ -166,14 +166,15 @@ def gspo_turns(
         dual clip, where A[t] < 0 only:  loss[t] = min(loss[t], -A[t] dual_clip)
 
     With one advantage per turn, and equal weights of its tokens, value and gradient are those of
-    :func:`gspo` with turns as sequences. A weighting by tokens counts a turn by its length;
-    ``advantages.equal_turns`` makes up for that. A rollout of one turn is :func:`gspo_token`.
+    :func:`gspo` with turns as sequences. A weighting by tokens weighs a turn by its length;
+    ``advantages.equal_turns`` compensates for that. For a rollout of one turn it is
+    :func:`gspo_token`.
 
     Args:
       logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
       advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
-      turn_ids: integers ``[..., T]``, the turn of each token, from 0; below 0 for none, which has
-        loss 0.
+      turn_ids: integers ``[..., T]``, the turn of each token, from 0; tokens below 0 belong to no
+        turn and have loss 0.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -187,8 +188,8 @@ def gspo_turns(
       [1.051..., 1.051..., 1.051...]
 
     References:
-      EAPO, IterResearch (arXiv:2511.07327), whose rounds are samples of their own, with the ratio
-      of GSPO (arXiv:2507.18071).
+      EAPO, IterResearch (arXiv:2511.07327), whose rounds are separate samples, with the ratio of
+      GSPO (arXiv:2507.18071).
     """
     checks.check_non_negative("gspo_turns", eps_low=eps_low, eps_high=eps_high)
     checks.check_integer("gspo_turns", turn_ids=turn_ids)
@@ -215,13 +216,13 @@ def luspo(
     eps_low: float = 2e-3,
     eps_high: float = 2.5e-3,
 ) -> Array:
-    """GSPO times the length of the sequence, so that long answers are not learned more slowly.
+    """GSPO times the length of the sequence, which removes the smaller step for long answers.
 
         loss[t] = length * max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))  the same at every token
 
-    Under ``aggregate.sequence_mean`` each token has the unclipped gradient ``-A s`` whatever the
-    length: at s = 1 that of :func:`reinforce` under ``aggregate.sequence_sum``. Where all sequences
-    have one length it is that many times :func:`gspo`.
+    Under ``aggregate.sequence_mean`` each token has the unclipped gradient ``-A s`` at any length:
+    at s = 1 the gradient of :func:`reinforce` under ``aggregate.sequence_sum``. If all sequences
+    have the same length it is :func:`gspo` times that length.
 
     Args:
       logp, old_logp, mask, eps_low, eps_high: See the package.
@@ -257,12 +258,12 @@ def sapo_sequence(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> Array:
-    """The sigmoid gate of :func:`sapo` on one ratio a sequence.
+    """The sigmoid gate of :func:`sapo` on one ratio per sequence.
 
         tau = tau_pos if A > 0 else tau_neg
         loss[t] = -A (4 / tau) sigmoid(tau (s - 1))                the same at every token
 
-    It starts from the gradient of :func:`gspo`. A sequence of one token is :func:`sapo`.
+    At s = 1 it has the gradient of :func:`gspo`. For a sequence of one token it is :func:`sapo`.
 
     Args:
       logp, old_logp, mask: See the package.
@@ -315,16 +316,16 @@ def gmpo(
     eps_low: float = 0.4,
     eps_high: float = 0.4,
 ) -> Array:
-    """The geometric mean of the token ratios, each clipped by itself in log space.
+    """The geometric mean of the token ratios, each clipped separately in log space.
 
         d[t] = logp[t] - old_logp[t],  c[t] = clip(d[t], -eps_low, eps_high)
         z[t] = min(d[t], c[t]) if A > 0,  max(d[t], c[t]) if A < 0
         loss[t] = -A exp(sum_t mask[t] z[t] / length)                 the same at every token
 
-    The bounds are bounds of the log ratio: 0.4 lets the ratio range from 0.67 to 1.49. A clipped
-    token stops the gradient of that token alone, where :func:`gspo` clips the sequence; without
-    bounds the two are one. Unclipped, each token has the gradient ``-A q / length`` under
-    ``aggregate.sequence_mean``, with q the mean.
+    The bounds apply to the log ratio: 0.4 allows ratios from 0.67 to 1.49. Clipping stops the
+    gradient of that token only, while :func:`gspo` clips the full sequence; without bounds the two
+    are equal. Unclipped, each token has the gradient ``-A q / length`` under
+    ``aggregate.sequence_mean``, where q is the geometric mean.
 
     Args:
       logp, old_logp, mask: See the package.
@@ -343,9 +344,9 @@ def gmpo(
       Array([-1.1814, -1.1814, -1.1814], dtype=float32)
 
     References:
-      Zhao et al., GMPO (arXiv:2507.20673). As in verl (``geo_mean``) and TRL nothing but the clip
-      bounds the mean, so a log ratio far above 0 counts in full where A < 0. verl divides by all
-      rows too. On a bound itself the gradient is the unclipped one.
+      Zhao et al., GMPO (arXiv:2507.20673). As in verl (``geo_mean``) and TRL, only the clip bounds
+      the mean, so a log ratio far above 0 counts fully where A < 0. verl also divides by all rows.
+      Exactly on a bound the gradient is the unclipped one.
     """
     _inputs.check_sequence_advantages("gmpo", logp, advantages)
     checks.check_non_negative("gmpo", eps_low=eps_low, eps_high=eps_high)
@@ -371,18 +372,18 @@ def vespo_weights(
     k_neg: float = 3.0,
     lambda_neg: float = 2.0,
 ) -> Array:
-    """Sequence weights that rise with the ratio and die out where it is large.
+    """Sequence weights that increase with the ratio and decay where it is large.
 
         W = exp(clip(sum over the sequence of logp - behavior_logp, log 1e-8, 20))
         phi[t] = W^k exp(lambda (1 - W))
         k, lambda = k_pos, lambda_pos where A[t] >= 0, else k_neg, lambda_neg
 
-    phi is 1 at W = 1 and greatest at W = k / lambda. It needs neither a cap nor a length
-    normalization, which a product of ratios otherwise does.
+    phi is 1 at W = 1 and largest at W = k / lambda. Unlike a product of ratios it needs neither a
+    cap nor a length normalization.
 
     Args:
       logp, mask: See the package.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
+      behavior_logp: ``[..., T]`` under the policy that sampled the tokens.
       advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       k_pos, lambda_pos, k_neg, lambda_neg: See the module.
 
@@ -398,8 +399,9 @@ def vespo_weights(
       Array([1.1204, 1.0827], dtype=float32)
 
     References:
-      VESPO (arXiv:2602.10693), by way of TRL's ``get_gamma_weights``, CODE reading. TRL clamps each
-      token's log ratio to +-20 before it adds; here, as everywhere, only the sum is.
+      VESPO (arXiv:2602.10693), through TRL's ``get_gamma_weights``, CODE reading. TRL clamps each
+      token's log ratio to +-20 before the sum; here, as elsewhere in the package, only the sum is
+      clamped.
     """
     checks.check_non_negative("vespo_weights", k_pos=k_pos, k_neg=k_neg)
     checks.check_positive("vespo_weights", lambda_pos=lambda_pos, lambda_neg=lambda_neg)
@@ -425,20 +427,19 @@ def vespo(
     k_neg: float = 3.0,
     lambda_neg: float = 2.0,
 ) -> Array:
-    """Policy gradient with a soft weight of the sequence in place of a clip.
+    """Policy gradient with a soft sequence weight in place of a clip.
 
         loss[t] = -phi[t] * A[t] * logp[t]        phi of :func:`vespo_weights`
 
-    The ratio is that of the policy being trained to what sampled, so it corrects a mismatch of the
-    sampler and stale data in one, and no other correction should be added. On policy it is
-    :func:`reinforce`.
+    The ratio is between the policy being trained and the policy that sampled, so it corrects both
+    sampler mismatch and stale data; add no other correction. On policy it is :func:`reinforce`.
 
     Args:
       logp, mask: See the package.
       old_logp: ``[..., T]`` under the proximal policy, for ``behavior_logp=None``; None for the
         trained policy.
       advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
-      behavior_logp: ``[..., T]`` under what sampled the tokens; None for ``old_logp``.
+      behavior_logp: ``[..., T]`` under the policy that sampled the tokens; None for ``old_logp``.
       k_pos, lambda_pos, k_neg, lambda_neg: See the module.
 
     Returns:
@@ -452,8 +453,8 @@ def vespo(
       Array([1., 2.], dtype=float32)
 
     References:
-      VESPO (arXiv:2602.10693), by way of TRL's loss type of that name, CODE reading. TRL averages
-      it over tokens.
+      VESPO (arXiv:2602.10693), through TRL's loss type of that name, CODE reading. TRL averages it
+      over tokens.
     """
     checks.check_same_shape("vespo", logp=logp, behavior_logp=behavior_logp)
     x = _inputs.prepare("vespo", logp, old_logp, advantages, mask)

@@ -15,8 +15,8 @@ def mean_log_probs(logits: Array, targets: Array | None = None) -> Array:
 
         q = mean_v log softmax(logits)[v] = mean(logits) - logsumexp(logits)
 
-    It is at most -log V, with equality for the uniform distribution. V leaves out the tokens that
-    cannot be sampled.
+    It is at most -log V, with equality for the uniform distribution. V excludes tokens that cannot
+    be sampled.
 
     Args:
       logits, targets: See the package.
@@ -63,10 +63,10 @@ def rover(
         q[t] = mean_log_probs[t] - old_mean_log_probs[t]
         loss[t] = (Q[t] - stop_gradient(A[t] + beta rho q[t+1]))^2,  q = 0 after the last token
 
-    The value of a uniformly random policy is enough to act well where rewards come once, at the
-    end; softmax of Q on top of the old policy is the language model itself. Where the policy has
-    not moved, the gradient is twice that of :func:`reinforce`. Unlike a policy gradient it does not
-    vanish where A is 0 and the policy has moved: Q is drawn to q.
+    If the only reward comes at the end, the value of a uniformly random policy is enough to act
+    optimally; the old policy times the softmax of Q is the language model itself. Where the policy
+    has not changed, the gradient is twice that of :func:`reinforce`. Unlike a policy gradient it
+    does not vanish where A is 0 and the policy has changed: the loss moves Q toward q.
 
     Args:
       logp, old_logp: See the package; the old policy is the one at the start of the step.
@@ -78,7 +78,7 @@ def rover(
       old_mean_log_probs: ``[..., T]``, the same of the old policy; None if ``old_logp`` is None,
         and only then.
       rho: Temperature of the Q-values, above 0.
-      beta: Weight of the continuation, not negative; 0 leaves the reward alone.
+      beta: Weight of the continuation, not negative; with 0 the target is only the reward.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -96,8 +96,8 @@ def rover(
 
     References:
       He et al., Random Policy Valuation is Enough (arXiv:2509.24981), paired with
-      ``aggregate.token_mean``. The released countdown script centers the rewards, the one for
-      mathematics feeds GRPO's advantages; its optional clip of the log-ratio is left out.
+      ``aggregate.token_mean``. The released countdown script centers the rewards; the one for
+      mathematics uses GRPO's advantages. Its optional clip of the log-ratio is omitted.
     """
     checks.check_positive("rover", rho=rho)
     checks.check_non_negative("rover", beta=beta)

@@ -1,4 +1,4 @@
-"""Losses of a critic, and the pessimistic value of two.
+"""Losses of a critic, and a pessimistic combination of several critics.
 
 TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
 """
@@ -23,23 +23,24 @@ def value_loss(
     huber: float | None = None,
     combine: Literal["max", "mean"] = "max",
 ) -> Array:
-    """Squared error of a critic that may not jump: the worse of its value and a clipped one.
+    """Squared error of a critic with clipped changes: the larger of the plain and clipped errors.
 
         vc[t] = old_values[t] + clip(values[t] - old_values[t], -eps, eps)
         loss[t] = max(h(values[t] - returns[t]), h(vc[t] - returns[t])),   h(d) = d^2 / 2
 
-    With ``huber`` the error counts linearly beyond that distance: h(d) = huber (|d| - huber / 2).
-    With ``combine="mean"`` the two are averaged: the gradient is halved but never cut off.
+    With ``huber`` errors beyond that distance are linear: h(d) = huber (|d| - huber / 2). With
+    ``combine="mean"`` the two errors are averaged: clipping halves the gradient but never removes
+    it.
 
     Args:
       values: ``[..., T]`` values under the critic being trained.
       old_values: ``[..., T]`` under the critic at the start of the step, a constant; None for no
         clip, and then ``eps`` and ``combine`` keep their defaults.
-      returns: ``[..., T]``, or ``[...]`` for one return a sequence; constants.
+      returns: ``[..., T]``, or ``[...]`` for one return per sequence; constants.
       mask: See the package.
-      eps: Greatest change of a value that is rewarded, above 0, in units of return.
-      huber: Distance beyond which errors count linearly, above 0; None for squares throughout.
-      combine: How the two errors make one loss: "max" or "mean".
+      eps: Largest change of a value before clipping, above 0, in units of return.
+      huber: Distance beyond which errors are linear, above 0; None for squared errors.
+      combine: How the two errors are combined: "max" or "mean".
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -76,14 +77,14 @@ def value_loss(
 
 
 def soft_min(values: Array, *, alpha: float = 0.3) -> Array:
-    """A pessimistic value of several critics: between the least of them and their mean.
+    """A pessimistic value of several critics: between their minimum and their mean.
 
         v = -alpha log(mean_c exp(-values[c] / alpha))
 
-    Equal values come back unchanged. A small alpha gives the minimum, a large one the mean.
+    Equal values are returned unchanged. A small alpha gives the minimum, a large one the mean.
 
     Args:
-      values: ``[..., C]``, one a critic.
+      values: ``[..., C]``, one per critic.
       alpha: Temperature, above 0 and finite, in units of value.
 
     Returns:
