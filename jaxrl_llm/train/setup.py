@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -554,11 +555,19 @@ def encode_questions(
     """Prompts, such as those to train on and those held out, with their tokens.
 
     Raises:
-      ValueError: If the model's context has no room for one.
+      ValueError: If the model's context has no room for one, or one holds a denoiser's mask id.
     """
     room = prompt_room("sampling", model, config.sampling.max_new_tokens)
     chat, system = config.data.chat, config.data.system
-    return [encode_prompts(x, tokenizer, room=room, chat=chat, system=system) for x in parts]
+    encoded = [encode_prompts(x, tokenizer, room=room, chat=chat, system=system) for x in parts]
+    mask_id = None if is_causal(model) else model.config.mask_id
+    for prompt, tokens in itertools.chain(*encoded):
+        if mask_id is not None and mask_id in tokens:
+            raise ValueError(
+                f"data: prompt {prompt.id or prompt.text[:40]!r} holds the mask id {mask_id}, "
+                "which stands for no token."
+            )
+    return encoded
 
 
 def check_data(

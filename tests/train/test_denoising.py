@@ -330,3 +330,10 @@ def test_what_a_run_refuses(tmp_path):
     refused("top_k has no effect", model=denoiser, recipe=recipe, sampling=top)
     with pytest.raises(ValueError, match="9 steps are more than the 4 tokens"):
         sampling(max_new_tokens=4, denoising=DenoisingOptions(steps=9))
+    # Before anything is sampled.
+    rows = jr.data.PromptSet([jr.data.Prompt("a"), jr.data.Prompt("a\x07", id="bell")])
+    seven = jr.testing.tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=7)
+    data = jr.train.DataConfig(prompts=lambda: rows, chat=False)
+    with pytest.raises(ValueError, match="^data: prompt 'bell' holds the mask id 7"):
+        changes = {"model": lambda: (*seven, TOKENIZER), "recipe": recipe, "data": data}
+        load_experiment(tiny_run(tmp_path / "run", **changes))
