@@ -7,7 +7,7 @@ from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.presets import *  # noqa: F403
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
 from jaxrl_llm.recipes.presets.evolution import eggroll, es_qiu, open_es
-from jaxrl_llm.recipes.presets.preferences import listwise, pairwise
+from jaxrl_llm.recipes.presets.preferences import listwise, pairwise, unpaired
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
@@ -29,6 +29,7 @@ __all__ = [
     "listwise",
     "open_es",
     "pairwise",
+    "unpaired",
     "validate_batch",
     *_PRESET_NAMES,
 ]

@@ -515,6 +515,25 @@ def test_any_loss_of_pairs_or_lists_is_a_recipe():
         recipe.loss(jnp.asarray(logp, jnp.float32), recipe.prepare(batch, recipe.init())[0])
 
 
+def test_any_loss_of_single_responses_is_a_recipe():
+    logp, batch, _ = batch_of_pairs()
+    recipe = jr.recipes.unpaired(jr.bind(jr.preferences.apo_zero_unpaired, beta=0.3))
+    assert recipe.collector == jr.curation.offline_labels()
+    assert recipe.name == "apo_zero_unpaired" and recipe.uses_reference
+    where = np.asarray(batch.where)
+    ratio = np.where(batch.mask, logp - np.asarray(batch.ref_logp), 0.0).sum(-1)
+    push = 1 / (1 + np.exp(-0.3 * ratio))
+    want = np.where([True, False], 1 - push, push)[where].mean()
+    np.testing.assert_allclose(loss_of(recipe, logp, batch)[0], want, rtol=1e-5)
+
+    def likelihood(chosen_logp, desirable):
+        return jnp.where(desirable, -chosen_logp, 0.0)
+
+    assert not jr.recipes.unpaired(likelihood).uses_reference
+    with pytest.raises(ValueError, match="kto needs kl"):
+        loss_of(jr.recipes.unpaired(jr.preferences.kto), logp, batch)
+
+
 def test_p3o_begins_as_a_policy_gradient_on_differences():
     logp, batch, _ = batch_of_pairs()
     recipe = jr.recipes.p3o(kl_coef=0.0)

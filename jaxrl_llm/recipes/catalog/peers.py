@@ -197,7 +197,7 @@ PEER_NAMES = (
         "jr.train.TrainConfig.reference_logp", (), "A file, which later runs read."),
     PeerName("TRL", "KTOConfig.loss_type", "kto", "jr.recipes.kto()", ("kto",)),
     PeerName("TRL", "KTOConfig.loss_type", "apo_zero_unpaired",
-        "jr.preferences.apo_zero_unpaired", ("apo",)),
+        "jr.recipes.unpaired(jr.preferences.apo_zero_unpaired)", ("apo",)),
     PeerName("TRL", "CPOConfig.loss_type", "sigmoid",
         "jr.recipes.cpo()", ("cpo",), "TRL's likelihood is the mean over all tokens of a batch."),
     PeerName("TRL", "CPOConfig.loss_type", "hinge",

@@ -541,6 +541,40 @@ def divergence(advantages: Array, *, kl_logp: Array, kl_ref_logp: Array, where: 
     return preferences.kto_kl(kl_logp, kl_ref_logp, where=where)
 
 
+def unpaired(
+    loss: Callable = preferences.apo_zero_unpaired, *, name: str | None = None, paper: str = ""
+) -> Recipe:
+    """Any loss of single responses, such as apo_zero_unpaired or one of your own.
+
+        loss = mean over responses of loss(response, whether it is good)
+
+    The responses are the columns "completion" and "label" of the data;
+    ``replace(collector=curation.offline_pairs())`` reads both sides of pairs instead. :func:`kto`
+    and :func:`bco` also have what these losses compare a response with.
+
+    Args:
+      loss: A loss of single responses of :mod:`jaxrl_llm.preferences`, with its options bound.
+      name: Of the recipe; None for that of the loss.
+      paper: Its reference.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.unpaired().name
+      'apo_zero_unpaired'
+
+    References:
+      The losses of TRL's KTO trainer (arXiv:2402.01306).
+    """
+    function = getattr(loss, "function", loss)
+    return with_loss(
+        name or function.__name__,
+        bind(preferences.single, loss=loss),
+        reads=("ref_logp",) if "ref_logp" in accepted(loss) else (),
+        paper=paper,
+        collector=curation.offline_labels(),
+    )
+
+
 def listwise(
     loss: Callable = preferences.lipo_lambda,
     *,
