@@ -9,13 +9,13 @@ over blocks of the vocabulary; the backward pass computes each block again. Memo
 - ``targets``: Integers ``[..., T]``; under a mask that is False they may hold anything.
 - ``temperature``: Divides the logits; above 0. The log-probabilities are those of a policy that was
   sampled at this temperature.
-- ``mask``: bool ``[..., T]``, True = keep. Elsewhere all results are 0, and neither hidden states
-  nor targets nor support are read.
+- ``mask``: bool ``[..., T]``, True = keep. Elsewhere all results are 0, and hidden states, targets
+  and support are not read.
 - ``support``: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
   full vocabulary. Tokens outside have logit -inf.
 
 Both functions raise ValueError if shapes disagree, or temperature or chunk_size is not above 0, and
-TypeError if ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
+TypeError if ``targets`` are not integers, ``mask`` is not bool or ``support`` is not a Support.
 """
 
 import inspect
@@ -50,15 +50,14 @@ def token_logprobs(
     Both are differentiable in ``hidden`` and ``output_matrix``, with d logp / dz = onehot - p and d
     entropy / dz = -p (log p + entropy).
 
-    With a ``support``, sums and softmax run over the tokens in it alone: the policy that a sampler
-    draws from which truncates. Logits outside have no gradient, and a target outside has
-    log-probability -inf.
+    With a ``support``, sums and softmax run only over its tokens: this is the policy of a sampler
+    that truncates. Logits outside have no gradient, and a target outside has log-probability -inf.
 
     Args:
       hidden, output_matrix, targets, temperature, mask, support: See the module.
-      chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``, or to twice the
-        size of the hidden states where that is more: narrower blocks take longer than they save.
-        Three such blocks are in memory at most.
+      chunk_size: Bounds the logits in memory at one time to ``chunk_size * V``, or to twice the
+        size of the hidden states if that is larger, since narrower blocks would be slower without a
+        benefit. At most three such blocks are in memory.
 
     Returns:
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.
@@ -109,15 +108,15 @@ def vocabulary_statistics(
         out[name][t] = functions[name](logits[t], targets[t], **rows[t]),
         logits = hidden . output_matrix^T / temperature
 
-    For whatever :func:`token_logprobs` does not give: the mean over the vocabulary, the sum of
-    squared probabilities, a divergence on the most likely tokens. The logits of a chunk are
-    computed again in the backward pass, so that they never exist for all tokens.
+    Use it for statistics that :func:`token_logprobs` does not return: the mean over the vocabulary,
+    the sum of squared probabilities, a divergence on the most likely tokens. The backward pass
+    recomputes the logits of a chunk, so the logits of all tokens never exist at once.
 
     Args:
       hidden, output_matrix, targets, temperature, mask, support: See the module.
       functions: ``function(logits [N, V], targets [N], **rows) -> [N, ...]`` by name; each gets the
         rows that it names.
-      chunk_size: Tokens whose logits exist at one time.
+      chunk_size: Number of tokens whose logits exist at one time.
       rows: Arrays ``[..., T, ...]`` that functions may name.
       teacher: Hidden states ``[..., T, D']`` and output matrix ``[V, D']`` of another model, whose
         logits, at the same temperature and support, functions may name as ``teacher_logits``.

@@ -1,12 +1,12 @@
 """Corrections for data that another policy sampled: the ``correction`` slot of a Recipe and more.
 
-A correction compares the proximal policy with what really sampled the tokens, a sampler of other
-precision or older weights, and decides how much each token counts and which are left out::
+A correction compares the proximal policy with the policy that sampled the tokens, which may have
+another precision or older weights, and sets the weight of each token and which tokens to drop::
 
     def correction(old_logp, behavior_logp, mask, *, option=...) -> (weights, keep)
 
 - ``old_logp``, ``behavior_logp``: ``[..., T]`` log-probabilities (nats) under the proximal policy
-  and under what sampled the tokens; ``logp`` is that of the policy being trained.
+  and under the policy that sampled the tokens; ``logp`` is under the policy being trained.
 - ``mask``: bool ``[..., T]``, True = keep. Cells where it is False are never read.
 - ``weights``: float32 ``[..., T]`` without a gradient, 0 where masked; it multiplies the token
   loss.
@@ -15,13 +15,13 @@ precision or older weights, and decides how much each token counts and which are
 With ``old_logp`` equal to ``behavior_logp`` every weight is 1 and ``keep`` equals ``mask``. Options
 are keyword-only and fixed with :func:`jaxrl_llm.bind`. All raise TypeError if ``mask`` is not bool,
 versions or counts are not integers or another array is not floating point; and ValueError if shapes
-differ, or an option is outside the range that its entry states or has no effect with the others.
+differ, or an option is out of its documented range or has no effect in the combination.
 
 :func:`rollout_correction` composes the other functions: the weights (:func:`importance_weights`,
 :func:`masked_importance_weights`) and the rules (:func:`rejection_mask`, :func:`veto_mask`,
-:func:`m2_mask`). Those that need advantages or versions stand in the ``selection`` slot
-(:func:`off_policy_sequence_mask`, :func:`staleness_mask`), and :func:`ess_lr_scale` among the
-``computed`` entries. :func:`sequential_factor` follows updates of one turn after the other.
+:func:`m2_mask`). Rules that need advantages or versions belong in the ``selection`` slot
+(:func:`off_policy_sequence_mask`, :func:`staleness_mask`), and :func:`ess_lr_scale` in the
+``computed`` entries. :func:`sequential_factor` is for updates of one turn after another.
 """
 
 from jaxrl_llm.corrections.rejection import (

@@ -1,4 +1,4 @@
-"""What every correction does first: check its arrays, mask them, and stop gradients."""
+"""Shared preparation of a correction's arrays: checks, masks and stopped gradients."""
 
 import math
 import numbers
@@ -31,9 +31,9 @@ def sequence_mean(x: Array, mask: Array) -> Array:
 
 
 def check_around_one(function: str, **bounds) -> None:
-    """Raises ValueError unless the bounds of a ratio admit 1, the ratio of an unchanged policy.
+    """Raises ValueError unless the bounds of a ratio include 1, the ratio of an unchanged policy.
 
-    Without that a correction would change what needs no correction.
+    Otherwise a correction would change on-policy data.
     """
     (low_name, low), (high_name, high) = bounds.items()
     checks.check_non_negative(function, **{low_name: low})

@@ -1,4 +1,4 @@
-"""Which tokens and sequences are too far from what sampled them to be learned from.
+"""Rejection of tokens and sequences that are too far from the policy that sampled them.
 
 Each returns which tokens to keep. Shared arguments, TypeError and ValueError: see
 :mod:`jaxrl_llm.corrections`.
@@ -29,14 +29,14 @@ def rejection_mask(
     lower: float | None = None,
     invert: bool = False,
 ) -> Array:
-    """Keeps what lies within a bound of a statistic of the log ratio.
+    """Keeps tokens or sequences whose log-ratio statistic is within bounds.
 
         g[t] = clip(old_logp[t] - behavior_logp[t], -20, 20)
         k1 = g        keep if log(lower) <= s <= log(upper)
         k2 = g^2 / 2  keep if s <= upper
         k3 = exp(g) - 1 - g   keep if s <= upper
-        s: the statistic of the token, or its sum or mean over its sequence, for all its tokens;
-        level="sequence_max": a sequence stays if each of its tokens would
+        s: the statistic of the token, or its sum or mean over the sequence, for all its tokens;
+        level="sequence_max": keep a sequence if each of its tokens passes
 
     The bounds of k1 are ratios ``old / behavior``: of tokens, of sequences (sum), or of their
     geometric mean (mean). Those of k2 and k3 are nats.
@@ -45,8 +45,8 @@ def rejection_mask(
       old_logp, behavior_logp, mask: See the package.
       statistic: "k1", "k2" or "k3".
       level: "token", "sequence_sum", "sequence_mean" or "sequence_max".
-      upper: Greatest value that stays: a ratio, at least 1, for k1; nats, above 0, for the rest.
-      lower: Least ratio that stays, for k1 only; None for ``1 / upper``, 0 for no bound.
+      upper: Largest value to keep: a ratio, at least 1, for k1; nats, above 0, for the others.
+      lower: Smallest ratio to keep, for k1 only; None for ``1 / upper``, 0 for no bound.
       invert: For k1 only: the bounds are on ``behavior / old``.
 
     Returns:
@@ -62,7 +62,7 @@ def rejection_mask(
 
     References:
       The rejection rules of verl 0.9 (``rollout_rs``), CODE reading. verl tests ``-g`` against the
-      bounds of k1 while its text speaks of ``old / behavior``: ``invert=True`` is what it computes;
+      bounds of k1, although its text says ``old / behavior``: ``invert=True`` computes the same;
       for symmetric bounds (``lower=None``) the two agree. verl has no "sequence_max" of k1.
     """
     function = "rejection_mask"
@@ -99,16 +99,16 @@ def rejection_mask(
 def veto_mask(
     old_logp: Array, behavior_logp: Array, mask: Array, *, threshold: float = 1e-4
 ) -> Array:
-    """Drops a sequence with a token that the proximal policy would hardly have produced.
+    """Drops sequences with a token that is very unlikely under the proximal policy.
 
         keep a sequence if old / behavior >= threshold at each of its tokens
 
-    One such token is enough to show that the sequence came from another policy, however small its
-    share in a sum or a mean.
+    One such token shows that the sequence came from another policy, even if its share in a sum or a
+    mean is small.
 
     Args:
       old_logp, behavior_logp, mask: See the package.
-      threshold: Least ratio of a token, above 0 and at most 1.
+      threshold: Smallest ratio of a token, above 0 and at most 1.
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
@@ -139,19 +139,19 @@ def veto_mask(
 def m2_mask(
     old_logp: Array, behavior_logp: Array, mask: Array, *, threshold: float = 0.04
 ) -> Array:
-    """Drops the tokens farthest from what sampled them until the rest is close on average (M2PO).
+    """Drops the tokens with the largest log ratios until the rest is close on average (M2PO).
 
-        keep the n tokens with the least d^2, n as great as  mean of their d^2 < threshold  allows
-        d = old_logp - behavior_logp; at least one token stays
+        keep the n tokens with the smallest d^2, with the largest n such that mean d^2 < threshold
+        d = old_logp - behavior_logp; at least one token is kept
 
-    The second moment bounds the variance of the weights of the batch, where a bound a token judges
-    each by itself, so it drops few tokens even of very old data. Of equal tokens the earlier stay.
-    All tokens of the batch are sorted, O(N log N), and on a mesh all-gathered: use it where the
-    full batch is prepared.
+    The second moment bounds the variance of the weights of the batch, while a bound per token
+    judges each token separately, so this rule drops few tokens even of very old data. Among equal
+    tokens, earlier tokens are kept. All tokens of the batch are sorted, O(N log N), and
+    all-gathered on a mesh: use it where the full batch is prepared.
 
     Args:
       old_logp, behavior_logp, mask: See the package.
-      threshold: The mean square of the log ratio stays strictly below it, above 0.
+      threshold: Strict upper bound of the mean squared log ratio, above 0.
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
@@ -182,18 +182,18 @@ def m2_mask(
 def off_policy_sequence_mask(
     advantages: Array, mask: Array, *, old_logp: Array, behavior_logp: Array, threshold: float = 0.5
 ) -> Array:
-    """Drops bad sequences that the policy would no longer write.
+    """Drops sequences with negative advantage that have become unlikely under the policy.
 
         drop where A < 0 and mean over the sequence of behavior_logp - old_logp > threshold
 
-    Penalizing answers of another policy teaches little and destabilizes; good answers stay,
-    whichever policy sampled them. It needs advantages, so it belongs in the ``selection`` slot of a
-    Recipe: the dropped rollouts have counted in the baseline of their group.
+    Penalizing answers of another policy teaches little and is unstable; good answers are kept,
+    whichever policy sampled them. The rule needs advantages, so it belongs in the ``selection``
+    slot of a Recipe: dropped rollouts still count in the baseline of their group.
 
     Args:
       advantages: ``[...]``, one per sequence; or ``[..., T]``, then tokens with A < 0 are dropped.
       mask, old_logp, behavior_logp: See the package; the old policy starts the update.
-      threshold: Nats a token, not negative.
+      threshold: In nats per token, not negative.
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
@@ -209,8 +209,8 @@ def off_policy_sequence_mask(
 
     References:
       DeepSeek-V3.2 (arXiv:2512.02556), NOTES reading. TRL's ``off_policy_mask_threshold`` compares
-      the policy being trained, token by token of the update; here the mask is known before the
-      batch is divided.
+      with the policy being trained, during the update; here the mask is known before the batch is
+      divided.
     """
     checks.check_non_negative("off_policy_sequence_mask", threshold=threshold)
     log_ratio = _inputs.log_ratio("off_policy_sequence_mask", old_logp, behavior_logp, mask)

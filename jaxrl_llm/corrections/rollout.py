@@ -1,7 +1,8 @@
-"""Weights and rejection rules together: what stands in the correction slot of a Recipe.
+"""Weights and rejection rules together, for the ``correction`` slot of a Recipe.
 
-``weights`` gives a float weight per token, None for 1; ``reject`` are functions that return the
-tokens to keep, bool, and a token must pass all. Without a rule, ``keep_denominator`` has no effect.
+``weights`` is a function that returns a weight per token, None for 1; ``reject`` are functions that
+return the tokens to keep, bool; a token must pass all. Without a rule, ``keep_denominator`` has no
+effect.
 A function that returns another shape raises ValueError, one of another dtype TypeError. Other
 shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 """
@@ -23,22 +24,22 @@ def rollout_correction(
     reject: tuple[Callable, ...] = (),
     keep_denominator: bool = False,
 ) -> tuple[Array, Array]:
-    """Weighs tokens by how far they are from what sampled them, and leaves out the farthest.
+    """Weighs tokens by their ratio to the policy that sampled them, and drops outliers.
 
         keep[t] = mask[t] and rule[t] of every rule in ``reject``
         w[t] = weights(...)[t] where keep[t] (1 without ``weights``), 0 elsewhere
 
     Weights and rules are functions ``(old_logp, behavior_logp, mask) -> [..., T]`` with their
-    options bound, of this package or custom ones. Each gets the full mask, so a mean weight
-    includes what a rule rejects. With a surrogate that has a ratio to ``old_logp`` this is the loss
-    with three policies (decoupled). If instead ``old_logp`` is ``behavior_logp`` that ratio is the
-    correction, and all weights here are 1.
+    options bound, from this package or custom. Each gets the full mask, so a mean weight includes
+    rejected tokens. With a surrogate that has a ratio to ``old_logp`` this is the decoupled loss
+    with three policies. If instead ``old_logp`` is ``behavior_logp``, that ratio is the correction,
+    and all weights here are 1.
 
     Args:
       old_logp, behavior_logp, mask: See the package.
       weights, reject: See the module.
-      keep_denominator: If False, rejected tokens leave the mask, so the loss is an average over
-        what is left (verl). If True they stay with weight 0 and count in it (AReaL).
+      keep_denominator: If False, rejected tokens leave the mask, so the loss is an average over the
+        other tokens (verl). If True they have weight 0 and still count in the average (AReaL).
 
     Returns:
       ``(weights, keep)``, as in the package; a rejected token has weight 0.
@@ -57,7 +58,7 @@ def rollout_correction(
 
     References:
       verl 0.9 (``rollout_corr_helper``) and AReaL (arXiv:2505.24298), CODE reading. Weights and
-      masks agree with verl's on random data, but for the sign in :func:`rejection_mask`.
+      masks agree with verl's on random data, except for the sign in :func:`rejection_mask`.
     """
     function = "rollout_correction"
     return _correct(function, old_logp, behavior_logp, mask, weights, reject, keep_denominator)
@@ -75,10 +76,10 @@ def sequence_rollout_correction(
 ) -> tuple[Array, Array]:
     """:func:`rollout_correction` of sequences, for surrogates with one value per sequence.
 
-        one weight and one verdict a sequence, repeated over its tokens
+        one weight and one decision per sequence, repeated over its tokens
 
-    A function that tells the tokens of a sequence apart raises ValueError: each must have a
-    ``level`` other than "token" bound to it, or ``core.traits(level="sequence")``.
+    A function whose result differs between tokens of a sequence raises ValueError: each function
+    must have a ``level`` other than "token" bound, or ``core.traits(level="sequence")``.
 
     Args:
       old_logp, behavior_logp, mask: See the package.

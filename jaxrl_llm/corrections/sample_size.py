@@ -1,4 +1,4 @@
-"""How many samples the weighted samples are worth, and a step that shrinks with it.
+"""Effective number of weighted samples, and a step size that follows it.
 
 Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 """
@@ -15,12 +15,12 @@ def ess(weights: Array, *, where: Array | None = None) -> Array:
 
         (sum w)^2 / sum w^2
 
-    Equal weights give the number of samples, one weight that dwarfs the rest gives 1. No square
-    overflows. For a share of the samples, from log-probabilities, see
+    Equal weights give the number of samples; one dominant weight gives 1. The squares do not
+    overflow. For the effective share of samples from log-probabilities, see
     :func:`jaxrl_llm.diagnostics.effective_sample_size`.
 
     Args:
-      weights: Of any shape, floating point, not negative, one a sample.
+      weights: Any shape, floating point, not negative, one per sample.
       where: bool, of the same shape, True for samples to include. None for all.
 
     Returns:
@@ -54,24 +54,24 @@ def ess_lr_scale(
     rho_base: float = 1.0,
     power: float = 0.5,
 ) -> Array:
-    """A factor for the learning rate that falls when a few sequences have all the weight (VCPO).
+    """A learning-rate factor that decreases when few sequences dominate the weights (VCPO).
 
         w = exp(clip(sum over the sequence of old_logp - behavior_logp, -20, 20))
         rho = (sum w)^2 / sum w^2 / number of non-empty sequences
         scale = min(1, rho / rho_base)^power
 
-    Stale data gives a gradient of fewer effective samples; the step is shrunk as a smaller batch
-    would ask for. It stands among the ``computed`` entries of a Recipe under the name
-    ``update_scale``, by which the update is multiplied.
+    Stale data gives a gradient of fewer effective samples, so the step is reduced as for a smaller
+    batch. Use it as the ``computed`` entry ``update_scale`` of a Recipe, which multiplies the
+    update.
 
     Args:
-      advantages: Not read: the slot hands them over first.
+      advantages: Not read: the slot passes them first.
       mask, old_logp, behavior_logp: See the package; the old policy starts the update.
       rho_base: Share of effective samples at which the factor reaches 1, above 0.
-      power: 0.5 for optimizers that normalize the gradient, as AdamW; 1 for SGD; not negative.
+      power: 0.5 for optimizers that normalize the gradient, such as AdamW; 1 for SGD; not negative.
 
     Returns:
-      Factor in 0 to 1, float32 scalar, without a gradient; 1 if everything is masked.
+      Factor in [0, 1], float32 scalar, without a gradient; 1 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Turns that are updated one after the other: their order, and what the updates before changed."""
+"""Sequential updates of turns: their order, and the ratio of the earlier updates."""
 
 from typing import Literal
 
@@ -16,13 +16,13 @@ def turn_order(turns: int, *, order: Order = "backward", key: Array | None = Non
     Args:
       turns: K, at least 1.
       order: "backward" from the last to the first, "forward", or "random".
-      key: A typed key; with "random".
+      key: A typed key; only with "random".
 
     Returns:
       int32 ``[K]``.
 
     Raises:
-      ValueError: If an option is unknown, or a key is there without "random" or the reverse.
+      ValueError: If an option is unknown, a key is passed without "random", or is missing with it.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -52,20 +52,20 @@ def sequential_factor(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Array:
-    """The factor of the advantages of the next turn, after the update of one.
+    """The factor of the next turn's advantages, after the update of one turn.
 
         q = clip(exp(mean over tokens of (logp - old_logp)), 1 - eps_low, 1 + eps_high)
         factor' = clip(factor q, 1 - eps_low, 1 + eps_high)
 
-    The mean log-ratio is first bounded by 10 on both sides. A rollout without a token of the turn
-    keeps its factor. Without a gradient.
+    The mean log-ratio is first clamped to +-10. The factor of a rollout without a token of the turn
+    does not change. The result has no gradient.
 
     Args:
       factor: ``[...]``, floating point, one per rollout; 1 before the first turn.
       logp: ``[..., T]``, floating point, log-probabilities (nats) after the update.
-      old_logp: ``[..., T]``, before it.
+      old_logp: ``[..., T]``, before the update.
       mask: bool ``[..., T]``, True for the tokens of the turn.
-      eps_low: From 0 to 1.
+      eps_low: In [0, 1].
       eps_high: Not negative.
 
     Returns:
@@ -84,7 +84,8 @@ def sequential_factor(
       1.051...
 
     References:
-      SeeUPO (arXiv:2602.06554), and its released code, as HAPPO's factor of agents updated before.
+      SeeUPO (arXiv:2602.06554), and its released code; HAPPO has the same factor for agents that
+      were updated before.
     """
     function = "sequential_factor"
     masking.check_tokens(function, mask, logp=logp, old_logp=old_logp)

@@ -1,10 +1,10 @@
-"""Data of several versions of the weights: how old it may be, and a proximal policy for it.
+"""Data sampled by several versions of the weights: bounds on its age, and a proximal policy.
 
-- ``versions``: int ``[..., T]``, the version of the weights that sampled each token; negative where
-  none did, as in a prompt.
+- ``versions``: int ``[..., T]``, the version of the weights that sampled each token; negative for
+  tokens that were not sampled, such as a prompt.
 - ``current_version``: Version of the weights being trained: one integer, or an integer array that
   has some of the leading axes of ``versions``, such as ``[P]``.
-- ``max_staleness``: Greatest age in versions, not negative.
+- ``max_staleness``: Largest age in versions, not negative.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 """
@@ -28,20 +28,20 @@ def staleness_mask(
     max_staleness: int,
     level: Literal["token", "sequence"] = "sequence",
 ) -> Array:
-    """Keeps what was sampled by weights that are not too old.
+    """Keeps tokens that were sampled by weights that are not too old.
 
         age[t] = current_version - versions[t]
         level="token":     keep if age[t] <= max_staleness
-        level="sequence":  keep if every unmasked token of the sequence is young enough
+        level="sequence":  keep if age <= max_staleness for all unmasked tokens of the sequence
 
-    It stands in the ``selection`` slot of a Recipe, with ``versions`` and ``current_version`` among
-    the extras of the batch: what is dropped has counted in the baseline of its group.
+    Use it in the ``selection`` slot of a Recipe, with ``versions`` and ``current_version`` in the
+    extras of the batch: dropped rollouts still count in the baseline of their group.
 
     Args:
-      advantages: Not read: the slot hands them over first.
+      advantages: Not read: the slot passes them first.
       mask: See the package.
       versions, current_version, max_staleness: See the module.
-      level: Unit that is valid or dropped: "sequence" or "token".
+      level: Unit that is kept or dropped: "sequence" or "token".
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
@@ -55,8 +55,8 @@ def staleness_mask(
       [[True, True], [False, False]]
 
     References:
-      Fu et al., AReaL (arXiv:2505.24298) bounds the age by admission, see
-      :func:`staleness_capacity`; this is the bound on the data itself.
+      Fu et al., AReaL (arXiv:2505.24298), bounds the age at admission, see
+      :func:`staleness_capacity`; this function bounds the age of the data itself.
     """
     del advantages
     checks.check_non_negative("staleness_mask", max_staleness=max_staleness)
@@ -70,15 +70,16 @@ def staleness_mask(
 def loglinear_prox(
     logp: Array, behavior_logp: Array, versions: Array, mask: Array, *, current_version: Array | int
 ) -> Array:
-    """A proximal policy put between what sampled and what is trained, without a forward pass.
+    """A proximal policy interpolated between sampler and trained policy, without a forward pass.
 
         a[t] = clip((v - 1 - versions[t]) / (v - versions[t]), 0, 1)       v = current_version
         a[t] = 0 where versions[t] >= v or versions[t] < 0
         prox[t] = (1 - a[t]) * behavior_logp[t] + a[t] * stop_gradient(logp[t])
 
-    The version before the current one is assumed to lie on the straight line, in log-probability,
-    from the version that sampled a token to the current one. Data of the last version has itself as
-    proximal policy; the older it is, the closer the proximal policy comes to the one being trained.
+    The previous version is assumed to lie on the straight line, in log-probability, from the
+    version that sampled a token to the current one. For data of the previous version, the proximal
+    policy is the policy that sampled it; the older the data, the closer the proximal policy is to
+    the one being trained.
 
     Args:
       logp, behavior_logp, mask: See the package.
@@ -114,23 +115,23 @@ def staleness_capacity(
     max_staleness: int,
     max_concurrent: int,
 ) -> Array:
-    """How many more rollouts may be started without any becoming too stale.
+    """The number of rollouts that may be started without exceeding the staleness bound.
 
         min((max_staleness + version + 1) * batch_size - (accepted + running),
             max_concurrent - running)
 
-    The batch trained next has the version's number, so what is started now, behind all that is
-    accepted or running, is used at most ``max_staleness`` versions later; 0 is synchronous
-    training. Start a rollout only while the result is above 0. On a resume ``accepted`` is
-    ``version * batch_size``.
+    The next batch has the version's number, so a rollout that starts now, after all accepted and
+    running ones, is used at most ``max_staleness`` versions later; 0 is synchronous training. Start
+    a rollout only while the result is above 0. After a resume ``accepted`` is ``version *
+    batch_size``.
 
     Args:
       version: Version of the weights being trained, an integer from 0.
       accepted: Rollouts finished and accepted since version 0, an integer.
-      running: Rollouts under way, an integer.
+      running: Rollouts in progress, an integer.
       max_staleness: See the module.
-      batch_size: Rollouts that one version uses up, above 0.
-      max_concurrent: Greatest number of rollouts under way, above 0.
+      batch_size: Rollouts that one version consumes, above 0.
+      max_concurrent: Largest number of rollouts in progress, above 0.
 
     Returns:
       int32, of the common shape of the three counts; negative if there are too many already.
@@ -158,7 +159,7 @@ def staleness_capacity(
 def version_lags(
     versions: Array, mask: Array, *, current_version: Array | int
 ) -> tuple[Array, Array]:
-    """How far behind the oldest and the latest token of each response are.
+    """The age in versions of the oldest and the latest token of each response.
 
         head lag = current_version - min over t of versions[t]
         tail lag = current_version - max over t of versions[t]

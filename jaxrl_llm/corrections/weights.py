@@ -1,8 +1,8 @@
-"""Importance weights of the proximal policy against what sampled: truncated, or cut to zero.
+"""Importance weights of the proximal policy relative to the sampler: truncated or masked.
 
-``level`` is what has one weight: "token", "sequence" or "geometric". ``normalize`` divides by the
-mean weight of the batch, last of all, unless that mean is not above 1e-8. Other shared arguments,
-TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
+``level`` is the unit of a weight: "token", "sequence" or "geometric". ``normalize`` divides by the
+mean weight of the batch as the last step, unless that mean is not above 1e-8. Other shared
+arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 """
 
 import numbers
@@ -37,17 +37,17 @@ def importance_weights(
         floor:              w[t] = max(w[t], floor)
         normalize:          w[t] = w[t] / mean(w), over unmasked tokens or non-empty sequences
 
-    The token level is biased and of low variance; the sequence level is the exact correction but
-    for the cap; the geometric one is the ratio of perplexities and hardly moves. An exponent counts
-    up to +-20; what is added up or averaged is not clamped token by token.
+    The token level is biased and has low variance; the sequence level is the exact correction
+    except for the cap; the geometric level is the ratio of perplexities and varies little. An
+    exponent is clamped to +-20; the terms of a sum or mean are not clamped separately.
 
     Args:
       old_logp, behavior_logp, mask: See the package.
       level, normalize: See the module.
-      cap: Greatest weight, at least 1; None for none. 1.5 to 5 for tokens and 2 to 10 for sequences
-        are common.
-      floor: Least weight, 0 to 1, so that a token that the proximal policy finds improbable keeps a
-        part of its gradient; None for none.
+      cap: Largest weight, at least 1; None for no cap. 1.5 to 5 for tokens and 2 to 10 for
+        sequences are common.
+      floor: Smallest weight, in [0, 1], so that a token that is improbable under the proximal
+        policy retains some gradient; None for no floor.
 
     Returns:
       Weights ``[..., T]``, float32, 0 where masked; no gradient flows through them.
@@ -95,14 +95,15 @@ def masked_importance_weights(
         w[t] = rho[t] if lower <= rho[t] <= upper, else 0
         rho as the weights of :func:`importance_weights` without a cap
 
-    Where truncation keeps the push of a token whose ratio cannot be trusted, this drops it. The
-    token stays in the mask and so in the denominator; :func:`rejection_mask` takes it out.
+    Truncation retains the gradient of a token with an unreliable ratio; this function removes it.
+    The token stays in the mask and so in the denominator; :func:`rejection_mask` removes it from
+    both.
 
     Args:
       old_logp, behavior_logp, mask: See the package.
       level, normalize: See the module.
-      lower: Least ratio that counts, at most 1.
-      upper: Greatest ratio that counts, at least 1.
+      lower: Smallest ratio to keep, at most 1.
+      upper: Largest ratio to keep, at least 1.
 
     Returns:
       Weights ``[..., T]``, float32, 0 where masked; no gradient flows through them.

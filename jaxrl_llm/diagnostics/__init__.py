@@ -1,8 +1,8 @@
-"""Metrics of training, as functions separate from the losses, which return one array.
+"""Training metrics, as functions separate from the losses.
 
 They take the arrays of a surrogate, repeat its cheap arithmetic (the compiler merges the two) and
 return float32 scalars. Pass the global batch: shares and maxima of microbatches do not average.
-The rules for the size of a batch (``gradient_noise`` to ``scale_rollouts``) take norms and counts.
+The rules for batch sizes (``gradient_noise`` to ``scale_rollouts``) take norms and counts.
 
 - ``mask`` is bool ``[..., T]``, True = keep; masked cells are never read.
 - Log ratios of tokens are clamped to +-20, as in the surrogates.

@@ -1,4 +1,4 @@
-"""What a batch has to teach, and how sure the policy is on it.
+"""The spread of rewards within groups of a batch, and the entropy of the policy on it.
 
 A wrong dtype raises TypeError; shapes that differ raise ValueError.
 """
@@ -11,19 +11,19 @@ from jaxrl_llm.core import Array, masking, stats
 
 
 class GroupSpread(NamedTuple):
-    """How much the groups of a batch can teach, float32 scalars."""
+    """The spread of rewards within the groups of a batch, float32 scalars."""
 
     informative: Array
     mean_std: Array
 
 
 def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
-    """How many groups have rewards that differ, and by how much.
+    """The share of groups whose rewards differ, and the mean deviation within groups.
 
         informative = share of non-empty groups with max(r) > min(r)
         mean_std    = mean over non-empty groups of std(r), dividing by n - 1
 
-    A group without a difference has advantage 0 in every group-relative method.
+    A group of equal rewards has advantages of 0 in every group-relative method.
 
     Args:
       rewards: ``[..., G]``, floating point; a group lies along the last axis.
@@ -40,7 +40,7 @@ def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
       0.5
 
     References:
-      Yu et al., DAPO (arXiv:2503.14476), which samples anew for the groups without a difference.
+      Yu et al., DAPO (arXiv:2503.14476), which replaces groups of equal rewards by new samples.
     """
     stats.check_group("group_spread", rewards, where)
     constant = stats.group_is_constant(rewards, where)
@@ -62,7 +62,7 @@ def mean_entropy(entropy: Array, mask: Array) -> Array:
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      Nats a token, float32 scalar; 0 if everything is masked.
+      Nats per token, float32 scalar; 0 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -72,7 +72,7 @@ def mean_entropy(entropy: Array, mask: Array) -> Array:
       1.5
 
     References:
-      None; verl's ``actor/entropy`` is averaged as its loss is, not always over tokens.
+      None; verl's ``actor/entropy`` is averaged like its loss, which need not be over tokens.
     """
     masking.check_tokens("mean_entropy", mask, entropy=entropy)
     return masking.masked_mean(entropy, mask)

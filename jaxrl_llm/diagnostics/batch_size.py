@@ -1,6 +1,6 @@
-"""How many samples a step should have: gradient noise, what a larger batch saves, plateaus.
+"""The number of samples per step: gradient noise, the benefit of larger batches, plateaus.
 
-A sample is whatever is drawn independently: a rollout, or a group where prompts differ most.
+A sample is an independent draw: a rollout, or a group if the variance between prompts dominates.
 
 - Results are float32 in the shape that the arguments broadcast to.
 - A number out of its range raises ValueError.
@@ -22,14 +22,14 @@ class GradientNoise(NamedTuple):
 
 
 class BatchCost(NamedTuple):
-    """What a batch size costs, relative to the least there could be, float32."""
+    """The cost of a batch size relative to the minimum, float32."""
 
     steps: Array  # of the optimizer, over those of an infinite batch
     samples: Array  # over those of the smallest batches
 
 
 class OuterStep(NamedTuple):
-    """What is sampled for one policy, and the updates made from it."""
+    """The samples drawn from one policy, and the updates made from them."""
 
     samples: int
     minibatches: int
@@ -45,8 +45,8 @@ def gradient_noise(
         signal = (B_l n_l - B_s n_s) / (B_l - B_s)
         noise  = (n_s - n_l) / (1 / B_s - 1 / B_l)
 
-    Both are unbiased, their quotient is not: average the squared norms over many steps first.
-    A microbatch and the batch it belongs to are two such sizes.
+    Both are unbiased, but their quotient is not: average the squared norms over many steps first. A
+    microbatch and its batch are two such sizes.
 
     Args:
       small_norm: n_s, squared norm of a gradient that is the mean over ``small_batch`` samples.
@@ -85,9 +85,9 @@ def batch_cost(batch: Array, *, critical_batch: float) -> BatchCost:
         steps   = 1 + B_crit / B
         samples = 1 + B / B_crit          (steps - 1) (samples - 1) = 1
 
-    Below the critical batch, more rollouts per step nearly divide the steps. Above it they are
-    nearly wasted, and their split into minibatches is the better use of them. It assumes the best
-    step size at each batch size.
+    Below the critical batch size, more rollouts per step reduce the number of steps almost in
+    proportion. Above it they are mostly wasted, and it is better to split them into minibatches.
+    The formula assumes the optimal step size at each batch size.
 
     Args:
       batch: B, samples of one update.
@@ -109,14 +109,15 @@ def batch_cost(batch: Array, *, critical_batch: float) -> BatchCost:
 
 
 def fastest_batch(critical_batch: Array, *, fixed: float, per_sample: float) -> Array:
-    """The batch size that reaches a goal in the least time.
+    """The batch size that reaches a goal in the shortest time.
 
         time = (1 + B_crit / B) (fixed + per_sample B)
         B    = sqrt(B_crit fixed / per_sample)
 
-    ``fixed`` is what a step takes however few its rollouts are: the steps of the longest response,
-    the weights read at each, the update. Where decoding waits for memory most of it is fixed, and
-    the best batch is far above the critical one.
+    ``fixed`` is the part of a step's time that does not depend on the number of rollouts: the
+    decoding steps of the longest response, each of which reads the weights, and the update. Where
+    decoding is bound by memory bandwidth, most of the time is fixed, and the best batch is far
+    above the critical one.
 
     Args:
       critical_batch: B_crit, from :func:`gradient_noise`.
@@ -129,7 +130,7 @@ def fastest_batch(critical_batch: Array, *, fixed: float, per_sample: float) -> 
       128.0
 
     References:
-      Ours: the least of steps, by McCandlish et al. (arXiv:1812.06162), times seconds of a step.
+      Ours: the minimum of the steps of McCandlish et al. (arXiv:1812.06162) times the step time.
     """
     function = "fastest_batch"
     checks.check_positive(
@@ -142,20 +143,20 @@ def fastest_batch(critical_batch: Array, *, fixed: float, per_sample: float) -> 
 def outer_plateau(
     step_size: Array, samples: Array, *, curvature: float = 1.0, noise: float = 1.0
 ) -> Array:
-    """Loss above the best at which policy updates of constant step size stop improving.
+    """Excess loss at which policy updates of constant step size stop improving.
 
         x' = x - alpha (h x + e),   e of variance noise / N
         E[h x^2 / 2] -> alpha noise / (2 N (2 - alpha h));   infinite where alpha h >= 2
 
-    A policy update is one step of stochastic optimization: its size alpha grows with how far the
-    new policy may go from the one that sampled, its noise falls with the N samples in between. A
-    plateau is left with a smaller step or with more samples, and passes over the same samples
-    leave its noise as it is.
+    A policy update is one step of stochastic optimization: its size alpha grows with the allowed
+    distance from the sampling policy, and its noise decreases with the N samples per update. A
+    smaller step or more samples lower the plateau; more passes over the same samples do not reduce
+    the noise.
 
     Args:
-      step_size: alpha, of a policy update.
-      samples: N, drawn between two policy updates.
-      curvature: h, of the loss.
+      step_size: alpha, the step size of a policy update.
+      samples: N, the samples drawn between two policy updates.
+      curvature: h, the curvature of the loss.
       noise: Variance of the gradient of one sample.
 
     Example:
@@ -180,17 +181,17 @@ def outer_plateau(
 
 
 def scale_rollouts(factor: int, *, samples: int, minibatches: int) -> OuterStep:
-    """How many minibatches a step should have with ``factor`` times the rollouts.
+    """The samples and minibatches of a step with ``factor`` times the rollouts.
 
         samples' = factor samples,   minibatches' = factor minibatches
 
-    The size of a minibatch and the learning rate stay: a larger minibatch at a larger learning
-    rate lost performance. In a run these are ``prompts_per_step`` and ``minibatches``.
+    The minibatch size and the learning rate do not change: a larger minibatch at a larger learning
+    rate performed worse. In a run these are ``prompts_per_step`` and ``minibatches``.
 
     Args:
       factor: At least 1.
-      samples: Of a step now.
-      minibatches: Of a pass over them now; they divide ``samples``.
+      samples: Current samples per step.
+      minibatches: Current minibatches per pass over the samples; they divide ``samples``.
 
     Example:
       >>> import jaxrl_llm as jr

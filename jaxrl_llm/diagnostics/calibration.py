@@ -1,4 +1,4 @@
-"""Whether a reward model is as sure of its preferences as it is right.
+"""Calibration of a reward model: whether its confidence matches its accuracy.
 
 A wrong dtype raises TypeError; shapes that differ and a bad number raise ValueError.
 """
@@ -12,14 +12,14 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 class PairCalibration(NamedTuple):
-    """What :func:`pair_calibration` returns, float32.
+    """Result of :func:`pair_calibration`, float32.
 
     Attributes:
       error: ``[]``, expected calibration error, in [0, 1/2] for hard labels.
       brier: ``[]``, mean squared error of the probabilities.
-      confidence: ``[bins]``, mean probability of the response that it prefers.
-      accuracy: ``[bins]``, how often that one is the chosen one.
-      pairs: ``[bins]``, how many there are.
+      confidence: ``[bins]``, mean probability of the response that the model prefers.
+      accuracy: ``[bins]``, how often that response is the chosen one.
+      pairs: ``[bins]``, number of pairs.
     """
 
     error: Array
@@ -36,17 +36,17 @@ def pair_calibration(
     bins: int = 10,
     where: Array | None = None,
 ) -> PairCalibration:
-    """The probabilities of preferences against their frequencies.
+    """Compares the predicted probabilities of preferences with their frequencies.
 
         p = sigmoid(|r_w - r_l|),   hit = r_w > r_l, and one half for a tie
         error = sum over bins of p, from 1/2 to 1, of share |mean of hit - mean of p|
         brier = mean of (hit - p)^2
 
     Args:
-      chosen_rewards: ``[...]``, floating point, of the response that is preferred.
-      rejected_rewards: ``[...]``, of the other one.
-      bins: Of equal width, at least 1.
-      where: bool ``[...]``, True for the pairs that there are; None for all.
+      chosen_rewards: ``[...]``, floating point, rewards of the preferred responses.
+      rejected_rewards: ``[...]``, rewards of the other responses.
+      bins: Number of bins of equal width, at least 1.
+      where: bool ``[...]``, True for the pairs that exist; None for all.
 
     Returns:
       :class:`PairCalibration`; 0 for a bin without a pair.

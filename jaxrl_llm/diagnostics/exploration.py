@@ -1,4 +1,4 @@
-"""What more rollouts per prompt buy: where the probability mass goes, and what is never sampled.
+"""The effect of more rollouts per prompt: flow of probability mass, and unsampled answers.
 
 - ``probs``: floating point ``[..., V]``, adding up to 1.
 - A wrong dtype raises TypeError; shapes that differ and a bad number raise ValueError.
@@ -12,15 +12,15 @@ from jaxrl_llm.core import Array, checks
 
 
 class MassBalance(NamedTuple):
-    """Terms of the first change of the mass on right answers, ``[...]`` float32.
+    """Terms of the first-order change of the mass on right answers, ``[...]`` float32.
 
-    Their sum, times the learning rate over the number of rollouts, is the change itself.
+    Their sum, times the learning rate over the number of rollouts, is the change.
 
     Attributes:
       reward: S_R, reward of the mass that was sampled.
-      correct: What the sampled right answers add; never negative.
-      wrong: What the sampled wrong answers add; never negative.
-      unsampled: What the answers add that were not sampled: of either sign, 0 if all were.
+      correct: Contribution of the sampled right answers; never negative.
+      wrong: Contribution of the sampled wrong answers; never negative.
+      unsampled: Contribution of the answers that were not sampled: of either sign, 0 if all were.
     """
 
     reward: Array
@@ -37,7 +37,7 @@ def mass_balance(
     correct_reward: float = 1.0,
     wrong_reward: float = -1.0,
 ) -> MassBalance:
-    """How one step of policy gradient on sampled answers moves mass between right and wrong.
+    """How one policy-gradient step on sampled answers moves mass between right and wrong answers.
 
         S_R       = R_c P_pos + R_w P_neg
         correct   = (R_c - S_R) Q_neg A2
@@ -47,8 +47,8 @@ def mass_balance(
 
     for a softmax over answers and the objective 1/N sum over the sampled of R_i p_i. Q are the
     masses of all right and wrong answers, P of the sampled ones; A2, B2 are the sums of p^2 over
-    the sampled right and wrong ones, U_pos2, U_neg2 over those not sampled. Only the last term can
-    lower the mass of right answers, and it fades as more are sampled.
+    the sampled right and wrong answers, U_pos2, U_neg2 over those not sampled. Only the last term
+    can lower the mass of right answers, and it vanishes as more answers are sampled.
 
     Args:
       probs: See the module.

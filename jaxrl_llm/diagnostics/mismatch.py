@@ -1,7 +1,7 @@
-"""How far what sampled the tokens is from what scores them, and what weights do about it.
+"""Mismatch between the policy that sampled tokens and the policy that scores them.
 
-- ``logp``: ``[..., T]`` log-probabilities (nats) under the policy that scores, which an estimate is
-  for; ``behavior_logp``: of the same tokens under what sampled them.
+- ``logp``: ``[..., T]`` log-probabilities (nats) under the policy that scores, the target of an
+  estimate; ``behavior_logp``: of the same tokens under the policy that sampled them.
 - ``mask``: bool ``[..., T]``, True = keep.
 - Results are float32 scalars, 0 if everything is masked.
 - A wrong dtype raises TypeError; shapes that differ, and an unknown option, raise ValueError.
@@ -38,14 +38,14 @@ def effective_sample_size(
         level="token":     w = exp(logp - behavior_logp), n unmasked tokens
 
     1 means that all weights are equal, 1 / n that one sample has all the weight. The weights are
-    scaled by the greatest one before they are squared, so long sequences do not overflow.
+    divided by the largest before they are squared, so long sequences do not overflow.
 
     Args:
       logp, behavior_logp, mask: See the module.
-      level: What a sample is: "sequence" or "token".
+      level: Unit of a sample: "sequence" or "token".
 
     Returns:
-      A share in 0 to 1.
+      A share in [0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,12 +74,13 @@ def effective_sample_size(
 
 
 def mismatch(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch:
-    """How far what sampled the tokens is from what scores them, on the same weights or older ones.
+    """Distance of the sampling policy from the scoring policy, with equal or older weights.
 
         mean |d|,  max |d|,  mean(-d)    d = logp - behavior_logp
 
-    ``kl`` estimates KL(behavior || policy). A sampler of other precision shows in ``mean_abs``; one
-    wrong token, or a truncation that was left out of the log-probability, in ``max_abs``.
+    ``kl`` estimates KL(behavior || policy). A sampler of another precision is visible in
+    ``mean_abs``; a single wrong token, or a truncation that is missing from the log-probability, in
+    ``max_abs``.
 
     Args:
       logp, behavior_logp, mask: See the module.
@@ -108,7 +109,7 @@ def mismatch(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch:
 
 
 class MismatchMetrics(NamedTuple):
-    """Divergences of the policy from what sampled, float32 scalars; see ``mismatch_metrics``."""
+    """Divergences of the policy from the sampler, float32 scalars; see ``mismatch_metrics``."""
 
     kl: Array
     k3: Array
@@ -132,7 +133,7 @@ class WeightMetrics(NamedTuple):
 
 
 def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> MismatchMetrics:
-    """Divergences of the policy from what sampled the tokens.
+    """Divergences of the policy from the policy that sampled the tokens.
 
         d = logp - behavior_logp,   D = sum of d over a sequence,   m = mean of d over a sequence
         kl = mean(-d)        k3 = mean(exp(d) - 1 - d)              over unmasked tokens
@@ -140,15 +141,15 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
         chi2_token = mean(exp(d)^2) - 1      chi2_sequence = mean(exp(D)^2) - 1
         ess_token, ess_sequence: effective share of the samples, each from 0 to 1
 
-    kl and k3 estimate KL(behavior || policy); with a ratio of perplexities above 1 what sampled was
-    surer of its tokens than the policy is; chi2 is the variance of the weights, so 1 / (1 + chi2)
-    is about the effective share. A ratio counts up to e^20.
+    kl and k3 estimate KL(behavior || policy). A perplexity ratio above 1 means that the sampler was
+    more certain of its tokens than the policy is. chi2 is the variance of the weights, so 1 / (1 +
+    chi2) is about the effective share. Ratios are capped at e^20.
 
     Args:
       logp, behavior_logp, mask: See the module.
 
     Returns:
-      ``MismatchMetrics``; kl, k3 and the gap are nats per token. Without a token the ratio is 1.
+      ``MismatchMetrics``; kl, k3 and the gap are nats per token. Without tokens the ratio is 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -231,7 +232,7 @@ def _clamped(log_ratio: Array) -> Array:
 
 
 class RejectionMetrics(NamedTuple):
-    """What rejection rules take out, as shares in 0 to 1, float32."""
+    """Shares rejected by each rule, in [0, 1], float32."""
 
     tokens: Array  # [R], of the unmasked tokens, by each rule alone
     sequences: Array  # [R], of the non-empty sequences, by each rule alone
@@ -246,7 +247,7 @@ def rejection_metrics(
     *,
     rules: tuple[Callable, ...],
 ) -> RejectionMetrics:
-    """How many tokens and sequences each rule of a correction rejects.
+    """The shares of tokens and sequences that each rule of a correction rejects.
 
         rejected[r, t] = mask[t] and not rules[r](old_logp, behavior_logp, mask)[t]
         tokens[r]      = mean over tokens of rejected[r]

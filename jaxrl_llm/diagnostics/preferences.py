@@ -1,4 +1,4 @@
-"""How a policy orders responses that are ordered already, by a person or a reward."""
+"""How a policy ranks responses whose order is known, from a person or a reward."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 class PairOrder(NamedTuple):
-    """What :func:`pair_order` returns, float32 scalars; 0 where there is no pair.
+    """Result of :func:`pair_order`, float32 scalars; 0 if there are no pairs.
 
     Attributes:
       accuracy: Share of the pairs in the right order.
       margin: Mean difference of their scores.
       chosen: Mean score of the better responses.
-      rejected: Mean score of the others.
-      pairs: How many there are.
+      rejected: Mean score of the worse responses.
+      pairs: Number of pairs.
     """
 
     accuracy: Array
@@ -26,7 +26,7 @@ class PairOrder(NamedTuple):
 
 
 def response_scores(logp: Array, ref_logp: Array | None, mask: Array) -> Array:
-    """What a policy makes of each response, without the scale ``beta``.
+    """The score of each response under a policy, without the scale ``beta``.
 
         sum of (logp[t] - ref_logp[t])           against a reference
         mean of logp[t]                          without one
@@ -37,7 +37,7 @@ def response_scores(logp: Array, ref_logp: Array | None, mask: Array) -> Array:
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      ``[...]`` float32; 0 where all is masked.
+      ``[...]`` float32; 0 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -57,7 +57,7 @@ def response_scores(logp: Array, ref_logp: Array | None, mask: Array) -> Array:
 
 
 def pair_order(scores: Array, rewards: Array, *, where: Array | None = None) -> PairOrder:
-    """How often, and by how much, scores order the responses of a group as rewards do.
+    """How often, and by what margin, scores rank the responses of a group as rewards do.
 
         pairs    = all i, j of a group with r_i > r_j
         accuracy = share of them with s_i > s_j; a tie counts one half
@@ -79,7 +79,7 @@ def pair_order(scores: Array, rewards: Array, *, where: Array | None = None) -> 
       (1.0, 1.0)
 
     References:
-      What TRL logs as rewards/accuracies and rewards/margins, where a tie counts as wrong.
+      TRL logs them as rewards/accuracies and rewards/margins, with a tie as wrong.
     """
     function = "pair_order"
     checks.check_float(function, scores=scores, rewards=rewards)

@@ -1,4 +1,4 @@
-"""The policy being trained against the one before the update.
+"""Ratios of the policy being trained to the policy before the update.
 
 - ``logp``, ``old_logp``: ``[..., T]`` log-probabilities (nats) of the policy and the proximal one.
 - ``advantages``: ``[..., T]``, or ``[...]`` for one per sequence.
@@ -40,18 +40,18 @@ def clip_fraction(
         level="sequence":  mean over sequences of the mean over their unmasked tokens,
                            r = exp(mean over unmasked tokens of logp - old_logp)
 
-    The options are those of the surrogate; "sequence" is the level of GSPO, where with one
-    advantage per sequence it is the share of the non-empty sequences. For a dual clip see
+    The options are those of the surrogate; "sequence" is the level of GSPO: with one advantage per
+    sequence it is the share of clipped non-empty sequences. For a dual clip see
     :func:`dual_clip_fraction`.
 
     Args:
       logp, old_logp, advantages, mask: See the module.
-      eps_low: How far below 1 the ratio may go, not negative.
-      eps_high: How far above 1 the ratio may go, not negative.
-      level: What has a ratio: "token" or "sequence".
+      eps_low: Distance of the lower bound from 1, not negative.
+      eps_high: Distance of the upper bound from 1, not negative.
+      level: Unit of a ratio: "token" or "sequence".
 
     Returns:
-      A share in 0 to 1.
+      A share in [0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,8 +62,8 @@ def clip_fraction(
       0.5
 
     References:
-      Schulman et al., PPO (arXiv:1707.06347). The ``pg_clipfrac`` of verl. At the level of
-      sequences verl still counts every token, so that a long sequence counts more.
+      Schulman et al., PPO (arXiv:1707.06347). The ``pg_clipfrac`` of verl. At the sequence level
+      verl still counts every token, so a long sequence counts more.
     """
     checks.check_non_negative("clip_fraction", eps_low=eps_low, eps_high=eps_high)
     checks.check_option("clip_fraction", "level", level, ("token", "sequence"))
@@ -89,15 +89,15 @@ def dual_clip_fraction(
 
         mean over unmasked tokens of [A < 0 and r > dual_clip]      r = exp(logp - old_logp)
 
-    There the loss of PPO would be above ``-A * dual_clip``. No token counts here and in
-    :func:`clip_fraction` at once: for a negative advantage that one counts small ratios.
+    For these tokens the loss of PPO would be above ``-A * dual_clip``. No token counts both here
+    and in :func:`clip_fraction`, which counts small ratios for negative advantages.
 
     Args:
       logp, old_logp, advantages, mask: See the module.
-      dual_clip: Greatest ratio that counts where the advantage is negative, above 1.
+      dual_clip: Upper bound of the ratio where the advantage is negative, above 1.
 
     Returns:
-      A share in 0 to 1.
+      A share in [0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -120,12 +120,12 @@ def dual_clip_fraction(
 def approx_kl(
     logp: Array, old_logp: Array, mask: Array, *, estimator: Literal["k1", "k2", "k3"] = "k1"
 ) -> Array:
-    """How far the policy moved: KL(old || new) a token, estimated on tokens that old sampled.
+    """KL(old || new) per token, estimated on tokens sampled by the old policy.
 
         k1 = mean(-d)    k2 = mean(d^2) / 2    k3 = mean(exp(d) - 1 - d)    d = logp - old_logp
 
-    k1 is unbiased and may be negative; k3 is unbiased too, never negative, and has less variance
-    while the policies are close; k2 is never negative and biased. For a penalty see
+    k1 is unbiased and may be negative; k3 is unbiased, never negative, and has less variance while
+    the policies are close; k2 is biased and never negative. For a penalty see
     :mod:`jaxrl_llm.regularizers`.
 
     Args:
@@ -133,7 +133,7 @@ def approx_kl(
       estimator: "k1", "k2" or "k3".
 
     Returns:
-      Nats a token; 0 if everything is masked.
+      Nats per token; 0 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -151,12 +151,12 @@ def approx_kl(
 
 
 def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
-    """Mean, least and greatest ratio of the unmasked tokens.
+    """Mean, smallest and largest ratio of the unmasked tokens.
 
         r = exp(logp - old_logp)
 
-    Before the first update on a batch all three are 1; more than rounding off it then is a mistake
-    in scoring, such as another temperature, truncation or other tokens.
+    Before the first update on a batch all three are 1; a larger deviation than rounding then
+    indicates an error in scoring, such as another temperature, another truncation or other tokens.
 
     Args:
       logp, old_logp, mask: See the module.

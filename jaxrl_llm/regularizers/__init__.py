@@ -1,18 +1,18 @@
-"""Terms added to the token loss: distance to a reference policy, entropy.
+"""Terms added to the token loss: divergence from a reference policy, entropy.
 
-A term takes what it needs by name and returns a token loss ``[..., T]``, float32, 0 where masked:
+A term takes its inputs by name and returns a token loss ``[..., T]``, float32, 0 where masked:
 
 - ``logp``: ``[..., T]`` log-probabilities (nats) of the sampled tokens under the policy being
   trained; an estimate of a divergence assumes that it sampled them.
 - ``ref_logp``: ``[..., T]`` under the reference, a constant; None raises ValueError.
-- ``mask``: bool ``[..., T]``, True = keep. What it leaves out is never read, in the value or in the
-  gradient. Statistics admit None, which keeps all.
+- ``mask``: bool ``[..., T]``, True = keep. Masked entries are never read, neither in the value nor
+  in the gradient. Statistics accept None, which keeps all.
 - ``estimator``: As in :func:`kl_token`.
-- ``coef``: Penalty for a nat, in units of the policy loss, not negative; 0 switches it off.
+- ``coef``: Penalty per nat, in units of the policy loss, not negative; 0 turns the term off.
 
-All raise TypeError if a mask is not bool, an array of ids or steps holds no integers or another
-array is not floating point; and ValueError if shapes differ, what is to be a scalar is not, or an
-option is outside the range that its entry states or has no effect with the others.
+All raise TypeError if a mask is not bool, an array of ids or steps is not of integers or another
+array is not floating point; and ValueError if shapes differ, an argument is not a scalar where one
+is required, or an option is out of its documented range or has no effect in the combination.
 """
 
 from jaxrl_llm.regularizers.bands import (

@@ -7,7 +7,7 @@ from jaxrl_llm.core import Array, checks
 
 
 def check_tokens(function: str, mask: Array | None, **arrays) -> None:
-    """Raises unless the arrays are there, floating ``[..., T]``, of one shape with a bool mask."""
+    """Raises unless the arrays are given, floating ``[..., T]``, of one shape with a bool mask."""
     for name, x in arrays.items():
         if x is None:
             raise ValueError(f"{function}: {name} is None; this term requires it.")

@@ -1,4 +1,4 @@
-"""EPO: entropy that stays in a band around its history, turn by turn.
+"""EPO: keeps the entropy of each turn in a band around its history.
 
 Shared arguments:
   ``turn_ids``: int ``[..., T]``, the turn of each token; below 0 for tokens of an environment.
@@ -36,7 +36,7 @@ def entropy_history_init(*, turns: int) -> EntropyHistory:
     """The history before the first step.
 
     Args:
-      turns: S, the most turns a rollout has, at least 1.
+      turns: S, the maximum number of turns of a rollout, at least 1.
 
     Returns:
       :class:`EntropyHistory` of zeros.
@@ -56,7 +56,7 @@ def entropy_history_init(*, turns: int) -> EntropyHistory:
 def entropy_history_update(
     state: EntropyHistory, old_entropy: Array, mask: Array, *, turn_ids: Array
 ) -> EntropyHistory:
-    """The history with a step more.
+    """The history after one more step.
 
         total[s] += mean entropy of the tokens of turn s,  steps[s] += 1    where turn s occurred
 
@@ -118,21 +118,21 @@ class _Histories:
 
 
 def entropy_history(*, turns: int = 1) -> Transform:
-    """A controller whose value is the mean entropy of the steps so far, this one included.
+    """A controller whose value is the mean entropy of the steps so far, including this one.
 
         value of a token = mean over the steps in which its turn occurred
                            of the mean entropy of the tokens of that turn
 
-    Each step counts the same, whatever its tokens.
+    Each step counts the same, whatever its number of tokens.
 
     Args:
-      turns: The most turns with a history; later ones have the value 0. With 1 a response is one
+      turns: Number of turns with a history; later turns have the value 0. With 1 a response is one
         turn.
 
     Returns:
       A Transform ``rewards -> history`` for a recipe's ``computed`` "controller": a float32 scalar
       with one turn and ``[..., T]`` with several. Its state is an :class:`EntropyHistory`. It reads
-      ``old_entropy``, ``mask``, with several turns ``turn_ids``, and, if there, ``where`` of the
+      ``old_entropy``, ``mask``, with several turns ``turn_ids``, and, if present, ``where`` of the
       global batch.
 
     Raises:
@@ -158,7 +158,7 @@ def entropy_history(*, turns: int = 1) -> Transform:
 
 
 def epo_phase_weight(progress: float | Array) -> Array:
-    """The weight of the band over the training: falling slowly, then fast.
+    """The weight of the band over training: it decreases slowly, then fast.
 
         p <= 1/2:   1 - 0.2 (1 - exp(-4 p))
         p > 1/2:    0.8 exp(-6 (p - 1/2))
@@ -166,7 +166,7 @@ def epo_phase_weight(progress: float | Array) -> Array:
     It jumps from 0.827 to 0.8 in the middle and ends at 0.040.
 
     Args:
-      progress: ``[...]``, share of the training that is done, in [0, 1].
+      progress: ``[...]``, completed share of the training, in [0, 1].
 
     Returns:
       ``[...]`` float32.
@@ -177,8 +177,8 @@ def epo_phase_weight(progress: float | Array) -> Array:
       [1.0, 0.827, 0.04]
 
     References:
-      EPO (arXiv:2509.22576), the released code. The abstract of its second version has the weight
-      grow instead.
+      EPO (arXiv:2509.22576), the released code. In the abstract of its second version the weight
+      increases instead.
     """
     checks.check_min_rank("epo_phase_weight", 0, progress=progress)
     p = jnp.clip(jnp.asarray(progress, jnp.float32), 0.0, 1.0)
@@ -200,7 +200,7 @@ def entropy_band(
     from_turn: int = 0,
     form: Literal["hinge", "indicator"] = "hinge",
 ) -> Array:
-    """An entropy bonus, less a penalty of tokens outside a band around the history of their turn.
+    """An entropy bonus minus a penalty for tokens outside a band around their turn's history.
 
         loss[t] = -coef (H[t] - weight P[t])
         "indicator"  P = alpha [not low h < H < high h],              h = history of the turn
@@ -209,17 +209,17 @@ def entropy_band(
     Args:
       entropy: ``[..., T]`` entropy (nats) under the policy being trained.
       mask: See the module.
-      history: ``[S]``, floating point: ``EntropyHistory.mean``. Without ``turn_ids`` one that
+      history: ``[S]``, floating point: ``EntropyHistory.mean``. Without ``turn_ids``, an array that
         broadcasts to ``[..., T]``, such as the value of :func:`entropy_history`.
       turn_ids: See the module; None where a response is one turn.
-      coef: Worth of a nat, in units of the policy loss, not negative.
-      low: The band begins at this share of the history, not negative.
-      high: And ends at this one, not below ``low``.
+      coef: Bonus per nat, in units of the policy loss, not negative.
+      low: Lower end of the band as a share of the history, not negative.
+      high: Upper end of the band as a share of the history, not below ``low``.
       alpha: Size of the penalty, not negative.
-      weight: ``[]``, such as :func:`epo_phase_weight`, or one that broadcasts.
+      weight: ``[]``, such as :func:`epo_phase_weight`, or an array that broadcasts.
       from_turn: First turn that is penalized; the released code starts at half of the turns.
-      form: "indicator" is the released form, whose gradient is 0: it changes the loss that is
-        reported and not the update. "hinge" is 0 inside the band and has a gradient outside.
+      form: "indicator" is the released form, whose gradient is 0: it changes the reported loss but
+        not the update. "hinge" is 0 inside the band and has a gradient outside.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked. Turns without a history have no penalty.

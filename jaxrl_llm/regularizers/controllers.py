@@ -1,9 +1,10 @@
-"""Coefficients that move from step to step, a Recipe's ``computed`` controllers.
+"""Coefficients that change from step to step: controllers for a Recipe's ``computed`` slot.
 
 A controller is a Transform: ``update(rewards, state, **context) -> (coefficient, state)``. The
-coefficient, float32 ``[]``, stands in the context under the controller's name, and ``core.given``
-connects it to a term: ``given(kl_to_reference, coef="kl_coef")``. It is what the step before has
-left; the batch moves the next one. An option out of the range of its entry raises ValueError.
+coefficient, float32 ``[]``, is in the context under the controller's name, and ``core.given``
+connects it to a term: ``given(kl_to_reference, coef="kl_coef")``. A step uses the coefficient from
+the previous step; its batch updates the next one. An option out of its documented range raises
+ValueError.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ class First:
 
 
 def sequence_mean(x: Array, mask: Array) -> Array:
-    """Mean over the sequences that are not empty of the mean over their tokens: ``[]`` float32."""
+    """Mean over non-empty sequences of the mean over their tokens: ``[]`` float32."""
     return masking.masked_mean(masking.masked_mean(x, mask, axis=-1), jnp.any(mask, axis=-1))
 
 
@@ -39,7 +40,7 @@ class _Fixed:
 
 
 def fixed(coef: float) -> Transform:
-    """A coefficient that stays: the controller to which the others are compared.
+    """A constant coefficient: the baseline controller.
 
     Args:
       coef: Its value, not negative.
@@ -68,17 +69,17 @@ def adaptive_kl_update(
     samples: int | Array,
     horizon: float = 10_000.0,
 ) -> Array:
-    """The coefficient of a KL penalty, moved in proportion to how far the KL is off its target.
+    """The coefficient of a KL penalty, changed in proportion to the error of the KL.
 
         coef' = coef (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
 
     Args:
-      coef: ``[]``, in units of reward for a nat.
+      coef: ``[]``, in units of reward per nat.
       kl: ``[]``, the measured divergence, in the same units as ``target``.
-      target: The divergence to hold, above 0.
-      samples: Sequences in this step.
-      horizon: Sequences after which a constant error of the greatest size has moved the coefficient
-        by about a fifth, above 0.
+      target: The target divergence, above 0.
+      samples: Number of sequences in this step.
+      horizon: Number of sequences after which the largest possible error, held constant, has
+        changed the coefficient by about a fifth; above 0.
 
     Returns:
       float32 ``[]``.
@@ -89,8 +90,8 @@ def adaptive_kl_update(
       0.10012...
 
     References:
-      Ziegler et al. (arXiv:1909.08593), as in verl; target 6 summed over a response in the paper,
-      0.1 a token in verl.
+      Ziegler et al. (arXiv:1909.08593), as in verl; the target is 6, summed over a response, in the
+      paper, and 0.1 per token in verl.
     """
     name = "adaptive_kl_update"
     checks.check_rank(name, 0, coef=coef, kl=kl, samples=samples)
@@ -135,7 +136,7 @@ def adaptive_kl(
 
     Args:
       initial: Coefficient of the first step, not negative.
-      target: The divergence to hold, in nats per token, above 0.
+      target: The target divergence, in nats per token, above 0.
       horizon: As in :func:`adaptive_kl_update`, above 0.
       estimator: As in :func:`kl_token`.
 
@@ -153,8 +154,8 @@ def adaptive_kl(
       (0.1, 0.1008)
 
     References:
-      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward and also updates the
-      coefficient after its use.
+      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward; it also updates the
+      coefficient after using it.
     """
     checks.check_non_negative("adaptive_kl", finite=True, initial=initial)
     checks.check_positive("adaptive_kl", finite=True, target=target, horizon=horizon)
@@ -196,7 +197,7 @@ def adaptive_entropy(
     low: float = 0.0,
     high: float = 1.0,
 ) -> Transform:
-    """:func:`entropy_controller` at every step, on the mean entropy a token of the batch.
+    """:func:`entropy_controller` at every step, on the mean entropy per token of the batch.
 
     Args:
       initial: Coefficient of the first step, between ``low`` and ``high``.

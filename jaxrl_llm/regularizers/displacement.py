@@ -1,4 +1,4 @@
-"""LLDS: correct and neutral responses may not lose likelihood.
+"""LLDS: a penalty if correct or neutral responses lose likelihood.
 
 Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.regularizers`.
 """
@@ -14,7 +14,7 @@ from jaxrl_llm.regularizers import _inputs
 
 
 def chunk_ids_from_mask(mask: Array) -> Array:
-    """Numbers the contiguous runs of a mask, the actions of a response with tool calls.
+    """Numbers the contiguous runs of a mask: the actions of a response with tool calls.
 
     Args:
       mask: bool ``[..., T]``, False for prompts, observations and padding.
@@ -49,15 +49,16 @@ def llds(
     coef: float = 0.1,
     tolerance: float = 1e-4,
 ) -> Array:
-    """A penalty for likelihood lost by responses that the advantages do not condemn.
+    """A penalty for lost likelihood of responses whose advantage is not negative.
 
         d[t] = stop_gradient(old_logp[t]) - logp[t], 0 up to the tolerance
         gate = 1 where A >= 0 and the sum of d over the token's action (or response) is above 0
         loss[t] = coef * gate * max(0, d[t])
 
-    Only an action that has lost likelihood in total is touched, and in it only the tokens that
-    lost: the gradient is -coef there and 0 elsewhere. Nothing happens before the policy has moved,
-    so a batch must serve several updates. The paper's weighting is ``aggregate.token_mean``.
+    The penalty applies only to an action that has lost likelihood in total, and in it only to the
+    tokens that lost: the gradient is -coef there and 0 elsewhere. It is 0 until the policy has
+    changed, so a batch must have several updates. The paper's weighting is
+    ``aggregate.token_mean``.
 
     Args:
       logp, mask, coef: See the package.
@@ -65,12 +66,12 @@ def llds(
         trained, which makes the term 0.
       advantages: ``[..., T]``, or ``[...]`` for one value per sequence.
       chunk_ids: int32 ``[..., T]``, 1 to at most T in each row, 0 outside any action; None for the
-        contiguous runs of the mask. Of "action" level only.
-      answer_tokens: bool ``[..., T]``, True for tokens to leave out of the sums and the penalty,
+        contiguous runs of the mask. Only for level "action".
+      answer_tokens: bool ``[..., T]``, True for tokens to exclude from the sums and the penalty,
         such as those of the final answer; None for none.
-      level: What must have lost likelihood in total: each "action" or the full "response".
-      tolerance: Differences up to this, in nats, not negative, count as none: the rounding between
-        two computations of one log-probability is no loss.
+      level: Unit whose total likelihood must have decreased: each "action" or the full "response".
+      tolerance: Differences up to this, in nats, not negative, are ignored, such as the rounding
+        between two computations of one log-probability.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -118,7 +119,7 @@ def llds(
 
 
 def imitation(logp: Array, mask: Array, *, imitated: Array, coef: float = 0.1) -> Array:
-    """The negative log-likelihood of the responses that are imitated: fine-tuning next to a policy.
+    """The negative log-likelihood of imitated responses: fine-tuning as a term next to RL.
 
         loss[t] = -coef logp[t] where imitated, else 0
 

@@ -19,12 +19,12 @@ def entropy_from_logits(logits: Array, targets: Array | None = None) -> Array:
         H = logsumexp(logits) - sum_v softmax(logits)[v] * logits[v]
         dH/dlogits[v] = -p[v] * (log p[v] + H)
 
-    A logit of -inf is a token that cannot be sampled and counts as nothing. For a large vocabulary
-    use the entropy that ``logprobs`` returns, which never holds all the logits.
+    A token with a logit of -inf cannot be sampled and is ignored. For a large vocabulary use the
+    entropy that ``logprobs`` returns, which never stores all logits.
 
     Args:
       logits: ``[..., V]``.
-      targets: ``[...]``. Not used: a Recipe calls all statistics of the logits alike.
+      targets: ``[...]``. Not used: a Recipe passes them to all statistics of the logits.
 
     Returns:
       ``[...]`` float32, in nats, between 0 and log V.
@@ -36,7 +36,7 @@ def entropy_from_logits(logits: Array, targets: Array | None = None) -> Array:
       Array([1.3863], dtype=float32)
 
     References:
-      Shannon entropy; the form with logsumexp is the one verl and TRL compute.
+      Shannon entropy; verl and TRL compute the same form with logsumexp.
     """
     checks.check_min_rank("entropy_from_logits", 1, logits=logits)
     checks.check_float("entropy_from_logits", logits=logits)
@@ -51,11 +51,11 @@ def entropy_from_logits(logits: Array, targets: Array | None = None) -> Array:
 
 
 class EntropyControl(NamedTuple):
-    """What :func:`entropy_controller` returns, float32 ``[]``.
+    """Result of :func:`entropy_controller`, float32 ``[]``.
 
     Attributes:
       coef: The coefficient after this measurement, for the next call.
-      applied: The coefficient of the bonus of this step, 0 while it is off.
+      applied: The coefficient of the bonus at this step, 0 while the bonus is off.
     """
 
     coef: Array
@@ -76,16 +76,16 @@ def entropy_controller(
         applied = coef if entropy <= target else 0
         coef    = clip(coef + delta if entropy <= target else coef - delta, low, high)
 
-    It holds no state: the caller passes ``coef``, in float32, from step to step. ``applied`` is the
-    coefficient before the change.
+    The function has no state: the caller passes ``coef``, in float32, from step to step.
+    ``applied`` uses the coefficient before the change.
 
     Args:
-      coef: ``[]``, in units of the policy loss for a nat; of the last call, or the first one.
+      coef: ``[]``, in units of the policy loss per nat; from the last call, or the initial value.
       entropy: ``[]``, mean entropy of the policy on the global batch, in nats per token.
       target: The entropy, in nats per token, up to which the bonus is on and grows, not negative.
-      delta: What a call changes, above 0.
-      low: Least coefficient, not negative.
-      high: Greatest coefficient, not below ``low``.
+      delta: Change of the coefficient per call, above 0.
+      low: Smallest coefficient, not negative.
+      high: Largest coefficient, not below ``low``.
 
     Returns:
       ``EntropyControl(coef, applied)``.
@@ -97,8 +97,8 @@ def entropy_controller(
       (0.015..., 0.01...)
 
     References:
-      He et al., Skywork-OR1 (arXiv:2505.22312). The rule and the defaults are TRL's, which switches
-      the bonus by the entropy of the step before.
+      He et al., Skywork-OR1 (arXiv:2505.22312). The rule and the defaults are TRL's, which turns
+      the bonus on and off by the entropy of the previous step.
     """
     name = "entropy_controller"
     checks.check_rank(name, 0, coef=coef, entropy=entropy)
@@ -112,7 +112,7 @@ def entropy_controller(
 
 
 def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
-    """A reward for keeping the next-token distribution wide.
+    """A bonus for the entropy of the next-token distribution.
 
         loss[t] = -coef * entropy[t]
 
@@ -133,7 +133,7 @@ def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
 
     References:
       Williams and Peng, Function optimization using connectionist reinforcement learning algorithms
-      (Connection Science 3, 1991). verl adds ``-coef * aggregated entropy`` likewise.
+      (Connection Science 3, 1991). verl also adds ``-coef * aggregated entropy``.
     """
     checks.check_non_negative("entropy_bonus", finite=True, coef=coef)
     checks.check_mask("entropy_bonus", mask)

@@ -1,7 +1,7 @@
-"""Estimates of KL(policy || reference) from sampled tokens, and penalties made of them.
+"""Estimates of KL(policy || reference) from sampled tokens, and penalties based on them.
 
-The value and the gradient of an estimate may be right or wrong separately: k1 and k3 have the right
-expected value and a wrong expected gradient, k2 the reverse. Log ratios are clamped to +-20. The
+The value and the gradient of an estimate can be biased independently: k1 and k3 have an unbiased
+value and a biased gradient, k2 the reverse. Log ratios are clamped to +-20. The
 estimates are those of Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
 
 Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.regularizers`. A ``coef`` may be an
@@ -18,11 +18,11 @@ from jaxrl_llm.regularizers import _inputs
 
 
 def k1(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
-    """The log ratio itself: right on average, of either sign.
+    """The log ratio itself: unbiased, of either sign.
 
         k1[t] = d[t] = logp[t] - ref_logp[t]
 
-    Its expected gradient is zero: as a loss it does nothing but add noise. It belongs in a reward.
+    Its expected gradient is zero: as a loss it only adds noise. Use it in a reward.
 
     Args:
       logp, ref_logp, mask: See the package.
@@ -66,7 +66,7 @@ def k2(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
 
 
 def k3(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
-    """The low-variance estimate: right on average and never negative.
+    """The low-variance estimate: unbiased and never negative.
 
         k3[t] = exp(-d[t]) - 1 + d[t],   d = logp - ref_logp
 
@@ -98,18 +98,18 @@ def kl_token(
     estimator: str = "k3",
     cap: float | None = None,
 ) -> Array:
-    """Estimate of the KL divergence to the reference at each token, by the estimator's name.
+    """Estimate of the KL divergence from the reference at each token, by name.
 
         k1 = d      k2 = d^2 / 2      k3 = exp(-d) - 1 + d      abs = |d|,   d = logp - ref_logp
         k1+, k3+, abs+ :  the value of k1, k3 or abs with the gradient of k2
 
-    Where the policies agree "abs" has gradient 0.
+    Where the policies agree, "abs" has gradient 0.
 
     Args:
       logp, ref_logp, mask: See the package.
       estimator: "k1", "k2", "k3", "abs", "k1+", "k3+" or "abs+".
-      cap: Greatest value of k3, above 0, with gradient 0 above it; None for none. Of "k3" and "k3+"
-        only; the gradient of "k3+" is that of k2 with or without it.
+      cap: Largest value of k3, above 0, with gradient 0 above it; None for no cap. Only for "k3"
+        and "k3+"; the gradient of "k3+" is that of k2 with or without it.
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
@@ -124,7 +124,7 @@ def kl_token(
 
     References:
       Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html). verl clamps the
-      difference inside k3 only and caps its value at 10: ``cap=10.0`` here.
+      difference only in k3 and caps its value at 10: ``cap=10.0`` here.
     """
     return checked_estimate("kl_token", logp, ref_logp, mask, estimator, cap)
 
@@ -138,18 +138,18 @@ def kl_to_reference(
     coef: float | Array = 1e-3,
     cap: float | None = None,
 ) -> Array:
-    """A penalty for leaving the reference policy, added to the token loss.
+    """A penalty for divergence from the reference policy, added to the token loss.
 
         loss[t] = coef * kl_token(logp, ref_logp)[t]
 
-    "k3" is the term of GRPO. For the exact gradient of KL(policy || reference) in expectation take
+    "k3" is the term of GRPO. For the exact gradient of KL(policy || reference) in expectation use
     "k2", "k1+" or "k3+" on policy, or :func:`kl_unbiased`.
 
     Args:
       logp, ref_logp, mask: See the package.
       coef: See the module.
       estimator: As in :func:`kl_token`. On policy the expected gradient of "k1" is zero.
-      cap: Greatest value of k3, as in :func:`kl_token`.
+      cap: Largest value of k3, as in :func:`kl_token`.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -181,13 +181,13 @@ def kl_unbiased(
     estimator: str = "k3",
     coef: float | Array = 1e-3,
 ) -> Array:
-    """A penalty for leaving the reference, corrected for the policy that sampled the tokens.
+    """A penalty for divergence from the reference, corrected for the policy that sampled.
 
-        loss[t] = coef * r[t] * k[t],   r = exp(logp - stop_gradient(old_logp)), differentiated too
+        loss[t] = coef * r[t] * k[t],   r = exp(logp - stop_gradient(old_logp)), also differentiated
 
-    The factor r makes the value right for tokens sampled by the old policy, and on policy (r = 1)
-    it makes the expected gradient that of KL(policy || reference), for k1 and k3 alike. It would
-    not for k2.
+    The factor r makes the value unbiased for tokens sampled by the old policy, and on policy (r =
+    1) it makes the expected gradient that of KL(policy || reference), for both k1 and k3. This does
+    not hold for k2.
 
     Args:
       logp, ref_logp, mask: See the package; a ``coef`` of 1 gives the estimate itself.
@@ -227,7 +227,7 @@ def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
 
 
 def checked_estimate(function, logp, ref_logp, mask, estimator: str, cap: float | None) -> Array:
-    """An estimate of the divergence, with the checks of arrays and options that all terms need."""
+    """An estimate of the divergence, after the checks that all terms share."""
     checks.check_option(function, "estimator", estimator, (*kl.ESTIMATORS, *kl.STRAIGHT_THROUGH))
     checks.check_positive(function, finite=True, cap=cap)
     if cap is not None and not estimator.startswith("k3"):
@@ -247,19 +247,19 @@ def kl_convex(
     coef: float | Array = 1e-3,
     estimator: str = "k3",
 ) -> Array:
-    """A penalty for leaving the base policy and the last one, in shares that add up to 1.
+    """A penalty for divergence from the base policy and the last one, in shares that add up to 1.
 
         loss[t] = coef * (share * KL[t](policy || base) + (1 - share) * KL[t](policy || last))
 
     The base is ``ref_logp``, the last policy ``old_logp``. With a share of 1 it is
-    :func:`kl_to_reference`. ReMix begins there and lets the base go step by step
+    :func:`kl_to_reference`. ReMix begins with a share of 1 and reduces it step by step
     (:func:`remix_lambda`).
 
     Args:
       logp, ref_logp, mask, estimator: See the package.
       coef: See the module.
       old_logp: ``[..., T]`` under the policy at the start of the update, a constant; None for the
-        policy being trained, from which the divergence is 0.
+        policy being trained, whose divergence is 0.
       share: Weight of the base, between 0 and 1; a number, or an array that broadcasts to ``[...,
         T]``; a constant.
 
@@ -275,8 +275,8 @@ def kl_convex(
       Array([0.875], dtype=float32)
 
     References:
-      ReMix (arXiv:2507.06892), PAPER reading. Which estimator and coefficient it uses was not in
-      what we read; ours are those of :func:`kl_to_reference`.
+      ReMix (arXiv:2507.06892), PAPER reading. The estimator and coefficient were not in our
+      reading; ours are those of :func:`kl_to_reference`.
     """
     checks.check_non_negative("kl_convex", finite=True, coef=coef)
     checks.check_share("kl_convex", share=share)
@@ -291,7 +291,7 @@ def kl_convex(
 
 
 def remix_lambda(step: int | Array) -> Array:
-    """Share of the base policy in :func:`kl_convex` at a step, counted from 1.
+    """Share of the base policy in :func:`kl_convex` at each step, counted from 1.
 
         share = max(1 - 0.1 * ceil(max(step - 50, 0) / 10), 0.5)
 
@@ -320,7 +320,7 @@ class RemixState(NamedTuple):
     """State of :func:`remix_schedule`.
 
     Attributes:
-      step: ``[]`` int32, how many updates have begun.
+      step: ``[]`` int32, number of updates that have begun.
     """
 
     step: Array

@@ -1,11 +1,11 @@
-"""Reference policies that are not the first checkpoint: moving averages, resets, earlier policies.
+"""Reference policies other than the first checkpoint: moving averages, resets, earlier policies.
 
-``reference`` and ``params`` are pytrees of parameters of one structure and of leaves of one shape
-each; otherwise ValueError is raised. A rule works leaf by leaf, in float32 where it computes, and
-returns a pytree in the dtypes of the ``reference``. One that names ``key`` gets a key of the run's
-seed, the same in every step.
+``reference`` and ``params`` are pytrees of parameters with equal structures and leaf shapes;
+otherwise ValueError is raised. A rule works leaf by leaf, computes in float32, and returns a pytree
+in the dtypes of ``reference``. A rule with an argument ``key`` gets a key of the run's seed, the
+same in every step.
 
-A rule with ``init(params) -> state`` moves the policy as well: it is called as
+A rule with ``init(params) -> state`` also changes the policy: it is called as
 ``rule(state, params, step) -> (state, params)``, and its state is :class:`Iterates`.
 """
 
@@ -30,12 +30,12 @@ def ema_reference(
 
         reference = (1 - rate) * reference + rate * params
 
-    Hold the reference in float32: in bfloat16 a small step from a close policy rounds to nothing. A
-    leaf that is not floating point is taken from the policy.
+    Store the reference in float32: in bfloat16 a small step is lost to rounding. A leaf that is not
+    floating point is copied from the policy.
 
     Args:
       reference, params: See the module.
-      step: Not used: a Recipe calls all rules for its reference alike.
+      step: Not used: a Recipe passes it to all rules for its reference.
       rate: Share of the policy in the new reference, between 0 and 1.
 
     Returns:
@@ -48,7 +48,7 @@ def ema_reference(
       {'w': Array([0.25], dtype=float32)}
 
     References:
-      The teacher of SDPO (arXiv:2601.20802): 0.05 a step, 0.01 with rich feedback. The Polyak
+      The teacher of SDPO (arXiv:2601.20802): 0.05 per step, 0.01 with rich feedback. The Polyak
       average of SAFE's target critic is the same with 0.05.
     """
     checks.check_share("ema_reference", rate=rate)
@@ -71,15 +71,15 @@ def reset_reference(
     every: int,
     times: int | None = None,
 ) -> ArrayTree:
-    """Replaces a reference by the policy at every so manieth step.
+    """Replaces the reference with the policy every ``every`` steps.
 
         reference = params if step > 0 and step % every == 0 and step <= times every else reference
 
     Args:
       reference, params: See the module.
-      step: How many updates have been made; may be traced.
+      step: Number of updates so far; may be traced.
       every: Steps between resets, above 0.
-      times: How many resets there are; None for no end.
+      times: Number of resets; None for no limit.
 
     Returns:
       A pytree like ``reference``.
@@ -115,18 +115,18 @@ def random_reference(
     key: Array,
     every: int,
 ) -> ArrayTree:
-    """A reference drawn evenly from the policies with which the iterations so far began.
+    """A reference drawn uniformly from the policies at the starts of the iterations so far.
 
         iteration k begins at step k every:   reference = params with probability 1 / (k + 1)
 
-    So in iteration k it is the first policy or any of the k that later iterations began with, each
-    with probability 1 / (k + 1), and one copy of the parameters is stored.
+    In iteration k it is thus the first policy or any of the k policies at which later iterations
+    began, each with probability 1 / (k + 1), and only one copy of the parameters is stored.
 
     Args:
       reference, params: See the module.
-      step: How many updates have been made; may be traced.
-      key: Typed PRNG key, the same in every step: a Recipe hands over that of the run.
-      every: Steps of an iteration, above 0.
+      step: Number of updates so far; may be traced.
+      key: Typed PRNG key, the same in every step: a Recipe passes the key of the run.
+      every: Steps per iteration, above 0.
 
     Returns:
       A pytree like ``reference``.
@@ -140,8 +140,8 @@ def random_reference(
       0.0
 
     References:
-      Zhang et al., SePPO (arXiv:2410.05255), which stores all of them and draws anew for each
-      iteration (``preferences.sample_reference``); the distribution in each is the same.
+      Zhang et al., SePPO (arXiv:2410.05255), which stores all policies and draws a new reference
+      for each iteration (``preferences.sample_reference``); the distribution is the same.
     """
     checks.check_positive("random_reference", finite=True, every=every)
     trees.check_alike("random_reference", "reference and params", reference, params)
@@ -204,9 +204,9 @@ class Earlier(NamedTuple):
     """State of :func:`earlier_policies`.
 
     Attributes:
-      policies: Parameters with which the last iterations began, the latest first; of those that
-        there are not yet, the first policy's.
-      count: int32 ``[]``, how many there are.
+      policies: Parameters at the starts of the last iterations, the latest first; until there are
+        that many, the rest hold the first policy.
+      count: int32 ``[]``, number of policies so far.
     """
 
     policies: tuple[ArrayTree, ...]
@@ -233,7 +233,7 @@ class EarlierPolicies:
         return Earlier(policies, count)
 
     def shares(self, state: Earlier) -> Array:
-        """float32 ``[J]``: the weights of the policies that there are, which add up to 1."""
+        """float32 ``[J]``: the weights of the policies so far, which add up to 1."""
         weights = jnp.asarray(self.weights, jnp.float32)
         weights = jnp.where(jnp.arange(len(self.weights)) < state.count, weights, 0.0)
         return weights / jnp.sum(weights)
@@ -243,16 +243,17 @@ class EarlierPolicies:
 
 
 def earlier_policies(*, weights: Sequence[float], every: int) -> EarlierPolicies:
-    """The policies with which the last iterations began, for ``Recipe.earlier``.
+    """The policies at the starts of the last iterations, for ``Recipe.earlier``.
 
-        earlier_logp = sum_j w_j log pi_j / sum_j w_j        over those that there are
+        earlier_logp = sum_j w_j log pi_j / sum_j w_j        over the policies so far
 
-    That is the log-probability of their geometric mean, up to a constant of each prefix. They are
-    copies of what is trained, so J adapters where an adapter trains, and are saved with the state.
+    This is the log-probability of their geometric mean, up to a constant for each prefix. The
+    policies are copies of the trained parameters (J adapters if an adapter trains) and are saved
+    with the state.
 
     Args:
-      weights: Of each policy, the latest first, above 0; as many as are remembered.
-      every: Steps of an iteration, above 0.
+      weights: Weight of each policy, the latest first, above 0; one per stored policy.
+      every: Steps per iteration, above 0.
 
     Returns:
       A rule with ``init(params)``, ``rule(state, params, step)`` and ``shares(state)``; its state
@@ -283,20 +284,21 @@ def earlier_policies(*, weights: Sequence[float], every: int) -> EarlierPolicies
 
 
 def extrapolated(*, every: int, alpha: float = 0.3) -> _Extrapolated:
-    """Ends an iteration at every so manieth step, and begins the next one beyond its policy.
+    """Starts a new iteration every ``every`` steps, from a policy extrapolated beyond the last.
 
         anchor = params + alpha (params - previous)
         previous = params;   reference = params = anchor
 
-    So the next iteration samples from the anchor, trains from it and has it as the reference. With
-    ``alpha=0`` it is :func:`reset_reference`. Of an adapter each factor is extrapolated by itself.
+    The next iteration thus samples from the anchor, trains from it and uses it as the reference.
+    With ``alpha=0`` it is :func:`reset_reference`. Each factor of an adapter is extrapolated
+    separately.
 
     Args:
-      every: Steps of an iteration, above 0.
-      alpha: How far beyond, in [0, 1).
+      every: Steps per iteration, above 0.
+      alpha: Extrapolation coefficient, in [0, 1).
 
     Returns:
-      A rule for ``Recipe.reference`` that moves the policy as well; see the module.
+      A rule for ``Recipe.reference`` that also changes the policy; see the module.
 
     Example:
       >>> import jax.numpy as jnp
@@ -309,7 +311,7 @@ def extrapolated(*, every: int, alpha: float = 0.3) -> _Extrapolated:
 
     References:
       He et al., accelerated preference optimization (arXiv:2410.06293), ABSTRACT reading;
-      ``models.extrapolate`` is the step alone.
+      ``models.extrapolate`` is a single step.
     """
     checks.check_positive("extrapolated", finite=True, every=every)
     checks.check_share("extrapolated", one=False, alpha=alpha)

@@ -1,17 +1,17 @@
-"""SAFE: a KL penalty beyond a threshold that follows rewards, with a gate of entropy.
+"""SAFE: a KL penalty beyond a threshold that follows the rewards, scaled by the entropy.
 
 The method is of Maity, SAFE (arXiv:2602.04651), whose constants are the defaults. There a penalty
 is a plain number added to the loss, without a gradient; here it is differentiable in the KL, and
 ``coef``, its derivative, is the coefficient of a KL term with the same gradient. All numbers are
-float32 ``[]`` where nothing else is stated; another shape, or an option outside the range that its
-entry states, raises ValueError.
+float32 ``[]`` unless stated otherwise; another shape, or an option out of its documented range,
+raises ValueError.
 
-- ``state``: Of the last call, or from the ``*_init`` function.
+- ``state``: The state from the last call, or from the ``*_init`` function.
 - ``kl``: ``[]``, KL of the policy from its reference, in nats per token.
 - ``base``: Threshold before any adjustment; ``low``, ``high``: Its bounds, in order, in nats.
-- ``scale``: Penalty for a squared nat beyond the threshold, not negative.
-- ``entropy_floor``: The lower the entropy is below about this, the greater the penalty.
-- ``threshold``: In nats; ``momentum_scale``: Penalty for a squared nat per step, not negative.
+- ``scale``: Penalty per squared nat beyond the threshold, not negative.
+- ``entropy_floor``: The further the entropy is below about this value, the larger the penalty.
+- ``threshold``: In nats; ``momentum_scale``: Penalty per squared nat per step, not negative.
 - ``window``: Steps over which the momentum is measured, above 0.
 """
 
@@ -34,10 +34,10 @@ class PidState(NamedTuple):
     """State of :func:`pid_step`.
 
     Attributes:
-      average: Moving average of what was observed.
+      average: Moving average of the observations.
       integral: Sum of the errors, within [-1, 1].
       error: The last error.
-      started: bool ``[]``, whether anything was observed.
+      started: bool ``[]``, True after the first observation.
     """
 
     average: Array
@@ -47,7 +47,7 @@ class PidState(NamedTuple):
 
 
 def pid_init() -> PidState:
-    """The state of a PID controller that has seen nothing.
+    """The state of a PID controller before the first observation.
 
     Returns:
       A PidState.
@@ -87,7 +87,7 @@ def pid_step(
       state: See the module.
       x: ``[]``, the observation, such as the mean reward of a step.
       kp, ki, kd: Gains of the error, of its sum and of its change.
-      target: Velocity to hold.
+      target: Target velocity.
       decay: Weight of the past in the average, between 0 and 1.
 
     Returns:
@@ -121,10 +121,10 @@ class SafeState(NamedTuple):
 
     Attributes:
       kl_short: Fast moving average of the KL.
-      kl_long: Slow one, for the record.
+      kl_long: Slow moving average of the KL, only reported.
       pid: State of the threshold's PID controller.
       history: float32 ``[100]``, the last rewards, the newest last.
-      count: int32 ``[]``, how many rewards there were.
+      count: int32 ``[]``, number of rewards so far.
     """
 
     kl_short: Array
@@ -135,11 +135,11 @@ class SafeState(NamedTuple):
 
 
 class SafeControl(NamedTuple):
-    """What :func:`safe_step` decides.
+    """Result of :func:`safe_step`.
 
     Attributes:
-      penalty: To be added to the loss.
-      coef: Its derivative by the KL of this step.
+      penalty: Penalty to add to the loss.
+      coef: Its derivative with respect to the KL of this step.
       threshold: In nats.
       phase: int32 ``[]``, an index of ``PHASES``.
     """
@@ -282,7 +282,7 @@ def safe_controller(
 ) -> Transform:
     """:func:`safe_step` at every step, as the coefficient of a KL term.
 
-    The term is ``given(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured on
+    The KL term is ``given(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured on
     the batch, before the update.
 
     Args:
@@ -317,7 +317,7 @@ class AsymmetricState(NamedTuple):
 
     Attributes:
       history: float32 ``[window]``, the last measured divergences, the newest last.
-      count: int32 ``[]``, how many there were.
+      count: int32 ``[]``, number of divergences so far.
     """
 
     history: Array
@@ -325,12 +325,12 @@ class AsymmetricState(NamedTuple):
 
 
 class AsymmetricControl(NamedTuple):
-    """What :func:`asymmetric_step` decides.
+    """Result of :func:`asymmetric_step`.
 
     Attributes:
-      penalty: To be added to the loss.
-      coef: Its derivative by the KL of this step.
-      momentum: Change of the KL a step over the window, in nats; 0 until the window is full.
+      penalty: Penalty to add to the loss.
+      coef: Its derivative with respect to the KL of this step.
+      momentum: Change of the KL per step over the window, in nats; 0 until the window is full.
     """
 
     penalty: Array
@@ -367,7 +367,7 @@ def asymmetric_step(
     scale: float = 0.1,
     momentum_scale: float = 5.0,
 ) -> tuple[AsymmetricState, AsymmetricControl]:
-    """A penalty for a KL above a threshold, and for one that rises.
+    """A penalty for a KL above a threshold, and for a rising KL.
 
         momentum = (kl - kl of window - 1 steps ago) / window
         penalty = scale max(0, kl - threshold)^2 + momentum_scale max(0, momentum)^2
@@ -473,13 +473,13 @@ def asymmetric_kl(
 
 
 def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
-    """By how much to shorten a step that would go too far.
+    """The factor that limits the divergence of a step.
 
         scale = min(1, max_kl / kl)
 
     Args:
-      kl: ``[]``, the divergence that the full step causes, or the last one did.
-      max_kl: The divergence that is admitted, above 0.
+      kl: ``[]``, the divergence that the full step causes, or that the last step caused.
+      max_kl: The largest allowed divergence, above 0.
 
     Returns:
       float32 ``[]``, between 0 and 1.
@@ -490,9 +490,9 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
       (0.25, 1.0)
 
     References:
-      Maity, SAFE (arXiv:2602.04651) takes the divergence of a preview of the step; its released
-      trainer never calls it, so the preset has none. As ``Computed("update_scale",
-      given(step_scale, kl="last_kl"), "batch")`` it takes the last one.
+      Maity, SAFE (arXiv:2602.04651), uses the divergence of a preview of the step; its released
+      trainer never calls it, so the preset does not use it. ``Computed("update_scale",
+      given(step_scale, kl="last_kl"), "batch")`` uses the divergence of the last step.
     """
     checks.check_rank("step_scale", 0, kl=kl)
     checks.check_positive("step_scale", finite=True, max_kl=max_kl)
