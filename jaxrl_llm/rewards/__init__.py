@@ -1,16 +1,16 @@
-"""Rewards of completions: any callable, verifiers in processes, those of the field, their shaping.
+"""Rewards of completions: any callable, verifiers in worker processes, reward shaping.
 
 A reward is any callable `(prompt, completion, metadata)` that returns a number or a mapping of
-names to numbers, texts and lists of numbers. `score` runs it over a batch, on the host, and refuses
-a non-finite value; NaN in a mapping says that a name does not apply.
+names to numbers, texts and lists of numbers. `score` runs it over a batch, on the host, and rejects
+non-finite values; NaN in a mapping means that a name does not apply.
 
 Verifiers: `last_integer`, `math_verify`, `boxed_math`, `reasoning_accuracy`, `dapo_math`, `f1`,
 `exact_match`, `multiple_choice`, `reasoning_gym`; formats: `think_format`, `word_repetition`.
-Of programs, in a sandbox (`run_python`): `code_stdio`, `code_asserts`.
-Of what a judge writes: `verdict`, `rating`.
-`weighted_sum` adds several up, `majority_vote` votes where there is no answer.
+For programs, in a sandbox (`run_python`): `code_stdio`, `code_asserts`.
+For the text of a judge: `verdict`, `rating`.
+`weighted_sum` combines several rewards, `majority_vote` votes if no answer is known.
 
-The functions of arrays shape rewards afterwards. Those that take `rewards` first stand at the head
+The functions of arrays shape rewards afterwards. Those that take `rewards` first belong at the head
 of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `paraphrase_rewards`,
 `overlong_rewards`, `cosine_length_rewards`, `group_length_rewards`, `budget_rewards`,
 `hbpo_rewards`, `repetition_rewards`, `progress_rewards`.

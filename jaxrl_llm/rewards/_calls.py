@@ -27,7 +27,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHa
 
 
 class Gone(BaseException):
-    """The candidate answers no more."""
+    """The candidate no longer answers."""
 
 
 def encode(value, other):
@@ -153,7 +153,7 @@ class Channel:
         raise kind(message)
 
     def remote(self, tag, content):
-        """What stands here for the candidate's object."""
+        """The local proxy of the candidate's object."""
         if tag == "l":
             return iter([decode(x, self.remote) for x in content])
         return Remote(self, int(content))

@@ -16,18 +16,19 @@ def call_rewards(
     weights: tuple[float, float, float] = (0.1, 0.9, 0.0),
     form: Literal["weighted", "steps"] = "weighted",
 ) -> Array:
-    """The reward of each call: its form, the outcome of the rollout that made it, its quality.
+    """The reward of each call: its format, the outcome of the calling rollout, its quality.
 
         "weighted":  b1 format + b2 reward + b3 quality
         "steps":     0 where format is 0, else 0.1 where reward is at most 0.1, else 1
 
     Args:
-      formats: ``[..., G, S]``, floating point, of up to S calls in each of G rollouts.
-      rewards: ``[..., G]``, floating point, of the agent that calls.
-      call_where: bool ``[..., G, S]``, True for the calls that there are; None for all. The others
+      formats: ``[..., G, S]``, floating point, format rewards of up to S calls in each of G
+        rollouts.
+      rewards: ``[..., G]``, floating point, rewards of the calling agent.
+      call_where: bool ``[..., G, S]``, True for the calls that exist; None for all. The others
         are not read and get 0.
-      quality: ``[..., G, S]``, floating point, a judge's; only where b3 is above 0.
-      weights: b1, b2 and b3, not negative; with "weighted".
+      quality: ``[..., G, S]``, floating point, scores of a judge; only if b3 is above 0.
+      weights: b1, b2 and b3, not negative; only with "weighted".
       form: "weighted" or "steps".
 
     Returns:
@@ -45,8 +46,8 @@ def call_rewards(
       [[10.0, 0.0], [1.0, 0.0]]
 
     References:
-      M-GRPO (arXiv:2511.13288), ABSTRACT reading, with weights of ours; "steps" is the released
-      code (MrlX), in which 0.1 is what a valid form alone earns.
+      M-GRPO (arXiv:2511.13288), ABSTRACT reading, with our weights; "steps" is the released code
+      (MrlX), in which a valid format alone earns 0.1.
     """
     function = "call_rewards"
     checks.check_float(function, formats=formats, rewards=rewards, quality=quality)

@@ -1,7 +1,7 @@
-r"""What a reply answers: text in, the text of its answer out, or None where it has none.
+r"""Answer extraction: from the text of a reply to the text of its answer, or None.
 
-Verifiers compare these texts, ``majority_vote`` and maj@k count them. :func:`answer_of` is the
-extractor of a reward. All of them read text alone, in linear time, so that no reply can hang them.
+Verifiers compare these texts, ``majority_vote`` and maj@k count them. :func:`answer_of` returns the
+extractor of a reward. All extractors read plain text in linear time, so no reply can hang them.
 """
 
 import functools
@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Callable)
 
 
 def extracts(extract: Extract) -> Callable[[R], R]:
-    """Decorator of a reward: how it reads the answer of a completion, for :func:`answer_of`."""
+    """Decorator of a reward that sets its answer extractor, for :func:`answer_of`."""
 
     def mark(reward: R) -> R:
         reward.answer = extract  # type: ignore[attr-defined]
@@ -28,9 +28,9 @@ def extracts(extract: Extract) -> Callable[[R], R]:
 
 
 def answer_of(reward: Any) -> Extract | None:
-    r"""The function that extracts the answer which a reward grades, or None if it names none.
+    r"""The function that extracts the answer that a reward grades, or None if it has none.
 
-    A reward names it by an attribute ``answer``, a function of the completion; the verifiers of
+    A reward declares it as an attribute ``answer``, a function of the completion; the verifiers of
     this package have it.
 
     Example:
@@ -43,7 +43,7 @@ def answer_of(reward: Any) -> Extract | None:
 
 
 def after_thinking(text: str) -> str | None:
-    """What follows the last ``</think>``, or None where the thinking has not ended.
+    """The text after the last ``</think>``, or None if the thinking has not ended.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -55,7 +55,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def without_thinking(text: str) -> str:
-    """What follows the last ``</think>``; all of a text without one."""
+    """The text after the last ``</think>``; the full text if there is none."""
     return text.rpartition("</think>")[2]
 
 
@@ -64,9 +64,9 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}``, to the brace that closes it.
+    r"""The content of the last ``\boxed{...}``, up to its closing brace.
 
-    None where there is no box, or the last one is not closed: the reply was cut off in it.
+    None if there is no box, or if the last box is not closed because the reply was cut off.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -135,10 +135,10 @@ _UNWRAPPED = (
 
 
 def normalize_math(text: str) -> str:
-    r"""A mathematical answer without units, words and LaTeX that do not change it.
+    r"""A mathematical answer without units, words and LaTeX that do not change its value.
 
-    What precedes the last "=" goes, as do spaces, dollar signs, units, ``\text`` and the commas of
-    an integer; ``\frac12`` and ``\sqrt2`` get their braces.
+    The text before the last "=" is removed, as are spaces, dollar signs, units, ``\text`` and the
+    commas of an integer; ``\frac12`` and ``\sqrt2`` get their braces.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -161,7 +161,7 @@ def normalize_math(text: str) -> str:
 
 
 def boxed_text(text: str) -> str | None:
-    r""":func:`boxed_answer`, normalized, with ``\frac`` for its other sizes."""
+    r""":func:`boxed_answer`, normalized, with ``\frac`` in place of its size variants."""
     content = boxed_answer(text)
     if content is None:
         return None
@@ -177,7 +177,7 @@ _NUMERAL = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 def math_text(text: str) -> str | None:
     """The box of a reply, or the line after "Answer:", or its last number, normalized.
 
-    It compares texts, not values: ``1/2`` and ``0.5`` are two answers.
+    Answers are compared as text, not by value: ``1/2`` and ``0.5`` are different answers.
     """
     answer = boxed_text(text)
     answer = final_answer(text) if answer is None else answer
@@ -192,7 +192,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_words(text: str) -> str:
-    """Lower case, without ASCII punctuation, articles and superfluous spaces.
+    """Lower case, without ASCII punctuation, articles and extra spaces.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -232,13 +232,13 @@ _ALONE = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])(?! [a-z])")
 def choice_letter(text: str, letters: str = LETTERS) -> str | None:
     r"""The letter of the option that a reply chooses, after its thinking.
 
-    The first of these that there is: a letter in the last box; the last "answer is X" or
-    "Answer: (X)"; the last "option X"; the last "X is correct"; the last capital that stands
-    alone. A capital before a small word ("A cat") is a word.
+    The first match of: a letter in the last box; the last "answer is X" or "Answer: (X)"; the last
+    "option X"; the last "X is correct"; the last single capital letter. A capital before a
+    lower-case word ("A cat") counts as a word.
 
     Args:
       text: The reply.
-      letters: Those of the options, capitals.
+      letters: Letters of the options, capitals.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -246,8 +246,8 @@ def choice_letter(text: str, letters: str = LETTERS) -> str | None:
       'C'
 
     References:
-      GPQA (arXiv:2311.12022) has four options. slime's rule takes the first match and letters
-      within words ("choice because" is B there).
+      GPQA (arXiv:2311.12022) has four options. slime's rule takes the first match and also matches
+      letters within words ("choice because" is B there).
     """
     text = without_thinking(text)
     box = boxed_answer(text)

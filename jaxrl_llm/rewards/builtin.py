@@ -1,4 +1,4 @@
-"""Rewards of two packages and the last integer: reasoning-gym's scorers, math-verify."""
+"""Built-in rewards: the last integer, reasoning-gym's scorers, math-verify."""
 
 import functools
 import importlib
@@ -57,21 +57,21 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
 
         reward = 1[last(completion) = last(answer)]
 
-    A minus belongs to the number unless it subtracts: "5 - 3", "5 -3" and "3-4" end in 3, 3 and 4,
+    A minus is part of the number unless it subtracts: "5 - 3", "5 -3" and "3-4" end in 3, 3 and 4,
     while "= -4", "is -4", "5 - -4" and "= - 4" end in -4. Unicode minus signs count as a minus,
-    "1,234" is one number, a full stop may follow, and "7.00" is 7. A completion whose last number
-    is no integer, such as "7.5", scores zero.
+    "1,234" is one number, a period may follow, and "7.00" is 7. A completion whose last number is
+    not an integer, such as "7.5", scores zero.
 
     Args:
       prompt: Not read.
       completion: The reply.
-      metadata: Has "answer", an integer or a text that ends in one (as "#### 18" does).
+      metadata: Has "answer", an integer or a text that ends in one (such as "#### 18").
 
     Returns:
       1.0 or 0.0.
 
     Raises:
-      ValueError: If metadata has no "answer" or there is no integer in it.
+      ValueError: If metadata has no "answer", or the answer contains no integer.
 
     Example:
       >>> from jaxrl_llm.rewards import last_integer
@@ -92,12 +92,12 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
 def last_integer_vote(
     prompt: str, completion: str, metadata: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The last number of the completion as a vote, for questions whose answer nobody knows.
+    """The last number of the completion as a vote, for questions without a known answer.
 
         reward = last_integer where metadata has "answer", else 0
         answer_ids = a number for each integer, -1 for none
 
-    ``recipes.ttrl_majority`` trains on agreement alone, so that the reward is only shown.
+    ``recipes.ttrl_majority`` trains only on agreement, so the reward is only reported.
 
     Args:
       prompt: Not read.
@@ -152,15 +152,16 @@ def _last_integer(text: str) -> int | None:
 
 
 class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym("chain_sum")`)
-    """Scores with reasoning-gym's scorer of a task.
+    """Scores a completion with reasoning-gym's scorer for a task.
 
         reward = scorer_task(answer, metadata["entry"]),   0 <= reward <= 1
 
     The answer is the text of the last `<answer>...</answer>` of the completion, or else the
-    completion without outer whitespace. Many scorers return a partial reward for a near answer;
-    `chain_sum`, for one, returns a share for a text that holds the right number among other words.
-    The reward reads the entry that `data.from_reasoning_gym` puts into the metadata. It pickles, so
-    `VerifierPool` takes it.
+    completion without outer whitespace. Many scorers return a partial reward for a close answer;
+    for example, `chain_sum` gives partial credit for a text that contains the right number.
+
+    The reward reads the entry that `data.from_reasoning_gym` puts into the metadata. It can be
+    pickled, so `VerifierPool` accepts it.
 
     Args:
       task: Name of the reasoning-gym dataset.
@@ -214,12 +215,12 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
 
         reward = 1[parse(completion) = parse(answer)]   (symbolic equality, package math-verify)
 
-    Parsing and comparing can run for ever on some texts, and the package's time limits work in
-    the main thread only, so they are off here: use `math_verify_pool` in training.
+    Parsing and comparing can run forever on some texts. The package's time limits work only in the
+    main thread, so they are off here: use `math_verify_pool` in training.
 
     Args:
       prompt: Not read.
-      completion: The reply; the last formula or number in it counts, a boxed one first.
+      completion: The reply; a boxed formula counts, otherwise the last formula or number.
       metadata: Has "answer": LaTeX with or without dollar signs, or a number.
 
     Returns:
@@ -227,7 +228,7 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
 
     Raises:
       RewardError: If metadata has no "answer", or one that is not mathematics: an empty text, or
-        prose, which LaTeX would read as a product of its letters and no reply would match.
+        prose, which LaTeX reads as a product of its letters, so that no reply could match.
       ImportError: If math-verify is not installed.
 
     Example:
@@ -248,8 +249,8 @@ def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> flo
 
         reward = 1[parse(last box) = parse(answer)]
 
-    The box ends at the brace that closes it. A completion without a box, or cut off in its last
-    one, scores zero, whatever numbers it has. Use ``math_verify_pool(boxed_math)`` in training.
+    The box ends at its closing brace. A completion without a box, or cut off in its last box,
+    scores zero, whatever numbers it contains. Use ``math_verify_pool(boxed_math)`` in training.
 
     Args:
       prompt, completion, metadata: As of :func:`math_verify`.
@@ -268,8 +269,8 @@ def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> flo
       0.0
 
     References:
-      slime's `math` and TRL's `accuracy_reward` grade boxes too; slime compares by
-      other rules, TRL takes another formula where there is no box.
+      slime's `math` and TRL's `accuracy_reward` also grade boxes; slime compares by other rules,
+      and TRL falls back to another formula if there is no box.
     """
     del prompt
     box = boxed_answer(completion)
@@ -283,9 +284,9 @@ def _reasoned_text(text: str) -> str | None:
 
 @extracts(_reasoned_text)
 def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
-    r""":func:`math_verify` of what follows the last ``</think>``; zero where there is none.
+    r""":func:`math_verify` of the text after the last ``</think>``; zero if there is none.
 
-    A number within the thinking does not count, and a completion that never ends its thinking is
+    Numbers within the thinking do not count, and a completion that never ends its thinking is
     wrong. Use ``math_verify_pool(reasoning_accuracy)`` in training.
 
     Args:
@@ -305,7 +306,7 @@ def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]
       0.0
 
     References:
-      TRL's `reasoning_accuracy_reward`, which reads LaTeX alone; here a plain number counts too.
+      TRL's `reasoning_accuracy_reward`, which reads only LaTeX; here a plain number also counts.
     """
     del prompt
     return _equals("reasoning_accuracy", after_thinking(completion), metadata)
@@ -344,12 +345,13 @@ def math_verify_pool(
 ) -> VerifierPool:
     """`math_verify` in worker processes under a hard deadline; see :class:`VerifierPool`.
 
-    An answer that `math_verify` refuses ends the scoring; a completion that takes longer than
-    ``deadline`` seconds is a failed call. Close the pool, or use it in a `with` statement.
+    An answer that `math_verify` rejects ends the scoring with an error; a completion that takes
+    longer than ``deadline`` seconds is a failed call. Close the pool, or use it in a `with`
+    statement.
 
     Args:
-      reward: Or another reward that compares with the package: `boxed_math`, `reasoning_accuracy`,
-        or a `weighted_sum` or `majority_vote` of them.
+      reward: `math_verify` or another reward based on it: `boxed_math`, `reasoning_accuracy`, or a
+        `weighted_sum` or `majority_vote` of them.
       workers, deadline: As of :class:`VerifierPool`.
 
     Raises:

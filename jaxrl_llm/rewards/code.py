@@ -1,22 +1,21 @@
-"""Verifiers of programs: what a reply's code prints, and what its functions return.
+"""Verifiers of programs: by the output of a reply's code, or by assertions on its functions.
 
 Both run the code of the last fenced block in the sandbox, and grade it outside of that process:
-the code sees the inputs of a test, never what is expected. Whatever goes wrong in the code, also
-at a limit, is a failed test. Where the sandbox cannot run they raise `SandboxError`, which ends a
-run.
+the code sees the inputs of a test, never the expected results. Any error of the code, including a
+limit, is a failed test. If the sandbox cannot run they raise `SandboxError`, which ends a run.
 
     reward = 1[every test passes], or the share of tests that pass with partial=True
     test_passes = whether each test passes, for `verpo`
 
-One call takes up to `seconds` a test, so it belongs into a `VerifierPool` with a deadline above
-that: ``VerifierPool(rewards.code_stdio, workers=8, deadline=60.0)``.
+One call takes up to `seconds` per test, so use a `VerifierPool` with a longer deadline:
+``VerifierPool(rewards.code_stdio, workers=8, deadline=60.0)``.
 
-Args that both share:
+Shared arguments:
   prompt: Not read.
-  completion: The reply; see :func:`from_code_block`. One without a block fails every test.
+  completion: The reply; see :func:`from_code_block`. A reply without a block fails every test.
   metadata: The row of the data, with its tests.
-  seconds, memory, processes: Limits of :func:`run_python`, of each run.
-  partial: The reward is the share of tests that pass.
+  seconds, memory, processes: Limits of :func:`run_python`, for each run.
+  partial: Whether the reward is the share of tests that pass.
 """
 
 import ast
@@ -43,14 +42,14 @@ _LEAST_OUTPUT = 64 * 2**10
 def from_code_block(text: str) -> str | None:
     r"""The code of the last fenced block of Python, after the thinking.
 
-    A block without a language counts as Python; blocks of other languages are passed over.
+    A block without a language counts as Python; blocks of other languages are skipped.
 
     Args:
       text: The reply.
 
     Returns:
-      The lines of the block; None where there is none, or the last one is not closed: the reply
-      was cut off in it.
+      The lines of the block; None if there is none, or if the last block is not closed because the
+      reply was cut off.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -86,9 +85,9 @@ def code_stdio(
 ) -> dict[str, Any]:
     r"""Whether a program prints what each test expects of its input.
 
-        passes_n = 1[exit status 0, and the words printed = the words expected]
+        passes_n = 1[exit status 0, and printed words = expected words]
 
-    Words are what stands between white space. Each test is a fresh process.
+    Words are separated by white space. Each test runs in a new process.
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above.
@@ -99,8 +98,8 @@ def code_stdio(
       ``{"reward": ..., "test_passes": [...]}``.
 
     Raises:
-      RewardError: If there are no such tests, or one expects no output, which a program that does
-        nothing would pass.
+      RewardError: If there are no such tests, or a test expects no output, which a program that
+        does nothing would pass.
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -115,7 +114,7 @@ def code_stdio(
       [True, False]
 
     References:
-      APPS (arXiv:2105.09938) and CodeContests (arXiv:2203.07814) are graded so.
+      APPS (arXiv:2105.09938) and CodeContests (arXiv:2203.07814) are graded in this way.
     """
     del prompt
     tests = _stdio_tests(metadata)
@@ -148,25 +147,25 @@ def code_asserts(
 
         passes_n = 1[test n ran to its end without an exception]
 
-    Tests run in one sandbox and the code in another, which answers calls of what it defines. Names
-    that tests read, and neither they nor Python define, are the candidate's. Results come back as
-    plain data: None, numbers, texts, bytes, ranges, lists, tuples, sets and mappings; iterators
-    come as their items. Any other object stays in the candidate's process, where tests call it and
-    read its attributes; a test that compares it fails. Arguments are passed by value, so that a
-    test does not see what the code changes in them.
+    Tests run in one sandbox and the code in another, which answers calls of its definitions. Names
+    that tests read, and that neither the tests nor Python define, refer to the candidate. Results
+    come back as plain data: None, numbers, texts, bytes, ranges, lists, tuples, sets and mappings;
+    iterators come as their items. Any other object stays in the candidate's process, where tests
+    call it and read its attributes; a test that compares it fails. Arguments are passed by value,
+    so a test does not see changes that the code makes to them.
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above; one run has all tests, and
-        those that come after a limit fail.
-      metadata: "tests" is a list of texts, each of them assertions, or one text; one that defines
-        ``check`` (as HumanEval's) is called with the candidate. "setup" is code before them, and
-        "entry_point" names the function that tests may call ``candidate``.
+        tests after a limit is reached fail.
+      metadata: "tests" is a list of texts of assertions, or one text; a test that defines ``check``
+        (as in HumanEval) is called with the candidate. "setup" is code that runs before the tests,
+        and "entry_point" names the function that tests may call ``candidate``.
 
     Returns:
       ``{"reward": ..., "test_passes": [...]}``.
 
     Raises:
-      RewardError: If there are no such tests, or one is no Python.
+      RewardError: If there are no such tests, or a test is not valid Python.
       SandboxError: If the sandbox cannot run here.
 
     Example:

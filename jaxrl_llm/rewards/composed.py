@@ -1,6 +1,6 @@
-"""Rewards made of rewards: a weighted sum of several, and a vote for questions without answers.
+"""Composed rewards: a weighted sum of several, and a vote for questions without answers.
 
-Both pickle where the rewards in them do, so that `VerifierPool` and `math_verify_pool` take them.
+Both can be pickled if their rewards can, so `VerifierPool` and `math_verify_pool` accept them.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 
 
 class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({...})`)
-    """Several rewards of one completion, added up with weights.
+    """The weighted sum of several rewards of one completion.
 
         reward = sum of weight_n term_n
 
-    It returns a mapping: "reward", and each term by its name, without its weight. What a term's
-    mapping holds besides "reward" is passed on under that name, such as ``answer_ids``.
+    It returns a mapping: "reward", and each term by its name, without its weight. Other entries of
+    a term's mapping, such as ``answer_ids``, are passed on under their names.
 
     Args:
-      terms: From a name to a reward and its weight. The terms are called one after another; one
-        that scores batches, such as a `VerifierPool`, cannot be a term: put the sum into the
+      terms: Maps a name to a reward and its weight. The terms are called one after another. A
+        reward that scores batches, such as a `VerifierPool`, cannot be a term: put the sum into the
         pool.
 
     Raises:
@@ -88,21 +88,21 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
 
 
 class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(boxed_math)`)
-    """The answer of a completion as a vote, for questions whose answer nobody knows.
+    """The answer of a completion as a vote, for questions without a known answer.
 
         answer_ids = a number for each answer, -1 for none
         reward     = the verifier's where metadata has "answer", else 0
 
-    ``recipes.ttrl_majority`` trains on agreement alone: the reward is only shown, so that held-out
-    questions with answers tell how well that goes.
+    ``recipes.ttrl_majority`` trains only on agreement: the reward is only reported, so held-out
+    questions with answers measure the progress.
 
     Args:
-      verifier: Grades the questions whose answers are known, and names by its attribute ``answer``
-        how an answer is extracted; see :func:`answer_of`. None for no grades.
-      answer: Extracts it instead, from a completion to a text or None.
+      verifier: Grades the questions whose answers are known; its attribute ``answer`` extracts the
+        answer, see :func:`answer_of`. None for no grades.
+      answer: Another extractor, from a completion to a text or None.
 
     Raises:
-      ValueError: If neither says how an answer is extracted.
+      ValueError: If neither provides an extractor.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -112,7 +112,8 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
       (True, 0.0, -1.0)
 
     References:
-      TTRL (arXiv:2504.16084). Two answers of one group get one number with a probability of 2^-23.
+      TTRL (arXiv:2504.16084). Two different answers of a group get the same number with a
+      probability of 2^-23.
     """
 
     def __init__(self, verifier: Reward | None = None, *, answer: Extract | None = None):

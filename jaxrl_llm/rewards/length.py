@@ -1,19 +1,19 @@
 """Rewards that depend on the length of a response.
 
-``max_length`` is the limit in tokens. Of a batch, ``rewards`` are floating point ``[..., G]``,
-``mask`` is bool ``[..., G, T]``, True for the tokens of the response (tokens that a correction has
-rejected no longer count as length), and ``where`` is bool ``[..., G]``, True for rollouts to
-include; the rest are not read and get 0. Every function returns float32, and raises TypeError for
-another dtype and ValueError where shapes differ or a number is out of its range.
+``max_length`` is the limit in tokens. ``rewards`` are floating point ``[..., G]``, ``mask`` is bool
+``[..., G, T]``, True for the tokens of the response (tokens that a correction rejected do not count
+in the length), and ``where`` is bool ``[..., G]``, True for rollouts to include; the rest are not
+read and get 0. Every function returns float32, and raises TypeError for another dtype and
+ValueError where shapes differ or a number is out of its range.
 
-Of the overlong functions, ``buffer`` is the width of the zone below the limit in tokens, above 0
-and at most ``max_length``, and ``factor`` is what a response at the limit or beyond loses, in units
-of reward, 0 or above.
+In the overlong functions, ``buffer`` is the width of the zone below the limit in tokens, above 0
+and at most ``max_length``, and ``factor`` is the penalty of a response at or beyond the limit, in
+units of reward, 0 or above.
 
-Of the HBPO functions, ``budgets`` are the tokens that each prompt's prefix allowed, ``max_length``
-for no prefix; ``scale`` is the greatest reward; ``slope`` is the reward lost a token of distance to
-the budget, None for ``1 / max_length``; ``floor`` is the least reward of a right answer, None for
-none.
+In the HBPO functions, ``budgets`` are the tokens that each prompt's prefix allowed, ``max_length``
+for no prefix; ``scale`` is the largest reward; ``slope`` is the reward lost per token of distance
+to the budget, None for ``1 / max_length``; ``floor`` is the smallest reward of a right answer, None
+for no bound.
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ def overlong_penalty(
 
         penalty = clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
 
-    It softens the cliff between an answer just in time and one cut off.
+    It smooths the drop in reward between an answer just within the limit and a truncated one.
 
     Args:
       lengths: ``[...]``, tokens of each response, integers or floating point.
@@ -48,7 +48,7 @@ def overlong_penalty(
 
     References:
       DAPO (arXiv:2503.14476), with 20480 and 4096 tokens and rewards of -1 and 1. verl's reward
-      manager has no lower bound; responses do not outgrow the limit there.
+      manager has no lower bound, since responses cannot exceed its limit.
     """
     function = "overlong_penalty"
     checks.check_positive(function, max_length=max_length, buffer=buffer)
@@ -89,8 +89,8 @@ def overlong_rewards(
       [1.0, 0.5, 0.0]
 
     References:
-      DAPO (arXiv:2503.14476). With it a group of right answers has rewards that differ; DAPO
-      therefore filters its groups on accuracy, not on this.
+      DAPO (arXiv:2503.14476). With this penalty the rewards of a group of right answers differ, so
+      DAPO filters groups by accuracy, not by reward.
     """
     function = "overlong_rewards"
     rewards, lengths = _lengths(function, rewards, mask, where)
@@ -109,21 +109,21 @@ def hbpo_reward(
     parsed: Array | None = None,
     floor: float | None = None,
 ) -> Array:
-    """A reward that is flat up to a token budget and falls beyond it.
+    """A reward that depends on the distance between a response's length and its token budget.
 
         f(n) = scale cos(pi n / (2 max_length))
         right, n <= max_length:   R = min(f(n) - |budget - n| slope, f(budget))
         right, no budget:         R = f(n)
         wrong, or n > max_length: R = 0        not parsed: R = -1
 
-    A budget of ``max_length`` or more is none. A right answer far beyond a small budget can score
-    below a wrong one's 0, as in the released code; ``floor=0.0`` forbids it.
+    A budget of ``max_length`` or more means no budget. A right answer far beyond a small budget can
+    score below the 0 of a wrong answer, as in the released code; ``floor=0.0`` prevents that.
 
     Args:
       correct: bool ``[...]``, True where the answer is right.
       lengths: ``[...]``, tokens of each response.
       budgets, max_length, scale, slope, floor: See the module.
-      parsed: bool ``[...]``, False where the answer is illegible. None means all are legible.
+      parsed: bool ``[...]``, False where the answer could not be parsed. None means all could.
 
     Returns:
       Rewards ``[...]``.
@@ -172,12 +172,11 @@ def hbpo_rewards(
 ) -> Array:
     """:func:`hbpo_reward` of a batch; the form for a chain.
 
-        rewards > 0: right    rewards = 0: wrong    rewards < 0: illegible
+        rewards > 0: right    rewards = 0: wrong    rewards < 0: not parsed
 
     Args:
-      rewards, mask, max_length, scale, slope, floor, where: See the module. Of the rewards only the
-        sign counts.
-      budgets: ``[..., G]``; see the module.
+      rewards, mask, max_length, scale, slope, floor, where: See the module. Only the sign of the
+        rewards counts. budgets: ``[..., G]``; see the module.
 
     Returns:
       Rewards ``[..., G]``.
@@ -220,23 +219,23 @@ def cosine_length_reward(
     max_wrong: float = -0.5,
     exceeded: float | None = None,
 ) -> Array:
-    """A reward that falls with the length of right answers and rises with that of wrong ones.
+    """A reward that decreases with length for right answers and increases for wrong ones.
 
         right: min_right + (max_right - min_right) (1 + cos(pi n / max_length)) / 2
         wrong: max_wrong - (max_wrong - min_wrong) (1 + cos(pi n / max_length)) / 2
 
-    Short right answers get ``max_right``, short wrong ones ``min_wrong``: a policy that is wrong
-    had better think longer. Beyond ``max_length`` the value there holds, or ``exceeded`` from
+    Short right answers get ``max_right``, short wrong ones ``min_wrong``, so that wrong policies
+    think longer. Beyond ``max_length`` the reward stays constant, or is ``exceeded`` from
     ``max_length`` on.
 
     Args:
       correct: bool ``[...]``, True where the answer is right.
       lengths: ``[...]``, tokens of each response.
       max_length: See the module.
-      min_right, max_right: Rewards of a right answer of ``max_length`` tokens and of none.
-      min_wrong, max_wrong: Rewards of a wrong answer of no tokens and of ``max_length``.
-      exceeded: Reward of a response of ``max_length`` tokens or more, right or wrong; None for
-        none.
+      min_right, max_right: Rewards of a right answer of ``max_length`` tokens and of 0 tokens.
+      min_wrong, max_wrong: Rewards of a wrong answer of 0 tokens and of ``max_length`` tokens.
+      exceeded: Reward of a response of ``max_length`` tokens or more, right or wrong; None to
+        disable.
 
     Returns:
       Rewards ``[...]``.
@@ -251,7 +250,7 @@ def cosine_length_reward(
     References:
       Demystifying long chain-of-thought reasoning (arXiv:2502.03373), which has right answers in
       [1, 2], wrong ones in [-10, 0] and ``exceeded=-10``. The defaults are those of TRL; open-r1
-      counts characters and lets the cosine rise again beyond ``max_length``.
+      counts characters, and its cosine increases again beyond ``max_length``.
     """
     function = "cosine_length_reward"
     checks.check_min_rank(function, 0, correct=correct, lengths=lengths)
@@ -288,8 +287,8 @@ def cosine_length_rewards(
         rewards > 0: right    otherwise: wrong
 
     Args:
-      rewards, mask, max_length, where: See the module. Of the rewards only the sign counts.
-      min_right, max_right, min_wrong, max_wrong, exceeded: See :func:`cosine_length_reward`.
+      rewards, mask, max_length, where: See the module. Only the sign of the rewards counts.
+        min_right, max_right, min_wrong, max_wrong, exceeded: See :func:`cosine_length_reward`.
 
     Returns:
       Rewards ``[..., G]``.
@@ -331,7 +330,7 @@ def group_length_rewards(
 
     Args:
       rewards, mask, where: See the module. Above 0 is a right answer.
-      weight: Of the bonus, 0 or above.
+      weight: Weight of the bonus, 0 or above.
 
     Returns:
       Rewards ``[..., G]``.
@@ -345,8 +344,8 @@ def group_length_rewards(
       [1.5, 0.5, 0.0, 0.0]
 
     References:
-      Kimi k1.5 (arXiv:2501.12599), section 2.3.3, which adds it with a weight, after a
-      warm-up without it; open-r1's `len_reward` is the bonus alone, of characters.
+      Kimi k1.5 (arXiv:2501.12599), section 2.3.3, which adds it with a weight, after a warm-up
+      without it; open-r1's `len_reward` is only the bonus, in characters.
     """
     function = "group_length_rewards"
     checks.check_non_negative(function, weight=weight)
@@ -377,14 +376,14 @@ def budget_rewards(
         max:   r_i clip(coef (budget - n) + delta, 0, 1)
         clip:  r_i [n <= budget]
 
-    A budget of 0 or below is none.
+    A budget of 0 or below means no budget.
 
     Args:
       rewards, mask, where: See the module.
       budgets: ``[..., G]``, the tokens that each prompt asks for.
-      form: "exact" for that length, "max" for at most that, softly, "clip" for a hard limit.
-      coef: Reward a token of distance, 0 or above; not of "clip".
-      delta: The factor of a response of just the budget, of "max".
+      form: "exact" for a target length, "max" for a soft maximum, "clip" for a hard limit.
+      coef: Reward per token of distance, 0 or above; not for "clip".
+      delta: For "max", the factor of a response whose length equals the budget.
 
     Returns:
       Rewards ``[..., G]``.
@@ -398,7 +397,7 @@ def budget_rewards(
 
     References:
       L1, length-controlled policy optimization (arXiv:2503.04697): "exact" and "max" with these
-      defaults; "clip" is of prime-rl.
+      defaults; "clip" is from prime-rl.
     """
     function = "budget_rewards"
     checks.check_option(function, "form", form, ("exact", "max", "clip"))

@@ -12,15 +12,15 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 class Prediction(NamedTuple):
-    """What K rollouts predict of the solutions of their prompt.
+    """Predictions of K rollouts about the solutions of their prompt.
 
     Attributes:
-      length: ``[..., K]``, numbers, tokens of a right solution; NaN or below 0 where it is missing.
-      rate: ``[..., K]``, floating point, the pass rate in [0, 1]; NaN where it is missing.
+      length: ``[..., K]``, numbers, tokens of a right solution; NaN or below 0 if missing.
+      rate: ``[..., K]``, floating point, the pass rate in [0, 1]; NaN if missing.
       notions: ``[..., K, N]`` integers, for each predicted notion the number of right solutions
         that have it minus that of wrong ones.
       notion_where: bool ``[..., K, N]``, True for the notions that were predicted, are distinct and
-        do not stand in the problem.
+        do not occur in the problem.
     """
 
     length: Array
@@ -38,15 +38,15 @@ def meta_rewards(
     base: float = 0.01,
     inclusive: bool = False,
 ) -> Array:
-    """How well predictions fit the solutions: their length, their pass rate and what they use.
+    """How well predictions match the solutions: their length, their pass rate and their notions.
 
         length = [shortest right < predicted < longest right],  0 without a right solution
         rate   = base^|predicted - mean reward|
         notion = share of the predicted notions that right solutions have more often than wrong ones
         reward = (length + rate + notion) / 3
 
-    What is missing scores 0, and the divisor stays. The predicting rollouts form a separate
-    group and train with the same loss.
+    A missing prediction scores 0, and the divisor remains 3. The predicting rollouts form a
+    separate group and train with the same loss.
 
     Args:
       prediction: :class:`Prediction`.
@@ -70,7 +70,7 @@ def meta_rewards(
       [0.833...]
 
     References:
-      MASA (arXiv:2510.03259), the released code; the paper counts the ends of the length.
+      MASA (arXiv:2510.03259), the released code; the paper includes the ends of the length range.
     """
     function = "meta_rewards"
     stats.check_group(function, rewards, where)
@@ -102,11 +102,11 @@ def meta_rewards(
 
 
 def calibrated_rewards(rewards: Array, *, baseline: Array, where: Array | None = None) -> Array:
-    """A reward model's score as the chance to beat a reference answer.
+    """A reward model's score as the probability of beating a reference answer.
 
         r_i = sigmoid(rewards_i - baseline)
 
-    Adding a number to both changes nothing, so that prompts are comparable.
+    Adding a constant to both changes nothing, so prompts are comparable.
 
     Args:
       rewards: ``[..., G]``, floating point.
@@ -147,14 +147,14 @@ def constrained_rewards(
         soft:  [satisfied] r max(0, 1 - d / budget)
         hard:  [satisfied] r [d <= budget],    d = log pi(y) - log pi_ref(y), summed over tokens
 
-    A negative d, a rollout that the reference likes better, makes the factor exceed 1.
+    A negative d, a rollout that is likelier under the reference, makes the factor exceed 1.
 
     Args:
       rewards: ``[..., G]``, floating point: :func:`calibrated_rewards`.
       satisfied: bool ``[..., G]``, True where all judges agree.
       log_ratio: ``[..., G]``, floating point, d in nats.
       budget: Above 0.
-      soft: Whether the reward falls towards the budget (CRPG) or ends at it (CRRAFT).
+      soft: Whether the reward decreases toward the budget (CRPG) or is cut at it (CRRAFT).
       where: bool ``[..., G]``, True for rollouts that take part; the others get 0.
 
     Returns:
@@ -169,7 +169,7 @@ def constrained_rewards(
       [0.6..., 0.0, 0.0]
 
     References:
-      CGPO (arXiv:2409.20370), a third party's code that cites its equations. CRPG is REINFORCE on
+      CGPO (arXiv:2409.20370), from third-party code that cites its equations. CRPG is REINFORCE on
       the soft form minus its mean over the batch.
     """
     function = "constrained_rewards"
@@ -194,7 +194,7 @@ def crpg_rewards(
     budget: float,
     where: Array | None = None,
 ) -> Array:
-    """Calibrated rewards of rollouts that satisfy all judges, less the nearer they are to a budget.
+    """Calibrated rewards of rollouts that satisfy all judges, reduced toward a KL budget.
 
         r_i = [satisfied_i] sigmoid(rewards_i - baseline) max(0, 1 - d_i / budget)
         d_i = sum over t of old_logp[i, t] - ref_logp[i, t]
@@ -205,8 +205,8 @@ def crpg_rewards(
       rewards: ``[..., G]``, floating point.
       satisfied: bool ``[..., G]``, True where all judges agree.
       baseline: ``[...]``, floating point, the reward of a reference answer of each prompt.
-      old_logp: ``[..., G, T]``, floating point, of the policy.
-      ref_logp: ``[..., G, T]``, floating point, of the reference.
+      old_logp: ``[..., G, T]``, floating point, log-probabilities (nats) under the policy.
+      ref_logp: ``[..., G, T]``, floating point, under the reference.
       mask: bool ``[..., G, T]``, True for the tokens of the response.
       budget: In nats, above 0.
       where: bool ``[..., G]``, True for rollouts that take part; the others get 0.
@@ -224,7 +224,7 @@ def crpg_rewards(
       [0.5, 0.0]
 
     References:
-      CGPO (arXiv:2409.20370), CRPG, a third party's code that cites its equations.
+      CGPO (arXiv:2409.20370), CRPG, from third-party code that cites its equations.
     """
     function = "crpg_rewards"
     checks.check_mask(function, mask)

@@ -1,4 +1,4 @@
-"""Predictions that a policy writes as text about its rollouts, and their rewards.
+"""Parsing and rewards of predictions that a policy writes about its own rollouts.
 
 Text in, NumPy out; they run on the host. An option out of its range raises ValueError.
 """
@@ -20,12 +20,12 @@ _LINE = re.compile(r"math_notion\s*:\s*\[([^\]]*)\]")
 
 
 class MetaAnswer(NamedTuple):
-    """What one response predicts.
+    """The prediction of one response.
 
     Attributes:
-      length: Tokens of a right solution; NaN where it is missing.
-      rate: The pass rate; NaN where it is missing.
-      notions: Concepts that right solutions use; empty where they are missing.
+      length: Tokens of a right solution; NaN if missing.
+      rate: The pass rate; NaN if missing.
+      notions: Concepts that right solutions use; empty if missing.
     """
 
     length: float
@@ -40,12 +40,12 @@ def parse_meta_answer(text: str, *, scale: int = 8) -> MetaAnswer:
 
     It is the last JSON object with a key "math_notion" (a list of texts, or texts divided by
     commas), "pass_rate" or "solution_length" (integers); without one, the notions of a line
-    ``math_notion: [...]``. Plural notions become singular. What is missing, or of another type, is
-    missing alone.
+    ``math_notion: [...]``. Plural notions become singular. An entry that is missing or has another
+      type does not affect the others.
 
     Args:
       text: The response.
-      scale: How many attempts ``pass_rate`` is out of, at least 1.
+      scale: Number of attempts that ``pass_rate`` counts, at least 1.
 
     Returns:
       A :class:`MetaAnswer`.
@@ -110,11 +110,11 @@ def meta_answer_rewards(
     base: float = 0.01,
     inclusive: bool = False,
 ) -> np.ndarray:
-    """:func:`meta_rewards` of predictions in words.
+    """:func:`meta_rewards` of parsed text predictions.
 
-        notion n counts if it stands in more right solutions than wrong ones
+        notion n counts if it occurs in more right solutions than wrong ones
 
-    A notion that stands in the problem is not counted. An answer without any prediction has 0.
+    A notion that occurs in the problem is not counted. An answer without any prediction gets 0.
 
     Args:
       answers: K, from :func:`parse_meta_answer`.
@@ -139,8 +139,8 @@ def meta_answer_rewards(
       [0.833...]
 
     References:
-      MASA (arXiv:2510.03259), the released code, which takes the prompt of the prediction, with
-      its instructions, for the problem.
+      MASA (arXiv:2510.03259), the released code, which uses the prompt of the prediction, including
+      its instructions, as the problem.
     """
     rewards = np.asarray(rewards, np.float32)
     there = np.ones(rewards.shape, bool) if where is None else np.asarray(where)

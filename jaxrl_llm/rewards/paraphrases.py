@@ -1,7 +1,7 @@
-"""Rewards for agreeing with the rollouts of other paraphrases of a question.
+"""Rewards for agreement with the rollouts of other paraphrases of a question.
 
-N paraphrases of a question have G rollouts each. ``similarity`` is floating point, of two decoded
-texts (:func:`bleu` in the paper), which are compared on the host. Its size is quadratic in N G
+N paraphrases of a question have G rollouts each. ``similarity`` is the floating-point similarity of
+two decoded texts (:func:`bleu` in the paper), computed on the host. Its size is quadratic in N G
 because the method compares every pair. Rewards are float32. Every function raises TypeError for
 another dtype and ValueError where shapes disagree or a number is out of its range.
 """
@@ -18,20 +18,20 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 def bleu(candidate: str, reference: str, *, order: int = 2) -> float:
-    """BLEU of one text against another, in words between white space.
+    """BLEU of one text against another; words are separated by white space.
 
         precision_n = n-grams of the candidate that the reference has (as often at most) / all
         BLEU = min(1, exp(1 - words of reference / words of candidate)) (prod_n precision_n)^(1/N)
 
-    N is ``order``, or the words of the shorter text where they are fewer.
+    N is ``order``, or the number of words of the shorter text if that is smaller.
 
     Args:
       candidate: The text that is measured.
       reference: The text that it is compared with.
-      order: Longest n-gram.
+      order: Length of the longest n-gram.
 
     Returns:
-      From 0 to 1; 1 for equal texts that are not empty, 0 where one is.
+      In [0, 1]; 1 for equal non-empty texts, 0 if either is empty.
 
     Raises:
       ValueError: If ``order`` is below 1.
@@ -44,7 +44,7 @@ def bleu(candidate: str, reference: str, *, order: int = 2) -> float:
       (1.0, 0.0)
 
     References:
-      Papineni et al., BLEU (2002), of a sentence and without smoothing.
+      Papineni et al., BLEU (2002), per sentence and without smoothing.
     """
     checks.check_positive("bleu", order=order)
     words, others = candidate.split(), reference.split()
@@ -70,9 +70,9 @@ def paraphrase_similarity(
 
         similarity[p, i, (m, j)] = bleu(text[p, i], text[m, j]),   m of the same question as p
 
-    The N paraphrases of a question are consecutive prompts, as :func:`jaxrl_llm.curation
-    .paraphrased` asks for them; N is the length of the column "paraphrases". For
-    ``Computed("similarity", ..., "responses")``.
+    The N paraphrases of a question are consecutive prompts, as
+    :func:`jaxrl_llm.curation.paraphrased` requests them; N is the length of the column
+    "paraphrases". Use it as ``Computed("similarity", ..., "responses")``.
 
     Args:
       texts: P lists of G responses.
@@ -80,8 +80,8 @@ def paraphrase_similarity(
       order: Longest n-gram.
 
     Returns:
-      float32 ``[P, G, N G]``, for :func:`paraphrase_rewards`. Those of a paraphrase to itself,
-      which nothing reads, are 0.
+      float32 ``[P, G, N G]``, for :func:`paraphrase_rewards`. Similarities within a paraphrase are
+      not used and are 0.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -106,21 +106,21 @@ def paraphrase_similarity(
 
 
 def cross_paraphrase_reward(similarity: Array, *, pair_mask: Array | None = None) -> Array:
-    """How much a rollout agrees with the rollouts of the other paraphrases of its question.
+    """The agreement of a rollout with the rollouts of the other paraphrases of its question.
 
         r[n, i] = mean over m != n and all j of similarity[n, i, m, j]
 
-    The similarities inside a paraphrase, the diagonal among them, are never read. ``pair_mask``
-    (:func:`sample_pair_mask`) leaves a sample of the pairs, which costs ``N G kappa s``
-    similarities in place of ``N (N - 1) G^2``.
+    Similarities within a paraphrase, including the diagonal, are never read. ``pair_mask``
+    (:func:`sample_pair_mask`) selects a sample of the pairs, which needs ``N G kappa s``
+    similarities instead of ``N (N - 1) G^2``.
 
     Args:
       similarity: ``[..., N, G, N, G]``; see the module.
       pair_mask: bool ``[..., N, G, N, G]``, True for pairs that count. None counts all.
 
     Returns:
-      Rewards ``[..., N, G]``; 0 for a rollout without a pair. An advantage takes them per
-      paraphrase, not over the set.
+      Rewards ``[..., N, G]``; 0 for a rollout without a pair. Compute advantages per paraphrase,
+      not over the set.
 
     Example:
       >>> import jax.numpy as jnp
@@ -131,7 +131,7 @@ def cross_paraphrase_reward(similarity: Array, *, pair_mask: Array | None = None
       [[0.3..., 0.7...], [0.4..., 0.6...]]
 
     References:
-      Con-RAG, PS-GRPO (arXiv:2510.04392). PAPER reading: from a faithful note; no code was read.
+      Con-RAG, PS-GRPO (arXiv:2510.04392). PAPER reading, through a detailed note; we read no code.
     """
     function = "cross_paraphrase_reward"
     checks.check_min_rank(function, 4, similarity=similarity)
@@ -162,13 +162,13 @@ def paraphrase_rewards(
 
         r = agreement * cross_paraphrase_reward + accuracy * rewards
 
-    N consecutive prompts are the paraphrases of one question, and each row carries its similarities
-    to those N. A rollout with ``where=False`` is not compared with, either.
+    N consecutive prompts are the paraphrases of one question, and each row has its similarities to
+    those N. No rollout is compared with a rollout with ``where=False``.
 
     Args:
       rewards: ``[P, G]``, floating point, the accuracy; P is a multiple of N.
-      similarity: ``[P, G, N G]``: a rollout with those of its set, the G of the set's first prompt
-        first. See the module.
+      similarity: ``[P, G, N G]``: similarities of a rollout to those of its set, starting with the
+        G of the set's first prompt. See the module.
       where: bool ``[P, G]``, True for rollouts to include; the rest get 0.
       agreement: Weight of the agreement.
       accuracy: Weight of ``rewards``; at 0 they are not read.
@@ -186,8 +186,8 @@ def paraphrase_rewards(
       [[1.3..., 1.7...], [1.4..., 1.6...]]
 
     References:
-      Con-RAG, PS-GRPO (arXiv:2510.04392). PAPER reading; the paper has both terms, their weights
-      here are ours.
+      Con-RAG, PS-GRPO (arXiv:2510.04392). PAPER reading; the paper has both terms, the weights are
+      ours.
     """
     function = "paraphrase_rewards"
     stats.check_group(function, rewards, where)
@@ -217,7 +217,7 @@ def paraphrase_rewards(
 def sample_pair_mask(
     key: Array, *, shape: tuple[int, ...], paraphrases: int = 3, rollouts: int = 1
 ) -> Array:
-    """Draws for each rollout a few other paraphrases, and a few rollouts of each of them.
+    """Draws for each rollout a few other paraphrases, and a few rollouts of each.
 
         for each (n, i): ``paraphrases`` of the m != n, and ``rollouts`` of the G of each, uniformly
         and without replacement
@@ -227,8 +227,8 @@ def sample_pair_mask(
     Args:
       key: Typed PRNG key.
       shape: ``(..., N, G)``.
-      paraphrases: How many others a rollout is compared with, 1 to N - 1.
-      rollouts: How many rollouts of each, 1 to G.
+      paraphrases: Number of other paraphrases that a rollout is compared with, 1 to N - 1.
+      rollouts: Number of rollouts of each, 1 to G.
 
     Returns:
       bool ``[..., N, G, N, G]``, True for the pairs drawn; ``paraphrases * rollouts`` in each row.

@@ -1,4 +1,4 @@
-"""Verifiers in worker processes, each call under a deadline that really ends it."""
+"""Verifiers in worker processes, each call under an enforced deadline."""
 
 import os
 import queue
@@ -62,44 +62,43 @@ class _Silence:
 
 
 class VerifierPool:
-    """Runs a reward in worker processes with a hard deadline a call.
+    """Runs a reward in worker processes with a hard deadline per call.
 
-    A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and a
-    death of the process are failed calls: `on_error` of `score` says what becomes of them. They are
-    counted, and are warned about: one by one at first, then one line a batch. The training run goes
-    on, until for `patience` seconds of scoring not one call has returned a value. A worker that
-    dies while it starts in place of another is replaced in turn. A non-finite value is a mistake in
-    the function rather than in a completion, and raises in `score` as usual. So does a
+    If a call exceeds the deadline, its worker is killed and replaced. A hang, an exception or the
+    death of the process is a failed call: `on_error` of `score` decides its reward. Failed calls
+    are counted and reported by warnings: one by one at first, then one line per batch. The training
+    run continues until no call has returned a value for `patience` seconds of scoring. A
+    replacement worker that dies during its start is replaced again. A non-finite value is an error
+    of the function rather than of a completion, and raises in `score` as usual. So does a
     `RewardError` of the function: a row that it cannot grade, whatever the completion.
 
-    Workers end with this process, however it ends, and with them the programs that a call has
-    started; a call that holds the interpreter then ends alone, a few seconds after its deadline.
-
-    A worker has a few environment variables, such as PATH, HOME, LANG, PYTHONPATH and those of jax,
-    and no keys. Replies are data, of which nothing is executed, and one that does not answer the
-    call costs that call and its worker. That is no sandbox: a call may read and write what this
-    user may, and code that runs in a worker may alter the reward of its own call. What a model
-    wrote runs in the sandbox of :func:`run_python`, as with `code_stdio` and `code_asserts`.
+    Workers end with this process, however it ends, together with the programs that a call has
+    started; a call that holds the interpreter then ends on its own, a few seconds after its
+    deadline. A worker has a few environment variables, such as PATH, HOME, LANG, PYTHONPATH and
+    those of jax, and no keys. Replies are plain data and never executed; an invalid reply fails
+    that call and replaces its worker. The pool is not a sandbox: a call can read and write whatever
+    this user can, and code that runs in a worker may alter the reward of its own call. Run code
+    that a model wrote in the sandbox of :func:`run_python`, as `code_stdio` and `code_asserts` do.
 
     Args:
       function: A reward that another process can import: a function of a module, a picklable
-        object, or a text "module:name". Its module may make the pool itself, as a config file
-        does; in the workers that one stays without workers. Of an async function each worker runs
-        up to 32 calls at one time; one that blocks or crashes the worker takes the others along,
-        and those that had not ended are run again, each alone.
+        object, or a text "module:name". Its module may create the pool itself, as a config file
+        does; inside the workers that pool has no workers. A worker runs up to 32 calls of an async
+        function at one time; if one blocks or crashes the worker, the unfinished ones are run
+        again, one at a time.
       workers: Number of processes.
-      deadline: Seconds one call may take; starting a worker does not count.
-      patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
-        hangs, the caller is freed. At least the deadline; None is ten minutes, or two deadlines
-        where that is longer.
-      environment: Names of further environment variables that the workers have, where they are
-        set, such as the key of a judge.
+      deadline: Seconds that one call may take, without the start of a worker.
+      patience: Seconds of scoring without any value after which it raises `RewardError`, so that
+        the caller never hangs. At least the deadline; None is ten minutes, or two deadlines if that
+        is longer.
+      environment: Names of further environment variables to pass to the workers if they are set,
+        such as the key of a judge.
 
     Raises:
       ValueError: If the function cannot be sent to or loaded in a worker, workers, deadline or
         patience is not positive, patience is below the deadline, or environment is not names.
-      RewardError: In scoring, after that patience, where a worker that replaces another cannot
-        be started or cannot load the function, or where the function raises it.
+      RewardError: In scoring, if patience runs out, if a replacement worker cannot be started or
+        cannot load the function, or if the function raises it.
 
     Example:
       >>> from jaxrl_llm.rewards import VerifierPool, score
@@ -172,7 +171,7 @@ class VerifierPool:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers; the pool cannot be used afterwards. May be called twice."""
+        """Stops the workers; the pool cannot be used afterwards. May be called twice."""
         self._finalizer()
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:

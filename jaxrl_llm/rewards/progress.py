@@ -1,4 +1,4 @@
-"""Rewards of rollouts that failed, by how near they came to those of the group that succeeded."""
+"""Rewards of failed rollouts by their similarity to the successful rollouts of the group."""
 
 import jax.numpy as jnp
 
@@ -16,29 +16,29 @@ def progress_rewards(
     offset: float = 0.5,
     radius: float | None = 0.5,
 ) -> Array:
-    """1 for a success; for a failure less, the farther its embedding is from the successes'.
+    """1 for a success; less for a failure, by the distance of its embedding from the successes.
 
         d_i = min over centers c of |e_i - c|        n_i = (d_i - min d) / (max d - min d)
         r_i = cap sigmoid(steepness (offset - n_i))
 
     min and max are over the failures of the group, and n_i is 0.5 where they are within 1e-6. The
-    centers are the means of clusters of the successes: those that are linked by steps of at most
-    ``radius``, in units of the deviation of each coordinate over the successes (DBSCAN with two
-    points to a core); a success without a neighbor is noise. Without a cluster, or a ``radius``,
-    there is one center, the mean of the successes. A group without a success gets 0, and so does a
-    rollout whose embedding is all 0, which enters no statistic. Scaling and moving all embeddings
-    changes nothing with one center.
+    centers are the means of clusters of the successes: successes linked by steps of at most
+    ``radius``, in units of the deviation of each coordinate over the successes (DBSCAN with core
+    points of at least two); a success without a neighbor is noise. Without clusters, or without a
+    ``radius``, there is one center, the mean of the successes. A group without a success gets 0,
+    and so does a rollout whose embedding is all 0, which counts in no statistic. With one center,
+    scaling or shifting all embeddings changes nothing.
 
     Args:
       rewards: ``[..., G]``, floating point.
-      embeddings: ``[..., G, D]``, floating point, of each rollout by a frozen encoder.
+      embeddings: ``[..., G, D]``, floating point, embedding of each rollout by a frozen encoder.
       where: bool ``[..., G]``, True for the rollouts that take part; None for all. The others are
         not read and get 0.
       threshold: A reward above it is a success.
-      cap: Bound of a failure's reward, not negative; below 1, successes are better than failures.
-      steepness: Not negative.
+      cap: Bound of a failure's reward, not negative; below 1, successes score above failures.
+      steepness: Steepness of the sigmoid, not negative.
       offset: The n at which a failure gets half of ``cap``.
-      radius: Above 0; None for one center.
+      radius: Largest step within a cluster, above 0; None for one center.
 
     Returns:
       ``[..., G]`` float32 in [0, 1].
@@ -57,8 +57,8 @@ def progress_rewards(
 
     References:
       Fei et al., self-referential policy optimization (SRPO) for robots (arXiv:2511.15605), the
-      released code (siiRL), with embeddings of videos; for texts any frozen encoder serves. There a
-      task is all of its rollouts in a batch, here a group.
+      released code (siiRL), with embeddings of videos; for texts use any frozen encoder. The
+      statistics are over all rollouts of a task in a batch there, and over a group here.
     """
     function = "progress_rewards"
     stats.check_group(function, rewards, where)

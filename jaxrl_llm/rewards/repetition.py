@@ -1,4 +1,4 @@
-"""A penalty for runs of tokens that a response repeats.
+"""A penalty for repeated n-grams of tokens.
 
 ``tokens`` are integers ``[..., T]`` and ``mask`` is bool of the same shape, True for the tokens of
 the response. Both functions return float32, and raise TypeError for a wrong dtype and ValueError
@@ -17,13 +17,12 @@ def repetition_penalty(
 
         penalty = max_penalty (1 - distinct n-grams / all n-grams)
 
-    N-grams are runs of tokens next to each other, all of them of the response. A response without
-    any is not penalized.
+    N-grams are contiguous runs of response tokens. A response without any n-gram is not penalized.
 
     Args:
       tokens, mask: See the module.
-      ngram: Tokens of a run, at least 1.
-      max_penalty: What a response of nothing but repetition approaches, 0 or below.
+      ngram: Length of an n-gram in tokens, at least 1.
+      max_penalty: The limit for a response that only repeats itself, 0 or below.
 
     Returns:
       Penalties ``[...]`` in [max_penalty, 0], to be added to the rewards.
@@ -38,7 +37,7 @@ def repetition_penalty(
 
     References:
       Demystifying long chain-of-thought reasoning (arXiv:2502.03373), appendix C.2, as in TRL. The
-      paper's released trainer gives the penalty to the repeated tokens themselves.
+      paper's released trainer applies the penalty at the repeated tokens.
     """
     function = "repetition_penalty"
     checks.check_min_rank(function, 1, tokens=tokens, mask=mask)

@@ -1,13 +1,13 @@
-"""Runs generated Python where it reaches nothing: no network, no files, few of everything.
+"""Runs generated Python in isolation: no network, no files, limited resources.
 
 Every run is a fresh process under bubblewrap, in new namespaces (processes, mounts, network, IPC,
-host name), as a user without rights, behind a filter of system calls. It sees a read-only
-Python with its standard library, the system's shared libraries and an empty ``/tmp`` in memory;
-there is no ``/proc``, no ``/sys``, no shell and no variable of this process's environment. When a
-run returns, every process that it started is dead.
+host name), as an unprivileged user, behind a system-call filter. It sees a read-only Python with
+its standard library, the system's shared libraries and an empty ``/tmp`` in memory; there is no
+``/proc``, no ``/sys``, no shell and no variable of this process's environment. When a run returns,
+every process that it started has ended.
 
-Where bubblewrap cannot do that, `SandboxError` names what is missing. Nothing is
-ever run without the sandbox.
+If bubblewrap cannot provide this, `SandboxError` names what is missing. Code is never run without
+the sandbox.
 """
 
 import contextlib
@@ -100,15 +100,15 @@ Ended = Literal["exit", "time", "memory", "output", "refused"]
 
 
 class SandboxError(RewardError):
-    """The sandbox cannot run here, so that nothing was run."""
+    """The sandbox cannot run here; no code was run."""
 
 
 class SandboxResult(NamedTuple):
-    """What a program did.
+    """The result of a program.
 
     Attributes:
-      stdout, stderr: What it printed, up to the limit; bytes that are not UTF-8 are replaced.
-      exit_code: Its exit status, 128 + n after signal n; None where the sandbox ended it.
+      stdout, stderr: Its output, up to the limit; bytes that are not UTF-8 are replaced.
+      exit_code: Its exit status, 128 + n after signal n; None if the sandbox ended it.
       ended: One of `Ended`.
     """
 
@@ -162,7 +162,7 @@ class Program:
 
     @property
     def readable(self) -> bool:
-        """Whether Python could read the code: text of some length without NUL."""
+        """Whether Python can read the code: text of bounded length without NUL."""
         texts = (self.code, self.stdin, *self.files.values())
         with contextlib.suppress(UnicodeEncodeError):
             sum(len(text.encode()) for text in texts)
@@ -183,22 +183,22 @@ def run_python(
     r"""Runs a Python program in a new sandbox.
 
     The program is ``/tmp/main.py``, run as ``__main__`` in ``/tmp`` with ``PYTHONHASHSEED=0``; it
-    has the standard library alone. A limit ends all of its processes.
+    has only the standard library. Reaching a limit ends all of its processes.
 
     Args:
       code: The program.
       stdin: Its standard input.
       seconds: Wall time from its first line, and CPU time of each process.
-      memory: Bytes of address space of each process, and of resident memory of all together.
-      output: Bytes of stdout, and as many of stderr.
-      processes: Processes and threads at one time, the first included.
+      memory: Bytes of address space per process, and of resident memory in total.
+      output: Bytes of stdout, and the same for stderr.
+      processes: Processes and threads at one time, including the first.
       files: Texts by their paths within ``/tmp``, which the program may read and change. ``/tmp``
-        holds 64 MiB besides `memory`, and is gone afterwards.
+        holds 64 MiB in addition to `memory`, and is deleted afterwards.
 
     Returns:
-      `SandboxResult`, whose `ended` is "exit" (it ended by itself, with whatever status), "time",
-      "memory" (also an uncaught MemoryError), "output", or "refused": it was not run, for its code
-      has more than 2^20 characters, a NUL, or what is not Unicode.
+      `SandboxResult`, whose `ended` is "exit" (it ended by itself, with any status), "time",
+      "memory" (also an uncaught MemoryError), "output", or "refused": it was not run because its
+      code has more than 2^20 characters, a NUL, or is not valid Unicode.
 
     Raises:
       SandboxError: If the sandbox cannot run here; see :func:`check_sandbox`.
@@ -219,13 +219,13 @@ def run_python(
 
 
 def check_sandbox() -> str:
-    """Tests the sandbox once a process, with a program that tries to escape.
+    """Tests the sandbox once per process, with a program that tries to escape.
 
     Returns:
-      What it runs on, such as "bubblewrap 0.8.0".
+      The implementation, such as "bubblewrap 0.8.0".
 
     Raises:
-      SandboxError: If something is missing; it is named.
+      SandboxError: If a requirement is missing, which the message names.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -240,10 +240,10 @@ def check_sandbox() -> str:
 
 
 def run_programs(programs: Sequence[Program], limits: Limits) -> list[SandboxResult]:
-    """Runs programs at one time, each in a sandbox; all end with the first of them.
+    """Runs programs in parallel, each in a sandbox; all end when the first one ends.
 
-    Their descriptors may connect them, and are closed here. Where one program cannot be read, none
-    is run.
+    Their descriptors may connect them, and are closed here. If one program cannot be read, none is
+    run.
     """
     numbers = {number for program in programs for number in program.descriptors}
     try:

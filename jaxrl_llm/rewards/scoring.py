@@ -1,4 +1,4 @@
-"""Calls a reward on every completion of a batch and checks what comes back."""
+"""Calls a reward on every completion of a batch and checks its results."""
 
 import asyncio
 import contextlib
@@ -26,13 +26,13 @@ _TURN_SECONDS = 0.5  # in which what is supervised is looked at once
 
 
 OnError = Literal["drop", "zero", "raise"]
-"""What becomes of a completion whose call failed: no reward, a reward of 0, or `RewardError`."""
+"""Treatment of a completion whose call failed: no reward, a reward of 0, or `RewardError`."""
 
 ON_ERROR = get_args(OnError)
 
 
 class RewardError(RuntimeError):
-    """A reward raised, hung, or gave something that is not a finite number."""
+    """A reward raised, hung, or returned something other than a finite number."""
 
 
 class VerifierWarning(UserWarning):
@@ -41,11 +41,11 @@ class VerifierWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Failure:
-    """Stands in a batch for a completion whose call failed.
+    """The entry of a batch for a completion whose call failed.
 
     Attributes:
-      reason: What happened, after the name of the reward: "raised KeyError: 'x'".
-      error: The exception, if it is one of this process.
+      reason: The failure, as it follows the name of the reward: "raised KeyError: 'x'".
+      error: The exception, if it was raised in this process.
     """
 
     reason: str = "failed"
@@ -172,7 +172,7 @@ def in_batch(
     deadline: float | None,
     watch: Watchdog | None = None,
 ) -> list[Any]:
-    """Values of a `BatchReward`, under a deadline unless it minds that itself."""
+    """Values of a `BatchReward`, under a deadline unless it enforces its own."""
     if hasattr(reward, "patience"):
         return reward.score_batch(prompts, completions, metadata)
     deadline = _BATCH_SECONDS if deadline is None else deadline
@@ -227,9 +227,9 @@ def in_thread(
     stop_on_error: bool,
     watch: Watchdog | None = None,
 ) -> list[Any]:
-    """Values of all calls, a `Failure` for an awaited one that raises or outlasts the deadline.
+    """Values of all calls, a `Failure` for an awaited call that raises or exceeds the deadline.
 
-    A plain call that does, and with `stop_on_error` an awaited one, raises in the caller.
+    A plain call that does so, and with `stop_on_error` also an awaited call, raises in the caller.
     """
     deadline = _CALL_SECONDS if deadline is None else deadline
     calls, context = _Calls(), contextvars.copy_context()
@@ -294,10 +294,10 @@ def in_thread(
 
 
 Entry = float | int | bool | str | Sequence[float] | Sequence[Sequence[float]]
-"""What a reward may say under a name: a number, a text, a list of numbers or of equal lists."""
+"""A named value of a reward: a number, a text, a list of numbers or of lists of equal length."""
 
 Value = float | int | bool | Mapping[str, Entry]
-"""What a reward returns for one completion."""
+"""The result of a reward for one completion."""
 
 Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
 """A reward: `(prompt, completion, metadata)` to a number, or to one entry per name."""
@@ -310,15 +310,15 @@ class Scores(NamedTuple):
 
     Attributes:
       rewards: float32 [N], the number that training uses; 0 where the call failed.
-      reward_components: one float32 [N] a name, when the reward returns a mapping; else empty. NaN
-        where one does not apply, 0 where the call failed.
-      failed: bool [N], True for completions without a reward, since their call failed: it hung,
+      reward_components: One float32 [N] per name if the reward returns a mapping; else empty. NaN
+        where a component does not apply, 0 where the call failed.
+      failed: bool [N], True for completions without a reward because their call failed: it hung,
         raised or crashed.
       zeroed: bool [N], True for completions whose call failed and whose reward is 0 by
         `on_error="zero"`; None for none.
       error: The first failure, as in "raised KeyError: 'x' on prompt 1"; empty for none.
-      details: what else the reward says of each completion, N entries per name: texts, or lists of
-        numbers as float32 ``[n]`` or ``[n, m]``; None where the call failed.
+      details: Other results of the reward, N entries per name: texts, or lists of numbers as
+        float32 ``[n]`` or ``[n, m]``; None where the call failed.
     """
 
     rewards: np.ndarray
@@ -335,7 +335,7 @@ class Scores(NamedTuple):
 
     @property
     def failures(self) -> int:
-        """How many calls failed."""
+        """Number of calls that failed."""
         return int(self.unanswered.sum())
 
     def take(self, rows: np.ndarray) -> "Scores":
@@ -356,10 +356,9 @@ class Scores(NamedTuple):
 
 
 def join_scores(calls: Sequence[Scores]) -> Scores:
-    """Scores of several batches as those of one.
+    """Joins the scores of several batches into one.
 
-    A batch all of whose calls failed has no names; it counts zero in those of the others, and has
-    None in their details.
+    A batch whose calls all failed has no names; its components are zero, and its details None.
 
     Raises:
         RewardError: If batches differ in the names of their components or details.
@@ -398,7 +397,7 @@ def join_scores(calls: Sequence[Scores]) -> Scores:
 class BatchReward(Protocol):
     """A reward that scores a batch in one call.
 
-    One with an attribute `patience`, such as `VerifierPool`, ends by itself whatever hangs in it.
+    One with an attribute `patience`, such as `VerifierPool`, enforces its own deadlines.
     """
 
     def score_batch(
@@ -407,7 +406,7 @@ class BatchReward(Protocol):
         completions: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
     ) -> list[Any]:
-        """One value, or a `Failure` such as `FAILED`, a completion."""
+        """One value, or a `Failure` such as `FAILED`, per completion."""
         ...
 
 
@@ -424,16 +423,15 @@ def score(
 
         rewards[n] = reward(prompts[n], completions[n], metadata[n])
 
-    A reward that returns a mapping makes one component a name; its total is the entry "reward" if
+    If a reward returns a mapping, each name is a component; the total is the entry "reward" if
     there is one, else the sum of the entries. An entry of NaN does not apply to that completion and
-    is left out of the sum. An entry that is a text or a list of numbers, such as the results of
-    unit tests or the rewards of turns, is no part of the sum; `Scores.details` has it. Results of
-    an async reward are awaited together. A `BatchReward` such as `VerifierPool` gets the batch in
-    one call.
+    is excluded from the sum. Texts and lists of numbers, such as the results of unit tests or the
+    rewards of turns, are not part of the sum; they are in `Scores.details`. Results of an async
+    reward are awaited together. A `BatchReward` such as `VerifierPool` gets the batch in one call.
 
-    A call fails where an awaited result raises or outlasts the deadline, or where a verifier
-    process hangs, raises or dies; the others go on, and a warning says how many failed and why. A
-    plain function that raises or hangs is a mistake in the code and always raises here.
+    A call fails if an awaited result raises or exceeds the deadline, or if a verifier process
+    hangs, raises or dies; the other calls continue, and a warning reports how many failed and why.
+    A plain function that raises or hangs is an error in the code and always raises here.
 
     Args:
       reward: Callable `(prompt, completion, metadata) -> number | mapping`, sync or async.
@@ -441,17 +439,16 @@ def score(
       completions: N texts.
       metadata: N mappings, usually with "answer" and "id"; None gives every call an empty one.
       deadline: Seconds that one call may take; None is a minute. Calls run in a thread, so the
-        caller is freed even from a call that never ends. The call of a `BatchReward` is that of
-        the batch, and None an hour; one with a `patience` uses its deadline instead.
-      on_error: What a failed call gives: "drop" no reward, marked in `Scores.failed`; "zero" a
-        reward of 0, which trains as such; "raise" raises.
+        caller does not hang on a call that never ends. For a `BatchReward` it is the time of the
+        batch, and None is an hour; one with a `patience` uses its deadline instead.
+      on_error: Treatment of a failed call: "drop" gives no reward, marked in `Scores.failed`;
+        "zero" a reward of 0, which trains as such; "raise" raises.
 
     Raises:
-      RewardError: If a call raises or outlasts the deadline, other than above; if all calls of an
-        async reward fail; if one raises `RewardError`, as for a row that cannot be graded; or if
-        one returns None, a text, an infinity, NaN for the total, other names than the first call,
-        or under one name what is a number in some calls and not in others. The message names the
-        prompt.
+      RewardError: If a plain call raises or exceeds the deadline; if all calls of an async reward
+        fail; if one raises `RewardError`, as for a row that cannot be graded; or if one returns
+        None, a text, an infinity, NaN for the total, other names than the first call, or a name
+        that is a number in some calls and not in others. The message names the prompt.
       ValueError: If the batch is empty, the lists differ in length, deadline is not positive, or
         on_error is unknown.
 
@@ -491,7 +488,7 @@ def grade(
 ) -> Scores:
     """:func:`score` of a part of a batch, all calls of which may fail.
 
-    ``watch`` ends the process where a call of this process holds the interpreter.
+    ``watch`` ends the process if a call in this process holds the interpreter.
     """
     if metadata is None:
         metadata = [{}] * len(prompts)

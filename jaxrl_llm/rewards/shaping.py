@@ -1,6 +1,6 @@
-"""Rewards made from a judge's verdict: plain functions of arrays, for a chain or for the host.
+"""Rewards from a judge's verdict: plain functions of arrays, for a chain or for the host.
 
-They run before the advantage, at the head of its chain::
+They come before the advantage, at the head of its chain::
 
     chain(stateless(fapo_reward, lam=1.0), stateless(advantages.grpo))
 
@@ -22,15 +22,15 @@ def fapo_reward(
 
         r_i = 2 c_i - 1 - lam c_i f_i,    c_i = [rewards_i > 0],  f_i = [flawed_i]
 
-    With ``lam=1`` a clean right answer gets 1, a flawed one 0, a wrong one -1. Under a group mean
-    that makes the advantage of a flawed answer positive as long as wrong answers outnumber clean
-    ones, and negative later. ``lam=0`` ignores flaws, ``lam=2`` counts them as wrong.
+    With ``lam=1`` a clean right answer gets 1, a flawed one 0, a wrong one -1. With a group mean as
+    the baseline, the advantage of a flawed answer is positive as long as wrong answers outnumber
+    clean ones, and negative later. ``lam=0`` ignores flaws, ``lam=2`` counts them as wrong.
 
     Args:
       rewards, where: See the module; any shape. Above 0 is a right answer, as 0/1 or -1/1.
-      flawed: bool ``[..., G]``, True where the judge found a flaw. It does not concern wrong
-        answers; an illegible verdict is False.
-      lam: What a flaw costs, 0 or above.
+      flawed: bool ``[..., G]``, True where the judge found a flaw. It does not affect wrong
+        answers; an unreadable verdict is False.
+      lam: Cost of a flaw, 0 or above.
 
     Returns:
       Rewards ``[..., G]``.
@@ -61,7 +61,7 @@ def fapo_reward(
 def genrm_step_reward(
     predicted: Array, truth: Array, steps: Array, *, valid: Array | None = None
 ) -> Array:
-    """Reward of a judge that names the first wrong step: the nearer, the more.
+    """Reward of a judge that names the first wrong step, by its distance from the truth.
 
         truth = -1:   1 if predicted = -1, else -1
         truth >= 0:   -1 if predicted = -1, else 1 - |predicted - truth| / steps
@@ -70,9 +70,8 @@ def genrm_step_reward(
     Args:
       predicted: int ``[...]``, the step that the judge names, from 0; -1 for "no error".
       truth: int ``[...]``, the first wrong step, or -1.
-      steps: int ``[...]``, how many steps the solution has.
-      valid: bool ``[...]``, False where the judge's answer is illegible; None where all are
-        legible.
+      steps: int ``[...]``, number of steps of the solution.
+      valid: bool ``[...]``, False where the judge's answer is unreadable; None if all are readable.
 
     Returns:
       Rewards ``[...]`` in [-1, 1].
@@ -104,7 +103,7 @@ def genrm_step_reward(
 def steered_bonus(
     rewards: Array, *, steered: Array, bonus: Array | float, where: Array | None = None
 ) -> Array:
-    """Rewards, those of steered rollouts times a factor; the form for a chain.
+    """Multiplies the rewards of steered rollouts by a factor; the form for a chain.
 
         r_i bonus where steered, else r_i
 
@@ -125,7 +124,7 @@ def steered_bonus(
       [1.0, 1.5]
 
     References:
-      ICPO (arXiv:2510.26519); for rewards of 0 and 1 it is what the released code does.
+      ICPO (arXiv:2510.26519); for rewards of 0 and 1 it agrees with the released code.
     """
     stats.check_group("steered_bonus", rewards, where)
     checks.check_min_rank("steered_bonus", 1, steered=steered)

@@ -1,6 +1,6 @@
-"""Steps of one response, for rewards that grade each of them.
+"""Steps of one response, for rewards that grade each step.
 
-A reward returns ``turn_rewards`` (or ``test_passes``) with an entry a step and ``turn_ends``, the
+A reward returns ``turn_rewards`` (or ``test_passes``) with an entry per step and ``turn_ends``, the
 number of characters of the response up to the end of each step.
 """
 
@@ -14,14 +14,14 @@ import numpy as np
 def step_ends(text: str, *, separator: str = "\n\n") -> list[int]:
     r"""Where the steps of a response end, in characters from its start.
 
-        a step = a stretch up to and with a separator; the last one is what follows
+        a step = text up to and including a separator; the last step is the rest
 
-    A stretch of white space alone belongs to the step before it, and is a step only if there is
-    none.
+    A run of only white space belongs to the step before it, and is a step only if there is none
+    before.
 
     Args:
       text: The response.
-      separator: What stands between two steps.
+      separator: Text between two steps.
 
     Returns:
       Ends in ascending order, at least one; the last is the length of the text.
@@ -37,7 +37,7 @@ def step_ends(text: str, *, separator: str = "\n\n") -> list[int]:
       ([11, 22, 23], ['2 + 2 = 4', '4 + 1 = 5', '5'])
 
     References:
-      Lightman et al. (arXiv:2305.20050) and most process rewards take lines or paragraphs.
+      Lightman et al. (arXiv:2305.20050) and most process rewards use lines or paragraphs.
     """
     if not separator:
         raise ValueError("step_ends: separator must not be empty.")
@@ -58,17 +58,17 @@ def step_ends(text: str, *, separator: str = "\n\n") -> list[int]:
 def turns_of_tokens(
     tokens: Sequence[int], ends: Sequence[float], *, decode: Callable[[list[int]], str]
 ) -> np.ndarray:
-    """The turn of each token of a response, and -1 for tokens behind the last turn.
+    """The turn of each token of a response, and -1 for tokens after the last turn.
 
-        turn of t = how many ends are at most len(decode(tokens before t))
+        turn of t = number of ends that are at most len(decode(tokens before t))
 
-    A token that lies across an end belongs to the turn in which it begins; tokens without text at
-    the end of the response, such as a stop token, to a last turn that goes up to there.
+    A token that spans an end belongs to the turn in which it begins. Tokens without text at the end
+    of the response, such as a stop token, belong to the last turn if it extends to the end.
 
     Args:
-      tokens: Of the response.
+      tokens: Tokens of the response.
       ends: Characters of the response up to the end of each turn, ascending.
-      decode: Text of token ids; called about log2(t) times an end.
+      decode: Text of token ids; called about log2(t) times per end.
 
     Returns:
       int32 ``[t]``.

@@ -1,6 +1,6 @@
-r"""What the text of a judge says: which of two words, or a number.
+r"""Parses the text of a judge: one of two words, or a number.
 
-Both read the text after the last ``</think>``, and return None where it does not say.
+Both functions read the text after the last ``</think>``, and return None if they find no verdict.
 """
 
 import math
@@ -15,14 +15,14 @@ def verdict(text: str, *, words: tuple[str, str] = ("no", "yes")) -> float | Non
     """0 or 1, by which of two words comes last.
 
     Args:
-      text: Of the judge; words count in any case, and not within other words.
-      words: That for 0 and that for 1.
+      text: Text of the judge; words match in any case, but not within other words.
+      words: The word for 0 and the word for 1.
 
     Returns:
-      0.0, 1.0, or None where neither word is there.
+      0.0, 1.0, or None if neither word occurs.
 
     Raises:
-      ValueError: If the words are not two that differ.
+      ValueError: If the words are not two different words.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -32,7 +32,7 @@ def verdict(text: str, *, words: tuple[str, str] = ("no", "yes")) -> float | Non
       1.0
 
     References:
-      Zheng et al. (arXiv:2306.05685), a model as a judge; GenRM (arXiv:2408.15240) asks for yes or
+      Zheng et al. (arXiv:2306.05685), a model as a judge; GenRM (arXiv:2408.15240), with yes and
       no.
     """
     if len(words) != 2 or not all(words) or words[0].lower() == words[1].lower():
@@ -50,12 +50,12 @@ def rating(text: str, *, low: float = 0.0, high: float = 10.0) -> float | None:
         reward = (number - low) / (high - low)
 
     Args:
-      text: Of the judge; of "7/10" and "7 out of 10" the number is 7.
+      text: Text of the judge; in "7/10" and "7 out of 10" the number is 7.
       low: The worst rating.
       high: The best, above ``low``.
 
     Returns:
-      A number in [0, 1]; None where there is none, or one outside of the scale.
+      A number in [0, 1]; None if there is no number, or it is outside of the scale.
 
     Raises:
       ValueError: If the scale is empty.

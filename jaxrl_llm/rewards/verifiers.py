@@ -1,8 +1,8 @@
 r"""Verifiers of text: DAPO's math rule, F1, exact match, multiple choice, the format of thinking.
 
-All have one form, `(prompt, completion, metadata)`; ``metadata["answer"]`` is what is right. Each
-is one pass over the text and needs no deadline. They raise RewardError for a row that they cannot
-grade, such as one without an answer.
+All have the form `(prompt, completion, metadata)`; ``metadata["answer"]`` is the right answer. Each
+makes one pass over the text and needs no deadline. They raise RewardError for a row that they
+cannot grade, such as one without an answer.
 """
 
 from collections import Counter
@@ -27,17 +27,17 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
 
         reward = 1 if normalize(line) = normalize(answer) else -1
 
-    Only the last 300 characters are read. An answer of an integer value, such as 18.0, is that
-    integer.
+    Only the last 300 characters are read. An answer with an integer value, such as 18.0, is treated
+    as that integer.
 
     Args:
       prompt: Not read.
-      completion: The reply, which is asked to end in "Answer: ...".
+      completion: The reply, which should end in "Answer: ...".
       metadata: Has "answer", a number or a text.
 
     Returns:
-      1.0 or -1.0, the scale of `overlong_rewards`. A method defined for rewards of 0 and 1 alone
-      refuses it.
+      1.0 or -1.0, the scale of `overlong_rewards`. A method that is defined only for rewards of 0
+      and 1 rejects it.
 
     Raises:
       RewardError: If metadata has no "answer".
@@ -48,8 +48,8 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
       1.0
 
     References:
-      DAPO (arXiv:2503.14476), with the normalization of Minerva (arXiv:2206.14858). slime cuts the
-      answer to an integer; verl takes a box where there is no such line.
+      DAPO (arXiv:2503.14476), with the normalization of Minerva (arXiv:2206.14858). slime truncates
+      the answer to an integer; verl uses a box if there is no such line.
     """
     del prompt
 
@@ -69,12 +69,12 @@ _CLOSED = ("yes", "no", "noanswer")
 
 @extracts(answer_words)
 def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
-    """F1 of the words of the reply and of the answer; of several answers, of the nearest.
+    """F1 of the words of the reply and the answer; the best F1 if there are several answers.
 
         F1 = 2 common / (words of the reply + words of the answer)
 
-    Words are compared in lower case, without punctuation and articles; what precedes ``</think>``
-    is not read. Where either is "yes", "no" or "noanswer", they must be equal.
+    Words are compared in lower case, without punctuation and articles; the text before ``</think>``
+    is not read. If either is "yes", "no" or "noanswer", they must be equal.
 
     Args:
       prompt: Not read.
@@ -141,19 +141,19 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
 
         reward = 1[choice_letter(completion) = letter of the answer]
 
-    A reply that names no letter but the text of one option alone has chosen that.
+    A reply without a letter that contains the text of exactly one option chooses that option.
 
     Args:
       prompt: Not read.
       completion: The reply; see :func:`choice_letter`.
-      metadata: "answer" is the letter of the right option, its place from 0, or its text; the
-        latter needs "choices", the texts of the options. Without "choices" there are ten letters.
+      metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
+        needs "choices", the texts of the options. Without "choices" there are ten letters.
 
     Returns:
       1.0 or 0.0.
 
     Raises:
-      RewardError: If metadata has no "answer", or one that is no option.
+      RewardError: If metadata has no "answer", or one that is not an option.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -163,8 +163,8 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       1.0
 
     References:
-      GPQA (arXiv:2311.12022). slime also scores one where the text of the right option occurs
-      anywhere, also among the others.
+      GPQA (arXiv:2311.12022). slime also scores one if the text of the right option occurs
+      anywhere, even next to other options.
     """
     del prompt
     choices = metadata.get("choices")
@@ -227,7 +227,7 @@ def word_repetition(prompt: str, completion: str, metadata: Mapping[str, Any]) -
 
         1 - distinct / all runs of three words
 
-    `repetition_rewards` is the same of tokens, for a recipe's chain.
+    `repetition_rewards` is the same for tokens, in a recipe's chain.
 
     Args:
       prompt, metadata: Not read.

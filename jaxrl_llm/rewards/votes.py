@@ -1,11 +1,11 @@
-"""Rewards without a label: agreement with the answer that most rollouts of a question give.
+"""Rewards without labels: agreement with the most common answer of a question's rollouts.
 
 Shared arguments:
   ``answer_ids``: ``[..., G]`` integers: equal numbers for answers that are equivalent, within a
-    group; below 0 where no answer was extracted, which is no vote.
+    group; below 0 where no answer was extracted, which does not vote.
   ``where``: bool ``[..., G]``, True for the rollouts that take part; the others are not read.
-  ``weights``: ``[..., G]``, floating point, not negative: what a vote counts, such as the score of
-    a quality head. None for 1 each.
+  ``weights``: ``[..., G]``, floating point, not negative: the weight of each vote, such as the
+    score of a quality head. None for 1 each.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape.
 """
@@ -18,12 +18,12 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 class Majority(NamedTuple):
-    """What :func:`majority_label` returns.
+    """Result of :func:`majority_label`.
 
     Attributes:
       label: ``[...]`` integers, the id of the most common answer; -1 where nobody voted.
-      share: float32 ``[...]``, its votes over those of all rollouts that take part, also of those
-        without an answer.
+      share: float32 ``[...]``, its votes divided by those of all rollouts that take part, including
+        those without an answer.
     """
 
     label: Array
@@ -37,7 +37,7 @@ def majority_label(
 
         label = argmax over answers c of  sum of weights_i [answer_i = c]
 
-    Of answers with equal votes the one that comes first in the group wins.
+    Among answers with equal votes, the first one in the group wins.
 
     Args:
       answer_ids, where, weights: See the module.
@@ -87,10 +87,10 @@ def majority_rewards(
 
         r_i = [answer_i = label]
 
-    A rollout without an answer gets 0. A group of one opinion has equal rewards, and no advantage.
+    A rollout without an answer gets 0. A unanimous group has equal rewards, and no advantage.
 
     Args:
-      rewards: ``[..., G]``, floating point; not read, a chain is handed them.
+      rewards: ``[..., G]``, floating point; not read, but passed by every chain.
       answer_ids, where, weights: See the module.
 
     Returns:
@@ -104,8 +104,7 @@ def majority_rewards(
       [1.0, 1.0, 0.0, 0.0]
 
     References:
-      TTRL (arXiv:2504.16084): 64 votes of which 32 rollouts train
-      (``curation.first_rollouts``).
+      TTRL (arXiv:2504.16084): 64 rollouts vote, of which 32 train (``curation.first_rollouts``).
     """
     checks.check_min_rank("majority_rewards", 1, rewards=rewards)
     valid = _check("majority_rewards", answer_ids, where, weights)
