@@ -1,14 +1,15 @@
 """Rows of preferences in conversational form: lists of messages in place of texts.
 
-A prompt may be a list of messages that ends with the user's; a response is then one message of the
-assistant. Where there is no prompt, ``chosen`` and ``rejected`` are complete conversations, and
-what they begin with alike is the prompt.
+A prompt may be a list of messages that ends with the user's; a response, or each one of a list of
+them, is then one message of the assistant. Where there is no prompt, ``chosen`` and ``rejected``
+are complete conversations, and what they begin with alike is the prompt.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-RESPONSES = ("chosen", "rejected", "completion")
+RESPONSES = ("chosen", "rejected", "completion", "reference", "demonstration")
+LISTS = ("responses", "demonstration")
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -114,4 +115,8 @@ def plain_row(
     for column in RESPONSES:
         if is_conversation(row.get(column)):
             row[column] = as_text(row[column], messages, column, name)
+    for column in LISTS:
+        every = row.get(column)
+        if isinstance(every, Sequence) and all(is_conversation(x) for x in every):
+            row[column] = [as_text(x, messages, column, name) for x in every]
     return row, messages if len(messages) > 1 else None

@@ -47,6 +47,17 @@ def test_one_message_is_a_text(tmp_path):
     assert (prompt.text, prompt.messages, prompt.metadata["completion"]) == ("2+2?", None, "6")
 
 
+def test_responses_of_a_list_are_texts(tmp_path):
+    row = {"prompt": TURNS, "responses": [GOOD, TURNS + BAD], "rewards": [1.0, 0.0]}
+    (prompt,) = read(tmp_path, row | {"demonstration": GOOD, "reference": TURNS + GOOD})
+    assert prompt.metadata["responses"] == ["6", "7"]
+    assert (prompt.metadata["demonstration"], prompt.metadata["reference"]) == ("6", "6")
+    (prompt,) = read(tmp_path, {"prompt": TURNS, "demonstration": [GOOD, BAD]})
+    assert prompt.metadata["demonstration"] == ["6", "7"]
+    with pytest.raises(ValueError, match="row 0 of .*'responses' must be one message"):
+        read(tmp_path, row | {"responses": [GOOD, GOOD + BAD]})
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -316,6 +316,18 @@ def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
         train(tiny_run(tmp_path / "bad", **options))
 
 
+def test_seppo_learns_good_responses_of_a_denoiser(tmp_path):
+    """Its loss on lower bounds of the likelihood; the reference, which samples, is the start."""
+    recipe = jr.recipes.seppo().replace(likelihood=elbo_likelihood(samples=2))
+    sampling = jr.train.SamplingConfig(group_size=2, max_new_tokens=5)
+    data = jr.train.DataConfig(prompts=demonstrated, chat=False)
+    options = {"model": denoiser, "recipe": recipe, "reward": holds_abc, "data": data}
+    history = train(tiny_run(tmp_path, sampling=sampling, steps=3, **options)).history
+    np.testing.assert_allclose(history[0]["loss"], np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(history[0]["pair_margin"], 0.0, atol=1e-5)
+    assert history[-1]["pair_chosen"] > 1.0 and history[-1]["pairs"] == 4.0
+
+
 def test_what_a_run_refuses(tmp_path):
     def refused(message, **changes):
         with pytest.raises(ValueError, match=message):
