@@ -1,4 +1,4 @@
-"""Five losses of preferences on one file of pairs: accuracy on held-out pairs and of answers.
+"""Six losses of preferences on one file of pairs: accuracy on held-out pairs and of answers.
 
     python -m benchmarks.preferences --folder runs/preferences_benchmark --save
     python -m benchmarks.preferences --folder runs/preferences_benchmark --methods simpo
@@ -24,8 +24,8 @@ from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
 
 TASK, CONFIG = "configs/quickstart.py", "configs/preferences.py"
-METHODS = ("dpo", "simpo", "kto", "sppo", "ipo")
-PAIRS = ("--samples", "16", "--pairs", "4")
+METHODS = ("rpo", "dpo", "simpo", "kto", "sppo", "ipo")
+PAIRS = ("--samples", "32", "--pairs", "8", "--temperature", "0.7")
 
 
 def run_command(*words: str) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,7 @@ class Pairs:
       pairs: The most pairs of a prompt.
       prefer: Which right answers are chosen: the shortest of a prompt, or any in turn.
       success: An answer is right where its reward is at least this.
+      temperature: Of the sampling; by default that of the config. Below 1, more answers are right.
       limit: How many prompts at most.
       seed: Of the sampling; by default that of the config.
       step: Which checkpoint of the run; by default the last.
@@ -47,6 +49,7 @@ class Pairs:
     pairs: int = 1
     prefer: Literal["short", "any"] = "short"
     success: float = 1.0
+    temperature: float | None = None
     limit: int | None = None
     seed: int | None = None
     step: int | None = None
@@ -63,6 +66,8 @@ class Pairs:
             raise ValueError(
                 f"--pairs {self.pairs} needs more --samples than that; there are {self.samples}."
             )
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise ValueError(f"--temperature must be positive; got {self.temperature:g}.")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"--seed must not be negative; got {self.seed}.")
         if self.out.suffix != ".jsonl":
@@ -78,6 +83,9 @@ def run(arguments: Sequence[str]) -> int:
     choice = options.CheckpointChoice(args.target, args.step, args.best, args.trust)
     choice.check(None if run_dir is None else config)
     _check_graded(args.target, config)
+    if args.temperature is not None:
+        sampling = dataclasses.replace(config.sampling, temperature=args.temperature)
+        config = dataclasses.replace(config, sampling=sampling)
     options.use_compilation_cache()
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)

@@ -31,6 +31,7 @@ def dpo(
     label_smoothing: float = 0.0,
     robust: bool = False,
     margin: float | Array = 0.0,
+    likelihood: float = 0.0,
     divergence: str = "reverse_kl",
     alpha: float | None = None,
     per_token: bool = False,
@@ -43,10 +44,12 @@ def dpo(
         z = beta h - margin
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z),   e = label_smoothing
         robust:  loss = (-(1 - e) log sigmoid(z) + e log sigmoid(-z)) / (1 - 2 e)
+        likelihood:  adds -likelihood chosen_logp / chosen_lengths
 
     With ``label_smoothing`` it is the conservative DPO. The robust one is unbiased where a share e
     of the labels is flipped, and may be negative. With ``per_token`` it is TRL's
-    ``sigmoid_norm``. With a ``margin`` it is DPO with an offset.
+    ``sigmoid_norm``. With a ``margin`` it is DPO with an offset. With a ``likelihood`` it is RPO:
+    a difference alone may grow while the chosen response becomes less likely too.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where: See the package.
@@ -55,6 +58,8 @@ def dpo(
       robust: Corrects for wrong labels, the share of which is ``label_smoothing``.
       margin: A number or ``[...]``, by how much the reward of the chosen response is to exceed that
         of the other, such as the difference of their grades.
+      likelihood: Weight of the mean negative log-likelihood a token of the chosen response, not
+        negative; it needs ``chosen_lengths``.
 
     Returns:
       ``[...]`` float32.
@@ -69,7 +74,7 @@ def dpo(
     References:
       Rafailov et al., DPO (arXiv:2305.18290); Chowdhury et al., robust DPO (arXiv:2403.00409); Wang
       et al., f-divergences (arXiv:2309.16240), alpha as in TRL; Amini et al., the offset
-      (arXiv:2402.10571).
+      (arXiv:2402.10571); Pang et al., RPO (arXiv:2404.19733).
     """
     function = "dpo"
     h = _difference(
@@ -89,11 +94,16 @@ def dpo(
     scores.check_smoothing(function, label_smoothing)
     checks.check_option(function, "robust", robust, (True, False))
     z = beta * h - scores.per_pair(function, "margin", margin, h, where)
+    checks.check_non_negative(function, finite=True, likelihood=likelihood)
     if not robust:
-        return masking.zero_masked(scores.logistic(z, label_smoothing), where)
-    if label_smoothing == 0:
+        loss = scores.logistic(z, label_smoothing)
+    elif label_smoothing == 0:
         raise ValueError("dpo: robust=True has no effect with label_smoothing=0; leave it out.")
-    loss = scores.logistic(z) - label_smoothing / (1 - 2 * label_smoothing) * z
+    else:
+        loss = scores.logistic(z) - label_smoothing / (1 - 2 * label_smoothing) * z
+    if likelihood:
+        logp = masking.zero_masked(chosen_logp, where)
+        loss -= likelihood * scores.per_token(function, logp, chosen_lengths, where)
     return masking.zero_masked(loss, where)
 
 

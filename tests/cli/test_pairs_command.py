@@ -93,6 +93,7 @@ def test_the_file_is_right_over_wrong_and_a_run_learns_from_it(capsys, here):
     for name, more, same in (
         ("again", (), True),
         ("any", ("--prefer", "any"), False),
+        ("cold", ("--temperature", 0.5), False),
     ):
         assert run(capsys, *words, *more, "--out", f"{name}.jsonl")[0] == 0
         assert (rows_of(f"{name}.jsonl") == rows) == same
@@ -125,6 +126,7 @@ def test_what_cannot_make_pairs_is_one_sentence(capsys, here):
         (("--out", "a.json"), "--out must end in .jsonl"),
         (("--out", "a.jsonl", "--samples", 1), "--samples must be at least 2"),
         (("--out", "a.jsonl", "--pairs", 16), "--pairs 16 needs more --samples than that"),
+        (("--out", "a.jsonl", "--temperature", 0), "--temperature must be positive"),
         (("--out", "a.jsonl", "--limit", 0), "--limit must be at least 1"),
     ):
         code, _, err = run(capsys, "pairs", "task.py", *words)

@@ -93,6 +93,11 @@ CASES = {
         {"margin": np.array([0.1, 0.7, 0.0, 2.0], np.float32)},
         lambda *a: sp(np.array([0.1, 0.7, 0.0, 2.0]) - 0.5 * delta(*a)),
     ),
+    "rpo": (
+        "dpo",
+        {"likelihood": 0.7},
+        lambda *a: sp(-0.5 * delta(*a)) - 0.7 * a[0] / LENGTHS["chosen_lengths"],
+    ),
     "sigmoid_norm": ("dpo", {"per_token": True}, lambda *a: sp(-0.5 * normalized(*a))),
     "forward_kl": (
         "dpo",
@@ -398,12 +403,16 @@ def test_codpo_is_mpo_with_its_weights():
         *rows, beta=0.5, preference=1.0, quality=0.0, likelihood=5.0, chosen_lengths=lengths
     )
     np.testing.assert_allclose(ours, mpo(*np.float64(rows), weights=(1, 0, 5)), rtol=1e-5)
+    rpo = preferences.dpo(*rows, beta=0.5, likelihood=5.0, chosen_lengths=lengths)
+    np.testing.assert_allclose(rpo, ours, rtol=1e-6)
 
 
 TWO = jnp.zeros((4, 2))
 BAD = [
     (lambda: preferences.dpo(TWO[0], jnp.zeros(3), TWO[0], TWO[0]), "dpo: these must have one"),
     (lambda: preferences.dpo(*TWO, robust=True), "robust=True has no effect with label_smoothing"),
+    (lambda: preferences.dpo(*TWO, likelihood=1.0), "dpo: a mean over tokens needs chosen_lengths"),
+    (lambda: preferences.dpo(*TWO, likelihood=-1.0), "likelihood must not be negative"),
     (lambda: preferences.dpo(*TWO, label_smoothing=0.5), "label_smoothing must be below 0.5"),
     (lambda: preferences.dpo(*TWO, divergence="jsd"), "divergence must be one of .* Did you mean"),
     (lambda: preferences.ipo(*TWO, alpha=0.5), "alpha=0.5 has no effect with divergence='rever"),

@@ -81,20 +81,30 @@ def pairwise(
     )
 
 
-def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0, margins: bool = False) -> Recipe:
+def dpo(
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    likelihood: float = 0.0,
+    margins: bool = False,
+) -> Recipe:
     """Direct preference optimization.
 
-        loss = -log sigmoid(x_w - x_l - margin),   x = beta (sum of logp - sum of ref_logp)
+        loss = -log sigmoid(x_w - x_l - margin) - likelihood a_w
+        x = beta (sum of logp - sum of ref_logp)
 
     Args:
       beta: Scale of the implicit rewards.
       label_smoothing: Share of the pairs taken to be the wrong way around (cDPO).
+      likelihood: Weight of the mean log-probability of the chosen response (RPO, whose weight is
+        1). Without it both responses of a pair may become less likely.
       margins: Whether the margin is the column "margin" of each row (ODPO); else it is 0.
 
     References:
-      Rafailov et al., DPO (arXiv:2305.18290); with an offset, Amini et al. (arXiv:2402.10571).
+      Rafailov et al., DPO (arXiv:2305.18290); with an offset, Amini et al. (arXiv:2402.10571); with
+      the likelihood, Pang et al. (arXiv:2404.19733).
     """
-    loss = bind(preferences.dpo, beta=beta, label_smoothing=label_smoothing)
+    loss = bind(preferences.dpo, beta=beta, label_smoothing=label_smoothing, likelihood=likelihood)
     recipe = pairwise(loss, paper="arXiv:2305.18290")
     if not margins:
         return recipe
