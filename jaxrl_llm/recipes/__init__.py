@@ -1,4 +1,4 @@
-"""Layer 2: methods put together. A preset is a function named by the method's short key."""
+"""Layer 2: complete methods. A preset is a function named by the method's short key."""
 
 from jaxrl_llm.recipes.batch import Batch, validate_batch
 from jaxrl_llm.recipes.catalog import EVOLUTION_PRESETS, PRESETS

@@ -18,39 +18,39 @@ from jaxrl_llm.recipes.records import replace_fields
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a recipe needs of a set of rollouts; groups lie along axis 1, P is the sharded axis.
+    """The rollouts of a training step; groups lie along axis 1, and P is the sharded axis.
 
     A field that is None is absent from the pytree. ``Recipe.prepare`` fills the last three, and
-    adds to ``extras`` what the recipe computes; numbers for the full batch are
-    ``[P, 1, 1]`` there, so that they divide into microbatches and shards like everything else.
+    adds the recipe's computed numbers to ``extras``; numbers for the full batch have the shape
+    ``[P, 1, 1]`` there, so that they can be divided into microbatches and shards.
 
     Attributes:
       tokens: int32 ``[P, G, T]``, the response.
-      mask: bool ``[P, G, T]``, True for tokens that train. Everything else may hold anything.
+      mask: bool ``[P, G, T]``, True for tokens that train. The others may hold anything.
       rewards: float32 ``[P, G]``; may be NaN only where ``where`` is False.
       where: bool ``[P, G]``, True for rollouts that take part (False: padding, or a failed grader).
       prompt_tokens: int32 ``[P, Lp]``.
       prompt_mask: bool ``[P, Lp]``.
-      old_logp: float32 ``[P, G, T]``, of the proximal policy. None means the policy that is being
-        trained, as in one update per batch.
-      behavior_logp: float32 ``[P, G, T]``, of the policy that sampled, at the temperature it
-        sampled with and over ``support``: what a scorer of the same weights computes, and so what a
-        ratio may be taken against. That is ``Rollout.behavior_logp`` with ``Rollout.support``, and
+      old_logp: float32 ``[P, G, T]``, under the proximal policy. None means the policy that is
+        being trained, as in one update per batch.
+      behavior_logp: float32 ``[P, G, T]``, under the policy that sampled, at its sampling
+        temperature and over ``support``: a scorer of the same weights computes the same, so ratios
+        may use it. That is ``Rollout.behavior_logp`` with ``Rollout.support``, and
         ``Rollout.tempered_logp`` without.
-      ref_logp: float32 ``[P, G, T]``, of the frozen reference.
-      support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
-        that trains, the proximal one and the reference are renormalized over them, so that a
-        sampler that truncates does not make ratios. None for the full vocabulary.
-      packing: How models see the responses, several in a row, or with common beginnings once (a
-        :class:`~jaxrl_llm.core.packing.Tree`, whose ``cells`` are the node of each token); no
-        number changes but by rounding. None for a row each.
+      ref_logp: float32 ``[P, G, T]``, under the frozen reference.
+      support: The candidates from which each token was drawn, with leading axes ``[P, G, T]``. The
+        trained policy, the proximal policy and the reference are renormalized over them, so that
+        truncation in the sampler does not change ratios. None for the full vocabulary.
+      packing: How models see the responses: several in a row, or with common prefixes once (a
+        :class:`~jaxrl_llm.core.packing.Tree`, whose ``cells`` are the node of each token); results
+        change only by rounding. None for one row per response.
       reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that read several;
         NaN where one does not apply.
       extras: Arrays that only some methods need, by name, with leading axis P; see
         ``recipes.inputs.EXTRAS``.
       advantages: float32 ``[P, G]`` or ``[P, G, T]``.
       weights: float32 ``[P, G, T]``; the loss is the sum of token losses times these.
-      correction: float32 ``[P, G, T]``, what the correction slot multiplies the surrogate by.
+      correction: float32 ``[P, G, T]``, the weights of the correction slot for the surrogate.
 
     Example:
       >>> import jax.numpy as jnp
@@ -109,7 +109,7 @@ class Batch:
         return replace_fields(self, changes)
 
     def check(self) -> "Batch":
-        """The batch, after a check of ranks, shapes and dtypes that costs nothing under ``jit``.
+        """Checks ranks, shapes and dtypes, at no cost under ``jit``, and returns the batch.
 
         Raises:
           ValueError: If two fields disagree about a shape.
@@ -152,21 +152,20 @@ class Batch:
 def validate_batch(
     batch: Batch, *, vocab_size: int, prompt_ids: Sequence[str] | None = None
 ) -> Batch:
-    """The batch unchanged, after a check of its values on the host, before it reaches the device.
+    """Checks the values of a batch on the host, before it reaches the device, and returns it.
 
-    Inside ``jit`` a bad value can only become a bad number, so this runs where rollouts become a
+    Inside ``jit`` a bad value cannot raise an error, so this check runs where rollouts become a
     training batch. Masked values are not read.
 
     Args:
       batch: Concrete arrays (NumPy or this process's part of a jax array).
       vocab_size: V; tokens are in ``[0, V)``.
-      prompt_ids: P names for the messages; the row number without.
+      prompt_ids: P names of prompts for the messages; None for row numbers.
 
     Raises:
-      ValueError: One sentence that names the prompt: a reward that is not finite, a token outside
-        the vocabulary or outside its support, a log-probability that is not finite, a prompt
-        without tokens or without any trainable token; or a batch that is empty or has nothing to
-        train on.
+      ValueError: For a non-finite reward, a token outside the vocabulary or outside its support, a
+        non-finite log-probability, or a prompt without tokens or without any trainable token, with
+        the name of the prompt; or for a batch that is empty or has nothing to train on.
       TypeError: As :meth:`Batch.check`.
 
     Example:

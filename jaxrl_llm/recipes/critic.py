@@ -23,25 +23,25 @@ def means_of_heads(mask: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Critic:
-    """A critic's losses: it is a second model with a separate optimizer.
+    """The losses of a critic, a second model with a separate optimizer. It holds no arrays.
 
-    The train step evaluates it before ``Recipe.prepare`` and puts ``old_values [P, G, T, C]`` and
-    their combination ``values [P, G, T]`` into the batch, where advantages and ``returns`` name
-    them. It holds no arrays.
+    The train step evaluates the critic before ``Recipe.prepare`` and puts ``old_values [P, G, T,
+    C]`` and their combination ``values [P, G, T]`` into the batch, where advantages and ``returns``
+    read them by name.
 
     Attributes:
-      returns: ``(rewards, **context)``, what the values are to predict: ``[P, G, T]`` for all
-        heads, or ``[P, G, T, C]`` where each has another task.
+      returns: ``(rewards, **context)``, the targets of the values: ``[P, G, T]`` for all heads, or
+        ``[P, G, T, C]`` if each head has its own.
       loss: ``(values, old_values, returns, mask) -> token loss [..., T]``.
-      heads: C, predictions a token, each with a clipped error of its own.
+      heads: C, number of predictions per token, each with its own clipped error.
       combine: ``[..., C] -> [...]``, the one value that the advantages use.
-      weights: ``(mask, **context) -> weights [..., T]``, or ``[..., T, C]`` of each head: 0 where
-        nothing is learned, as at all tokens but the first of a turn.
-      target_rate: If set, ``old_values`` come from an average of the critic's parameters that
-        moves by this share every step, and not from the critic itself.
+      weights: ``(mask, **context) -> weights [..., T]``, or ``[..., T, C]`` for each head: 0 at
+        tokens that are not learned, such as all tokens but the first of a turn.
+      target_rate: If set, ``old_values`` come from a moving average of the critic's parameters with
+        this rate per step, not from the critic itself.
 
     Raises:
-      TypeError: If a function is none, or ``heads`` is not an integer.
+      TypeError: If an attribute is not a function, or ``heads`` is not an integer.
       ValueError: If ``heads`` is not positive, or ``target_rate`` not in (0, 1].
     """
 
@@ -67,10 +67,10 @@ class Critic:
         return f"Critic({format_fields(self)})"
 
     def total_loss(self, values: Array, batch) -> Array:
-        """The weighted sum of the losses of all heads, a float32 scalar: microbatches add.
+        """The weighted sum of the losses of all heads, a float32 scalar; microbatches add up.
 
-        ``values`` are ``[P, G, T, C]`` of the critic being trained, ``batch`` a prepared batch, or
-        some rows of it.
+        ``values`` are ``[P, G, T, C]`` from the critic being trained, ``batch`` a prepared batch or
+        some of its rows.
         """
         old_values, returns = (batch.extras[name] for name in ("old_values", "returns"))
         weights = batch.extras["critic_weights"]

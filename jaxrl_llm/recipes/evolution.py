@@ -18,43 +18,44 @@ from jaxrl_llm.recipes.wiring import STATUSES, check_collector
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class EvolutionRecipe:
-    """An evolution strategy: how members differ and what their scores count. It holds no arrays.
+    """An evolution strategy: the noise of the members and their fitness. It holds no arrays.
 
         members     W_n = W + sigma E_n,  E_n drawn from (key, leaf, epoch, n)
         fitness     F = fitness(scores [P, G])
         gradient    -c sum_n F_n E_n, as optax takes it
 
-    A population is used in one of two ways. ``shared``: all its N = G members answer all P prompts
-    of a step, so that each has a mean over questions. Otherwise each prompt has G separate members,
-    which are compared with each other alone: N = P G.
+    A population is used in one of two ways. With ``shared``, all N = G members answer all P prompts
+    of a step, so each has a mean score over questions. Otherwise each prompt has G separate
+    members, which are compared only with each other: N = P G.
 
     Attributes:
       name: Short name, for messages and metrics.
       sigma: Scale of the noise, above 0.
-      fitness: ``scores [P, G] -> [N]``, finite and higher for better: ``[G]`` where members are
-        shared, ``[P, G]`` (or flat) where they are not. No score that it gets is missing.
+      fitness: ``scores [P, G] -> [N]``, finite and higher for better: ``[G]`` if members are
+        shared, ``[P, G]`` (or flat) otherwise. Its input has no missing scores.
       noise: "lowrank": matrices have noise of rank ``rank``, and one batch holds many members.
-        "full": every entry has separate noise; members are evaluated one after the other.
-      rank: Of the noise of matrices; 1 with ``noise="full"``, where it is not read.
+        "full": every entry has separate noise; members are evaluated one after another.
+      rank: Rank of the noise of matrices; 1 with ``noise="full"``, where it is not read.
       shared: Whether every member answers every prompt.
       pairs: Whether members 2k and 2k+1 have opposite noise.
-      baseline: How many of the first members carry no noise.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      dtype: Of the noise.
+      baseline: Number of members without noise, which come first.
+      noise_reuse: Number of epochs that share a draw; 1 draws new noise each epoch, 0 never.
+      dtype: Dtype of the noise.
       rules: ``(pattern, class)`` for :func:`~jaxrl_llm.evolution.leaf_classes`.
       others: Class of norms and biases there.
-      scale: What stands before the sum, as in :func:`~jaxrl_llm.evolution.eggroll_grad`.
+      scale: Factor of the sum, as in :func:`~jaxrl_llm.evolution.eggroll_grad`.
       sign: Whether the update takes the signs of the factors.
-      temperature: At which members answer; 0 is greedy, so that all chance is in the weights.
-      tries: Responses of a member to a prompt, of which ``outcome`` makes one score.
+      temperature: Sampling temperature; 0 is greedy, so that only the weights are random.
+      tries: Responses of a member to a prompt, which ``outcome`` combines into one score.
       outcome: ``tries [..., S] -> [...]``: ``evolution.best_of`` for pass@k.
-      chunk: How many draws of noise an update holds at a time; it changes nothing else.
-      collector: Which P prompts a step asks; None for each once an epoch. All are asked at once.
+      chunk: Number of noise draws in memory during an update; it does not change the result.
+      collector: Chooses the P prompts of a step; None for each once an epoch. All are requested at
+        once.
       paper: Reference.
       status: "experimental", or "reproduced" once a config reaches a published number.
 
     Raises:
-      TypeError: If a function is none, or ``replace`` names an unknown field.
+      TypeError: If a slot is not a function, or ``replace`` names an unknown field.
       ValueError: If an option is out of its range or has no effect.
 
     Example:
@@ -140,7 +141,7 @@ class EvolutionRecipe:
         return f"EvolutionRecipe({format_fields(self)})"
 
     def computed_from(self, *sources: str) -> dict[str, Any]:
-        """Nothing: it computes no numbers beyond its scores."""
+        """Empty: it computes no numbers beyond its scores."""
         del sources
         return {}
 
@@ -149,9 +150,9 @@ class EvolutionRecipe:
         return replace_fields(self, changes)
 
     def population(self, prompts: int, group_size: int) -> int:
-        """N, how many members there are for P prompts with G each.
+        """N, the number of members for P prompts with G each.
 
-        Raises ValueError if there is one member alone, a pair would be divided, or a group holds
+        Raises ValueError if there is only one member, a pair would be divided, or a group holds
         only members without noise.
         """
         name = f"recipe {self.name!r}"
@@ -173,11 +174,11 @@ class EvolutionRecipe:
         return members
 
     def check_group_size(self, group_size: int) -> None:
-        """Raises ValueError if so many members cannot answer a prompt; see :meth:`population`."""
+        """Raises ValueError for an invalid number of members per prompt; see :meth:`population`."""
         self.population(1, group_size)
 
     def check_passes(self, epochs: int, minibatches: int) -> None:
-        """Raises ValueError unless a population serves one update: after it, it is another."""
+        """Raises ValueError unless each population has one update, since an update changes it."""
         if epochs * minibatches > 1:
             raise ValueError(
                 f"recipe {self.name!r}: the scores of a population serve one update; got epochs "
@@ -185,7 +186,7 @@ class EvolutionRecipe:
             )
 
     def check_staleness(self, max_staleness: int) -> None:
-        """Raises ValueError unless the members are those of the weights that move."""
+        """Raises ValueError unless the members are those of the current weights."""
         if max_staleness > 0:
             raise ValueError(
                 f"recipe {self.name!r} moves the weights that its members were drawn around, so "
@@ -193,7 +194,7 @@ class EvolutionRecipe:
             )
 
     def init(self, output_shape: tuple[int, int] | None = None) -> AlgoState:
-        """The state of the method: there is none."""
+        """The state of the method, which is empty."""
         return AlgoState((), (), {}, jnp.zeros((), jnp.float32))
 
     def classes(self, params: ArrayTree) -> ArrayTree:
@@ -224,7 +225,7 @@ class EvolutionRecipe:
     ) -> dict:
         """Members as the delta of a model's forward pass; see ``evolution.model_delta``.
 
-        With ``share_pairs`` the two members of a pair hold their factors once.
+        With ``share_pairs`` the two members of a pair share their factors.
         """
         delta = bind(self._noise(evolution.model_delta), baseline=self.baseline)
         return delta(params, classes, key, epoch, members, share_pairs=share_pairs)
@@ -235,9 +236,9 @@ class EvolutionRecipe:
         return perturb(params, classes, key, epoch, member)
 
     def shape(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
-        """Fitness of the members from what they scored: float32 ``[N]``, and how many were missing.
+        """Fitness of the members, float32 ``[N]``, and the number of missing scores.
 
-        A score that is absent or non-finite counts as the worst of its prompt.
+        A score that is missing or non-finite counts as the worst of its prompt.
 
         Args:
           scores: ``[P, G tries]``, the tries of a member next to each other; higher is better.
@@ -269,7 +270,7 @@ class EvolutionRecipe:
     ) -> ArrayTree:
         """The gradient from fitness ``[N]``; see ``evolution.eggroll_grad``.
 
-        Members without noise add nothing to it; they are counted.
+        Members without noise contribute nothing, but they count in N.
         """
         if self.baseline:
             fitness = jnp.where(jnp.arange(fitness.shape[0]) < self.baseline, 0.0, fitness)

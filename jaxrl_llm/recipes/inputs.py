@@ -1,4 +1,4 @@
-"""Arrays that only some methods need, by name: what ``Batch.extras`` may hold."""
+"""Arrays that only some methods need, by name: the possible entries of ``Batch.extras``."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ from jaxrl_llm.core import Array
 
 
 class Extra(NamedTuple):
-    """An array of ``Batch.extras``: its axes, its kind ("float", "int" or "bool"), what it holds.
+    """An array of ``Batch.extras``: its axes, its kind ("float", "int" or "bool"), its meaning.
 
-    ``axes`` has one letter an axis: P prompts, G rollouts, T tokens; any other letter is free.
+    ``axes`` has one letter per axis: P prompts, G rollouts, T tokens; any other letter is free.
     """
 
     axes: str
@@ -117,10 +117,10 @@ _KINDS = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
 
 
 def check_extra(name: str, value: Array, sizes: dict[str, int]) -> None:
-    """Raises unless an extra has its name's shape and dtype; other names need only the axis P.
+    """Raises unless an extra has the shape and dtype of its name; unknown names need only axis P.
 
-    ValueError if the shape disagrees with ``sizes``, those of P, G and T; TypeError if the dtype is
-    of another kind.
+    ValueError if the shape disagrees with ``sizes`` of P, G and T; TypeError if the dtype is of
+    another kind.
     """
     shape = jnp.shape(value)
     spec = EXTRAS.get(name)

@@ -1,7 +1,7 @@
-"""What the library holds, as data: it feeds the command line, the README and the docs.
+"""The catalog of methods, as data: the source of the command line, the README and the docs.
 
-``methods.py`` has a row a method, ``confirmed.py`` what the code of peers confirmed of each,
-``papers.py`` a row a paper, ``peers.py`` what peers call things.
+``methods.py`` has a row per method, ``confirmed.py`` the comparisons with the code of peers,
+``papers.py`` a row per paper, ``peers.py`` the names that peers use.
 """
 
 import dataclasses
@@ -59,19 +59,19 @@ _WIDTH = 100
 
 
 def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | EvolutionRecipe:
-    """A preset by its name alone, as a command line gives it.
+    """A preset by its name, for the command line.
 
     Args:
       name: Key in ``PRESETS`` or ``EVOLUTION_PRESETS``.
-      length: The generation budget in tokens, for the presets that need one (those with a
-        parameter of this name); the others have no use for it.
-      num_prompts: How many prompts the data set has, for those that remember each.
+      length: The generation budget in tokens, for presets with a parameter of this name; the others
+        ignore it.
+      num_prompts: Number of prompts of the data set, for presets that remember each prompt.
 
     Returns:
       A recipe with the preset's defaults.
 
     Raises:
-      ValueError: If there is no such preset, with the nearest one.
+      ValueError: If there is no such preset; the message suggests the nearest one.
 
     Example:
       >>> from jaxrl_llm.recipes import catalog
@@ -91,15 +91,15 @@ def _made(name: str, length: float, num_prompts: int) -> Recipe | EvolutionRecip
 
 
 def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method, ...]:
-    """The rows of a kind, and of a name.
+    """The rows of a kind or a name.
 
     Args:
       kind: One of ``KINDS``; None for all.
-      name: A key or the name of a preset, which selects its row alone; else a part of a key, a
+      name: A key or the name of a preset, which selects only its row; else a part of a key, a
         title, a function's name or the title of a paper, in any case. None for all.
 
     Raises:
-      ValueError: If the kind is unknown, or no row matches, with the nearest key.
+      ValueError: If the kind is unknown, or no row matches; the message suggests the nearest key.
 
     Example:
       >>> from jaxrl_llm.recipes import catalog
@@ -136,7 +136,7 @@ def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method,
 
 
 def names_at_peers(*keys: str) -> dict[str, list[str]]:
-    """What peers call methods: the names of each peer.
+    """The names that each peer uses for methods.
 
     Example:
       >>> from jaxrl_llm.recipes import catalog
@@ -151,7 +151,7 @@ def names_at_peers(*keys: str) -> dict[str, list[str]]:
 
 
 def rows(methods: Sequence[Method] = CATALOG) -> list[dict]:
-    """Rows as plain dictionaries for ``json.dumps``, with what peers confirmed of each."""
+    """Rows as plain dictionaries for ``json.dumps``, with the comparisons with peers."""
     return [
         dataclasses.asdict(method)
         | {"whole": method.whole, "confirmed": [x._asdict() for x in CONFIRMED.get(method.key, ())]}
@@ -180,7 +180,7 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
     checks.check_option("as_table", "style", style, ("text", "markdown"))
 
     def peers(method: Method) -> str:
-        """The peers that confirmed something of a method, each with what it confirmed."""
+        """The peers that a method was compared with, each with the compared options."""
         by_peer: dict[str, list[str]] = {}
         for peer, function, options in CONFIRMED.get(method.key, ()):
             name = "" if len(method.functions) == 1 else f"`{function.split('.')[-1]}`"

@@ -21,13 +21,13 @@ KINDS = (
 
 
 class Confirmed(NamedTuple):
-    """A function whose numbers are compared with those of a peer's code, value and gradient.
+    """A function whose values and gradients are compared with those of a peer's code.
 
     Attributes:
       peer: Name and version, or the commit of a paper's repository.
       function: Our function, as a path below ``jaxrl_llm``.
-      options: The options it was compared with: "defaults", and then the values other than the
-        defaults. What is not listed was not compared.
+      options: The options of the comparison: "defaults", then other values. Options that are not
+        listed were not compared.
     """
 
     peer: str
@@ -41,16 +41,16 @@ class Method:
 
     Attributes:
       key: Short key; the public name of the method.
-      title: What the paper calls it.
+      title: The name in the paper.
       arxiv: arXiv id, or "" where there is none.
-      kind: One of ``KINDS``: what it is, mostly the slot it fills.
+      kind: One of ``KINDS``, usually the slot that it fills.
       functions: Public functions, as paths below ``jaxrl_llm``.
       preset: Key in ``PRESETS``, or None.
-      commands: Commands that together are a complete run of a method, where it needs more than a
-        preset's name; words in capitals stand for folders and a config file.
-      missing: What the method asks for and a training run by the preset's name does not do; ""
-        where nothing is missing. Without a preset, what a run would need for one.
-      verified_against: Our checks of its numbers, in addition to what peers confirmed.
+      commands: Commands for a complete run of a method that needs more than a preset's name; words
+        in capitals are placeholders for folders and a config file.
+      missing: Parts of the method that a training run by the preset's name does not do; "" if
+        nothing is missing. Without a preset, what a run would need.
+      verified_against: Our checks of its numbers, in addition to the comparisons with peers.
       confidence: CODE (formula read in released code), PAPER, NOTES or ABSTRACT.
     """
 

@@ -1,4 +1,4 @@
-"""A row a method: what the library holds, as data."""
+"""The methods of the library as data, one row per method."""
 
 from jaxrl_llm.recipes.catalog.method import Method
 

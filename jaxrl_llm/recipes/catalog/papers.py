@@ -1,17 +1,17 @@
-"""A row a paper: the methods that each one of those brought which this library set out to carry."""
+"""The papers that this library covers, one row per paper, with their methods."""
 
 from typing import NamedTuple
 
 
 class Paper(NamedTuple):
-    """A paper and what is here of it.
+    """A paper and its methods in this library.
 
     Attributes:
-      title: As it is published.
+      title: Published title.
       arxiv: arXiv id.
       keys: Its methods, by their keys in the catalog.
-      idea: What it says, where it brings no method.
-      page: The page of docs/ that has it, where it brings no method; "" for none yet.
+      idea: Its main idea, if it has no method here.
+      page: The page of docs/ that describes it, if it has no method here; "" for none yet.
     """
 
     title: str

@@ -1,6 +1,6 @@
-"""A row a name that a peer has for something of this library, as data.
+"""Names that peers use for functions and options of this library, one row per name.
 
-A name stands here only where it was read in the peer's source, at the version below:
+A name is listed only if it was read in the peer's source, at the version below:
 `python tests/golden/make/peer_names.py` checks it against an installed package or a checkout.
 """
 
@@ -20,16 +20,15 @@ VERSIONS = {
 
 
 class PeerName(NamedTuple):
-    """A setting of a peer, and what it is here.
+    """A setting of a peer, and its equivalent here.
 
     Attributes:
       peer: Key of ``VERSIONS``.
-      setting: The option, class or function, with what it belongs to.
-      value: The value of the option; "" where it takes a number or a switch.
-      ours: Code that makes the same thing, with ``jr`` for ``jaxrl_llm``; for a number, the option
-        that it is.
+      setting: The option, class or function, with the name of its owner.
+      value: The value of the option; "" if it takes a number or a switch.
+      ours: Equivalent code, with ``jr`` for ``jaxrl_llm``; for a number, the equivalent option.
       keys: The methods that it belongs to, by their keys in the catalog.
-      differs: What else differs, also in default values; "" where nothing does.
+      differs: Other differences, including default values; "" if there are none.
     """
 
     peer: str
@@ -673,14 +672,14 @@ PEER_NAMES = (
 
 
 def find_peer_names(text: str) -> tuple[PeerName, ...]:
-    """The rows of a peer's name.
+    """The rows that match a peer's name.
 
     Args:
-      text: ``PEER``, ``PEER:SETTING``, ``PEER:SETTING=VALUE`` or ``PEER:VALUE``, in any case; of a
-        setting, its last part is enough. A setting that takes a number matches any value.
+      text: ``PEER``, ``PEER:SETTING``, ``PEER:SETTING=VALUE`` or ``PEER:VALUE``, in any case; the
+        last part of a setting is enough. A setting that takes a number matches any value.
 
     Raises:
-      ValueError: If the peer or the name is unknown, with those that are nearest.
+      ValueError: If the peer or the name is unknown; the message suggests the nearest names.
 
     Example:
       >>> from jaxrl_llm.recipes import catalog

@@ -1,6 +1,6 @@
-"""One preset a paper: a function of the method's options that returns a Recipe.
+"""One preset per paper: a function of the method's options that returns a Recipe.
 
-A preset's docstring describes how the method differs from this, which is GRPO without a KL term:
+A preset's docstring describes how the method differs from GRPO without a KL term, which is:
 
     A = (r - mean_group r) / (std_group r + 1e-6)
     token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
@@ -13,20 +13,18 @@ Options that several presets share:
     eps_high: The ratio is clipped at ``1 + eps_high``.
     dual_clip: Upper bound of the loss where A < 0, as a multiple of ``-A``; None for none.
     kl_coef: Weight of the KL to the reference model (k3), which is added to the token loss;
-      0 leaves out both.
-    entropy_coef: Weight of an entropy bonus; 0 leaves it out.
+      0 disables both.
+    entropy_coef: Weight of an entropy bonus; 0 disables it.
     length: The generation budget in tokens (the sampler's ``max_new_tokens``). It has no default,
       since the width of a batch changes with its padding.
-    dynamic_sampling: Whether another group is asked for in place of each whose rewards agree, up to
-      10 times the batch (``curation.refill``); where the training has a loop of its own, that is
-      the loop's work.
-    num_prompts: How many prompts the data set has; each is remembered.
+    dynamic_sampling: Whether each group of equal rewards is replaced by another, up to 10 times the
+      batch (``curation.refill``); in a training loop of your own, the loop must do this.
+    num_prompts: Number of prompts of the data set; the method remembers each.
 
-Every preset raises ValueError if an option is unknown, out of its range or without effect. What a
-batch must hold for it is ``required_fields``; what of that the train step computes,
-``step_fields``. The recipe's ``epochs`` and ``minibatches`` are set only where a paper or its code
-has the number. PAPER, NOTES and ABSTRACT are what was read of a method, where it was not released
-code.
+Every preset raises ValueError if an option is unknown, out of its range or without effect.
+``required_fields`` are the fields that a batch must hold; ``step_fields`` are those of them that
+the train step computes. A recipe sets ``epochs`` and ``minibatches`` only if a paper or its code
+states them. PAPER, NOTES and ABSTRACT name the source that we read if it was not released code.
 
 Example:
   >>> import jaxrl_llm as jr

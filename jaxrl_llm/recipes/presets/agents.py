@@ -1,7 +1,7 @@
-"""Methods for agents: turns that are updated in order, that fork, or that a model rewards.
+"""Methods for agents: sequential updates of turns, turns that fork, implicit turn rewards.
 
-But for ``arpo``, the batch holds ``turn_ids`` and ``turn_where``. Options that these presets share:
-``kl_coef``, ``eps_low``, ``eps_high``, see the package.
+Except for ``arpo``, the batch holds ``turn_ids`` and ``turn_where``. Options that these presets
+share: ``kl_coef``, ``eps_low``, ``eps_high``, see the package.
 """
 
 from typing import Literal
@@ -27,22 +27,22 @@ def arpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rollouts branch where entropy has risen; shared tokens have the mean of what follows.
+    """Rollouts branch where entropy has risen; shared tokens have the mean of their advantages.
 
         "soft": A = grpo(r) of each rollout;   "hard": its mean over the rollouts with the token
 
-    With the loss's weights, a mean over tokens, both have the same gradient where the ratio is the
-    same for all copies of a token.
+    With a mean over tokens as the weighting, both have the same gradient if the ratio is the same
+    for all copies of a token.
 
     Args:
       credit: "soft" or "hard".
-      segment: Tokens after which the response to a task of one turn may branch; None for branches
-        after the answers of an environment.
+      segment: Number of tokens after which the response to a single-turn task may branch; None for
+        branches after the replies of an environment.
       first, prob, weight, tokens, scale: See ``curation.turn_branched``.
 
     References:
-      ARPO (arXiv:2507.19849): the released code has 8 rollouts of 16 at first, and credits softly.
-      "hard" is PAPER, and ``segment`` ours.
+      ARPO (arXiv:2507.19849): the released code starts with 8 of 16 rollouts and uses soft credit.
+      "hard" is PAPER, and ``segment`` is ours.
     """
     checks.check_option("arpo", "credit", credit, ("soft", "hard"))
     advantage = stateless(advantages.grpo)
@@ -75,26 +75,25 @@ def portool(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """The advantage of the rollout, plus that of each turn among those that fork with it.
+    """The advantage of the rollout plus that of each turn among its siblings.
 
         R(turn) = mean over the rollouts with it of gamma^(turns to come) r, plus its form
         A = trajectory_weight grpo(r) + fork_weight (R(turn) - mean over its siblings of R)
 
-    Half of a group is played from its beginning; any turn behind an answer of the environment may
-    fork. The batch holds ``node_ids``, which say what rollouts have in common, and may hold
-    ``turn_formats``.
+    Half of a group starts from the beginning; any turn after a reply of the environment may fork.
+    The batch holds ``node_ids``, which identify shared tokens, and may hold ``turn_formats``.
 
     Args:
-      gamma: Discount for a turn, in [0, 1].
-      trajectory_weight, fork_weight: Not negative.
+      gamma: Discount per turn, in [0, 1].
+      trajectory_weight, fork_weight: Weights of the two terms, not negative.
       scale: "std" to divide the second by the deviation of the siblings, None for no division.
       first: Rollouts before any fork; None for half of the group.
-      prob: That a turn forks.
+      prob: Probability that a turn forks.
 
     References:
       PORTool (arXiv:2510.26020), ABSTRACT reading: gamma 0.95, both weights 1. Its clip is not
-      known. There each unfinished rollout proposes forks after each turn, of which some stay; here
-      turns of ended rollouts fork at random.
+      known. There each unfinished rollout proposes forks after each turn, some of which are used;
+      here turns of finished rollouts fork at random.
     """
     credit = bind(
         advantages.portool,
@@ -121,24 +120,26 @@ def oprl(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """The advantage of the rollout, plus that of each turn by an implicit process reward.
+    """The advantage of the rollout plus that of each turn by an implicit process reward.
 
         r[i, k] = beta * sum over tokens of turn k of (prm_logp - old_logp)
         A[i, k] = base(r)_i + alpha base(r[i, k] over all turns of the group)
 
-    ``prm_logp`` are those of a process reward model, which begins as the policy and takes a step on
-    ``preferences.trajectory_dpo`` of the same rollouts first; ``config.critic`` is its optimizer.
+    ``prm_logp`` are log-probabilities under a process reward model, which starts as a copy of the
+    policy and first takes a step on ``preferences.trajectory_dpo`` of the same rollouts;
+    ``config.critic`` is its optimizer.
 
     Args:
       beta: Scale of the process reward, above 0.
       alpha: Weight of the turns, not negative.
       base: "rloo", "grpo" or "center".
-      combine: What the reward model learns by of a rollout, the "mean" or the "sum" of its turns.
+      combine: The reward model's score of a rollout: the "mean" or the "sum" of its turns.
 
     References:
       OPRL or iStar (arXiv:2509.19199), and its released code: beta 0.05, alpha 1, "rloo". The paper
-      has a ratio of the step, the code of the token, as here; the paper sums over turns. The reward
-      model takes one step a batch, there as many as it has minibatches, at twice the policy's rate.
+      has a ratio per step, the code per token, as here; the paper sums over turns. Here the reward
+      model takes one step per batch; there it takes one per minibatch, at twice the policy's
+      learning rate.
     """
     checks.check_option("oprl", "combine", combine, ("mean", "sum"))
     credit = bind(advantages.oprl, beta=beta, alpha=alpha, base=base)
@@ -162,7 +163,7 @@ def seeupo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Turns are updated one after the other, the last one first.
+    """Turns are updated one after another, the last turn first.
 
         a = r - mean_group r;   A = clip((a - mean a) / std a, -bound, bound)
         for each turn k from the last to the first, an optimizer step on its tokens with
@@ -173,13 +174,13 @@ def seeupo(
 
     Args:
       order: "backward", "forward" or "random".
-      factor_eps: How far the factor goes from 1, in [0, 1].
-      bound: Of the advantages.
+      factor_eps: Largest distance of the factor from 1, in [0, 1].
+      bound: Bound of the advantages.
 
     References:
       SeeUPO (arXiv:2602.06554), and its released code: both bounds 0.2, advantages within 3, a KL
-      of 0.002. A group of one has its reward, as there. Its mean over sequences counts those
-      without the turn, ours does not.
+      of 0.002. A group of one gets its reward, as there. Its mean over sequences counts those
+      without the turn; ours does not.
     """
     return from_base(
         name="seeupo",

@@ -1,9 +1,9 @@
-"""GRPO on groups of different sizes: rollouts go where they are expected to teach most.
+"""GRPO on groups of different sizes: more rollouts where they are expected to help most.
 
 Options that these presets share:
 
     first: Rollouts of each prompt before any is allocated.
-    max_rollouts: Most rollouts of a prompt; a batch is as wide.
+    max_rollouts: Maximum rollouts of a prompt, which is also the width of a batch.
     eps_low, eps_high: See the package.
 """
 
@@ -25,22 +25,22 @@ def v0_budget(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rollouts by the expected signal of a group, from a success rate known beforehand.
+    """Allocates rollouts by the expected signal of a group, from a success rate known beforehand.
 
-        P G rollouts in all, one by one to the greatest gain of b (1 - p) [1 - (1 - p)^(b - 1)]
+        P G rollouts in all, one by one to the largest gain of b (1 - p) [1 - (1 - p)^(b - 1)]
 
     Rewards lie in [0, 1].
 
     Args:
-      exact: Whether the allocation is the best one: the greedy one, which is the paper's, starves
-        hard prompts.
-      prior: Where p comes from: "tracked", from the prompt's earlier rewards, or "data", the column
+      exact: Whether to use the optimal allocation; the paper's greedy allocation starves hard
+        prompts.
+      prior: Source of p: "tracked", from the prompt's earlier rewards, or "data", the column
         ``prior`` of the prompts, such as the predictions of a value model.
-      retain: Share of its past that the tracked rate of a prompt keeps at a visit.
+      retain: Forgetting factor of a prompt's tracked rate at a visit.
 
     References:
-      V0 (arXiv:2602.03584), PAPER, which predicts p by a frozen value model (``prior="data"``) and
-      allows up to 128 rollouts; here the batch would be as wide.
+      V0 (arXiv:2602.03584), PAPER, which predicts p with a frozen value model (``prior="data"``)
+      and allows up to 128 rollouts; here that would be the width of the batch.
     """
     checks.check_option("v0_budget", "prior", prior, ("tracked", "data"))
     allocate = bind(curation.v0_extra_rollouts, exact=exact)
@@ -67,21 +67,21 @@ def v05_baseline(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """A baseline between a prior and the group mean, and more rollouts while they pay.
+    """A baseline between a prior and the group mean, and more rollouts while they are worth it.
 
         w = max(0, 1 - (s2 / n) / (mean_group r - prior)^2)
         A = r - w mean_group r - (1 - w) prior
         one more rollout while the expected error of the baseline falls by more than cost
         loss = mean over sequences of the mean over tokens of token loss
 
-    The prior is a column of the prompts, and in the batch as ``prior``: the reward that a frozen
-    value model expects of each. It counts where the rollouts do not contradict it. Rewards lie in
-    [0, 1].
+    The prior is a column of the prompts, in the batch as ``prior``: the reward that a frozen value
+    model predicts for each. It is used where the rollouts do not contradict it. Rewards lie in [0,
+    1].
 
     Args:
       cost: Price of a rollout, in squared units of reward; see
         :func:`jaxrl_llm.advantages.osla_continue`.
-      var: Where s2 comes from: "bound" (1/4), "prior", "sample" or "max".
+      var: Source of s2: "bound" (1/4), "prior", "sample" or "max".
       scale: "none", or "group" for a division by the group's deviation.
 
     References:
@@ -117,18 +117,18 @@ def rollout_gdro(
     """A bandit for each bin of difficulty chooses the rollouts of its prompts, G on average.
 
         arms of all bins: the most probable ones with P G rollouts in all
-        score of an arm <- score + rate of failure - price (rollouts - G)
+        score of an arm <- score + failure rate - price (rollouts - G)
 
     Args:
       arms: Numbers of rollouts to choose from, in ascending order. The paper has from 2 to three
         times the mean of 4.
-      edges: Borders of the bins: ``curation.difficulty_bins``.
+      edges: Edges of the bins: ``curation.difficulty_bins``.
       eta: Sharpness of the choice: ``curation.exponential_weights``.
-      explore: Share of the choice that is uniform.
+      explore: Uniform share of the choice.
 
     References:
       Rollout-GDRO (arXiv:2601.19280) and its released code, settings of three bins. See
-      ``curation.rollout_gdro_memory`` for what an arm gains.
+      ``curation.rollout_gdro_memory`` for the score of an arm.
     """
     allocate = bind(curation.gdro_extra_rollouts, arms=tuple(arms), eta=eta, explore=explore)
     return from_base(
@@ -157,21 +157,21 @@ def xrpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rollouts where a mean reward is least certain, solved examples, and novelty in advantages.
+    """More rollouts where the mean reward is uncertain, solved examples, and a novelty bonus.
 
-        rounds of rollouts to the greatest rollout_priority, P G in all
-        a prompt that has only failed goes on after its nearest solved examples
+        rounds of rollouts to the largest rollout_priority, P G in all
+        a prompt that has only failed is sampled again after its nearest solved examples
         A+ = A + min(max(bonus (1 - eta), 0), cap A)        where A > 0
         eta = exp(mean logp of the rollout - the group's mean of that)
         loss = mean over sequences of the mean over tokens of token loss
 
     Args:
-      rounds: Rounds after the first.
+      rounds: Number of rounds after the first.
       level: 1 minus the confidence of the interval, in (0, 1).
       explore: Weight of the exploration bonus in the priority.
-      examples: Solved examples of a message, ``curation.seeded_message``; 0 for none.
-      bonus: Advantage for a right rollout of vanishing probability.
-      cap: Greatest bonus, as a share of the advantage.
+      examples: Number of solved examples in a message, ``curation.seeded_message``; 0 for none.
+      bonus: Bonus of a right rollout of vanishing probability.
+      cap: Largest bonus, as a share of the advantage.
 
     References:
       XRPO (arXiv:2510.06672), PAPER, three rounds in all; its repository is not available, and clip

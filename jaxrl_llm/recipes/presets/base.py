@@ -1,4 +1,4 @@
-"""The recipe that every preset of a policy gradient changes; see the package's docstring."""
+"""The base recipe of all policy-gradient presets; see the package's docstring."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def from_base(**changes: Any) -> Recipe:
 
 
 def refilled(recipe: Recipe, enabled: bool = True) -> Recipe:
-    """The recipe with another group asked for in place of each whose rewards agree, or as it is."""
+    """The recipe, where each group of equal rewards is replaced by another if ``enabled``."""
     if not enabled:
         return recipe
     return recipe.replace(collector=curation.refill(curation.informative_groups))

@@ -1,7 +1,7 @@
-"""Other objectives of the ratio: of sequences, soft gates, bounded weights, squared errors.
+"""Other objectives of the ratio: sequence ratios, soft gates, bounded weights, squared errors.
 
-``s = exp(mean over tokens of (logp - old_logp))`` is the ratio of a sequence. Objectives of it are
-averaged over sequences, empty rows left out; TRL, and verl up to 0.8, count those too.
+``s = exp(mean over tokens of (logp - old_logp))`` is the ratio of a sequence. Its objectives are
+averaged over non-empty sequences; TRL, and verl up to 0.8, also count empty rows.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
 
         loss = mean over sequences of -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    s is a mean, so the range of the clip is narrow. The Recipe admits only weightings of sequences.
+    s is a mean, so the clip range is narrow. The Recipe accepts only sequence weightings.
 
     References:
-      Zheng et al. (arXiv:2507.18071), whose batches serve four minibatches. In verl from 0.9 on the
-      aggregation is a setting, and token-mean there is another loss.
+      Zheng et al. (arXiv:2507.18071), whose batches have four minibatches. In verl from 0.9 on the
+      aggregation is a setting, and token-mean there is a different loss.
     """
     return from_base(
         name="gspo",
@@ -52,7 +52,7 @@ def luspo(*, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> Recipe:
 def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
     """Geometric-mean policy optimization.
 
-        z = the pessimistic one of d and clip(d, -eps_low, eps_high),   d = logp - old_logp
+        z = the pessimistic choice of d and clip(d, -eps_low, eps_high),   d = logp - old_logp
         loss = mean over sequences of -A exp(mean over tokens of z)
 
     Args:
@@ -77,13 +77,13 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
         loss = mean over tokens of -w A logp
 
     Args:
-      w_min: Least weight, absolute (1 - eps in verl's terms).
-      w_max: Greatest weight, absolute (1 + eps in verl's terms).
+      w_min: Smallest weight, absolute (1 - eps in verl's terms).
+      w_max: Largest weight, absolute (1 + eps in verl's terms).
 
     References:
       MiniMax-M1 (arXiv:2506.13585), with its 16 updates per batch. The bounds are those of TRL and
-      ScaleRL: a cap of 5, no lower bound. verl's setting of that name is an eps around 1 and
-      defaults to 0.2.
+      ScaleRL: a cap of 5, no lower bound. verl's setting of that name is a distance from 1 and
+        defaults to 0.2.
     """
     return from_base(
         name="cispo",
@@ -110,8 +110,8 @@ def dispo(
       eps_neg: The same elsewhere.
 
     References:
-      DISPO (arXiv:2602.00983), PAPER. The paper leaves out groups whose rewards agree; that others
-      take their places is DAPO's form of it.
+      DISPO (arXiv:2602.00983), PAPER. The paper drops groups of equal rewards; replacing them is
+      DAPO's form.
     """
     recipe = from_base(
         name="dispo",
@@ -122,17 +122,17 @@ def dispo(
 
 
 def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> Recipe:
-    """Off-policy policy gradient with the least prefix ratio.
+    """Off-policy policy gradient with the smallest prefix ratio.
 
-        r = exp(logp - behavior_logp),   m = least r of the tokens before, 1 for the first
+        r = exp(logp - behavior_logp),   m = smallest r of the tokens before, 1 for the first
         loss = mean over tokens of -stop_gradient(clip(m r, w_min, w_max)) A logp
 
-    The ratios are to the policy that sampled, however old.
+    The ratios are to the policy that sampled, whatever its age.
 
     Args:
-      w_min: Least weight, absolute.
-      w_max: Greatest weight, absolute.
-      cap_one: Whether the prefix may only shrink a weight.
+      w_min: Smallest weight, absolute.
+      w_max: Largest weight, absolute.
+      cap_one: Whether to cap the prefix ratio at 1, so that it can only reduce a weight.
 
     References:
       MinPRO (arXiv:2601.22718), NOTES; the bounds are ours.
@@ -155,9 +155,9 @@ def dppo_tv(*, delta_low: float = 0.15, delta_high: float = 0.15, w_max: float =
     The ratio is to the policy that sampled.
 
     Args:
-      delta_low: Greatest loss of probability.
-      delta_high: Greatest gain of probability.
-      w_max: Greatest ratio that counts.
+      delta_low: Largest decrease of probability.
+      delta_high: Largest increase of probability.
+      w_max: Upper bound of the ratio.
 
     References:
       DPPO (arXiv:2602.04879), Binary-TV; verl's formula and bounds.
@@ -167,12 +167,12 @@ def dppo_tv(*, delta_low: float = 0.15, delta_high: float = 0.15, w_max: float =
 
 
 def dppo_kl(*, delta_low: float = 0.05, delta_high: float = 0.05, w_max: float = 20.0) -> Recipe:
-    """:func:`dppo_tv` with a bound on the divergence of a token's probability.
+    """:func:`dppo_tv` with a bound on the KL divergence of a token's probability.
 
     Args:
-      delta_low: Greatest divergence where A is not positive.
-      delta_high: Greatest divergence where A is positive.
-      w_max: Greatest ratio that counts.
+      delta_low: Largest divergence where A is not positive.
+      delta_high: Largest divergence where A is positive.
+      w_max: Upper bound of the ratio.
 
     References:
       DPPO (arXiv:2602.04879), Binary-KL; verl's formula and bounds.
@@ -196,7 +196,7 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
 
     Args:
       tau_pos: Sharpness of the gate for A > 0.
-      tau_neg: Sharpness for the others; larger, so that tokens pushed down are let go sooner.
+      tau_neg: Sharpness elsewhere; larger, so that the gradient of lowered tokens decays sooner.
 
     References:
       Gao et al. (arXiv:2511.20347); formula and defaults of verl and TRL, which agree.
@@ -216,8 +216,8 @@ def gbpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
         target = 1 + eps_high where M > 0,  1 - eps_low where M < 0,  1 where M = 0
         loss = mean over sequences of the mean over tokens of |A| |ratio - target|
 
-    The deviations divide by n. Where most rollouts of a group agree, those are the median: their
-    target is 1, and only the others move.
+    The deviations divide by n. If most rollouts of a group have equal rewards, these are the
+    median: their target is 1, and only the others move.
 
     References:
       Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER; the weighting is our reading.
@@ -244,27 +244,28 @@ def hapo(
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Recipe:
-    """Temperature, clip and advantage of each token by its entropy, and a group mean over tokens.
+    """Adapts temperature, clip and advantage of each token to its entropy; token-level group mean.
 
         h = entropy of the token, normalized over the batch to [-1, 1]: advantages.entropy_signal
         A = (r - mean) / std over the tokens of the group: advantages.token_grpo
         token loss = surrogates.hapo
-        sampling temperature = base (1 + tau h), h by the statistics of the last batch
+        sampling temperature = base (1 + tau h), h with the statistics of the last batch
 
-    The signal is taken once, from the policy at the start of the step. Rollouts decode in slots:
-    ``curation.entropy_temperature``. The policy trains at the base temperature, also its ratio.
+    The signal is computed once, from the policy at the start of the step. Rollouts decode in slots,
+    with ``curation.entropy_temperature``. The policy and its ratio are evaluated at the base
+    temperature.
 
     Args:
       quantile: Share of tokens that count as certain.
-      alpha: How far the signal moves the bounds of the clip.
-      beta: How far it moves the advantage.
-      tau: How far it moves the sampling temperature; 0 for a constant one.
+      alpha: How much the signal changes the clip bounds.
+      beta: How much the signal changes the advantage.
+      tau: How much the signal changes the sampling temperature; 0 for a constant temperature.
 
     References:
       HAPO (arXiv:2509.16591), and the released code with its 16 minibatches; its scripts have
-      ``eps_high=0.2``, the paper a tau of 0.1. The code takes the signal anew in each microbatch.
-      By the sign of its signal, its temperature rises also where the policy is certain; ours falls
-      there, as the paper says.
+      ``eps_high=0.2``, the paper a tau of 0.1. The code computes the signal in each microbatch. By
+      the sign of its signal, its temperature also rises where the policy is certain; ours falls
+      there, as in the paper.
     """
     checks.check_share("hapo", one=False, tau=tau)
     measure = bind(_entropy_stats, quantile=quantile)
@@ -307,24 +308,24 @@ def clip_cov(
     eps_high: float = 1.0,
     dynamic_sampling: bool = True,
 ) -> Recipe:
-    """PPO's clip without some of the tokens whose advantage and log-probability covary.
+    """PPO's clip without some of the tokens of high covariance of advantage and log-probability.
 
         cov = (A - mean A) (logp - mean logp)           means over the tokens of the batch
         selected = ratio of all tokens, at random among those with lower < cov < upper
-        token loss = 0 where selected, and counted in the mean
+        token loss = 0 where selected, which still count in the mean
 
     The selection is made once, on the full batch, with the policy at the start of the step.
 
     Args:
       ratio: Share of the tokens that is selected.
-      lower: Covariance above which a token may be selected.
-      upper: Covariance below which it may be.
+      lower: Selected tokens have a covariance above this.
+      upper: Selected tokens have a covariance below this.
 
     References:
       Cui et al. (arXiv:2505.22617), with their 8 updates per batch. The defaults are those of the
-      released script for 7B, whose epsilons of 1 leave little of the ratio clip. verl selects anew
-      in each microbatch, with the log-probabilities of the moment, and leaves out tokens that the
-      ratio clip stops.
+      released script for 7B, whose epsilons of 1 leave little of the ratio clip. verl selects in
+      each microbatch, with the current log-probabilities, and excludes tokens whose ratio is
+      clipped.
     """
     selection = bind(surrogates.clip_cov_selection, ratio=ratio, lower=lower, upper=upper)
     recipe = from_base(
@@ -338,7 +339,7 @@ def clip_cov(
 
 
 def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0, dynamic_sampling: bool = True) -> Recipe:
-    """The ratio without a clip, and a penalty on the tokens of the highest covariance.
+    """The unclipped ratio, with a penalty on the tokens of the highest covariance.
 
         selected = the ratio of all tokens with the largest cov of :func:`clip_cov`
         token loss = -r A + coef |logp - old_logp| where selected
@@ -347,11 +348,12 @@ def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0, dynamic_sampling: bool = T
 
     Args:
       ratio: Share of the tokens that is selected.
-      coef: Penalty for a nat of difference.
+      coef: Penalty per nat of difference.
 
     References:
       Cui et al. (arXiv:2505.22617), with their 8 updates per batch. The defaults are those of the
-      released script for 7B; the one for 32B selects a tenth of that. Else as for :func:`clip_cov`.
+      released script for 7B; the script for 32B selects a tenth of that. Otherwise as for
+      :func:`clip_cov`.
     """
     selection = bind(surrogates.kl_cov_selection, ratio=ratio)
     recipe = from_base(
@@ -380,8 +382,8 @@ def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
 
     References:
       He et al., Random Policy Valuation is Enough (arXiv:2509.24981), with minibatches of 32 of 128
-      prompts. The released script for countdown centers the rewards as here, the one for
-      mathematics feeds GRPO's advantages.
+      prompts. The released script for countdown centers the rewards as here; the one for
+      mathematics uses GRPO's advantages.
     """
     return from_base(
         name="rover",
@@ -414,14 +416,14 @@ def drpo_len(
         kl = mean over all tokens of the minibatch of old_logp - logp
 
     A long right answer is raised less than a short one and never lowered. An answer is right if its
-    reward is above the group's mean, so rewards are 0 and 1. Only the KL term holds the policy
-    within a batch; it is 0 in its first update, where nothing has moved.
+    reward is above the group's mean, so rewards are 0 and 1. Only the KL term limits the change of
+    the policy within a batch; it is 0 in the first update.
 
     Args:
-      lam: Temperature of the shares of right answers; the smaller, the more shortness counts.
+      lam: Temperature of the shares of right answers; the smaller, the more short answers count.
       tau: Temperature of the wrong answers, in nats per token.
-      beta: Growth of the KL coefficient a nat of excess. 0 leaves the term out of the gradient.
-      delta: Divergence that is free, in nats per token.
+      beta: Increase of the KL coefficient per nat of excess. 0 removes the term from the gradient.
+      delta: Divergence without a penalty, in nats per token.
       kl_estimator: "k1" or "k3".
 
     References:

@@ -1,10 +1,9 @@
-"""Methods with a critic, and controllers of the KL penalty. One response a prompt is enough.
+"""Methods with a critic, and controllers of the KL penalty. One response per prompt is enough.
 
-Options that they share:
-
-    value_eps: Greatest change of a value that is rewarded in one step.
-    gamma: Discount for a token, in [0, 1].
-    lam: How far the estimate trusts rewards over values, in [0, 1].
+Shared options:
+    value_eps: Largest change of a value in one step before clipping.
+    gamma: Discount per token, in [0, 1].
+    lam: How much the estimate relies on rewards over values, in [0, 1].
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +29,14 @@ def ppo(
     after: Sequence[Transform] = (),
     computed: Sequence[Computed] = (),
 ) -> Recipe:
-    """What presets of PPO share: advantages and targets of a critic from rewards of tokens.
+    """The base of PPO presets: advantages and targets of a critic from token rewards.
 
     Args:
-      name, paper: Of the preset.
-      token_rewards: From the batch.
-      credit, returns: From these rewards and the values: advantages, and what the critic learns.
-      after: Of the advantages, such as whitening.
-      computed: As of a recipe.
+      name, paper: Name and reference of the preset.
+      token_rewards: Function of the batch that returns the token rewards.
+      credit, returns: Functions of token rewards and values: the advantages, the critic's targets.
+      after: Functions applied to the advantages, such as whitening.
+      computed: As in a Recipe.
     """
     checks.check_positive(name, value_eps=value_eps)
     return from_base(
@@ -54,7 +53,7 @@ def ppo(
 
 
 def whitened(whiten: bool) -> list[Transform]:
-    """Advantages shifted and scaled over the tokens of the batch, or left as they are."""
+    """Advantages shifted and scaled over the tokens of the batch, or unchanged."""
     return [stateless(advantages.whiten)] if whiten else []
 
 
@@ -69,21 +68,21 @@ def adaptive_kl(
     gamma: float = 1.0,
     lam: float = 0.95,
 ) -> Recipe:
-    """The first recipe of reinforcement learning from human preferences, with a critic.
+    """PPO of the first work on RL from human preferences, with an adaptive KL penalty.
 
-        reward of a token = -beta (old_logp - ref_logp), on the last one plus r
+        reward of a token = -beta (old_logp - ref_logp), plus r on the last token
         A = generalized advantage estimation, whitened over the tokens of the batch
         critic's loss: its clipped squared error
         beta' = beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon), after each step
 
     Args:
-      initial: beta of the first step, in units of reward for a nat.
-      target: The divergence to hold, in nats per token.
-      horizon: Sequences after which a constant error has moved beta by about a fifth.
+      initial: beta of the first step, in units of reward per nat.
+      target: The target divergence, in nats per token.
+      horizon: Number of sequences after which a constant error has changed beta by about a fifth.
 
     References:
-      Ziegler et al. (arXiv:1909.08593); the controller and its numbers are verl's, with the mean
-      over tokens where the paper sums over a response (target 6, beta 0.1 there).
+      Ziegler et al. (arXiv:1909.08593); the controller and its numbers are verl's, with a mean over
+      tokens instead of the paper's sum over a response (target 6, beta 0.1 there).
     """
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
     return ppo(
@@ -116,17 +115,17 @@ def ppo_max(
 
         s = r / std of all scores so far, clipped to +-score_clip
         R[t] = 1[t is last] s - kl_coef log(old[t] / ref[t])
-        A = gae(R, V; gamma, lam), whitened and clipped if asked;  returns = gae + V
+        A = gae(R, V; gamma, lam), optionally whitened and clipped;  returns = gae + V
         critic's token loss = max((V - returns)^2, (clipped V - returns)^2) / 2
 
-    The critic starts best from a reward model, policy and reference from the same fine-tuned model.
+    It is best to start the critic from a reward model, and policy and reference from one model.
 
     Args:
-      kl_coef: Penalty for a nat of divergence from the reference, in scaled reward. 0 leaves it
-        out, and with it the reference model.
-      score_clip: Greatest size of a scaled score; None for none.
+      kl_coef: Penalty per nat of divergence from the reference, in scaled reward. 0 disables it and
+        the reference model.
+      score_clip: Largest magnitude of a scaled score; None for no bound.
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
-      advantage_clip: Greatest size of an advantage (0.5 in the paper's study); None for none.
+      advantage_clip: Largest magnitude of an advantage (0.5 in the paper's study); None for none.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -136,9 +135,9 @@ def ppo_max(
 
     References:
       Zheng et al., Secrets of RLHF, PPO-max (arXiv:2307.04964), as in MOSS-RLHF with its defaults.
-      Its scripts set no clip of the scores and one of them a penalty of 0.1. Not here: the
-      pretraining loss, the entropy term (its weight is 0 there), and the clip of the gradient's
-      norm, which is the optimizer's.
+      Its scripts do not clip the scores, and one has a penalty of 0.1. Not included: the
+      pretraining loss, the entropy term (its weight is 0 there), and gradient clipping, which
+      belongs to the optimizer.
     """
     scaled = bind(advantages.scale_scores, clip=score_clip)
     shaped = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
@@ -185,18 +184,18 @@ def safe(
 
     Args:
       threshold: KL, in nats per token, beyond which there is a penalty, before adjustments.
-      scale: Penalty for a squared nat.
-      entropy_floor: The lower the entropy is below about this, the greater the penalty.
+      scale: Penalty per squared nat.
+      entropy_floor: The further the entropy is below about this value, the larger the penalty.
       kl_estimator: See ``regularizers.kl_to_reference``.
       alpha: Temperature of the soft minimum, in units of reward.
-      huber: Distance beyond which the critics' errors count linearly.
-      target_rate: Share of a critic in its slow copy, which then gives the values; None for none.
+      huber: Distance beyond which the critics' errors are linear.
+      target_rate: Update rate of a critic's slow copy, which then gives the values; None for none.
 
     References:
       Maity, SAFE (arXiv:2602.04651). In the released code the penalty has no gradient; the critic
-      sees the full response, here the part before each token; rewards are divided by a running
-      deviation; a slow copy of the critic (rate 0.05) is computed and not used, and so is the scale
-      of a step by its previewed divergence (``regularizers.step_scale``).
+      sees the full response, while here it sees the part before each token; rewards are divided by
+      a running deviation; a slow copy of the critic (rate 0.05) and the scale of a step by its
+      previewed divergence (``regularizers.step_scale``) are computed but not used.
     """
     checks.check_positive("safe", alpha=alpha, value_eps=value_eps, huber=huber)
     controller = regularizers.safe_controller(
@@ -236,16 +235,16 @@ def vtrace(
     entropy_coef: float = 0.0,
     value_eps: float = 0.2,
 ) -> Recipe:
-    """An actor and a critic that learn from samples of older weights, or of another sampler.
+    """Actor-critic training on samples of older weights or of another sampler.
 
         rho = exp(old_logp - behavior_logp)
         A[t] = min(rho, clip_advantage) (R + gamma vs[next] - V),   token loss = -A[t] logp[t]
         critic: its clipped squared error from vs, the V-trace targets
 
     Args:
-      clip_rho: Bound of rho in front of an error of the critic; None for none.
-      clip_trace: Bound of rho in the products of later tokens; None for none.
-      clip_advantage: Bound of rho in front of an advantage; None for none.
+      clip_rho: Upper bound of the rho that multiplies a critic's error; None for none.
+      clip_trace: Upper bound of rho in the products over later tokens; None for none.
+      clip_advantage: Upper bound of the rho that multiplies an advantage; None for none.
 
     References:
       Espeholt et al., IMPALA (arXiv:1802.01561); lambda as in rlax. Its critic's error has no clip.
@@ -290,17 +289,17 @@ def t_ppo(
 ) -> Recipe:
     """PPO that trains on windows of responses before they end.
 
-        A = egae(R, V): after its last token what has not ended is worth what it was before
-        the loss is of the tokens that this batch sampled, each once
-        critic: full returns (lam 1) of the responses that ended in this batch, and no others
+        A = egae(R, V): the bootstrap value of an unfinished response is its last value
+        the loss covers the tokens sampled in this batch, each once
+        critic: full returns (lam 1) only of the responses that ended in this batch
 
     Args:
-      windows: Of a response of the longest length.
-      drop_tail: Last tokens of what has not ended that do not train.
+      windows: Number of windows of a response of maximum length.
+      drop_tail: Number of last tokens of unfinished responses that do not train.
 
     References:
-      T-PPO (arXiv:2506.15050), PAPER, from a note on it: windows of 8k of 24k tokens, so three;
-      the tail is our reading. A group makes room for another when all of its responses have ended.
+      T-PPO (arXiv:2506.15050), PAPER, read through a note: windows of 8k of 24k tokens, so three;
+      the tail is our reading. A group is replaced by another when all of its responses have ended.
     """
     checks.check_positive("t_ppo", value_eps=value_eps)
     return from_base(

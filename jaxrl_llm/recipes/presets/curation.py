@@ -1,4 +1,4 @@
-"""What takes part, and what rewards and advantages are worth: flaws, budgets, curvature."""
+"""Selection of rollouts and tokens, group weights and reward shaping by flaws or budgets."""
 
 from typing import Literal
 
@@ -18,10 +18,10 @@ def d3s(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Trains on a part of what was sampled, a small one first.
+    """Trains on a part of the rollouts and tokens, a small part first.
 
-        train on the share N of the rollouts with the greatest variance of A, and in those on the
-        share K of the tokens with the greatest |A| entropy;  N, K linear in the step
+        train on the share N of the rollouts with the largest variance of A, and in those on the
+        share K of the tokens with the largest |A| entropy;  N, K linear in the step
 
     The entropy is that of the policy at the start of the step.
 
@@ -29,10 +29,10 @@ def d3s(
       steps: Updates over which the shares go from the first to the second value.
       rollouts: Shares of the rollouts that train.
       tokens: Shares of their tokens that train.
-      scope: What the variance is taken over: the "batch", or each "group" for itself.
+      scope: The set that the variance is over: the "batch", or each "group" separately.
 
     References:
-      D3S (arXiv:2509.22115), PAPER, from a note. The shares and the steps are ours.
+      D3S (arXiv:2509.22115), PAPER, read through a note. The shares and the steps are ours.
     """
     progress = curation.scheduled(curation.training_progress, steps=steps)
     return from_base(
@@ -53,7 +53,7 @@ def prompt_gdro(
     eps_high: float = 0.28,
     kl_coef: float = 0.001,
 ) -> Recipe:
-    """GRPO with weights of an adversary, which raises the bins of prompts of the greatest loss.
+    """GRPO with adversarial weights, which emphasize the bins of prompts with the largest loss.
 
         A = grpo(rewards) times the weight of the prompt's bin
         loss = mean over tokens of (clipped loss + kl_coef k3(logp, ref_logp))
@@ -61,12 +61,12 @@ def prompt_gdro(
     A batch holds ``prompt_ids``.
 
     Args:
-      edges: Borders of the bins: ``curation.difficulty_bins``.
+      edges: Edges of the bins: ``curation.difficulty_bins``.
       eta: Sharpness of the adversary: ``curation.exponential_weights``.
 
     References:
-      Prompt-GDRO (arXiv:2601.19280), and the settings of the released script for three bins, four
-      minibatches among them: the loss of a bin is that of the policy before each of them.
+      Prompt-GDRO (arXiv:2601.19280), and the settings of the released script for three bins,
+      including four minibatches: the loss of a bin is under the policy before each minibatch.
     """
     return from_base(
         name="prompt_gdro",
@@ -90,21 +90,21 @@ def dars(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Policy optimization on groups that are the larger the harder the prompt.
+    """Policy optimization with larger groups for harder prompts.
 
         A = r - mean_group r, over the first and the extra rollouts of a prompt
         groups that are all right or all wrong take no part
 
-    How many extra rollouts a prompt gets is :func:`jaxrl_llm.curation.dars_extra_rollouts`. Rewards
-    are 0 or 1. A batch is as wide as ``max_rollouts``.
+    :func:`jaxrl_llm.curation.dars_extra_rollouts` gives the number of extra rollouts. Rewards are 0
+    or 1. The width of a batch is ``max_rollouts``.
 
     Args:
-      max_rollouts: Most rollouts of a prompt; released: 32 for "equal", 64 for "hardness".
+      max_rollouts: Maximum rollouts of a prompt; released: 32 for "equal", 64 for "hardness".
       schedule: "equal" (equal treatment) or "hardness" (hardness weighted).
 
     References:
       DARS (arXiv:2508.13755) and its released trainer. The form with breadth (DARS-B) is a large
-      batch with two epochs, each on all of it.
+      batch with two epochs, each over the full batch.
     """
     allocate = bind(curation.dars_extra_rollouts, schedule=schedule)
     return from_base(
@@ -128,21 +128,21 @@ def capo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """GRPO without the tokens whose curvature makes a large step dangerous.
+    """GRPO without the tokens whose curvature makes a large step unsafe.
 
-        u = what Adam's step on one token alone adds to its logits
+        u = change of a token's logits by Adam's step on that token alone
         m_F = lr^2 / 2 ((onehot - pi).u)^2;  m_H = lr A (onehot - pi).u + lr^2 / 2 * curvature
         train on the tokens with m_F < tau_f and |m_H| < tau_h
-        loss = mean over responses of the mean over the tokens left of token loss
+        loss = mean over responses of the mean over the remaining tokens of token loss
 
-    It is made for a large learning rate, 1.5e-5 with a warmup and a decay, and to reject few
+    It is designed for a large learning rate, 1.5e-5 with a warmup and a decay, and rejects few
     tokens. The state of :func:`jaxrl_llm.curation.capo_adam` takes two float32 matrices of the
     output matrix's shape on each device.
 
     Args:
       direction: "adam"; or "ascent", A |h|^2 (onehot - pi), from two sums over the vocabulary.
-      lr: Learning rate as the scores see it; None for that of the update, with "adam".
-      hidden_sq: |h|^2 with "ascent", one number for all tokens; None takes that of each token,
+      lr: Learning rate in the scores; None for that of the update, with "adam".
+      hidden_sq: |h|^2 with "ascent", one number for all tokens; None uses that of each token,
         which the train step computes.
       tau_h: Bound of the change of the objective.
       tau_f: Bound of the change of the policy.
@@ -150,8 +150,8 @@ def capo(
 
     References:
       CAPO (arXiv:2510.00819) and its released trainer, in the recipe of its main result. There a
-      response of which no token is left counts in the mean. Bounds are those of its GRPO base; 5e-4
-      and 1e-3 go with Dr. GRPO.
+      response without remaining tokens counts in the mean. The bounds are those of its GRPO base;
+      5e-4 and 1e-3 belong to Dr. GRPO.
     """
     checks.check_option("capo", "direction", direction, ("adam", "ascent"))
     if direction == "adam":
@@ -192,21 +192,21 @@ def fapo(
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Recipe:
-    """Flawed positives help while right answers are rare, and are pushed down later.
+    """Rewards flawed right answers while right answers are rare, and penalizes them later.
 
         R = 1 for a right answer, 1 - lam for a right one with a flaw, -1 for a wrong one
-        R += overlong_penalty                     which falls over the last tokens of the budget
+        R += overlong_penalty                     over the last tokens of the budget
         A = (R - mean_group R) / (std_group R + 1e-6)
 
     An answer is right if its reward is above 0. The flaws are a judge's verdict, in the batch as
     ``flawed``; the judge's training reward is ``rewards.genrm_step_reward``.
 
     Args:
-      lam: What a flaw costs.
+      lam: Cost of a flaw.
       length: The generation budget in tokens; None for no penalty of long responses. A run by the
-        preset's name has its own.
-      buffer_share: Share of the budget over which the penalty grows, in (0, 1].
-      overlong_factor: The greatest penalty.
+        preset's name sets it.
+      buffer_share: Share of the budget over which the penalty increases, in (0, 1].
+      overlong_factor: The largest penalty.
 
     References:
       Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
@@ -252,19 +252,19 @@ def hbpo(
         R = the reward of a right answer by its length and budget, 0 for a wrong one
         A = (R - mean R) / (std R + 1e-6) + intra_weight (mean of R at this budget - its ideal)
 
-    A reward of the batch above 0 means right, 0 wrong, below 0 no answer that could be read. The
-    groups are split into rollouts that are told different budgets (``curation.budgeted``).
+    A reward of the batch above 0 means right, 0 wrong, below 0 not parsed. The rollouts of a group
+    are told different budgets (``curation.budgeted``).
 
     Args:
       length: The limit in tokens, 4096 in the paper; a longer right answer counts as wrong.
-      budgets: What the parts of a group are told; None for the paper's shares of ``length``, an
+      budgets: Budgets of the parts of a group; None for the paper's shares of ``length``, an
         eighth, a quarter, a half and five eighths.
       intra_weight: Weight of the comparison with the ideal: 1 is the paper, 2 the released code.
-      floor: Least reward of a right answer; None for none.
+      floor: Smallest reward of a right answer; None for no bound.
 
     References:
       HBPO (arXiv:2507.15844), and the reward and advantage of the released code. The clip and the
-      weighting are the defaults of the trainer that it is built on.
+      weighting are the defaults of the trainer that it uses.
     """
     if budgets is None:
         shares = (1 / 8, 1 / 4, 1 / 2, 5 / 8)
@@ -292,12 +292,12 @@ def ps_grpo(
         A = (R - mean_group R) / (std_group R + 1e-6), in the rollouts of each paraphrase
         loss = mean over responses of the mean over tokens of token loss
 
-    The paraphrases are those of the data's column ``paraphrases``, one prompt of the batch each,
-    and they agree as far as ``rewards.bleu`` says; see :func:`jaxrl_llm.curation.paraphrased`.
+    The paraphrases come from the data's column ``paraphrases``, one prompt of the batch each, and
+    agreement is measured by ``rewards.bleu``; see :func:`jaxrl_llm.curation.paraphrased`.
 
     Args:
       agreement: Weight of the agreement.
-      accuracy: Weight of the reward that the batch holds; 0 for long answers without one.
+      accuracy: Weight of the batch's reward; 0 for long answers without a reward.
 
     References:
       Con-RAG, PS-GRPO (arXiv:2510.04392), PAPER, with six paraphrases of four rollouts; the weights
@@ -323,21 +323,21 @@ def llds(
     eps_high: float = 0.2,
     kl_coef: float = 1e-3,
 ) -> Recipe:
-    """GRPO and a penalty for likelihood lost where the advantage is not negative.
+    """GRPO with a penalty for lost likelihood where the advantage is not negative.
 
         token loss + kl_coef KL
             + coef max(0, old_logp - logp) where A >= 0 and the action lost in total
 
-    The penalty is 0 until the policy has moved, so a batch has several updates. Actions are the
+    The penalty is 0 until the policy has changed, so a batch has several updates. Actions are the
     contiguous runs of the mask, or the extra ``chunk_ids`` if the batch holds it.
 
     Args:
       coef: Weight of the penalty.
-      level: What must have lost likelihood in total: each "action" or the full "response".
+      level: Unit whose total likelihood must have decreased: each "action" or the full "response".
 
     References:
-      Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2. Two minibatches are those of
-      the scripts of Search-R1, whose training the paper mends.
+      Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2. The two minibatches are from
+      the scripts of Search-R1, whose training the paper fixes.
     """
     penalty = bind(regularizers.llds, coef=coef, level=level)
     if level == "response":

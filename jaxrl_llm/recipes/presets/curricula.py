@@ -1,8 +1,8 @@
-"""GRPO on prompts that are chosen by what is believed of their success rates.
+"""GRPO on prompts that are chosen by estimates of their success rates.
 
 Rewards lie in [0, 1]. Options that these presets share:
 
-    candidates: Prompts that are scored for a batch, in multiples of it; None for all.
+    candidates: Number of prompts that are scored per batch, in multiples of it; None for all.
     eps_low, eps_high: See the package.
 """
 
@@ -32,16 +32,16 @@ def vade(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """The prompts of the greatest gain p (1 - p)^2 at a success rate drawn from their beliefs.
+    """Selects the prompts of the largest gain p (1 - p)^2, with p sampled from their posteriors.
 
-        p ~ Beta(alpha, beta), which forget at two speeds
+        p ~ Beta(alpha, beta), with two forgetting factors
 
     Args:
-      retain: Share of its past that the belief of a prompt keeps where it was asked for.
-      retain_rest: The same of the others.
+      retain: Forgetting factor of a prompt's posterior when the prompt is sampled.
+      retain_rest: Forgetting factor of the other prompts.
 
     References:
-      VADE (arXiv:2511.18902), PAPER reading; the two speeds follow from the paper's figure.
+      VADE (arXiv:2511.18902), PAPER reading; the two factors follow from the paper's figure.
     """
     collector = curation.prioritized(
         curation.vade_information_gain,
@@ -62,13 +62,13 @@ def mopps(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """The prompts nearest to a target success rate, by a rate drawn from their beliefs.
+    """Selects the prompts nearest to a target success rate, with p sampled from their posteriors.
 
         p ~ Beta(alpha, beta);   the P smallest (p - target)^2
 
     Args:
-      target: Success rate that is wanted, in [0, 1].
-      retain: Share of its past that the belief of a prompt keeps where it was asked for.
+      target: Target success rate, in [0, 1].
+      retain: Forgetting factor of a prompt's posterior when the prompt is sampled.
 
     References:
       MoPPS (arXiv:2507.04632) and its released code.
@@ -91,13 +91,13 @@ def insight(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """The prompts whose next rollouts will tell most, weighted by difficulty.
+    """Selects the prompts whose next rollouts are most informative, weighted by difficulty.
 
-        score = m (1 - m) exp(-sharpness (m - target)^2) I(S; p),   m = mean of the belief
+        score = m (1 - m) exp(-sharpness (m - target)^2) I(S; p),   m = posterior mean
 
     Args:
       target: Preferred success rate, in [0, 1].
-      sharpness: How strongly it is preferred; 0 for not at all.
+      sharpness: Strength of the preference; 0 for none.
 
     References:
       InSight (arXiv:2603.01907), PAPER; see :func:`jaxrl_llm.curation.insight_scores`.
@@ -113,11 +113,11 @@ def insight(
 def learnability(
     *, power: float = 1.0, retain: float = 0.9, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
-    """Prompts drawn by the variance of their outcome, (p (1 - p))^power, p the expected rate.
+    """Draws prompts in proportion to (p (1 - p))^power, where p is the expected success rate.
 
     Args:
-      power: Sharpens the weights above 1.
-      retain: Share of its past that the belief of a prompt keeps where it was asked for.
+      power: Exponent of the weights; values above 1 sharpen them.
+      retain: Forgetting factor of a prompt's posterior when the prompt is sampled.
 
     References:
       A common baseline of curricula, ABSTRACT; the forgetting is ours.

@@ -1,7 +1,7 @@
-"""Methods of masked-diffusion models: an estimate of the likelihood stands where it stands.
+"""Methods for masked-diffusion models: an estimate replaces the likelihood.
 
-They train a model with ``causal=False``. The masks of a batch serve all of its updates, the old
-policy and the reference.
+They train a model with ``causal=False``. All updates of a batch, the old policy and the reference
+use the same masks.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, diffusion, regularizers, surrogates
@@ -19,9 +19,9 @@ def diffu_grpo(
 
     Args:
       p: Share of the prompt that is hidden.
-      eps: Clip of a token's ratio.
+      eps: Clip range of a token's ratio.
       kl_coef: Weight of k3 to the reference.
-      epochs: Optimizer steps of a batch; the paper has 12, each with other masks.
+      epochs: Optimizer steps per batch; the paper has 12, each with different masks.
 
     References:
       Zhao et al., d1 (arXiv:2504.12216).
@@ -38,12 +38,12 @@ def diffu_grpo(
 
 
 def coupled_grpo(*, pairs: int = 1, eps: float = 0.5, kl_coef: float = 0.01) -> Recipe:
-    """GRPO on log-probabilities of pairs of complementary masks, so that each token is seen twice.
+    """GRPO on log-probabilities from pairs of complementary masks.
 
     Advantages are rewards minus the mean of the others of their group.
 
     Args:
-      pairs: Of masks; two forwards each, and one with all hidden.
+      pairs: Number of mask pairs; two forward passes each, and one with all tokens masked.
       eps: Clip of a token's ratio.
       kl_coef: Weight of k3 to the reference.
 
@@ -61,12 +61,12 @@ def coupled_grpo(*, pairs: int = 1, eps: float = 0.5, kl_coef: float = 0.01) -> 
 
 
 def espo(*, samples: int = 1, eps: float = 0.2, kl_coef: float = 3e-3) -> Recipe:
-    """One ratio of lower bounds a response, to the power 1 / L, and k2 of them to the reference.
+    """One ratio of lower bounds per response, to the power 1 / L, and k2 to the reference.
 
     Advantages are rewards minus the mean of their group.
 
     Args:
-      samples: Of masks, each with its complement: two forwards.
+      samples: Number of masks, each with its complement: two forward passes.
       eps: Clip of the ratio.
       kl_coef: Weight of the penalty.
 
@@ -88,10 +88,10 @@ def espo(*, samples: int = 1, eps: float = 0.2, kl_coef: float = 3e-3) -> Recipe
 
 
 def elbo_grpo(*, samples: int = 4, eps: float = 0.2, masks: str = "exact") -> Recipe:
-    """A clipped ratio of lower bounds a response, by the draws of LLaDA and VRPO.
+    """A clipped ratio of lower bounds per response, with the mask samples of LLaDA and VRPO.
 
     Args:
-      samples: Forwards of a response.
+      samples: Forward passes per response.
       eps: Clip of the ratio.
       masks: As of :func:`jaxrl_llm.diffusion.elbo_likelihood`.
 
@@ -112,7 +112,7 @@ def gdpo_elbo(*, samples: int = 2, eps: float = 0.2) -> Recipe:
     """A clipped ratio of lower bounds by quadrature over the noise level.
 
     Args:
-      samples: Levels, with a forward each.
+      samples: Number of noise levels, with a forward pass each.
       eps: Clip of the ratio.
 
     References:
@@ -125,13 +125,13 @@ def gdpo_elbo(*, samples: int = 2, eps: float = 0.2) -> Recipe:
 def spg(
     *, samples: int = 2, block: int | None = None, beta: float = 1.5, mix: float = 0.5
 ) -> Recipe:
-    """Policy gradient on the lower bound of good responses and an upper one of bad.
+    """Policy gradient on a lower bound for good responses and an upper bound for bad ones.
 
     Advantages are rewards minus the mean of their group.
 
     Args:
-      samples: Forwards of a response.
-      block: Tokens of a block of the sampler; None masks over all of a response.
+      samples: Forward passes per response.
+      block: Tokens per block of the sampler; None masks over the full response.
       beta, mix: Power of the upper bound, and its weight.
 
     References:
@@ -149,12 +149,12 @@ def spg(
 
 
 def wd1(*, scale: float = 1.0, p: float = 0.15) -> Recipe:
-    """Weighted likelihood of one step of denoising: no ratio, no old policy.
+    """Weighted likelihood of one denoising step: no ratio, no old policy.
 
-    The loss is that of the paper over the size of a group.
+    The loss is the paper's loss divided by the size of a group.
 
     Args:
-      scale: Of advantages, which are rewards minus the mean of their group, in the weights.
+      scale: Scale of the advantages in the weights; they are rewards minus their group mean.
       p: Share of the prompt that is hidden.
 
     References:
@@ -171,11 +171,11 @@ def wd1(*, scale: float = 1.0, p: float = 0.15) -> Recipe:
 
 
 def bgpo(*, samples: int = 16, cap: float | None = None) -> Recipe:
-    """A lower bound of the ratio of lower bounds that is a sum over forwards.
+    """A lower bound of the ratio of lower bounds that is a sum over forward passes.
 
     Args:
-      samples: Forwards of a response.
-      cap: Greatest log-ratio of a draw that counts for a bad response; None for none.
+      samples: Forward passes per response.
+      cap: Largest log-ratio of a sample of a bad response; None for no cap.
 
     References:
       Lin et al., BGPO (arXiv:2510.11683); confidence PAPER.
@@ -205,27 +205,27 @@ def igpo_inpainting(
     eps: float = 0.5,
     kl_coef: float = 0.04,
 ) -> Recipe:
-    """Where no response is right, all are sampled again around chunks of a reference answer.
+    """If no response is right, all are sampled again around chunks of a reference answer.
 
-    The chunks stand in their places while the rest is denoised. Right responses of these replace
-    wrong ones, and of a hint the most uncertain tokens train. Advantages are rewards minus the mean
-    of their group.
+    The chunks stay fixed in their positions while the rest is denoised. Right responses from this
+    round replace wrong ones, and only the most uncertain tokens of a hint train. Advantages are
+    rewards minus the mean of their group.
 
     Args:
-      share: Greatest share of a group that is replaced.
+      share: Largest share of a group that is replaced.
       hint_share: Share of a response's hint tokens that train, by entropy.
-      shortest, longest: Tokens of a chunk.
-      low, high: Range of the share of the chunks that a response has.
+      shortest, longest: Bounds of the tokens of a chunk.
+      low, high: Range of the share of the chunks that a response gets.
       column: The column with the reference answer, a text.
-      answer: The column with its final answer, of which nothing is shown; None for none.
-      threshold, metric: Greatest reward of a failure, and the name of the part of the reward that
-        is compared with it.
+      answer: The column with its final answer, which is never shown; None for none.
+      threshold, metric: Largest reward of a failure, and the name of the reward component that is
+        compared with it.
       p, eps, kl_coef: As of :func:`diffu_grpo`.
 
     References:
       Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. ``share`` and the lengths of chunks
-      are from memory, ``eps`` and ``kl_coef`` those of :func:`diffu_grpo`; the mean over a response
-      is over the tokens that train.
+      are from memory, ``eps`` and ``kl_coef`` are those of :func:`diffu_grpo`; the mean over a
+      response is over the tokens that train.
     """
     policy = curation.inpainted(
         bind(diffusion.draw_hints, shortest=shortest, longest=longest, low=low, high=high),

@@ -1,7 +1,7 @@
-"""Learning from another model: its distributions, or what it makes of the policy's tokens.
+"""Learning from another model: its distributions, or its log-probabilities of the policy's tokens.
 
-The teacher is ``TrainConfig.teacher``. The rewards of a run are what it reports and evaluates; of
-these methods only ``minillm(rewards=True)`` trains on them as well.
+The teacher is ``TrainConfig.teacher``. Rewards are used for reports and evaluation; of these
+methods only ``minillm(rewards=True)`` also trains on them.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
@@ -30,19 +30,19 @@ def gkd(
         loss = mean over tokens of the divergence between policy and teacher; beta
         beta = 0: KL(teacher || policy);  1: KL(policy || teacher);  between: Jensen-Shannon
 
-    The responses are the policy's, or of the data. Neither model's logits exist for more than a
-    chunk of tokens. With ``top`` the divergence is over that many tokens, the teacher's most
-    probable ones, which is what a server of tokens and stored logits have.
+    The responses come from the policy or the data. The logits of both models exist only for a chunk
+    of tokens at a time. With ``top`` the divergence is over that many most probable tokens of the
+    teacher, as token servers and stored logits provide them.
 
     Args:
-      beta: Of the divergence; 0.5 is the Jensen-Shannon divergence, symmetric.
+      beta: Interpolation of the divergence; 0.5 is the symmetric Jensen-Shannon divergence.
       top: Size of the support; None for the full vocabulary.
-      rest: The other tokens are one event ("tail"), or nothing after the support's probabilities
-        were made to add up to 1 ("renormalize").
-      demonstrations: How many responses of each group are of the data (1 - lambda of the paper is
-        this number over the size of the group).
-      offline: Nothing is sampled: all responses are of the data.
-      column: Of the data, with the responses.
+      rest: "tail" makes the other tokens one event; "renormalize" makes the probabilities of the
+        support add up to 1.
+      demonstrations: Number of responses of each group that come from the data (divided by the size
+        of the group it is the paper's 1 - lambda).
+      offline: Whether all responses come from the data and nothing is sampled.
+      column: Column of the data with the responses.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -89,18 +89,18 @@ def gkd(
 def on_policy_distillation(
     *, coef: float = 1.0, discount: float = 0.0, gamma: float | None = None
 ) -> Recipe:
-    """The reverse KL to a teacher by policy gradient, from the sampled tokens alone.
+    """The reverse KL to a teacher by policy gradient, from the sampled tokens only.
 
         A[t] = coef (teacher_token_logp[t] - old_logp[t])
         loss = mean over tokens of -A[t] times the clipped ratio
 
     On policy its gradient is, in expectation, that of KL(policy || teacher) of the next token. The
-    teacher says one number per token.
+    teacher provides one number per token.
 
     Args:
       coef: Weight of the teacher.
-      discount: Of later tokens' log-ratios, which count for a token as well; 0 for none.
-      gamma: What the first token counts more than the last (IW-OPD); None for no such weight.
+      discount: Discount of later tokens' log-ratios in a token's advantage; 0 excludes them.
+      gamma: Extra weight of the first token over the last (IW-OPD); None for no such weight.
 
     References:
       Reverse KL as the reward: MiniLLM (arXiv:2306.08543); with ``gamma``, on the position bias of
@@ -121,13 +121,13 @@ def on_policy_distillation(
 
 
 def iw_opd(*, gamma: float = 0.5) -> Recipe:
-    """Importance-weighted on-policy distillation: early tokens count more.
+    """Importance-weighted on-policy distillation: early tokens have larger weights.
 
         A[t] = w[t] (teacher_token_logp[t] - old_logp[t])
-        w[t] = 1 + gamma (1 - share of the |log-ratio| of the response that lies before t)
+        w[t] = 1 + gamma (1 - share of the response's |log-ratio| before t)
 
     Args:
-      gamma: What the first token counts more than the last.
+      gamma: Extra weight of the first token over the last.
 
     References:
       On the Position Bias of On-Policy Distillation (arXiv:2606.22600), as in TRL 1.16.
@@ -149,28 +149,28 @@ def minillm(
     rewards: bool = False,
     epochs: int = 4,
 ) -> Recipe:
-    """Reverse KL of the full response: its part of the next token exactly, the rest by samples.
+    """Reverse KL of the full response: exact for the next token, sampled for the rest.
 
         y ~ (1 - mixture) policy + mixture teacher, token by token
         A[t] = coef (mean over u >= t of teacher_token_logp[u] - old_logp[u]), discounted
-        token loss = clipped ratio to what sampled, times -A[t], + single_step KL(policy || teacher)
+        token loss = clipped ratio to the sampler times -A[t], + single_step KL(policy || teacher)
         loss = its mean over sampled tokens - text_coef mean of logp over tokens of texts
 
     Args:
-      mixture: Weight of the teacher in what samples; 0 for the policy alone.
+      mixture: Weight of the teacher in the sampling distribution; 0 for only the policy.
       coef: Weight of the teacher in the advantages.
-      discount: Of later tokens; 0 leaves the present one alone.
+      discount: Discount of later tokens; with 0 only the current token counts.
       single_step: Weight of the exact divergence of the next token.
-      text_coef: Weight of the loss on texts of the pretraining; 0 for no texts.
+      text_coef: Weight of the loss on pretraining texts; 0 for no texts.
       text_share: Share of the groups of a batch that are texts.
-      column: Of the data, with a text in each row.
-      eps: Of the clip.
-      rewards: Whether the task's rewards count too, by GRPO's advantage, as in TRL.
+      column: Column of the data with a text in each row.
+      eps: Distance of the clip bounds from 1.
+      rewards: Whether the task's rewards also train, by GRPO's advantage, as in TRL.
       epochs: Passes over a batch.
 
     References:
       Gu et al., MiniLLM (arXiv:2306.08543). The released code normalizes the advantages over the
-      batch, scales and clips the log-ratios, and on texts also learns from the teacher.
+      batch, scales and clips the log-ratios, and also learns from the teacher on texts.
     """
     if not text_coef and (text_share, column) != (0.5, "pretraining"):
         raise ValueError("minillm: text_share and column have no effect with text_coef 0.")
@@ -209,7 +209,7 @@ def minillm(
 def next_token_divergence(
     *, divergence: Array, mask: Array, steered: Array | None = None, coef: float = 1.0
 ) -> Array:
-    """``coef divergence[t]`` of sampled tokens, the exact part beside a policy gradient."""
+    """``coef divergence[t]`` of sampled tokens, the exact term next to a policy gradient."""
     sampled = mask if steered is None else mask & ~steered[..., None]
     return coef * masking.zero_masked(divergence, sampled)
 
@@ -224,7 +224,7 @@ def span_distillation(*, coef: float = 1.0) -> Recipe:
     """On-policy distillation from a teacher with another tokenizer.
 
         A[t] = coef (log-probability of t's span under the teacher - sum of old_logp over the span)
-        span = the shortest stretch of text at whose end both tokenizers end a token
+        span = the shortest piece of text that ends at a token boundary of both tokenizers
 
     The teacher is a ``train.teachers.AlignedTeacher``, which reads the text of prompt and response.
 
@@ -233,7 +233,7 @@ def span_distillation(*, coef: float = 1.0) -> Recipe:
 
     References:
       Spans as in TRL's GOLD trainer (Universal Logit Distillation, arXiv:2402.12030), which
-      compares sorted distributions; one number for each span is ours.
+      compares sorted distributions; one number per span is ours.
     """
     teacher = bind(advantages.span_advantages, coef=coef)
     return from_base(

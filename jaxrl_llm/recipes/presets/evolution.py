@@ -1,10 +1,9 @@
 """Presets of evolution strategies, each named by the method's short key.
 
 Each returns an :class:`EvolutionRecipe` and raises ValueError if an option is out of its range.
-Options that they share:
-
+Shared options:
     sigma: Scale of the noise.
-    temperature: At which members answer.
+    temperature: Sampling temperature of the members.
 """
 
 from collections.abc import Callable
@@ -24,24 +23,24 @@ def eggroll(
     sign: bool = False,
     temperature: float = 0.0,
 ) -> EvolutionRecipe:
-    """EGGROLL: a population in one batch, by antithetic noise of low rank on every matrix.
+    """EGGROLL: a population in one batch, with antithetic low-rank noise on every matrix.
 
         W_n = W + s_n sigma / sqrt(r) A_n B_n^T,     s_n = +-1
         grad = -sigma / sqrt(N) sum_n F_n E_n
 
-    One step of SGD with rate lr moves each weight by ``lr sigma`` (RMS), whatever N and r. Give the
-    optimizer no bound on the norm of the gradient, or a bound that is far above ``sigma`` times the
-    root of the number of weights.
+    One step of SGD with rate lr moves each weight by ``lr sigma`` (RMS), whatever N and r. Do not
+    clip the norm of the gradient in the optimizer, or use a bound far above ``sigma`` times the
+    square root of the number of weights.
 
     Args:
-      sigma: So large that members differ in what they answer, and so small that few of them are
-        broken: for small language models 1e-3 to 4e-3.
-      rank: Of the noise.
+      sigma: Large enough that members give different answers, and small enough that few of them are
+        broken: 1e-3 to 4e-3 for small language models.
+      rank: Rank of the noise.
       fitness: ``scores [P, G] -> [N]``; by default the z-score of the members' mean scores.
-      shared: Whether every member answers every prompt; if not, take a fitness of groups, such as
+      shared: Whether every member answers every prompt; if not, use a fitness of groups, such as
         ``evolution.zscore``.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      sign: The variant that updates by the signs of the factors.
+      noise_reuse: Number of epochs that share a draw; 1 draws new noise each epoch, 0 never.
+      sign: Whether to update by the signs of the factors.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -71,11 +70,11 @@ def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe
         theta_n = theta + s_n sigma eps_n
         grad = -1 / (N sigma) sum_n F_n s_n eps_n,     F in [-1/2, 1/2]
 
-    Members are evaluated one after the other, each with a copy of the weights.
+    Members are evaluated one after another, each with a copy of the weights.
 
     References:
-      OpenAI-ES (arXiv:1703.03864), which steps with Adam and decays the weights. Equal means share
-      the mean of their ranks here, since language models often have equal scores.
+      OpenAI-ES (arXiv:1703.03864), which uses Adam and weight decay. Here equal scores share the
+      mean of their ranks, since language models often have equal scores.
     """
     ranks = bind(evolution.centered_ranks, ties="mean")
     return EvolutionRecipe(
@@ -95,8 +94,8 @@ def es_qiu(*, sigma: float = 1e-3) -> EvolutionRecipe:
 
         theta <- theta + alpha / N sum_n Z_n eps_n,     Z = (R - mean(R)) / std(R)
 
-    No pairs, no ranks, greedy answers, and every parameter moves, the embedding too. It is
-    ``optax.sgd(alpha)``; the paper has N = 30 and alpha = 5e-4.
+    It has no pairs, no ranks and greedy answers, and updates every parameter, including the
+    embedding. It is ``optax.sgd(alpha)``; the paper has N = 30 and alpha = 5e-4.
 
     References:
       Qiu et al., Evolution Strategies at Scale (arXiv:2509.24372).

@@ -1,4 +1,4 @@
-"""Methods that learn outside of the weights."""
+"""Methods that learn without changing the weights."""
 
 from jaxrl_llm import curation
 from jaxrl_llm.recipes.presets.base import from_base
@@ -7,22 +7,22 @@ from jaxrl_llm.recipes.wiring import Computed
 
 
 def training_free_grpo(*, capacity: int = 32, length: int = 512, limit: int = 2) -> Recipe:
-    """A library of experiences in the prompt, which the policy edits; the parameters stay.
+    """A library of experiences in the prompt, which the policy edits; the parameters do not change.
 
         library <- operations of the policy on it, for each group whose rewards differ
         params <- params + 0 update
 
     The library is the state of the collector: :func:`jaxrl_llm.curation.experience_texts` reads
-    it. Evaluations ask without it.
+    it. Evaluations do not use it.
 
     Args:
-      capacity: Most experiences; the oldest give way.
-      length: Bytes of an experience.
-      limit: Most operations for a group.
+      capacity: Maximum number of experiences; the oldest are removed first.
+      length: Maximum bytes of an experience.
+      limit: Maximum operations per group.
 
     References:
       Training-free GRPO (arXiv:2510.08191); see :func:`jaxrl_llm.curation.experienced`. The loop
-      makes a backward pass that it has no use for.
+      still computes a backward pass, whose result is not used.
     """
     return from_base(
         name="training_free_grpo",

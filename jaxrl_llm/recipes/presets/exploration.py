@@ -1,4 +1,4 @@
-"""GRPO that rewards exploration, in its advantages or by its entropy."""
+"""GRPO that rewards exploration, by its advantages or by its entropy."""
 
 from typing import Literal
 
@@ -18,20 +18,20 @@ def verl_erank(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """A bonus for responses whose hidden states spread over more directions than usual.
+    """A bonus for responses whose hidden states have a higher effective rank than on average.
 
-    The bonus is measured against averages of the batches before; see ``advantages.rank_shaping``.
+    The bonus is relative to averages over earlier batches; see ``advantages.rank_shaping``.
 
     Args:
       gain: How sharply the acceleration of the rank decides between rank and velocity.
-      weight: Of the bonus.
+      weight: Weight of the bonus.
       cap: The bonus is at most ``|A| / cap``.
-      rate: Of the averages.
+      rate: Update rate of the averages.
       eps_low, eps_high: See the package.
 
     References:
       VERL (arXiv:2509.23808) and its released code: prefixes of 40 tokens in the last 512. It adds
-      the bonus to the last token; here it is part of the advantage of all.
+      the bonus to the last token; here it is part of the advantage of all tokens.
     """
     shaping = advantages.rank_shaping(gain=gain, weight=weight, cap=cap, rate=rate)
     return from_base(
@@ -59,27 +59,28 @@ def epo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """An entropy bonus, less a penalty of tokens outside a band around the history of their turn.
+    """An entropy bonus minus a penalty for tokens outside a band around their turn's history.
 
         loss = mean over tokens of (clipped loss - coef (H - w P))
         P = alpha [not low h < H < high h]
-        h = mean over the steps so far, this one included, of the mean entropy of the token's turn
-        w falls over ``steps``
+        h = mean over the steps so far, including this one, of the mean entropy of the token's turn
+        w decreases over ``steps``
 
     Args:
-      coef: Worth of a nat, in units of the policy loss.
-      low: The band begins at this share of the history.
-      high: And ends at this one.
+      coef: Bonus per nat, in units of the policy loss.
+      low: Lower end of the band as a share of the history.
+      high: Upper end of the band as a share of the history.
       alpha: Size of the penalty.
-      turns: The most turns with a history; later ones have no penalty. With 1 a response is one
-        turn and the batch needs none.
-      steps: Updates over which its weight falls.
-      form: "indicator", whose gradient is 0, so that what acts is the bonus; "hinge" has one.
+      turns: Number of turns with a history; later turns have no penalty. With 1 a response is one
+        turn and the batch needs no turns.
+      steps: Updates over which the weight of the penalty decreases.
+      form: "indicator", whose gradient is 0, so that only the bonus acts; "hinge" has a gradient.
 
     References:
-      EPO (arXiv:2509.22576) and its released code, which penalizes in batches that have a turn in
-      the second half of the most; here all turns are alike. It counts a turn that did not occur as
-      entropy 0; here it is no step of its history. "hinge" is ours. ``alpha`` is that of ALFWorld.
+      EPO (arXiv:2509.22576) and its released code, which applies the penalty in batches with a turn
+      in the second half of the maximum; here all turns are treated alike. It counts a turn that did
+      not occur as entropy 0; here such a step is not part of its history. "hinge" is ours.
+      ``alpha`` is that of ALFWorld.
     """
     band = bind(
         regularizers.entropy_band,

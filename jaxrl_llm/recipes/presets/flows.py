@@ -1,7 +1,7 @@
-"""Methods of flow policies: the densities of the steps of denoising stand where tokens stand.
+"""Methods for flow policies: the densities of denoising steps replace those of tokens.
 
 They train a model with a velocity, such as ``models.make_flow_model``; a run sets the steps of a
-trajectory as ``sampling.max_new_tokens``, and of ``unigrpo`` the text that stands before them too.
+trajectory as ``sampling.max_new_tokens``, for ``unigrpo`` including the text before them.
 """
 
 import jax.numpy as jnp
@@ -20,21 +20,21 @@ def flow_grpo(
     kl_coef: float = 0.04,
     bound: float = 5.0,
 ) -> Recipe:
-    """GRPO on the steps of a stochastic sampler that has the marginals of the flow.
+    """GRPO on the steps of a stochastic sampler with the same marginals as the flow.
 
         A = clip((r - mean_group r) / (std_batch r + 1e-4), -bound, bound)
         KL = mean over D of (mean - ref mean)^2 / (2 std^2)   of a step
 
     Args:
-      noise: Of the sampler.
+      noise: Noise level of the sampler.
       window: Steps that are random and train, ``(first, end)``; None for all.
-      eps: Clip of a step's ratio.
+      eps: Clip range of a step's ratio.
       kl_coef: Weight of the KL to the reference.
-      bound: Of the advantages.
+      bound: Bound of the advantages.
 
     References:
-      Liu et al., Flow-GRPO (arXiv:2505.05470), the released code, which leaves out trajectories
-      whose advantage is 0; here they count in the mean.
+      Liu et al., Flow-GRPO (arXiv:2505.05470), the released code, which drops trajectories whose
+      advantage is 0; here they count in the mean.
     """
     credit = stateless(advantages.grpo, scale="batch", ddof=0, eps=1e-4)
     return from_base(
@@ -56,23 +56,23 @@ def branch_grpo_flow(
     eps: float = 1e-3,
     bound: float = 5.0,
 ) -> Recipe:
-    """Trajectories that share their first steps; advantages by depth; pruned leaves rest.
+    """Trajectories that share their first steps; advantages by depth; pruned leaves do not train.
 
         R(node) = mean reward of its leaves;   A = R standardized among the nodes of its depth
-        each step of the tree trains once, with the A of the node it leads to, less what is pruned
+        each step of the tree that is not pruned trains once, with the A of the node it leads to
 
     Args:
-      splits: Steps at which each latent goes on as two; a group has ``2 ** len(splits)`` members,
+      splits: Steps at which each latent continues as two; a group has ``2 ** len(splits)`` members,
         or several such trees.
-      eta: Noise of the sampler.
-      split_noise: Factor of the noise of the steps that split.
+      eta: Noise level of the sampler.
+      split_noise: Factor of the noise at the steps that split.
       ratio: Share of the leaves that train, half of them the best; None for all.
-      eps: Clip of a step's ratio.
-      bound: Of the advantages.
+      eps: Clip range of a step's ratio.
+      bound: Bound of the advantages.
 
     References:
       Li et al., BranchGRPO (arXiv:2509.06040), the released code: 20 steps. Its sliding window of
-      depths is ``selection=bind(curation.branch_tokens, window=...)``, over the stretches between
+      depths is ``selection=bind(curation.branch_tokens, window=...)``, over the segments between
       splits.
     """
     selection = bind(curation.branch_tokens, current_version=None)
@@ -95,19 +95,19 @@ def sol_rl_flow(
     kl_coef: float = 0.04,
     bound: float = 5.0,
 ) -> Recipe:
-    """Drafts of many seeds in few steps; the best and the worst are made again, and train.
+    """Drafts of many seeds in few steps; the best and the worst are generated again, and train.
 
         seeds -> drafts -> the best and the worst half of G -> :func:`flow_grpo` from their noise
 
     Args:
-      oversample: Drafts of a prompt, over G.
+      oversample: Drafts per prompt as a multiple of G.
       draft_steps: Steps of a draft, none of them random.
       noise, eps, kl_coef, bound: As of :func:`flow_grpo`.
 
     References:
       Sol-RL (arXiv:2604.06916), CODE reading, whose objective is DiffusionNFT's, on samples without
-      noise; here the steps are random, so that a trajectory may leave the mode of its draft.
-      Advantages are of the rewards of what trains. Drafts in 4 bits are not part of this.
+      noise; here the steps are random, so a trajectory may leave the mode of its draft. Advantages
+      use only the rewards of the trajectories that train. 4-bit drafts are not included.
     """
     recipe = flow_grpo(noise=noise, eps=eps, kl_coef=kl_coef, bound=bound)
     return recipe.replace(
@@ -127,10 +127,10 @@ def unigrpo(
     flow_coef: float = 1.0,
     mse_coef: float = 1.5e-5,
 ) -> Recipe:
-    """One advantage trains the text that a model writes and the steps by which it then denoises.
+    """One advantage trains both the text that a model writes and its denoising steps.
 
         loss = text + flow_coef flow + mse_coef penalty
-        text: :func:`grpo`'s clip, a mean over the tokens of each text, then over texts
+        text: the clip of :func:`grpo`, a mean over the tokens of each text, then over texts
         flow: log Rn = scale (log R + |mean - old mean|^2 / (2 scale^2)), clipped, in a window
         penalty: |velocity - ref velocity|^2 in the window, in place of a KL
 
@@ -138,17 +138,17 @@ def unigrpo(
     the longest text and the steps together.
 
     Args:
-      steps: Of a trajectory; None for a flow model without a text, all of whose cells are steps.
-      noise: Of the sampler.
+      steps: Steps of a trajectory; None for a flow model without text, where all cells are steps.
+      noise: Noise level of the sampler.
       window: Steps that are random and train, ``(first, end)``; None for all.
-      eps: Clip of a step's normed ratio.
-      text_eps: Clip of a token's ratio.
-      flow_coef: Weight of the flow, above 0.
-      mse_coef: Weight of the penalty; 0 leaves out it and the reference.
+      eps: Clip range of a step's normalized ratio.
+      text_eps: Clip range of a token's ratio.
+      flow_coef: Weight of the flow term, above 0.
+      mse_coef: Weight of the penalty; 0 disables it and the reference.
 
     References:
-      UniGRPO (arXiv:2603.23500); confidence PAPER, from notes on it, which have 1.5e-5 and 0.1 for
-      the penalty. Its two learning rates are one here.
+      UniGRPO (arXiv:2603.23500); confidence PAPER, read through notes, which have 1.5e-5 and 0.1
+      for the penalty. Its two learning rates are one here.
     """
     checks.check_positive("unigrpo", finite=True, flow_coef=flow_coef)
     penalty = bind(diffusion.flow_mse, coef=mse_coef / (flow_coef if steps else 1.0))
@@ -183,7 +183,7 @@ def text_and_flow_clip(
     eps: float,
     text_eps: float,
 ) -> Array:
-    """``surrogates.ppo_clip`` of the cells of a text, ``diffusion.flow_clip`` of the last steps."""
+    """``surrogates.ppo_clip`` for the cells of a text, ``diffusion.flow_clip`` for the steps."""
     text, flow = (slice(None, -steps), slice(-steps, None))
     tokens = surrogates.ppo_clip(
         logp[..., text],
@@ -207,7 +207,7 @@ def text_and_flow_clip(
 
 
 def text_and_flow_means(mask: Array, *, steps: int, flow_coef: float) -> Array:
-    """Weights of a mean over the tokens of each text, and of one over its steps, of each chain."""
+    """Weights of two means for each chain: over the tokens of its text and over its steps."""
     tokens = aggregate.sequence_mean(mask[..., :-steps])
     latents = aggregate.sequence_mean(mask[..., -steps:])
     return jnp.concatenate([tokens, flow_coef * latents], axis=-1)

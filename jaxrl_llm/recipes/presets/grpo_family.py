@@ -1,4 +1,4 @@
-"""GRPO and its nearest relatives: other baselines and scales, other weights of tokens."""
+"""GRPO and close relatives: other baselines, scales and token weights."""
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
@@ -22,8 +22,8 @@ def grpo(
         A = (r - mean_group r) / (std_group r + eps)
         loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
-    The deviation is the sample's with eps outside the root; a group without a spread gets exactly
-    0.
+    The deviation is the sample deviation, with eps outside the root; a group of equal rewards gets
+    exactly 0.
 
     Args:
       ddof: 1 divides by the sample deviation, as released trainers do; 0 by the population's.
@@ -58,17 +58,17 @@ def grpo(
 
 
 def dr_grpo(*, length: float, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
-    """GRPO "done right": the group mean alone, and a constant in place of the response length.
+    """GRPO "done right": only the group mean, and a constant in place of the response length.
 
         A = r - mean_group r
         loss = sum over tokens of token loss / (B length)
 
-    B counts every rollout of the batch, also those that are masked out.
+    B counts every rollout of the batch, including masked ones.
 
     References:
       Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). TRL divides by the rows of
       a microbatch times its ``max_completion_length``; verl's ``seq-mean-token-sum-norm`` divides
-      by the number of non-empty sequences from 0.9 on and by none up to 0.8.
+      by the number of non-empty sequences from 0.9 on, and by no number of sequences up to 0.8.
     """
     return from_base(
         name="dr_grpo",
@@ -94,28 +94,28 @@ def dapo(
 ) -> Recipe:
     """Decoupled clip and dynamic sampling policy optimization.
 
-        dynamic sampling:  groups whose metric agrees are replaced, see curation.refill
+        dynamic sampling:  groups of equal metric are replaced, see curation.refill
         overlong buffer:   r + clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
 
-    Groups whose rewards agree have advantage 0; without dynamic sampling they count in the
+    Groups of equal rewards have advantage 0; without dynamic sampling they count in the
     denominator.
 
     Args:
-      dynamic_sampling: Whether groups that agree are dropped, and others asked for instead.
-      max_rounds: Groups of a batch that are asked for at most, over its size; None for 10.
+      dynamic_sampling: Whether groups of equal rewards are dropped and replaced by others.
+      max_rounds: Maximum number of sampled groups as a multiple of the batch; None for 10.
       metric: Name of the reward component that dynamic sampling compares, such as the accuracy;
         None for the reward before the overlong penalty.
-      max_length: The generation budget in tokens; with ``overlong_buffer`` only.
-      overlong_buffer: Width in tokens of the zone below the budget where the reward falls (4096 of
-        20480 in the paper); None for no penalty.
-      overlong_factor: Reward that a response at the budget loses.
-      overlong_filter: Whether responses that were cut off (``truncated``) do not train. They stay
+      max_length: The generation budget in tokens; only with ``overlong_buffer``.
+      overlong_buffer: Width in tokens of the zone below the budget where the reward decreases
+        (4096 of 20480 in the paper); None for no penalty.
+      overlong_factor: Penalty of a response at the budget.
+      overlong_filter: Whether truncated responses (``truncated``) do not train. They still count
         in the baselines.
 
     References:
-      Yu et al. (arXiv:2503.14476), with their 16 updates per batch. The dual clip of 10 is that of
-      the released scripts (verl's recipe), as is the bound of 10 rounds, after which they end the
-      run; the paper mentions neither.
+      Yu et al. (arXiv:2503.14476), with their 16 updates per batch. The dual clip of 10 and the
+      bound of 10 rounds, after which the run ends, are from the released scripts (verl's recipe);
+      the paper mentions neither.
     """
     if max_rounds is not None and not dynamic_sampling:
         raise ValueError(
@@ -174,21 +174,21 @@ def mc_grpo(
         A = (r - median_group r) / (mad_group r + eps)
         loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
-    The rollout of a group that holds the median is sampled and not trained on, one drawn at random
-    among several: ask for one rollout more than are to be trained, an odd number in all. It is
-    meant for small groups, where the mean turns the sign of many advantages.
+    The rollout at the median of a group is sampled but does not train; among ties one is chosen at
+    random. Sample one rollout more than should train, an odd number in total. The method is meant
+    for small groups, where the mean gives many advantages the wrong sign.
 
     Args:
       scale: What the advantage is divided by: "mad", "std" or "none". With right and wrong answers
-        mad is mostly 0, so that the advantages are ``1 / eps`` and only the clip and the optimizer
-        bound the step.
+        mad is mostly 0, so the advantages are ``1 / eps`` and only the clip and the optimizer bound
+        the step.
       eps: Added to the divisor, in units of reward. None means 1e-3.
-      rescale_nonzero: Whether the rollouts of a group whose advantage is not 0 make up for the
-        others, as the authors do for GSM8K.
+      rescale_nonzero: Whether to scale up nonzero advantages to make up for the zeros of a group,
+        as the authors do for GSM8K.
 
     References:
-      MC-GRPO (arXiv:2601.22582). The defaults are those of the authors' scripts, whose choice among
-      equal medians is not defined.
+      MC-GRPO (arXiv:2601.22582). The defaults are those of the authors' scripts, which do not
+      define the choice among ties.
     """
     checks.check_non_negative("mc_grpo", kl_coef=kl_coef)
     kl = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
@@ -223,11 +223,11 @@ def gdpo(
     reward, their sum, is not read.
 
     Args:
-      weights: Pairs of the name of a reward and its weight, one for every component. None weighs
-        each 1.
-      gate: Name of a reward and the least value of it at which the others count; None opens all.
-      batch_norm: What the last step counts: "sequence", "token" (a long response counts more), or
-        "none" to leave it out.
+      weights: Pairs of the name of a reward and its weight, one for every component. None means 1
+        for each.
+      gate: Name of a reward and its smallest value at which the others count; None for no gate.
+      batch_norm: Unit of the last normalization: "sequence", "token" (a long response counts more),
+        or "none" to omit it.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -237,8 +237,8 @@ def gdpo(
 
     References:
       GDPO (arXiv:2601.05242). "sequence" is the authors' TRL (eps 1e-4), "token" their verl (eps
-      1e-6). The mean over tokens and the clip are verl's defaults; the rest of their scripts
-      differs from task to task.
+      1e-6). The mean over tokens and the clip are verl's defaults; other settings of their scripts
+      differ by task.
     """
     checks.check_option("gdpo", "batch_norm", batch_norm, ("sequence", "token", "none"))
     function = bind(advantages.gdpo_token, weights=weights, gate=gate)
@@ -264,14 +264,14 @@ def ace(
     """DAPO's loss with the asymmetric confidence-aware error penalty.
 
         A' = A (1 + alpha softplus(min(c, c_max)))          where A < 0
-        c = sum over tokens of the log-ratio of policy and reference
+        c = sum over tokens of the log-ratio of policy to reference
 
-    The reference enters through the advantages only.
+    The reference is used only in the advantages.
 
     Args:
       alpha: Strength of the penalty; 0 for none.
       length_normalize: Whether c is the mean over the tokens.
-      c_max: Greatest c that counts, in nats; None for no bound.
+      c_max: Upper bound of c, in nats; None for no bound.
 
     References:
       Xu et al., ACE (arXiv:2602.21420), ABSTRACT, as ACE-DAPO: the paper also pairs it with GRPO.
@@ -292,8 +292,8 @@ def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
 
         A_i = r_i - (1 - l) mean(others of the group) - l mean(rollouts of the other groups)
 
-    The share l grows with the noise of the group means, relative to the distance between prompts;
-    the gradient stays unbiased on the policy that sampled. A batch needs several prompts.
+    The share l increases with the noise of the group means relative to the spread between prompts;
+    the gradient is unbiased on policy. A batch needs several prompts.
 
     References:
       Zeng et al., Shrinkage baselines (arXiv:2511.03710); advantage, clip and mean as in the
@@ -313,11 +313,11 @@ def opo() -> Recipe:
         A_i = r_i - sum_j len_j r_j / sum_j len_j       over the group
         loss = mean over tokens of -A logp
 
-    There is no ratio: the full batch serves one update.
+    There is no ratio: each batch has one update.
 
     References:
-      Hao et al., OPO (arXiv:2505.23585), without an entropy bonus. verl reaches it with its ``opo``
-      advantage and a minibatch as large as the batch, where the clipped ratio is 1; the mean over
+      Hao et al., OPO (arXiv:2505.23585), without an entropy bonus. In verl it is the ``opo``
+      advantage with a minibatch as large as the batch, where the clipped ratio is 1; the mean over
       tokens is verl's default.
     """
     return from_base(
@@ -331,7 +331,7 @@ def opo() -> Recipe:
 def otb(
     *, zero_tail: bool = False, compact: bool = False, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
-    """The optimal token baseline: rewards are averaged by the gradient that came before a token.
+    """The optimal token baseline: rewards averaged by the gradient norm of the tokens so far.
 
         A[i, t] = r_i - sum_j r_j W[j, t] / sum_j W[j, t]
         W[j, t] = sum over s <= t of |onehot - pi|^2 at token s of rollout j
@@ -339,12 +339,12 @@ def otb(
     The sum of squared probabilities in ``W`` is computed with the old log-probabilities.
 
     Args:
-      zero_tail: Whether the one longest rollout of a group has no baseline where it is alone.
-      compact: Whether positions are counted among trained tokens only, for several turns.
+      zero_tail: Whether the longest rollout of a group has no baseline where it is alone.
+      compact: Whether positions count only trained tokens, for several turns.
 
     References:
       Li et al., The Optimal Token Baseline (arXiv:2602.07078), trained on policy there. The clip is
-      verl's default loss and is idle in the first update on a batch.
+      verl's default loss and has no effect in the first update on a batch.
     """
     return from_base(
         name="otb",
@@ -361,12 +361,12 @@ def ttrl_majority(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: flo
         r = 1 for the most common answer of the group, else 0;   A = grpo(r)
 
     The reward returns the answer of a rollout as ``answer_ids``, such as
-    ``rewards.majority_vote(verifier)``; the number of the verifier is not read. Questions need no
+    ``rewards.majority_vote(verifier)``; the verifier's score is not used. Questions need no known
     answer.
 
     References:
       TTRL (arXiv:2504.16084). The released code votes with 64 rollouts and trains on the first 32
-      of them (``curation.first_rollouts``); here all that vote train. Its weight of the KL is the
+      of them (``curation.first_rollouts``); here all that vote train. Its KL weight is the
       trainer's default.
     """
     return from_base(

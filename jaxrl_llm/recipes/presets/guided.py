@@ -1,11 +1,10 @@
 """GRPO with help where a group fails: hints, parts of solutions, repaired rollouts.
 
-What helps stands in columns of the data, named by ``column``: ``hints``, a list of texts from the
+The help comes from columns of the data, named by ``column``: ``hints``, a list of texts from the
 weakest to the strongest, each of which may be a list of parts; or ``demonstration``, a right
 solution. No help is given at test time. Options that these presets share:
-
-    threshold: Greatest reward of a failure.
-    metric: Name of the part of the reward that is compared with it; None for the reward.
+    threshold: Largest reward of a failure.
+    metric: Name of the reward component that is compared with it; None for the reward.
     eps_low, eps_high: See the package.
 """
 
@@ -27,14 +26,14 @@ def nurl(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Where no rollout is right, all but one are sampled again with a clue in the prompt.
+    """If no rollout is right, all but one are sampled again with a hint in the prompt.
 
-    The clue is the first of the prompt's ``hints``. The paper makes it before the training, from
-    the question and its answer, and trains without hints to convergence first.
+    The hint is the first of the prompt's ``hints``. The paper writes it before training, from the
+    question and its answer, and first trains without hints to convergence.
 
     Args:
-      column: The column with the clue.
-      plain: Rollouts without a clue that stay.
+      column: The column with the hint.
+      plain: Number of rollouts without a hint that are retained.
 
     References:
       NuRL (arXiv:2509.25666), PAPER.
@@ -58,20 +57,19 @@ def sage(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
 ) -> Recipe:
-    """Where no rollout is right, the policy writes three hints, which are tried one by one.
+    """If no rollout is right, the policy writes three hints, which are tried one by one.
 
-    It sees the prompt's ``demonstration``. The last group takes the place of the first, also where
-    it fails. The hints change the prompt and never the reward.
+    The policy sees the prompt's ``demonstration`` when it writes them. The last group replaces the
+    first, even if it fails. The hints change the prompt but never the reward.
 
     Args:
-      light: Instead, the level of a prompt's hint moves between visits with its accuracy: up at
+      light: Instead, the level of a prompt's hint changes between visits with its accuracy: up at
         0.1 or below, down above 0.35. The hints are then the ``hints`` of the data.
       column: The column with the solution, or with the hints; None for the names above.
-      attempts: How often hints are asked for that cannot be read, at most; None for 3. Only where
-        not ``light``.
+      attempts: Maximum attempts to get hints that can be parsed; None for 3. Only if not ``light``.
 
     References:
-      SAGE (arXiv:2602.03143) and its released code, which writes new hints in SAGE-light as well.
+      SAGE (arXiv:2602.03143) and its released code, which also writes new hints in SAGE-light.
     """
     if light:
         checks.check_no_effect("sage", "with light=True", attempts=attempts)
@@ -102,19 +100,19 @@ def scaf_grpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Where no rollout is right, the success of least help takes the place of the first.
+    """If no rollout is right, the success with the least help replaces the first rollout.
 
-    The ``hints`` are tiers from abstract to concrete, with four parts each in the paper, which are
-    shown one more at a time; one rollout sees each.
+    The ``hints`` are tiers from abstract to concrete, with four parts each in the paper. Each
+    attempt shows one more part, to one rollout.
 
     Args:
       column: The column with the tiers.
       after: "hint" trains the success after the message that it was sampled from, "plain" after the
-        plain message, "both" once each in the place of two rollouts.
-      warmup: Batches before the first hint.
+        plain message, "both" once each, replacing two rollouts.
+      warmup: Number of batches before the first hint.
 
     References:
-      Scaf-GRPO (arXiv:2510.19807) and its released code, whose planning tier is switched off.
+      Scaf-GRPO (arXiv:2510.19807) and its released code, whose planning tier is disabled.
     """
     policy = curation.scaffold(
         bind(curation.tier_messages, column=column),
@@ -140,16 +138,16 @@ def ghpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Where no rollout is right, all are sampled again with ever more of a solution in the prompt.
+    """If no rollout is right, all are sampled again with more and more of a solution in the prompt.
 
         A = (r - mean_group r) / (std_group r + 1e-4)
 
-    Where a format is rewarded too, ``metric`` names the accuracy; the paper adds 1 for a right
-    answer and 0.5 for the format.
+    If the reward also includes the format, ``metric`` names the accuracy; the paper adds 1 for a
+    right answer and 0.5 for the format.
 
     Args:
       column: The column with the solution, a text.
-      shares: Of the solution, in characters.
+      shares: Shares of the solution, in characters.
 
     References:
       GHPO (arXiv:2507.10628) and its released code.
@@ -177,7 +175,7 @@ def adhint(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Half of a group begins with a part of a solution, the longer the harder the prompt is.
+    """Half of a group begins with a part of a solution, which is longer for harder prompts.
 
         A as GRPO's times exp(+-kappa (mean hinted reward - mean plain reward))
         A on a token of the hint: less, the more its entropy differs from the continuation's
@@ -187,7 +185,7 @@ def adhint(
       column: The column with the solution.
       plain: Share of the group without a hint.
       low, high: Share of the solution for a prompt that is always, and never, solved.
-      noise: Half width of what is added to the share.
+      noise: Half-width of the noise that is added to the share.
       kappa: Strength of the factor.
 
     References:
@@ -213,14 +211,14 @@ def adhint(
 def prefix_rl(
     *, column: str = "demonstration", cuts: int = 3, low: float = 0.4, high: float = 0.8
 ) -> Recipe:
-    """Prompts, and each again with several beginnings of a right response, which are not trained.
+    """Each prompt, plain and after several prefixes of a right response, which do not train.
 
         A = r - mean_group r,   token loss = -A logp
 
     Args:
-      column: The column with the response; a prompt without one comes plain.
-      cuts: Beginnings of each.
-      low, high: Their shares of the response, drawn once.
+      column: The column with the response; a prompt without one is only used plain.
+      cuts: Number of prefixes per response.
+      low, high: Range of their shares of the response, drawn once.
 
     References:
       PrefixRL (arXiv:2601.18795), PAPER; its responses are right samples of the base model.
@@ -244,21 +242,21 @@ def scope(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """A wrong rollout is written anew from its first wrong step on, and trained if it is right.
+    """A wrong rollout is rewritten from its first wrong step on, and trains if the result is right.
 
         token loss = -A x / (x + gamma), x = exp(logp), on the continuation
 
     Args:
-      judge: ``(question, steps) -> scores`` of a process reward model; None to read how many steps
-        are right from the reward's part ``right_steps``.
+      judge: ``(question, steps) -> scores`` of a process reward model; None to read the number of
+        right steps from the reward component ``right_steps``.
       teacher: ``(question, beginning) -> continuation``; None for the policy with the prompt's
         ``demonstration`` before it.
-      most: Rollouts of a group that are repaired.
-      gamma: The likelihood at which a token of the continuation is pushed most.
+      most: Maximum rollouts of a group that are repaired.
+      gamma: The likelihood at which a token of the continuation has the largest gradient.
 
     References:
-      SCOPE (arXiv:2602.24110), ABSTRACT; the loss of the continuation and a policy that is its
-      teacher are ours.
+      SCOPE (arXiv:2602.24110), ABSTRACT; the loss of the continuation, and the policy as its own
+      teacher, are ours.
     """
     policy = curation.repair(judge=judge, teacher=teacher, most=most, threshold=threshold)
     loss = bind(surrogates.luffy_shaping, gamma=gamma, eps_low=eps_low, eps_high=eps_high)
@@ -278,14 +276,14 @@ def cog_rethinker(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
 ) -> Recipe:
-    """Failed groups divide the problem, then mend a wrong answer; what is right is also imitated.
+    """Failed groups decompose the problem, then refine a wrong answer; right answers are imitated.
 
         loss = mean over tokens of (token loss - imitation logp on right answers of the two stages)
 
-    The imitated answers stand after the plain prompt.
+    The imitated answers are conditioned on the plain prompt.
 
     Args:
-      imitation: Coefficient of the likelihood; 0 to leave those answers out.
+      imitation: Coefficient of the likelihood; 0 to exclude those answers.
 
     References:
       Cog-Rethinker (arXiv:2510.15979), ABSTRACT, next to DAPO; the coefficient is ours.

@@ -1,7 +1,7 @@
-"""Rollouts of another policy than the one that trains: a correction, or a ratio to what sampled.
+"""Methods for rollouts of another policy: a correction, or a ratio to the sampling policy.
 
 Their batches hold ``behavior_logp`` (:func:`ulorl` only with ``old="sampled"``). ``w`` below is a
-constant; what has weight 0 counts in the mean over tokens.
+constant; tokens of weight 0 count in the mean over tokens.
 """
 
 from collections.abc import Callable
@@ -25,21 +25,21 @@ def rollout_correction(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
 ) -> Recipe:
-    """Three policies: what sampled, the proximal one, the one being trained (TIS).
+    """Three policies: the sampling policy, the proximal policy, the trained policy (TIS).
 
         w = min(old / behavior, cap);  token loss times w
 
-    With ``off_policy_threshold``, rollouts with A < 0 that are farther than that from what sampled
-    them are left out (DeepSeek-V3.2).
+    With ``off_policy_threshold``, rollouts with A < 0 whose distance from the sampling policy is
+    larger are dropped (DeepSeek-V3.2).
 
     Args:
-      level: What has one weight: "token", "sequence" or "geometric".
-      cap: Greatest weight; None for none.
+      level: Unit of a weight: "token", "sequence" or "geometric".
+      cap: Largest weight; None for no cap.
       normalize: Whether the weights are divided by their mean over the batch.
-      reject: Rules for tokens and sequences that are left out, such as
+      reject: Rules that drop tokens and sequences, such as
         ``bind(corrections.veto_mask, threshold=1e-4)``.
-      keep_denominator: Whether what a rule leaves out still counts in the mean over tokens.
-      off_policy_threshold: Nats a token, or None.
+      keep_denominator: Whether dropped tokens still count in the mean over tokens.
+      off_policy_threshold: In nats per token; None for no threshold.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -70,13 +70,13 @@ def rollout_correction(
 def icepop(
     *, lower: float = 0.5, upper: float = 5.0, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
-    """A clipped ratio, weighted by the mismatch where that is small and by zero elsewhere.
+    """A clipped ratio, weighted by the mismatch ratio where it is near 1 and by zero elsewhere.
 
         w = old / behavior where that is within [lower, upper], else 0;  token loss times w
 
     Args:
-      lower: Least ratio of a token that counts, at most 1.
-      upper: Greatest ratio of a token that counts, at least 1.
+      lower: Smallest ratio of a token to keep, at most 1.
+      upper: Largest ratio of a token to keep, at least 1.
 
     References:
       Ling team, Every Step Evolves (arXiv:2510.18855), NOTES; the range is theirs. verl has the
@@ -99,22 +99,22 @@ def areal(
     eps_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Recipe:
-    """Decoupled PPO: one policy sampled, another is what the clip is around.
+    """Decoupled PPO: the policy at the center of the clip is not the policy that sampled.
 
         w = old / behavior where that is at most cap, else 0;  token loss times w
 
-    Each token has the log-probability of the version of the weights that drew it, so an update may
-    interrupt a response. ``corrections.staleness_capacity`` bounds the age of the data where it is
-    sampled.
+    Each token has the log-probability of the version of the weights that sampled it, so an update
+    may interrupt a response. ``corrections.staleness_capacity`` bounds the age of the data at
+    sampling.
 
     Args:
-      cap: Greatest weight that counts, at least 1.
-      m2_threshold: Tokens are left out, those farthest from what sampled them first, until the mean
-        square of ``log(old / behavior)`` is below it (M2PO); None for none.
+      cap: Largest weight to keep, at least 1.
+      m2_threshold: Tokens are dropped, those with the largest log ratios first, until the mean
+        square of ``log(old / behavior)`` is below this (M2PO); None for none.
 
     References:
-      Fu et al., AReaL (arXiv:2505.24298): a weight above the cap of 5 takes a token out of the loss
-      and not out of its denominator. The paper trains with a critic. M2PO is arXiv:2510.01161.
+      Fu et al., AReaL (arXiv:2505.24298): a weight above the cap of 5 removes a token from the loss
+      but not from its denominator. The paper trains with a critic. M2PO is arXiv:2510.01161.
     """
     reject = ()
     if m2_threshold is not None:
@@ -134,18 +134,18 @@ def areal(
 
 
 def m2po(*, threshold: float = 0.04) -> Recipe:
-    """No clip; tokens are left out until the rest is near the policy that sampled them.
+    """No clip; tokens are dropped until the rest is near the policy that sampled them.
 
         r = exp(logp - behavior_logp);   loss = sum of -keep r A over the number of tokens
         keep = the most tokens, nearest first, whose mean square of log(old / behavior) is below
         the threshold
 
     Args:
-      threshold: Of the mean square, above 0.
+      threshold: Bound of the mean square, above 0.
 
     References:
-      M2PO (arXiv:2510.01161), by way of AReaL's page of it. The mask is of the policy at the start
-      of the step.
+      M2PO (arXiv:2510.01161), through AReaL's page on it. The mask uses the policy at the start of
+      the step.
     """
     return from_base(
         name="m2po",
@@ -163,9 +163,9 @@ def m2po(*, threshold: float = 0.04) -> Recipe:
 def vespo(
     *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
 ) -> Recipe:
-    """Policy gradient, weighted by a bump around a sequence ratio of about 1.
+    """Policy gradient with a smooth weight that is largest at a sequence ratio of about 1.
 
-        W = probability of the response under the policy over that when it was sampled
+        W = probability of the response under the policy over that at sampling
         phi = W^k exp(lambda (1 - W)), a constant; other k, lambda where A < 0
         loss = mean over tokens of -phi A logp
 
@@ -176,7 +176,7 @@ def vespo(
       lambda_neg: Rate where the advantage is negative.
 
     References:
-      VESPO (arXiv:2602.10693), by way of TRL's loss type of that name.
+      VESPO (arXiv:2602.10693), through TRL's loss type of that name.
     """
     return from_base(
         name="vespo",
@@ -196,11 +196,11 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
         update = min(1, effective share of samples / rho_base)^power times the optimizer's
 
     ``n`` is the squared norm of the gradient of a response's log-probability, the optional extra
-    ``grad_sq_norms``; without it the length takes its place. Each batch serves one update.
+    ``grad_sq_norms``; without it the length is used. Each batch has one update.
 
     Args:
-      cap: Greatest weight in the loss, at least 1; the baseline and the step are uncapped.
-      rho_base: Share of effective samples from which on the step has full size.
+      cap: Largest weight in the loss, at least 1; the baseline and the step are uncapped.
+      rho_base: Share of effective samples from which the step has full size.
       power: 0.5 for optimizers that normalize the gradient, 1 for SGD.
 
     References:
@@ -232,7 +232,7 @@ def remix(
     capacity: int = 256,
     reset_at: int | None = 50,
 ) -> Recipe:
-    """Off-policy PPO that ends as on-policy PPO.
+    """Off-policy PPO that becomes on-policy PPO.
 
         q = exp(logp - behavior_logp),   c = exp(old_logp - behavior_logp)
         token loss = -min(q A, clip(q, c - eps_low, c + eps_high) A)
@@ -240,24 +240,24 @@ def remix(
                      - entropy_coef entropy
         share from 1 to 0.5, see regularizers.remix_lambda
 
-    The base is the reference model. Each group of a batch is with a probability one that a policy
-    of the last few sampled. At a step the base becomes the policy, once, and from then on all data
-    are fresh: their sampler is the old policy, and the loss is PPO's. Each batch trains twice.
+    The base is the reference model. With a given probability, a group of a batch comes from one of
+    the last few policies. At one step the base is reset to the policy; from then on all data are
+    fresh: the sampler is the old policy, and the loss is PPO's. Each batch trains twice.
 
     Args:
       eps_low: Distance of the lower bound from c.
       eps_high: Distance of the upper bound from c.
       kl_coef: Weight of the two divergences.
-      kl_estimator: How they are estimated, see :func:`jaxrl_llm.regularizers.kl_token`.
-      share: Probability of a group of a past policy.
-      window: How many versions of the weights its policy may be behind.
-      capacity: How many groups are stored; ``window`` times P are enough.
+      kl_estimator: Their estimator, see :func:`jaxrl_llm.regularizers.kl_token`.
+      share: Probability that a group comes from a past policy.
+      window: Maximum age of that policy, in versions of the weights.
+      capacity: Number of stored groups; ``window`` times P are enough.
       reset_at: The step after which the base becomes the policy and replay ends; None for never.
         The paper has 50 or 100.
 
     References:
       ReMix (arXiv:2507.06892), PAPER; the coefficients and the estimator are ours. The optimizer's
-      state stays, which the paper may reset.
+      state is not reset here, which the paper may do.
     """
     penalty = bind(regularizers.kl_convex, coef=kl_coef, estimator=kl_estimator)
     bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
@@ -291,17 +291,18 @@ def brorl(
     """The recipe that BroRL scales in the number of rollouts.
 
         a = r - mean_group r;  A = (a - mean a) / std a, over rollouts
-        groups whose rewards agree take no part
+        groups of equal rewards take no part
         token loss times w, + kl_coef KL;   w = min(old / behavior, cap)
 
-    What is new is outside of the loss: 512 rollouts of 128 prompts per step in place of 16 of 512,
-    the learning rate times the root of the batch ratio (:func:`jaxrl_llm.curation.sqrt_lr`), the
-    same number of updates per step. Why it helps: :func:`jaxrl_llm.diagnostics.mass_balance`.
+    The contribution is outside of the loss: 512 rollouts of 128 prompts per step instead of 16 of
+    512, the learning rate times the root of the batch ratio (:func:`jaxrl_llm.curation.sqrt_lr`),
+    and the same number of updates per step. :func:`jaxrl_llm.diagnostics.mass_balance` explains
+    why it helps.
 
     Args:
-      cap: Greatest importance weight of a token.
-      reset_every: Steps after which the reference becomes the policy, again and again; None for
-        never, as with ``kl_coef`` 0.
+      cap: Largest importance weight of a token.
+      reset_every: Steps between resets of the reference to the policy; None for never, as with
+        ``kl_coef`` 0.
 
     References:
       BroRL (arXiv:2510.01180), PAPER; the cap, the weight of the divergence and the period of the
@@ -336,26 +337,28 @@ def ulorl(
     segments: int | None = 8,
     oversample: float = 2.0,
 ) -> Recipe:
-    """PPO's clip without the tokens that a policy of low entropy has mastered.
+    """PPO's clip without tokens of high probability in right responses of low entropy.
 
         drop = (r > 0) and (p >= tau) and (mean entropy of the response < sigma)
-        token loss = 0 where dropped, and counted in the mean
+        token loss = 0 where dropped, which still count in the mean
 
-    The tokens of a response may be of several versions of the weights, one per segment. The ratio
-    is to the policy at the start of the step for all of them, or to the version that sampled each.
+    The tokens of a response may come from several versions of the weights, one per segment. The
+    ratio is to the policy at the start of the step for all of them, or to the version that sampled
+    each.
 
     Args:
-      tau: Probability from which a token is mastered.
-      sigma: Mean entropy in nats below which a response is watched; 0 drops nothing.
-      old: "recomputed" for the policy at the start of the step, so that with one update a batch no
-        token is clipped (pseudo on-policy importance sampling); "sampled" for ``behavior_logp``, as
-        each segment was sampled (segment-aware importance sampling).
+      tau: Probability from which a token counts as mastered.
+      sigma: Mean entropy in nats below which mastered tokens of a response are dropped; 0 drops
+        nothing.
+      old: "recomputed" for the policy at the start of the step, so that with one update per batch
+        no token is clipped (pseudo on-policy importance sampling); "sampled" for ``behavior_logp``,
+        as each segment was sampled (segment-aware importance sampling).
       segments, oversample: See :func:`~jaxrl_llm.curation.partial_rollouts`; ``segments=None`` for
         responses that are sampled in one step.
 
     References:
       UloRL (arXiv:2507.19766), PAPER. The paper trains on rewards of 0 and 1 with 1024 rollouts and
-      one update a step.
+      one update per step.
     """
     checks.check_option("ulorl", "old", old, ("recomputed", "sampled"))
     surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
@@ -375,13 +378,13 @@ def ulorl(
 def april(
     *, segments: int = 8, oversample: float = 2.0, max_staleness: int | None = None
 ) -> Recipe:
-    """GRPO whose batch is complete with the first P groups; the others go on in the next.
+    """GRPO whose batch is complete with the first P groups; the others continue in the next batch.
 
     Args:
       segments, oversample, max_staleness: See :func:`~jaxrl_llm.curation.partial_rollouts`.
 
     References:
-      APRIL (arXiv:2509.18521), which leaves the loss as it is: about 40% of its tokens were sampled
+      APRIL (arXiv:2509.18521), which does not change the loss: about 40% of its tokens were sampled
       by older weights.
     """
     collector = curation.partial_rollouts(

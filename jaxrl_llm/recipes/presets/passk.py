@@ -1,4 +1,4 @@
-"""Policy gradients of the chance that one of several answers is right."""
+"""Policy gradients of the probability that one of several answers is right."""
 
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
@@ -7,11 +7,11 @@ from jaxrl_llm.recipes.recipe import Recipe
 
 
 def grpo_passk(*, scale: str = "group", eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
-    """Only the best rollout of a group trains, by its lead over the second.
+    """Only the best rollout of a group trains, by its lead over the second best.
 
         A_best = (r_best - r_second) / (std_group r + 1e-6)        all others 0
 
-    With right and wrong answers only a group with exactly one right answer trains. Rollouts without
+    With right and wrong answers, only groups with exactly one right answer train. Rollouts without
     an advantage count in the mean.
 
     Args:
@@ -37,12 +37,11 @@ def passk_training(
         A_right = (1 - rho) / (sqrt(rho (1 - rho)) + 1e-6)
         A_wrong = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (the same)
 
-    Groups in which every k rollouts pass, or none, have advantage 0 and count in the mean.
+    Groups in which all sets of k rollouts pass, or none, have advantage 0 and count in the mean.
 
     Args:
-      k: How many answers a prompt may have, at least 1; without effect unless below the group's
-        size.
-      threshold: A reward above it is right, in units of reward.
+      k: Number of attempts of pass@k, at least 1; it has an effect only below the group's size.
+      threshold: Rewards above it count as right, in units of reward.
 
     References:
       Pass@k training (arXiv:2508.10751) for the advantage, after the authors' code, which has no
@@ -69,19 +68,19 @@ def pkpo(
         A_i = mean over sets J of k - 1 others of the group of  max(0, r_i - max of r over J)
         loss = mean over sequences of the sum over tokens of token loss
 
-    On the policy that sampled, the expectation of the gradient is exactly that of minus the
-    expected maximum, over k; with rewards of 0 and 1 that is pass@k, and only right answers train,
-    unless ``loo`` is set.
+    On policy, the expected gradient is exactly that of minus the expected maximum, divided by k;
+    with rewards of 0 and 1 the maximum is pass@k, and only right answers train unless ``loo`` is
+    set.
 
     Args:
-      k: How many answers a prompt may have, at least 1.
+      k: Number of attempts of pass@k, at least 1.
       loo: Whether the mean weight of the others is subtracted, which is biased for k above 1.
       threshold: A reward above it counts as 1, others as 0; None for rewards as they are.
 
     References:
-      PKPO (arXiv:2505.15201), n / k times its estimator. The sum over tokens is what makes the
-      estimate unbiased; the implementation by the authors of MaxRL has ``loo=True`` and verl's mean
-      over tokens.
+      PKPO (arXiv:2505.15201), n / k times its estimator. The sum over tokens makes the estimate
+      unbiased; the implementation by the authors of MaxRL has ``loo=True`` and verl's mean over
+      tokens.
     """
     return from_base(
         name="pkpo",

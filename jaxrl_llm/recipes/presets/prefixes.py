@@ -1,9 +1,8 @@
-"""Methods that value prefixes of responses by rollouts that go on from them; no critic.
+"""Methods that value prefixes of responses by rollouts that continue from them; no critic.
 
-Options that they share:
-
-    rollouts: From each prefix (``curation.valued``).
-    segments: Of a response, at most; None for as many as it has.
+Shared options:
+    rollouts: Number of rollouts from each prefix (``curation.valued``).
+    segments: Maximum segments of a response; None for no limit.
     eps_low, eps_high: See the package.
 """
 
@@ -27,17 +26,17 @@ def vineppo(
 ) -> Recipe:
     """PPO whose values are mean rewards of rollouts from the beginning of each line.
 
-        V_k = mean reward of `rollouts` responses that go on from what stands before line k
-        A_k = V_(k+1) - V_k, of the last line r - V_k;   on its tokens, whitened
+        V_k = mean reward of `rollouts` responses that continue the prefix before line k
+        A_k = V_(k+1) - V_k, for the last line r - V_k;   on its tokens, whitened
 
     Args:
-      step_length: Tokens of a step, in place of lines; None for lines.
+      step_length: Tokens of a step, instead of lines; None for lines.
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
 
     References:
-      VinePPO (arXiv:2410.01679), the released code: 9 rollouts; its KL penalty of 1e-4 is left out
-      here. Steps end at tokens with a line break, so no text is tokenized again; rollouts of equal
-      prefixes of a group are shared.
+      VinePPO (arXiv:2410.01679), the released code: 9 rollouts; its KL penalty of 1e-4 is omitted
+      here. Steps end at tokens with a line break, so no text is tokenized again; equal prefixes of
+      a group share rollouts.
     """
     rule = curation.line_starts
     if step_length is not None:
@@ -66,15 +65,15 @@ def spo_chain(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Segments of a fixed number of uncertain tokens, which alone train.
+    """Segments of a fixed number of uncertain tokens; only these tokens train.
 
         uncertain = old probability < rho;   a segment begins at every interval-th of them
-        A_k = V_(k+1) - V_k, of the last segment r - V_k;   V as in :func:`vineppo`
+        A_k = V_(k+1) - V_k, for the last segment r - V_k;   V as in :func:`vineppo`
         loss = mean over uncertain tokens, A whitened over them
 
     Args:
       rho: Probability from which a token counts as certain.
-      interval: Uncertain tokens of a segment.
+      interval: Number of uncertain tokens per segment.
       whiten: Whether advantages are shifted and scaled over the uncertain tokens of the batch.
 
     References:
@@ -104,7 +103,7 @@ def pav(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rewarding progress: what a line adds to the value of the policy, and to that of a prover.
+    """Rewarding progress: the change in the policy's value over a line, plus that of a prover.
 
         A_k = V_(k+1) - V_k + alpha (mu_(k+1) - mu_k),   mu = 1 - (1 - V)^k
         the prover is the best of k rollouts of the policy;  V as in :func:`vineppo`
@@ -113,13 +112,13 @@ def pav(
 
     Args:
       alpha: Weight of the progress.
-      k: Tries of the prover.
+      k: Attempts of the prover.
       baseline: Whether V_k is subtracted.
 
     References:
       Setlur et al., PAV (arXiv:2410.08146), ABSTRACT: there a verifier is trained to predict the
       progress; here it is measured by rollouts, as in the baseline of this name in the released
-      code of SPO (arXiv:2505.23564), which has weight 5 and four tries.
+      code of SPO (arXiv:2505.23564), which has weight 5 and four attempts.
     """
     credit = bind(advantages.pav, alpha=alpha, k=k, baseline=baseline)
     return from_base(

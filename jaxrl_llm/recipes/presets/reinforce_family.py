@@ -1,6 +1,6 @@
 """REINFORCE with a baseline: leave-one-out, greedy, per batch, per turn.
 
-A token loss of ``-A logp`` has no ratio and no clip, so that every batch serves one update.
+A token loss of ``-A logp`` has no ratio and no clip, so every batch has one update.
 """
 
 from typing import Literal
@@ -19,7 +19,7 @@ def rloo() -> Recipe:
 
     References:
       Ahmadian et al., Back to Basics (arXiv:2402.14740), whose KL penalty belongs in the reward.
-      verl's ``rloo`` is the advantage alone and trains with the clipped ratio and the configured
+      verl's ``rloo`` is only the advantage and trains with the clipped ratio and the configured
       aggregation; TRL's RLOOTrainer clips the ratio of sequences and may normalize the advantages.
     """
     return from_base(
@@ -32,20 +32,20 @@ def rloo() -> Recipe:
 
 
 def remax(*, kl_coef: float = 0.0) -> Recipe:
-    """Policy gradient with the reward of the most likely response to the same prompt taken out.
+    """Policy gradient with the reward of the greedy response to the same prompt as the baseline.
 
         A[t] = r - r_greedy - kl_coef (sum over s >= t of log(old / reference))
         loss = mean over sequences of the sum over tokens of -A logp
 
-    One sampled response a prompt is enough; a run samples and grades the greedy one, for
-    ``greedy_rewards``, and does not train on it.
+    One sampled response per prompt is enough; a run also samples and grades the greedy response,
+    for ``greedy_rewards``, and does not train on it.
 
     Args:
-      kl_coef: Penalty in the reward for a nat of divergence from the reference (k1). 0 leaves it
-        out, and with it the reference model.
+      kl_coef: Penalty in the reward per nat of divergence from the reference (k1). 0 disables it
+        and the reference model.
 
     References:
-      Li et al., ReMax (arXiv:2310.10505). verl's ``remax`` is the advantage alone and trains with
+      Li et al., ReMax (arXiv:2310.10505). verl's ``remax`` is only the advantage and trains with
       the clipped ratio and the configured aggregation.
     """
     checks.check_non_negative("remax", kl_coef=kl_coef)
@@ -76,11 +76,11 @@ def gpg(
 
     Args:
       scale: "group" also divides by the deviation of the group.
-      mode: What alpha counts, see :func:`jaxrl_llm.advantages.group`; "nonzero_reward" is verl's.
+      mode: What alpha counts, see :func:`jaxrl_llm.advantages.gpg`; "nonzero_reward" is verl's.
 
     References:
-      Chu et al., GPG (arXiv:2504.02546), whose released loop samples on until enough groups are
-      informative.
+      Chu et al., GPG (arXiv:2504.02546), whose released loop continues to sample until enough
+      groups are informative.
     """
     recipe = from_base(
         name="gpg",
@@ -94,17 +94,17 @@ def gpg(
 def reinforce_pp(
     *, kl_coef: float = 0.0, gamma: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
-    """Token returns with the KL penalty inside, whitened over all tokens of the batch.
+    """Token returns that include the KL penalty, whitened over all tokens of the batch.
 
         G[t] = sum over s >= t of gamma^(s - t) (1[s is last] r - kl_coef log(old[s] / ref[s]))
         A = (G - mean) / std                     over all tokens of the batch
 
-    One response a prompt is enough.
+    One response per prompt is enough.
 
     Args:
-      kl_coef: Penalty in the reward for a nat of divergence from the reference. 0 leaves it out,
-        and with it the reference model.
-      gamma: Discount for a token, in [0, 1].
+      kl_coef: Penalty in the reward per nat of divergence from the reference. 0 disables it and the
+        reference model.
+      gamma: Discount per token, in [0, 1].
 
     Example:
       >>> import jaxrl_llm as jr
@@ -134,11 +134,11 @@ def reinforce_pp_baseline(
 
         a = r - mean_group r;  A = (a - mean a) / std a
 
-    A group that agrees is not divided by its tiny deviation; with ``norm="token"`` it gets a small
-    advantage where lengths differ.
+    A group of nearly equal rewards is not divided by its tiny deviation; with ``norm="token"`` it
+    gets a small advantage where lengths differ.
 
     Args:
-      norm: What mean and deviation count: all tokens, or all rollouts.
+      norm: Unit of mean and deviation: all tokens, or all rollouts.
 
     References:
       Hu et al., REINFORCE++ (arXiv:2501.03262). ``norm="token"`` is verl's
@@ -160,7 +160,7 @@ def trloo(
     eps_high: float = 0.28,
     dual_clip: float | None = 3.0,
 ) -> Recipe:
-    """Turn-level leave-one-out, for rollouts whose turns have separate rewards.
+    """Turn-level leave-one-out, for rollouts with a reward per turn.
 
         R[i, k] = sum over turns j >= k of gamma^(j - k) r[i, j]
         A[i, t] = R[i, k] - mean over the other rollouts of R[., k]     k the turn of token t
@@ -175,8 +175,8 @@ def trloo(
 
     References:
       Dr. Kernel (arXiv:2602.05885), and the settings of the released script. There a turn is a row
-      of the batch, so that its mean is over turns; the script adds a rejection of sequences and
-      tokens by their mismatch, which is a correction here.
+      of the batch, so the mean is over turns; the script also rejects sequences and tokens by their
+      mismatch, which is a correction here.
     """
     turns = bind(advantages.trloo, gamma=gamma, singleton=singleton)
     return from_base(
@@ -208,13 +208,13 @@ def verpo(
                   turn_weight (weighted tests passed at turn k - mean)
         loss = mean over sequences of the mean over tokens of token loss
 
-    A test weighs more the fewer attempts pass it and the fewer tests are like it
+    A test weighs more if fewer attempts pass it and fewer tests are similar to it
     (``advantages.density_weights``). The batch holds ``test_passes`` and ``test_where``,
     ``turn_ids`` and ``turn_where``.
 
     Args:
-      sigma: Width within which pass rates count as alike.
-      difficulty: How fast a test's weight falls with its pass rate.
+      sigma: Width within which pass rates count as similar.
+      difficulty: How fast a test's weight decreases with its pass rate.
       gamma: Discount of the outcome for each attempt; None for 0.95, and 1 with a single turn.
       turn_weight: Weight of the unit tests.
 

@@ -1,9 +1,8 @@
-"""Rollouts that train again, and rollouts of which only a part trains.
+"""Replay of stored rollouts, and training on a selected part of the rollouts.
 
 A stored rollout has the log-probabilities of the weights that sampled it: ``behavior_logp``. Shared
 options:
-
-    capacity: How many groups are stored.
+    capacity: Number of stored groups.
     max_staleness: Groups older than this many versions of the weights are not drawn; None for no
       bound.
     eps_low, eps_high: See the package.
@@ -29,13 +28,13 @@ def rollout_replay(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Half of each batch are groups of the last batches, weighted for the policy that sampled them.
+    """Half of each batch are groups of recent batches, with ratios to the policy that sampled them.
 
         token loss = max(-A r, -A clip(r, (1 - eps_low) c, (1 + eps_high) c))
         r = exp(logp - behavior_logp),   c = exp(old_logp - behavior_logp)
 
     Args:
-      share: Share of stored groups, drawn evenly; of each prompt the last one is stored.
+      share: Share of stored groups, drawn uniformly; the last group of each prompt is stored.
 
     References:
       DOTS (arXiv:2506.05316), rollout replay; with its selection of prompts it is :func:`dots`.
@@ -63,26 +62,26 @@ def dots(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Prompts near a target rate, predicted from a few references, and half of a batch replayed.
+    """Prompts near a predicted target success rate, and half of each batch replayed.
 
-        rate_i = attention of prompt i to references with rollouts, then a line through them
+        rate_i = attention of prompt i to references with rollouts, then a linear fit
         prompts ~ softmax(-|rate - target| / temperature)
         token loss as of :func:`rollout_replay`
 
     Rewards lie in [0, 1].
 
     Args:
-      references: Prompts that are rolled out only to predict the others.
-      every: Steps that share the references; the first ones are without stored groups.
-      target: Success rate that is wanted, in [0, 1].
-      temperature: 0.001 almost sorts by the distance to it.
+      references: Number of prompts that are rolled out only to predict the others.
+      every: Number of steps that share the references; the first have no stored groups.
+      target: Target success rate, in [0, 1].
+      temperature: Temperature of the choice; 0.001 almost sorts by the distance to the target.
       embed: ``text -> [D]``; the paper has a language model.
       predict: Rates from embeddings, such as the paper's trained adapter; see
         :func:`jaxrl_llm.curation.targeted`.
       share: Share of stored groups.
 
     References:
-      DOTS (arXiv:2506.05316), which trains its adapter beforehand; the defaults have none.
+      DOTS (arXiv:2506.05316), which trains its adapter beforehand; by default there is none.
     """
     replay = curation.replayed(share=share, capacity=capacity, unique=True, start=every)
     collector = curation.targeted(
@@ -107,16 +106,16 @@ def llm_replay(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Stored groups take the places of those whose rewards agree, drawn by their scores.
+    """Groups of equal rewards are replaced by stored groups, drawn by their scores.
 
         score = sum |A| std r;   P(group) ~ score^power;   the best are stored
         token loss = w max(-A ratio, -A clip(ratio, 1 - eps_low, 1 + eps_high)),  w = old / behavior
 
     Args:
-      power: 0 draws evenly.
+      power: Exponent of the scores; 0 draws uniformly.
 
     References:
-      TRL's GRPO with a replay buffer, where nothing bounds the age; prioritized experience replay
+      TRL's GRPO with a replay buffer, which does not bound the age; prioritized experience replay
       (arXiv:1511.05952). The weight is AReaL's (arXiv:2505.24298).
     """
     return from_base(
@@ -143,18 +142,18 @@ def ssb(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Groups with advantages are stored and take the places of those without any.
+    """Groups with nonzero advantages are stored and replace groups without any.
 
         P(group) ~ (mean |A|)^power
         token loss = max(-A q, -A clip(q, 1 - eps_low, 1 + eps_high)),  q = policy / behavior
 
     Args:
-      power: 0 draws evenly.
+      power: Exponent of the scores; 0 draws uniformly.
 
     References:
-      Skywork R1V2 (arXiv:2504.16656), ABSTRACT. That whole groups are stored is ours: it keeps
-      their baselines. VL-Rethinker's released code (arXiv:2504.08837) stores rollouts, and draws
-      fresh ones with replacement as well (:func:`jaxrl_llm.curation.ssb_sample`).
+      Skywork R1V2 (arXiv:2504.16656), ABSTRACT. Storing complete groups is ours: it retains their
+      baselines. VL-Rethinker's released code (arXiv:2504.08837) stores rollouts, and also draws
+      fresh ones with replacement (:func:`jaxrl_llm.curation.ssb_sample`).
     """
     clip = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
     return from_base(
@@ -180,18 +179,18 @@ def fading_replay(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Stored groups are drawn by age alone: the older, the less likely.
+    """Stored groups are drawn only by age: older groups are less likely.
 
         P(i-th oldest of L) ~ tanh(factor (i / L)^2)
         token loss as of :func:`rollout_replay`
 
     Args:
       share: Share of stored groups in a batch.
-      factor: 1 forgets almost quadratically, 100 hardly.
+      factor: With 1 the probability is nearly quadratic in age, with 100 nearly uniform.
 
     References:
-      Symphony (arXiv:2512.10477), the rule of its buffer; its actor and critic for robots are
-      another matter, and the loss here is that of rollout replay.
+      Symphony (arXiv:2512.10477), only the rule of its buffer; its actor and critic are for robots,
+      and the loss here is that of rollout replay.
     """
     return from_base(
         name="fading_replay",
@@ -211,15 +210,15 @@ def grpo_roc(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
 ) -> Recipe:
-    """Of twice as many rollouts, clean right ones and the first wrong ones train.
+    """Samples twice as many rollouts; clean right ones and the first wrong ones train.
 
-    The reward's component "penalty" says how untidy a trace is
-    (:func:`jaxrl_llm.curation.trace_penalty`); without it the first right ones train. Groups whose
-    rewards agree take no part.
+    The reward component "penalty" measures errors in a trace
+    (:func:`jaxrl_llm.curation.trace_penalty`); without it the first right ones train. Groups of
+    equal rewards take no part.
 
     Args:
-      oversample: Rollouts that are asked for, over G.
-      min_wrong: Least number of wrong ones, where there are so many; likewise ``min_right``.
+      oversample: Sampled rollouts as a multiple of G.
+      min_wrong: Minimum number of wrong rollouts, if there are as many; likewise ``min_right``.
 
     References:
       rStar2-Agent (arXiv:2508.20722), 16 of 32; see :func:`jaxrl_llm.curation.resample_on_correct`.
@@ -237,18 +236,18 @@ def grpo_roc(
 def sol_rl(
     *, oversample: int = 4, cap: float = 2.0, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
-    """The best and the worst of many rollouts train, weighted for a sampler of low precision.
+    """The best and the worst of many rollouts train, corrected for a low-precision sampler.
 
-        w = min(old / behavior, cap);   A of what trains
+        w = min(old / behavior, cap);   A over the rollouts that train
 
     Args:
-      oversample: Rollouts that are asked for, over G; half of G are the best, half the worst.
-      cap: Greatest weight of a token.
+      oversample: Sampled rollouts as a multiple of G; half of G are the best, half the worst.
+      cap: Largest weight of a token.
 
     References:
       Sol-RL (arXiv:2604.06916), CODE reading, for diffusion models: 24 of 96 seeds, which are
-      sampled again in full precision. A response of a language model is scored in full precision
-      instead; the sampler's precision is ``SamplingConfig(dtype=, quantization=)``.
+      sampled again in full precision. Here a response is scored in full precision instead; the
+      sampler's precision is ``SamplingConfig(dtype=, quantization=)``.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     return from_base(
@@ -268,15 +267,15 @@ def pf_ppo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """PPO on rollouts whose reward is reliable, some of them several times.
+    """PPO on rollouts with reliable rewards, some of them repeated.
 
         rollouts of a group ~ weights of the rule, with replacement
         loss: ppo_max
 
     Args:
       rule: See :func:`jaxrl_llm.curation.filtration_weights`.
-      oversample: Rollouts that are asked for, over G.
-      kl_coef: As of ``ppo_max``.
+      oversample: Sampled rollouts as a multiple of G.
+      kl_coef: As in ``ppo_max``.
 
     References:
       PF-PPO (arXiv:2409.06957), which draws over the batch; here each group has G draws.
@@ -296,20 +295,20 @@ def sapo_swarm(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
 ) -> Recipe:
-    """Half of each batch are groups of other trainers, trained on as if the policy wrote them.
+    """Half of each batch are groups of other trainers, treated as the policy's own.
 
-        ratio = exp(logp - old_logp),   old_logp of this policy, whichever wrote the rollout
+        ratio = exp(logp - old_logp),   old_logp of this policy, for every rollout
 
     Args:
-      swarm: What the trainers share their groups through, such as
-        ``curation.shared_folder("runs/swarm", node="first")``. None for a trainer that is alone: in
-        place of others' it draws groups of this run's past, from a pool of ``capacity``.
-      share: Share of groups of others, whose rewards differ, drawn evenly.
-      capacity: Of the pool without a swarm; None for 64.
+      swarm: The store through which trainers share groups, such as
+        ``curation.shared_folder("runs/swarm", node="first")``. None for a single trainer, which
+        draws past groups of this run instead, from a pool of ``capacity``.
+      share: Share of groups of others with unequal rewards, drawn uniformly.
+      capacity: Size of the pool without a swarm; None for 64.
 
     References:
-      SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES: 4 of 8 groups are those of
-      other trainers. A trainer that is alone has none there.
+      SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES: 4 of 8 groups come from
+      other trainers. A single trainer has no such groups there.
     """
     if swarm is not None:
         checks.check_no_effect("sapo_swarm", "with a swarm", capacity=capacity)
@@ -337,7 +336,7 @@ def spark(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rollouts with known rewards become tasks of judging and of refining, and train as well.
+    """Rollouts with known rewards become judging and refining tasks, which also train.
 
     Rewards are above 0 for right answers and at most 0 for wrong ones.
 
@@ -367,7 +366,7 @@ def masa(
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Recipe:
-    """The policy also predicts its solutions of each question, and is rewarded for being right.
+    """The policy also predicts properties of its solutions, and is rewarded for accuracy.
 
         reward of a prediction = (length + base^|predicted - true pass rate| + notions) / 3
 
@@ -375,14 +374,14 @@ def masa(
     Rewards of solutions are above 0 for right ones.
 
     Args:
-      efficient: Whether predictions come first, and questions that they call hopeless or mastered
-        are not solved, and solutions end at twice the predicted length.
+      efficient: Whether predictions come first; questions predicted to be hopeless or mastered are
+        then not solved, and solutions end at twice the predicted length.
       base, inclusive: See :func:`jaxrl_llm.rewards.meta_rewards`.
 
     References:
       MASA (arXiv:2510.03259) and its released code, 128 questions, 16 solutions and 16 predictions
-      each. The efficient form (NOTES) also imitates the best predictions with true numbers in them,
-      which is not here.
+      each. The efficient form (NOTES) also imitates the best predictions after inserting the true
+      numbers, which is not included here.
     """
     return from_base(
         name="masa",
@@ -413,28 +412,28 @@ def dart(
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Recipe:
-    """Few rollouts of what succeeds, a stored success where all fail, the least certain steps.
+    """Fewer rollouts of easy prompts, a stored success if all fail, training on uncertain steps.
 
         rollouts of a prompt = high below a success rate of threshold, then int(9 / rate - 7)
-        trained: steps whose mean entropy is among the greatest keep of their group
+        trained: steps whose mean entropy is in the top share keep of their group
         token loss = min(old / behavior, cap) clip loss + kl_coef KL
 
-    Steps are the turns of an environment, of which a task gets no more than its longest success
-    had; without one the reward says where a step ends ("turn_ends", "turn_rewards"). Rewards are
-    above 0 for right answers and at most 0 for wrong ones.
+    Steps are the turns of an environment, limited to the number of turns of the task's longest
+    success; without an environment the reward returns the ends of steps ("turn_ends",
+    "turn_rewards"). Rewards are above 0 for right answers and at most 0 for wrong ones.
 
     Args:
-      capacity: Prompts of which a success is stored.
-      low: Least rollouts of a prompt; likewise ``high``, None for G.
-      threshold: Success rate from which a prompt gets fewer.
+      capacity: Number of prompts with a stored success.
+      low: Minimum rollouts of a prompt; ``high`` is the maximum, None for G.
+      threshold: Success rate from which a prompt gets fewer rollouts.
       keep: Share of the steps that train.
-      turns: Most steps of a rollout.
-      cap: Greatest weight of a token for what sampled it.
+      turns: Maximum steps of a rollout.
+      cap: Largest importance weight of a token.
 
     References:
       DART (arXiv:2509.23866), for agents that see a screen, which is text here. The selection of
-      steps is NOTES, since the released code has it commented out, and the limit of turns ABSTRACT.
-      See :func:`jaxrl_llm.curation.pooled`.
+      steps is NOTES, since it is commented out in the released code, and the limit of turns is
+      ABSTRACT. See :func:`jaxrl_llm.curation.pooled`.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
@@ -452,9 +451,9 @@ def dart(
 
 
 def cgpo(*, budget: float = 5.0) -> Recipe:
-    """Rewards count where all judges agree and the policy is near the reference (CRPG).
+    """Rewards count only if all judges agree and the policy is near the reference (CRPG).
 
-        d = log pi(y) - log pi_ref(y);   r = sigmoid(reward - reward of the most likely response)
+        d = log pi(y) - log pi_ref(y);   r = sigmoid(reward - reward of the greedy response)
         A = R - mean R over the batch,   R = [satisfied] r max(0, 1 - d / budget)
         loss = mean over tokens of -A logp
 
@@ -464,8 +463,8 @@ def cgpo(*, budget: float = 5.0) -> Recipe:
       budget: Divergence of a response in nats from which its reward is 0.
 
     References:
-      CGPO (arXiv:2409.20370), by way of a third party's code that cites its equations. The baseline
-      is the reward of an answer of the data there. Its other two optimizers are
+      CGPO (arXiv:2409.20370), through third-party code that cites its equations. There the baseline
+      is the reward of an answer of the data. Its other two optimizers are
       :func:`jaxrl_llm.curation.constrained_pairs` and :func:`jaxrl_llm.curation.best_constrained`.
     """
     judged = given(bind(rewards.crpg_rewards, budget=budget), baseline="greedy_rewards")
