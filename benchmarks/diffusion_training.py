@@ -25,7 +25,7 @@ from benchmarks.worker import jax_device_name, package_versions
 CONFIG = harness.ROOT / "configs" / "diffusion.py"
 METHODS = ("diffu_grpo", "coupled_grpo", "espo")
 # How often it is evaluated.
-EVERY = {"supervised": 50, "improved": 10}
+EVERY = {"supervised": 50, "improved": 25}
 
 
 def train(folder: Path, target: str, run_dir: str, *words: str) -> None:
