@@ -54,11 +54,14 @@ class Likelihood(NamedTuple):
         The advantages are ``[...]``, or None before they are known.
       reads_advantages: Whether the estimate depends on them. Old policy and reference are scored
         before they are known, so that it is not compared with theirs.
+      passes: In how many sets the draws are: the passes over a batch take one each. 1 is the same
+        draws in all of them.
     """
 
     draw: Callable
     estimate: Callable
     reads_advantages: bool = False
+    passes: int = 1
 
     # What a batch holds for it; and what its scorer returns of each token besides, 1[masked] logp /
     # t of each draw, with the number of axes behind [P, G, T].
@@ -66,7 +69,7 @@ class Likelihood(NamedTuple):
     statistics = (("draw_logp", 1),)
 
 
-def mean_field_likelihood(*, p: float = 0.15, samples: int = 1) -> Likelihood:
+def mean_field_likelihood(*, p: float = 0.15, samples: int = 1, passes: int = 1) -> Likelihood:
     """One step of denoising: the response is hidden completely, and a share p of the prompt.
 
     See :func:`mean_field` and :func:`diffu_mask`.
@@ -74,6 +77,8 @@ def mean_field_likelihood(*, p: float = 0.15, samples: int = 1) -> Likelihood:
     Args:
       p: Share of the prompt's tokens, in [0, 1].
       samples: See the module.
+      passes: How many passes over a batch hide other tokens of the prompt, each against the old
+        policy and the reference on the same masks; 1 for the same tokens in all.
 
     Returns:
       A :class:`Likelihood`.
@@ -93,8 +98,9 @@ def mean_field_likelihood(*, p: float = 0.15, samples: int = 1) -> Likelihood:
       Zhao et al., d1 (arXiv:2504.12216), diffu-GRPO.
     """
     checks.check_share("mean_field_likelihood", p=p)
-    checks.check_count("mean_field_likelihood", samples=samples)
-    return Likelihood(bind(_draw_all, p=p, samples=samples), bind(_of_mean_field))
+    checks.check_count("mean_field_likelihood", samples=samples, passes=passes)
+    draw = bind(_draw_all, p=p, samples=samples * passes)
+    return Likelihood(draw, bind(_of_mean_field), passes=passes)
 
 
 def coupled_likelihood(*, pairs: int = 1, low: float = 0.2, high: float = 0.8) -> Likelihood:

@@ -52,6 +52,7 @@ class FlowLikelihood(NamedTuple):
     fields = ("latents",)
     statistics = (("step_mean", 1), ("step_scale", 0), ("step_std", 0), ("velocity", 1))
     reads_advantages = False
+    passes = 1
 
     def at(self, x: Array, v: Array, steps: Array, levels: np.ndarray, **drawn) -> FlowStep:
         """Steps by their numbers, int ``[...]``, from latents ``[..., D]``.

@@ -57,6 +57,7 @@ EXTRAS: dict[str, Extra] = {
     "written": Extra("PGT", "bool", "tokens of the response, whatever trains"),
     "noise": Extra("PGJ", "float", "level of a draw, see diffusion.Draws"),
     "old_draw_logp": Extra("PGTJ", "float", "1[masked] logp / t of each draw, old policy"),
+    "ref_draw_logp": Extra("PGTJ", "float", "the same under the reference"),
     # Of the steps of a flow policy, T of them, on latents of D numbers.
     "latents": Extra("PGT2D", "float", "the latent before and after a step"),
     "old_step_mean": Extra("PGTD", "float", "mean of the step's Gaussian under the old policy"),

@@ -304,6 +304,11 @@ class Recipe:
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
+        if epochs > 1 and self.likelihood and self.likelihood.passes not in (1, epochs):
+            raise ValueError(
+                f"recipe {self.name!r} draws masks for {self.likelihood.passes} passes over a "
+                f"batch; got epochs {epochs}."
+            )
         if epochs * minibatches > 1 and self.likelihood and self.likelihood.reads_advantages:
             raise ValueError(
                 f"recipe {self.name!r} has a likelihood that depends on the advantages, and "

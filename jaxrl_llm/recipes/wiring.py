@@ -268,7 +268,12 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
         first |= {"turn_ids", "turn_where"}
     if recipe.likelihood is not None:
         first |= set(recipe.likelihood.fields)
-    return first, first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
+    every = first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
+    if recipe.likelihood is not None and recipe.likelihood.passes > 1:
+        compared = {"old_logp", *every} & {"old_logp", "ref_logp"}
+        first |= (passes := {name.replace("logp", DRAW_LOGP) for name in compared})
+        every |= passes
+    return first, every
 
 
 def of_likelihood(recipe, who: str) -> dict[str, str]:

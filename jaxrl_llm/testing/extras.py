@@ -100,6 +100,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     bools["masked_prompt"] = np.zeros((p, g, batch.prompt_mask.shape[-1], _DRAWS), bool)
     floats["noise"] = np.full((p, g, _DRAWS), 0.7)
     floats["old_draw_logp"] = bools["masked"] * near(old_logp)[..., None] / 0.7
+    floats["ref_draw_logp"] = bools["masked"] * near(old_logp)[..., None] / 0.7
     shape = (p, g, _TURNS)
     ints["state_ids"] = rng.integers(0, 3, shape)
     ints["next_state_ids"] = rng.integers(0, 3, shape)

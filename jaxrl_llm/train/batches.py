@@ -107,21 +107,29 @@ def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, 
 
 
 def run_passes(
-    passes: Passes, update: Callable, carry: Any, batch: Batch, order: Array | None
+    passes: Passes,
+    update: Callable,
+    carry: Any,
+    batch: Batch,
+    order: Array | None,
+    *,
+    of_pass: Callable[[Batch, Array], Batch] | None = None,
 ) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
     """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
 
     The log-probabilities are None, or those of all groups in the order of the batch, each from the
-    first step that took it.
+    first step that took it. ``of_pass(minibatch, number)`` is what a pass reads of it.
     """
     if passes.updates == 1:
-        return update(carry, batch)
+        return update(carry, batch if of_pass is None else of_pass(batch, jnp.int32(0)))
 
-    def one(carry, rows):
+    def one(carry, step):
+        rows, number = step
         part = batch if rows is None else jax.tree.map(lambda x: keep_apart(x[rows]), batch)
-        return update(carry, part)
+        return update(carry, part if of_pass is None else of_pass(part, number))
 
-    carry, (history, logp) = jax.lax.scan(one, carry, order, length=passes.updates)
+    numbers = None if of_pass is None else jnp.arange(passes.updates) // passes.minibatches
+    carry, (history, logp) = jax.lax.scan(one, carry, (order, numbers), length=passes.updates)
     if logp is not None:
         logp = logp[: passes.minibatches].reshape(-1, *logp.shape[2:])
         if order is not None:

@@ -77,6 +77,36 @@ def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
             )
 
 
+def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Batch:
+    """The batch as one pass over it reads it: with the pass's draws, and the estimates on them.
+
+    Args:
+      batch: A part of a batch with the draws of all passes, and ``old_draw_logp``.
+      number: ``[]`` integer, of the pass, from 0.
+      likelihood: The recipe's, whose draws are in several sets.
+    """
+
+    def of(name: str) -> Array:
+        x = batch.extras[name]
+        count = x.shape[-1] // likelihood.passes
+        return jax.lax.dynamic_slice_in_dim(x, number * count, count, axis=-1)
+
+    def estimate(name: str) -> Array:
+        logp = jnp.moveaxis(of(name), -1, 0) * t[..., None]
+        return masking.zero_masked(
+            likelihood.estimate(logp, draws, batch.extras["written"], advantages=None), batch.mask
+        )
+
+    names = ("masked", "noise", "masked_prompt")
+    masked, t, prompt = (jnp.moveaxis(of(name), -1, 0) for name in names)
+    draws = Draws(masked, t, prompt)
+    extras = {**batch.extras, **{name: of(name) for name in names}}
+    batch = batch.replace(extras=extras, old_logp=estimate("old_" + DRAW_LOGP))
+    if "ref_" + DRAW_LOGP in extras:
+        batch = batch.replace(ref_logp=estimate("ref_" + DRAW_LOGP))
+    return batch
+
+
 @dataclass(frozen=True)
 class DenoisingScorer:
     """A model that denoises and how it is scored; see the module.

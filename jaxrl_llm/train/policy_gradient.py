@@ -41,7 +41,7 @@ import optax
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.compose import call_with
+from jaxrl_llm.core.compose import bind, call_with
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.lora import merge_adapter
@@ -65,7 +65,7 @@ from jaxrl_llm.train.batches import (
     split_microbatches,
 )
 from jaxrl_llm.train.critic import CriticState, average, critic_values
-from jaxrl_llm.train.denoising import PolicyScorer, scorer_of
+from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, next_rate, stays_finite
@@ -195,6 +195,9 @@ def make_step(
     passes = Passes(epochs, minibatches, microbatches)
     hands_logp = passes.updates == 1 or recipe.learns
     turns = recipe.turn_updates
+    of_pass = None
+    if recipe.likelihood is not None and recipe.likelihood.passes > 1:
+        of_pass = bind(draws_of_pass, likelihood=recipe.likelihood)
     if teacher is not None:
         check_teacher("make_step", recipe, model, teacher.model)
 
@@ -276,7 +279,9 @@ def make_step(
         before = (state.params, state.opt_state)
         updates = passes.updates
         if turns is None:
-            after, (metrics, logp) = run_passes(passes, update, before, batch, order)
+            after, (metrics, logp) = run_passes(
+                passes, update, before, batch, order, of_pass=of_pass
+            )
         else:
 
             def logp_of(carry) -> Array:

@@ -22,10 +22,12 @@ from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.rollout import DenoisingOptions
 from jaxrl_llm.train import draw_masks, init_state, make_gradients, make_step, train
 from jaxrl_llm.train.denoising import check_unmasked, scorer_of
+from jaxrl_llm.train.policy_gradient import score_reference
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
 V, MASK, T = 12, 11, 4
+KL = jr.bind(jr.regularizers.kl_to_reference, estimator="k3", coef=0.1)
 TOKENIZER = jr.testing.ByteTokenizer()
 PROMPTS = jnp.array([[3, 4, 5], [6, 0, 0]])
 LENGTHS = jnp.array([[4, 2], [3, 4]])
@@ -154,6 +156,37 @@ def test_microbatches_and_the_ratio_of_one_policy(tiny, likelihood):
 
 
 @pytest.mark.slow
+def test_each_pass_has_its_masks_and_its_ratio(tiny):
+    """Two passes over a batch are two steps on it, of which each has other tokens hidden."""
+    model, params = tiny
+    recipe, alone = (
+        recipe_of(mean_field_likelihood(p=0.5, passes=passes), regularizers=(KL,))
+        for passes in (2, 1)
+    )
+    batch, optimizer = batch_of(recipe.likelihood), optax.sgd(5.0)
+    first, second = (batch.extras["masked_prompt"][..., i] for i in (0, 1))
+    assert (first != second).any()
+    reference = jax.tree.map(lambda x: 0.8 * x, params)
+    batch = score_reference(batch, recipe, scorer_of(recipe, model), reference)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    after, metrics = make_step(model, recipe, optimizer, epochs=2, donate=False)(state, batch)
+    assert metrics["approx_kl"] > 0
+
+    score = scorer_of(alone, model)
+    moved = init_state(params, optimizer, alone, key=jax.random.key(0))
+    for number in (0, 1):
+        extras = {k: batch.extras[k][..., [number]] for k in ("masked", "masked_prompt", "noise")}
+        part = batch.replace(extras={**batch.extras, **extras})
+        part = part.replace(old_logp=score(params, part).logp, ref_logp=score(reference, part).logp)
+        moved, _ = make_step(model, alone, optimizer, donate=False)(moved, part)
+    moves = [jax.tree.map(jnp.subtract, x.params, params) for x in (after, moved)]
+    for a, b in zip(*map(jax.tree.leaves, moves), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(moves)) > 1e-2
+    with pytest.raises(ValueError, match="draws masks for 2 passes over a batch; got epochs 3"):
+        make_step(model, recipe, optimizer, epochs=3)
+
+
 def test_bgpo_is_the_mean_ratio_where_nothing_moved(tiny):
     """On policy its gradient is that of the exact ratio: A grad of the lower bound."""
     model, params = tiny

@@ -21,7 +21,7 @@ def diffu_grpo(
       p: Share of the prompt that is hidden.
       eps: Clip range of a token's ratio.
       kl_coef: Weight of k3 to the reference.
-      epochs: Optimizer steps per batch; the paper has 12, each with different masks.
+      epochs: Passes over a batch, each with other masks of the prompt; the paper has 12.
 
     References:
       Zhao et al., d1 (arXiv:2504.12216).
@@ -31,7 +31,7 @@ def diffu_grpo(
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
         regularizers=(_kl(kl_coef),) if kl_coef else (),
-        likelihood=diffusion.mean_field_likelihood(p=p),
+        likelihood=diffusion.mean_field_likelihood(p=p, passes=epochs),
         epochs=epochs,
         paper="arXiv:2504.12216",
     )
