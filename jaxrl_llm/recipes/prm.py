@@ -16,16 +16,16 @@ class ProcessRewardModel:
         for each batch:  its optimizer step on ``loss``, then
                          prm_logp[t] = log prm(token t | tokens before it)  goes into the batch
 
-    So the rewards of turns come from the model that has learned from their outcomes. It begins as
-    the policy does, and its state is that of a critic (``TrainState.critic``).
+    The turn rewards thus come from the model after it has learned from their outcomes. It starts as
+    a copy of the policy, and its state is stored as that of a critic (``TrainState.critic``).
 
     Attributes:
       loss: ``(logp, old_logp, mask, rewards, *, pairs, **context) -> []``, such as
-        ``preferences.trajectory_dpo``, of some groups of the batch; ``pairs`` is how many pairs the
-        batch has, so that the losses of microbatches add up.
+        ``preferences.trajectory_dpo``, of some groups of the batch; ``pairs`` is the number of
+        pairs in the batch, so that the losses of microbatches add up.
 
     Raises:
-      TypeError: If the loss is no function.
+      TypeError: If the loss is not a function.
     """
 
     loss: Callable

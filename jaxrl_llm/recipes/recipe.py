@@ -1,4 +1,4 @@
-"""``Recipe``: one frozen record that puts the functions of the lower layers together."""
+"""``Recipe``: one frozen record that combines the functions of the lower layers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -37,8 +37,8 @@ class AlgoState(NamedTuple):
       advantage: State of the advantage Transform.
       curation: State of the curation Transform; ``()`` without one.
       controllers: State of each computed controller and memory of visits, by its name.
-      last_kl: float32 ``[]``, KL of the policy of the last update from the one before it, as the
-        train step measured it; 0 before the first.
+      last_kl: float32 ``[]``, KL between the policies before and after the last update, as measured
+        by the train step; 0 before the first.
       rules: State of each rule of the optimizer's step, by its name.
     """
 
@@ -51,65 +51,65 @@ class AlgoState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe:
-    """A policy-gradient method: a function for each slot. It holds no arrays.
+    """A policy-gradient method: one function per slot. It holds no arrays.
 
         loss = sum_t weights_t * (correction_t * surrogate_t + sum_r regularizer_t)
 
-    The slots are orthogonal. A combination that would mean another method than its functions do is
-    refused when it is made, with the reason.
+    The slots are orthogonal. An inconsistent combination raises an error with the reason when the
+    Recipe is created.
 
     Attributes:
       name: Short name, for messages and metrics.
-      advantage: Transform ``rewards [P, G] -> [P, G]`` or ``[P, G, T]``; it receives what it names
-        of ``wiring.PREPARE_CONTEXT``, the batch's extras and the controllers of ``computed``. Lift
-        a function with ``stateless``; put several in a row with ``chain``.
-      surrogate: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``, and what it names of
-        ``wiring.LOSS_CONTEXT``, the extras and everything ``computed``.
+      advantage: Transform ``rewards [P, G] -> [P, G]`` or ``[P, G, T]``; it receives by name
+        entries of ``wiring.PREPARE_CONTEXT``, the batch's extras and the controllers of
+        ``computed``. Lift a function with ``stateless``; combine several with ``chain``.
+      surrogate: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``, and by name entries
+        of ``wiring.LOSS_CONTEXT``, the extras and everything ``computed``.
       weights: ``mask -> weights [..., T]``, computed once for each optimizer step.
-      regularizers: Functions of what they name of the surrogate's context, each returning a token
+      regularizers: Functions of named entries of the surrogate's context, each returning a token
         loss that is added to the surrogate's.
       correction: ``(old_logp, behavior_logp, mask) -> (weights, keep)``, both ``[..., T]``. The
-        weights multiply the surrogate alone, not the regularizers. Tokens where ``keep`` is False
+        weights multiply only the surrogate, not the regularizers. Tokens where ``keep`` is False
         leave the mask before token advantages and ``weights``, so they count in no denominator;
-        with weight 0 instead they count. Rollouts do not leave their group's baseline. A
-        sequence-level surrogate takes only a correction that is marked with
-        ``core.traits(level="sequence")``.
+        tokens of weight 0 do count. Rollouts remain in their group's baseline. A sequence-level
+        surrogate accepts only a correction that is marked with ``core.traits(level="sequence")``.
       curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
         ``advantage``; its result is combined with the batch's ``where`` by "and".
-      selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
-        tokens that leave the mask after the advantages, so that they stay in every baseline.
-      collector: Which prompts a batch asks for, how often, and which groups it is made of; None
-        for each prompt once an epoch. See :mod:`jaxrl_llm.curation.collectors.protocol`.
+      selection: ``(advantages, mask) -> keep [P, G, T]`` with named entries of the same context:
+        tokens that leave the mask after the advantages, so they still count in every baseline.
+      collector: Chooses the prompts of a batch, their numbers of rollouts and the groups that
+        train; None for each prompt once an epoch. See
+        :mod:`jaxrl_llm.curation.collectors.protocol`.
       computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
-        functions name them; see also ``core.given``.
+        functions read them by name; see also ``core.given``.
       critic: A value model that is trained with the policy; see :class:`Critic`.
       prm: A process reward model that is trained with the policy, in place of a critic;
         see :class:`ProcessRewardModel`.
-      likelihood: For a model that denoises, the estimate that stands where log-probabilities do,
+      likelihood: For a denoising model, the estimate that replaces log-probabilities,
         :class:`jaxrl_llm.diffusion.Likelihood`, or the densities of the steps of a flow,
         :class:`jaxrl_llm.diffusion.FlowLikelihood`. None for a causal model.
-      reference: ``(reference, params, step) -> reference``, how the reference model moves after
-        each step; None for a frozen one. It may name ``key``, a key of the run's seed. One with
-        ``init`` moves the policy as well, see :mod:`jaxrl_llm.regularizers.references`.
+      reference: ``(reference, params, step) -> reference``, the update of the reference model after
+        each step; None for a frozen one. It may name ``key``, a key of the run's seed. A rule with
+        ``init`` also changes the policy, see :mod:`jaxrl_llm.regularizers.references`.
       earlier: Policies of earlier iterations, whose weighted log-probabilities are the extra
         ``earlier_logp``; see :func:`jaxrl_llm.regularizers.earlier_policies`. None for none.
-      sampled_by: "policy", or "reference" where a reference that moves samples the rollouts.
-      teacher_mixture: Weight of the teacher in what samples, from 0 to below 1: each token is drawn
-        from ``(1 - w) policy + w teacher``, and ``behavior_logp`` is of this mixture. The teacher
-        is another model.
+      sampled_by: "policy", or "reference" if a moving reference samples the rollouts.
+      teacher_mixture: Weight of the teacher in the sampling distribution, in [0, 1): each token is
+        drawn from ``(1 - w) policy + w teacher``, and ``behavior_logp`` is of this mixture. The
+        teacher is another model.
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       inputs: Names of further extras that the batch holds.
-      epochs: How many times the method passes over a batch; what a run uses unless its config has
-        another number.
-      minibatches: Into how many parts, with an optimizer step each, an epoch divides the batch.
+      epochs: Number of passes over a batch; a run's config may override it.
+      minibatches: Number of parts of a batch, each with an optimizer step; a run's config may
+        override it.
       paper: Reference.
       status: ``"experimental"``, or ``"reproduced"`` once a config reaches a published number.
-      group_relative: True if the method compares the rollouts of one prompt, which takes two.
+      group_relative: True if the method compares the rollouts of one prompt, which requires two.
 
     Raises:
-      TypeError: If a slot holds the wrong kind of thing, or ``replace`` names an unknown field.
-      ValueError: If a sequence-level surrogate meets a token-level weighting or correction, a slot
-        needs an input that it does not have, or ``status`` is unknown.
+      TypeError: If a slot has a wrong type, or ``replace`` names an unknown field.
+      ValueError: If a sequence-level surrogate is combined with a token-level weighting or
+        correction, a slot needs an input that is not available, or ``status`` is unknown.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -164,24 +164,24 @@ class Recipe:
         return replace_fields(self, changes)
 
     def computed_from(self, *sources: str) -> dict[str, Any]:
-        """The functions of ``computed`` by name, those from these sources, in their order."""
+        """The functions of ``computed`` from these sources by name, in their order."""
         return {x.name: x.function for x in self.computed if x.source in sources}
 
     @property
     def required_fields(self) -> frozenset[str]:
-        """Which inputs it cannot do without, by name.
+        """The names of the inputs that it requires.
 
         Of "ref_logp", "entropy", "behavior_logp", "old_logp" and "reward_components", those that a
         function names (``bind(function, ref_logp=None)`` removes one); of the extras, those that a
-        function requires. A correction needs the two log-probabilities it compares. "old_logp" is
-        here if the batch must hold it before it is prepared; a surrogate or a regularizer can do
-        without, since the policy being trained replaces it.
+        function requires. A correction needs the two log-probabilities that it compares. "old_logp"
+        is included if the batch must hold it before it is prepared; for a surrogate or a
+        regularizer it is optional, since the policy being trained replaces it.
         """
         return wiring.required_fields(self)[1]
 
     @property
     def second_model(self) -> Critic | ProcessRewardModel | None:
-        """The critic or the process reward model, of which a recipe has one at most."""
+        """The critic or the process reward model; a recipe has at most one of them."""
         return self.critic or self.prm
 
     @property
@@ -207,22 +207,22 @@ class Recipe:
 
     @property
     def reference_draws(self) -> bool:
-        """Whether a reference that moves draws random numbers."""
+        """Whether a moving reference draws random numbers."""
         return self.reference is not None and "key" in accepted(self.reference)
 
     @property
     def reads_last_kl(self) -> bool:
-        """Whether ``prepare`` reads the KL of the update before it."""
+        """Whether ``prepare`` reads the KL of the previous update."""
         return wiring.prepare_names(self, "last_kl")
 
     @property
     def learns(self) -> bool:
-        """Whether a Transform moves its state by what only an update shows."""
+        """Whether a Transform updates its state by results of an update."""
         return bool(wiring.learners(self))
 
     @property
     def uses_reference(self) -> bool:
-        """Whether numbers of the reference model enter: ``ref_logp``, or statistics of it."""
+        """Whether it uses the reference model: ``ref_logp``, or statistics of it."""
         statistics = self.computed_from("reference") or wiring.of_likelihood(self, "ref")
         return "ref_logp" in self.required_fields or bool(statistics)
 
@@ -233,19 +233,19 @@ class Recipe:
 
     @property
     def has_teacher(self) -> bool:
-        """Whether numbers of a teacher enter, another model or the policy after another prompt."""
+        """Whether it uses a teacher: another model, or the policy after another prompt."""
         spans = "teacher_span_logp" in self.required_fields
         return bool(self.computed_from("teacher")) or self.reads_teacher_logits or spans
 
     @property
     def teacher_top(self) -> int:
-        """How many of the teacher's most probable tokens are read at each position."""
+        """Number of the teacher's most probable tokens that are read at each position."""
         function = self.computed_from("teacher").get("top_ids")
         return dict(getattr(function, "options", ())).get("count", 0)
 
     @property
     def learns_from_model(self) -> bool:
-        """Whether the teacher is another model, not the policy after a prompt of its own."""
+        """Whether the teacher is another model, not the policy after another prompt."""
         itself = wiring.TEACHER_TEXTS in self.computed_from("responses")
         return self.has_teacher and not itself
 
@@ -253,17 +253,14 @@ class Recipe:
     def uses_ratio(self) -> bool:
         """Whether the surrogate compares the policy with ``old_logp``.
 
-        One that does not (``core.traits(has_ratio=False)``) has the right gradient only for the
-        policy that sampled, so that a batch serves one optimizer step.
+        A surrogate that does not (``core.traits(has_ratio=False)``) has the right gradient only on
+        policy, so each batch has one optimizer step.
         """
         return traits_of(self.surrogate).has_ratio
 
     @property
     def head(self) -> str | None:
-        """What the head of a reward model reads, "response" or "step"; None for a policy.
-
-        It is one number of each response, or of each of its steps.
-        """
+        """The unit that a reward model's head scores, "response" or "step"; None for a policy."""
         surrogate = traits_of(self.surrogate)
         if not surrogate.reads_head:
             return None
@@ -276,7 +273,7 @@ class Recipe:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the greatest reward that the advantage is defined for, else infinite."""
+        """The smallest and largest reward that the advantage is defined for, or infinity."""
         return wiring.reward_range(self.advantage)
 
     def check_group_size(self, group_size: int) -> None:
@@ -289,9 +286,9 @@ class Recipe:
             )
 
     def check_passes(self, epochs: int, minibatches: int) -> None:
-        """Raises ValueError if a batch serves several optimizer steps and there is no ratio.
+        """Raises ValueError if a batch has several optimizer steps and there is no ratio.
 
-        Also where each of its turns is a step already.
+        Also if each of its turns already is a step.
         """
         if epochs * minibatches > 1 and self.turn_updates is not None:
             raise ValueError(
@@ -318,7 +315,7 @@ class Recipe:
             )
 
     def check_staleness(self, max_staleness: int) -> None:
-        """Raises ValueError if older weights may sample and nothing in it corrects for that."""
+        """Raises ValueError if older weights may sample and the recipe has no correction for it."""
         if max_staleness > 0 and self.likelihood is not None:
             raise ValueError(
                 f"recipe {self.name!r} estimates likelihoods of the weights that train, which "
@@ -342,7 +339,7 @@ class Recipe:
 
         Args:
           output_shape: ``(V, D)`` of the model's output matrix, for a recipe with numbers computed
-            from "optimizer"; None if its batches bring those.
+            from "optimizer"; None if its batches hold them.
         """
         controllers = self.computed_from("controller", "last_visit")
         rules: dict[str, ArrayTree] = {}
@@ -361,21 +358,21 @@ class Recipe:
     def prepare(
         self, batch: Batch, algo_state: AlgoState, *, key: Array | None = None
     ) -> tuple[Batch, AlgoState]:
-        """The batch with advantages, weights and all else that ``loss`` reads, and the next state.
+        """The batch with advantages, weights and all other inputs of ``loss``, and the next state.
 
         In order: controllers; curation clears ``where`` and with it ``mask``; the correction drops
-        tokens from ``mask``; advantages; the selection drops more; what is computed from the batch;
-        the critic's returns; weights. All in float32.
+        tokens from ``mask``; advantages; the selection drops more tokens; entries computed from the
+        batch; the critic's returns; weights. All in float32.
 
         Args:
-          batch: ``[P, G, T]`` arrays of all prompts of this update. The prepared one may be divided
-            into any microbatches of complete groups.
+          batch: ``[P, G, T]`` arrays of all prompts of this update. The prepared batch may be
+            divided into any microbatches of complete groups.
           algo_state: From ``init()`` or the last call.
           key: A typed key, for a recipe that ``draws``.
 
         Raises:
-          ValueError: If fields of the batch disagree about a shape, the group has one rollout and
-            the recipe compares, an input that the recipe needs is absent, or a slot returns a wrong
+          ValueError: If fields of the batch disagree about a shape, the group has one rollout but
+            the recipe compares rollouts, a required input is missing, or a slot returns a wrong
             shape.
           TypeError: If a field of the batch has a wrong dtype, or a slot returns a mask that is not
             bool or another array that is not floating point.
@@ -456,10 +453,10 @@ class Recipe:
         )
 
     def measure(self, batch: Batch, logp: Array | None) -> Batch:
-        """The batch with what is computed from "update", for a policy of these log-probabilities.
+        """The batch with the entries computed from "update", for a policy's log-probabilities.
 
-        ``prepare`` calls it for the old policy and the train step before each optimizer step.
-        Without ``old_logp`` the policy is the old one.
+        ``prepare`` calls it for the old policy, and the train step calls it before each optimizer
+        step. Without ``old_logp`` the policy is the old one.
         """
         for name, function in self.computed_from("update").items():
             old_logp = batch.old_logp
@@ -473,14 +470,14 @@ class Recipe:
         return batch
 
     def learn(self, batch: Batch, algo_state: AlgoState, *, logp: Array) -> AlgoState:
-        """The state after the update that a prepared batch was for, for a recipe that ``learns``.
+        """The state after the update on a prepared batch, for a recipe that ``learns``.
 
-        The train step calls it where the update was made.
+        The train step calls it after the update.
 
         Args:
           batch: As ``prepare`` returned it, all prompts of the update.
-          algo_state: That ``prepare`` returned with it.
-          logp: ``[P, G, T]``, each row by the policy before the first optimizer step that took it.
+          algo_state: The state that ``prepare`` returned with it.
+          logp: ``[P, G, T]``, each row under the policy before its first optimizer step.
         """
         context = wiring.context(batch, wiring.LEARN_CONTEXT)
         old_logp = logp if batch.old_logp is None else batch.old_logp
@@ -503,9 +500,10 @@ class Recipe:
     def weigh(self, batch: Batch) -> Batch:
         """The batch with the weights of the loss, and of the critic's, from its final mask.
 
-        ``prepare`` ends with it. A train step that divides the batch into minibatches calls it on
-        each, so that the weights of every optimizer step add up as those of a batch do. Raises
-        ValueError if a weighting returns a wrong shape, TypeError if it is not floating point.
+        It is the last part of ``prepare``. A train step that divides the batch into minibatches
+        calls it on each, so that the weights of every optimizer step add up as those of a batch do.
+        Raises ValueError if a weighting returns a wrong shape, TypeError if it is not floating
+        point.
         """
         context = wiring.context(batch, wiring.PREPARE_CONTEXT)
         batch = batch.replace(weights=_weights(self, self.weights, batch, context))
@@ -537,8 +535,8 @@ class Recipe:
           A float32 scalar. Its gradient over microbatches sums to that of the full batch.
 
         Raises:
-          ValueError: If the batch was not prepared, shapes differ, a needed input is absent, or the
-            surrogate or a regularizer does not return one value per token.
+          ValueError: If the batch was not prepared, shapes differ, a required input is missing, or
+            the surrogate or a regularizer does not return one value per token.
         """
         self._check_present(batch, {"advantages", "weights"}, "loss", hint="call prepare first")
         required = self.required_fields

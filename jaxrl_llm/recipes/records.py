@@ -1,4 +1,4 @@
-"""How the frozen records of this package print themselves and are copied with changes."""
+"""Printing of the frozen records of this package, and copies with changes."""
 
 import dataclasses
 import difflib
@@ -41,7 +41,7 @@ def format_fields(record) -> str:
 def replace_fields(record: Any, changes: Mapping[str, Any]) -> Any:
     """A copy of a record with some fields changed; its checks run again.
 
-    Raises TypeError if a name is not a field, with the nearest one.
+    Raises TypeError if a name is not a field; the message suggests the nearest one.
     """
     fields = [field.name for field in dataclasses.fields(record)]
     for name in changes:

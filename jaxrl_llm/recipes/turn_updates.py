@@ -9,14 +9,14 @@ from jaxrl_llm.recipes.records import format_fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class TurnUpdates:
-    """The turns of a batch are updated one after the other, as agents that act in turn.
+    """Updates the turns of a batch one after another, like agents that act in turn.
 
         for each turn k in order:
             old_logp = that of the policy now;   A_k = A factor
             an optimizer step on the tokens of turn k
             factor = sequential_factor(factor, logp after the step, old_logp, tokens of turn k)
 
-    The batch holds ``turn_ids`` and ``turn_where``. A turn that no rollout has makes no step.
+    The batch holds ``turn_ids`` and ``turn_where``. A turn that no rollout has is skipped.
 
     Attributes:
       order: "backward", "forward" or "random", see ``corrections.turn_order``.

@@ -1,8 +1,8 @@
-"""What the slots of a Recipe take, what a recipe requires, and the checks when a slot is filled.
+"""The inputs of a Recipe's slots, the requirements of a recipe, and the checks of its slots.
 
-A slot calls its function with some arrays by position and with everything else that the function
-names from the slot's context. So a recipe's signatures are what it requires, and a function that
-asks for something that its slot does not have is refused when the recipe is made.
+A slot calls its function with some arrays by position and with the entries of the slot's context
+that the function names. The signatures of a recipe thus define its requirements, and a function
+with a parameter that its slot does not provide raises an error when the recipe is created.
 """
 
 import inspect
@@ -90,32 +90,32 @@ class Computed(NamedTuple):
 
     Attributes:
       name: The name in the context of every function that is called later.
-      function: What computes it; see ``source``.
+      function: The function that computes it; see ``source``.
       source: One of
 
         - ``"responses"``: ``function(texts, **context)`` on the host, before the batch goes to the
-          device: of P lists of G responses as text, an array with leading axis P. It names what
-          else it takes of ``rewards`` and ``where`` ``[P, G]``, ``prompts`` (P texts), ``metadata``
-          (P mappings), ``messages`` (P lists of G: what a collector sent in place of the prompt, or
-          None) and what the reward says, P lists of G each, such as ``feedback``. The
-          name ``"teacher_texts"`` is for P lists of G messages for the teacher, None for a response
-          without one: the loop makes ``has_teacher`` and the teacher's prompts of them. The name
-          ``"answer_texts"`` is for P pairs of texts, what stands before a reference answer and the
-          answer: the train step makes ``answer_logp`` of them.
+          device: of P lists of G responses as text, an array with leading axis P. It may also name
+          ``rewards`` and ``where`` ``[P, G]``, ``prompts`` (P texts), ``metadata`` (P mappings),
+          ``messages`` (P lists of G: what a collector sent in place of the prompt, or None) and the
+          details of the reward, P lists of G each, such as ``feedback``. The name
+          ``"teacher_texts"`` is for P lists of G messages for the teacher, None for a response
+          without one: the loop turns them into ``has_teacher`` and the teacher's prompts. The name
+          ``"answer_texts"`` is for P pairs of texts, the text before a reference answer and the
+          answer: the train step turns them into ``answer_logp``.
         - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state; or
-          one of each token, ``[P, G, T]``.
-        - ``"optimizer"``: a rule of the step that each token alone would make, for the selection:
+          a coefficient per token, ``[P, G, T]``.
+        - ``"optimizer"``: a rule on the optimizer step of each single token, for the selection:
           ``function(state, hidden [N, D], logits [N, V], targets [N], *, advantages, mask,
           learning_rate) -> (values [N, ...], sums)`` of the policy at the start of the step, in
           chunks of tokens. Their sums are added to ``zeros(V, D)``; ``init(V, D)`` is the first
-          state, which ``learn(state, sums)`` moves once a batch; ``reads_rate`` is whether it
+          state, which ``learn(state, sums)`` updates once per batch; ``reads_rate`` is whether it
           reads the learning rate of the update.
         - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
           scalar, computed on the full batch after the advantages. The name ``"update_scale"`` is
           a scalar by which the train step multiplies the optimizer's update.
         - ``"update"``: ``function(logp, old_logp, mask)``, an array with leading axis P or a
           scalar, of the policy before each optimizer step and all its rows, without a gradient.
-          Before the first step of a batch the two policies are one.
+          Before the first step of a batch the two policies are equal.
         - ``"policy"``: a vocabulary statistic ``function(logits [N, V], targets [N]) -> [N, ...]``
           of the policy being trained, with the extras that it names, row by row; computed in chunks
           of tokens and differentiated.
@@ -126,8 +126,8 @@ class Computed(NamedTuple):
           A statistic of the policy that names ``teacher_logits`` gets the teacher's logits.
         - ``"last_visit"``: a memory of responses, see ``advantages.last_visit``, with ``init()``,
           ``recall(state, **fields)`` and ``update(logp, state, recalled)``, an array ``[P]``, where
-          ``logp`` is what the policy at the start of the step makes of the recalled responses to
-          the batch's prompts.
+          ``logp`` are the log-probabilities of the recalled responses to the batch's prompts under
+          the policy at the start of the step.
     """
 
     name: str
@@ -146,7 +146,7 @@ _OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights"})
 
 
 class Reader(NamedTuple):
-    """A function in a slot, and the names of what the slot hands it by position."""
+    """A function in a slot, and the names of its positional arguments."""
 
     slot: str
     function: Callable
@@ -166,13 +166,13 @@ POSITIONAL = {
 
 
 def context(batch: Batch, names: tuple[str, ...]) -> dict[str, Any]:
-    """Fields and extras of a batch by name, for functions that take what they name."""
+    """Fields and extras of a batch by name, for functions that take arguments by name."""
     fields = {name: getattr(batch, name) for name in names if hasattr(batch, name)}
     return {**batch.extras, **fields}
 
 
 def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
-    """The functions inside a transform; of one that is opaque, its update."""
+    """The functions inside a transform; for an opaque transform, its update."""
     if transform is None:
         return []
     if (parts := parts_of(transform)) is not None:
@@ -183,7 +183,7 @@ def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
 
 
 def learners(recipe) -> list[Reader]:
-    """What learns of an update that was made: the ``learn`` of Transforms, parts of a chain too."""
+    """The ``learn`` functions of Transforms, including parts of a chain."""
     transforms = [recipe.advantage, recipe.curation, *recipe.computed_from("controller").values()]
     found = []
     for transform in (t for t in transforms if t is not None):
@@ -198,7 +198,7 @@ def _label(entry: Computed) -> str:
 
 
 def readers(recipe) -> tuple[list[Reader], list[Reader]]:
-    """The functions that ``prepare`` calls or that run for it, and those of the loss and after."""
+    """The functions that run in or for ``prepare``, and those of the loss and after it."""
     plain = {
         slot: Reader(slot, function, positional)
         for slot, positional in POSITIONAL.items()
@@ -240,7 +240,7 @@ def names_computed(recipe, sources: Sequence[str]) -> set[str]:
 
 
 def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
-    """What ``prepare``, and what ``prepare`` and the loss cannot do without.
+    """The inputs that ``prepare`` requires, and those that ``prepare`` and the loss require.
 
     Of the standard inputs, those that a function names; of the extras, those without a default.
     """
@@ -277,10 +277,9 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def of_likelihood(recipe, who: str) -> dict[str, str]:
-    """The extras that hold what a likelihood's scorer returns, by the names that it has there.
+    """The required extras that hold the results of a likelihood's scorer, by the scorer's names.
 
-    ``who`` is the policy that is scored: "old", or "ref" for the reference. Those that the recipe
-    cannot do without.
+    ``who`` is the policy that is scored: "old", or "ref" for the reference.
     """
     if recipe.likelihood is None:
         return {}
@@ -303,8 +302,8 @@ def prepare_names(recipe, name: str) -> bool:
 def reward_range(advantage: Transform) -> tuple[float, float]:
     """The rewards that an advantage is defined for (see ``core.traits(reward_range=...)``).
 
-    Only the first part of a chain gets the rewards unchanged; it may be there to move them into the
-    range of the next.
+    Only the first part of a chain gets the rewards unchanged; it may map them to the range of the
+    next part.
     """
     parts = parts_of(advantage)
     if parts is not None:
@@ -336,7 +335,7 @@ def statistic_shapes(recipe, batch, source: str = "policy") -> dict[str, jax.Sha
 
 
 def check_output(recipe: str, what: str, value, *shapes: tuple[int, ...]) -> None:
-    """Raises ValueError unless what a slot returned has one of the shapes: nothing is broadcast."""
+    """Raises ValueError unless a slot's result has one of the shapes; nothing is broadcast."""
     if jnp.shape(value) not in shapes:
         raise ValueError(
             f"Recipe {recipe!r}: {what} must have shape {' or '.join(map(str, shapes))}; "
@@ -345,12 +344,12 @@ def check_output(recipe: str, what: str, value, *shapes: tuple[int, ...]) -> Non
 
 
 def head_shapes(recipe, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a critic's functions may return: one number for all heads, or one for each."""
+    """The shapes that a critic's functions may return: one value for all heads, or one per head."""
     return batch.mask.shape, (*batch.mask.shape, recipe.critic.heads)
 
 
 def check_recipe(recipe) -> None:
-    """Raises TypeError or ValueError unless the slots hold what they should and work together."""
+    """Raises TypeError or ValueError unless the slots are valid and compatible."""
     _check_kinds(recipe)
     checks.check_option(f"Recipe {recipe.name!r}", "status", recipe.status, STATUSES)
     # One name for two things would leave one of them without effect.
@@ -450,9 +449,9 @@ def _check_kinds(recipe) -> None:
 
 
 def check_collector(name: str, collector: Any) -> None:
-    """Raises TypeError for what is neither None nor a collector.
+    """Raises TypeError for an argument that is neither None nor a collector.
 
-    ValueError if one that it is built of would have to follow the training.
+    Raises ValueError if one of its inner collectors would have to follow the training.
     """
     functions = ("init", "propose", "observe")
     if not (collector is None or all(callable(getattr(collector, f, None)) for f in functions)):
@@ -701,9 +700,9 @@ def _check_head(recipe) -> None:
 
 
 def validate(recipe):
-    """The recipe, after a dry run on shapes: an option out of its range raises here.
+    """Checks the recipe by a dry run on shapes, which raises for bad options, and returns it.
 
-    Presets end with it. Nothing is computed and no device is touched.
+    Presets call it last. Nothing is computed and no device is used.
     """
 
     def run(batch, logp):

@@ -1,4 +1,4 @@
-"""Losses of preferences: on pairs of the data, or of the policy's rollouts."""
+"""Preference losses: on pairs of the data, or of the policy's rollouts."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -25,7 +25,7 @@ def with_loss(
     computed: tuple[Computed, ...] = (),
     earlier: EarlierPolicies | None = None,
 ) -> Recipe:
-    """A recipe of a loss of preferences; ``reads`` names the log-probabilities besides ``logp``."""
+    """A recipe for a preference loss; ``reads`` names the log-probabilities besides ``logp``."""
     if "ref_logp" in accepted(surrogate) and "ref_logp" not in reads:
         surrogate = bind(surrogate, ref_logp=None)
     if "behavior_logp" in accepted(surrogate) and "behavior_logp" not in reads:
@@ -52,7 +52,7 @@ def pairwise(
     name: str | None = None,
     paper: str = "",
 ) -> Recipe:
-    """Any loss of pairs, such as hinge, bco, sft or one of your own.
+    """Any pairwise loss, such as hinge, bco, sft or your own.
 
         loss = mean over pairs of loss(chosen, rejected)
 
@@ -60,7 +60,7 @@ def pairwise(
       loss: A loss of pairs of :mod:`jaxrl_llm.preferences`, with its options bound.
       offline: Pairs from the columns "chosen" and "rejected" of the data; else of each group that
         the policy samples, the best rollouts against the worst.
-      name: Of the recipe; None for that of the loss.
+      name: Name of the recipe; None for the name of the loss.
       paper: Its reference.
 
     Example:
@@ -95,7 +95,7 @@ def dpo(
 
     Args:
       beta: Scale of the implicit rewards.
-      label_smoothing: Share of the pairs taken to be the wrong way around (cDPO).
+      label_smoothing: Assumed share of pairs with swapped labels (cDPO).
       likelihood: Weight of the mean log-probability of the chosen response (RPO, whose weight is
         1). Without it both responses of a pair may become less likely.
       margins: Whether the margin is the column "margin" of each row (ODPO); else it is 0.
@@ -114,18 +114,18 @@ def dpo(
 def spo_degree(
     *, beta: float = 0.1, degree_coef: float = 0.1, classes: tuple[int, ...] = (0, 1, 2, 3)
 ) -> Recipe:
-    """Self-supervised preference optimization: DPO, and how much degraded copies have lost.
+    """Self-supervised preference optimization: DPO plus a classifier of the degree of degradation.
 
         loss = dpo(chosen, rejected) + degree_coef (mean over copies of -log softmax(z)[degree])
-        z = rows of the output matrix times the last hidden state, one row a degree
+        z = rows of the output matrix times the last hidden state, one row per degree
 
     A copy of degree k is the chosen response without the share k / M of its tokens; M is the number
-    of the classes. Any other loss of pairs takes the same collector, number and term.
+    of classes. Any other pairwise loss can use the same collector, computed entry and term.
 
     Args:
       beta: Scale of the implicit rewards.
-      degree_coef: Weight of the degrees; 0 is :func:`dpo`.
-      classes: Ids of tokens whose rows of the output matrix are the head, such as of rare signs.
+      degree_coef: Weight of the degree term; 0 is :func:`dpo`.
+      classes: Token ids whose rows of the output matrix are the head, such as rare symbols.
 
     References:
       Self-supervised preference optimization (arXiv:2409.17791). Confidence: ABSTRACT; the tokens
@@ -157,13 +157,13 @@ def online_dpo(*, beta: float = 0.1) -> Recipe:
 
 
 def ipo(*, beta: float = 0.1, per_token: bool = True) -> Recipe:
-    """Identity preference optimization: the log-ratios differ by a fixed margin.
+    """Identity preference optimization: regresses the difference of log-ratios to a fixed margin.
 
         loss = (h_w - h_l - 1 / (2 beta))^2,   h = mean (or sum) of logp - ref_logp
 
     Args:
-      beta: The greater, the smaller the margin.
-      per_token: Means over the tokens, as in TRL; False takes the sums of the paper.
+      beta: Inverse margin; a larger beta has a smaller margin.
+      per_token: Whether to use means over tokens, as in TRL; False uses the paper's sums.
 
     References:
       Azar et al. (arXiv:2310.12036).
@@ -172,14 +172,14 @@ def ipo(*, beta: float = 0.1, per_token: bool = True) -> Recipe:
 
 
 def slic(*, margin: float = 1.0, likelihood: float = 1.0, per_token: bool = True) -> Recipe:
-    """Sequence likelihood calibration: a margin of likelihoods, and the chosen response's own.
+    """Sequence likelihood calibration: a likelihood margin plus the chosen response's likelihood.
 
         loss = max(0, margin - (a_w - a_l)) - likelihood a_w,   a = mean (or sum) of logp
 
     Args:
-      margin: Between the two.
+      margin: Margin between the two responses.
       likelihood: Weight of the likelihood of the chosen response.
-      per_token: Means over the tokens; False takes sums.
+      per_token: Whether to use means over tokens; False uses sums.
 
     References:
       Zhao et al., SLiC-HF (arXiv:2305.10425), whose likelihood is of the supervised target.
@@ -197,14 +197,14 @@ def orpo(*, beta: float = 0.1) -> Recipe:
       beta: Weight of the odds.
 
     References:
-      Hong et al. (arXiv:2403.07691). The likelihood is over the response, TRL's over the prompt
-      as well.
+      Hong et al. (arXiv:2403.07691). The likelihood is over the response; TRL's also includes the
+      prompt.
     """
     return pairwise(bind(preferences.orpo, beta=beta), paper="arXiv:2403.07691")
 
 
 def simpo(*, beta: float = 2.0, gamma: float = 1.0) -> Recipe:
-    """Simple preference optimization: mean log-probabilities by a margin, no reference.
+    """Simple preference optimization: mean log-probabilities with a margin, no reference.
 
         loss = -log sigmoid(beta (a_w - a_l) - gamma),   a = mean of logp
 
@@ -252,7 +252,7 @@ def exo_pair(*, beta: float = 0.1, label_smoothing: float = 1e-3) -> Recipe:
 
 
 def discopop(*, beta: float = 0.1, tau: float = 0.05) -> Recipe:
-    """DiscoPOP: DPO's loss, which turns into an exponential one where the pair is in order.
+    """DiscoPOP: DPO's loss, blended into an exponential loss for pairs in the right order.
 
         z = x_w - x_l,   m = sigmoid(z / tau)
         loss = -(1 - m) log sigmoid(z) + m exp(-z)
@@ -268,7 +268,7 @@ def discopop(*, beta: float = 0.1, tau: float = 0.05) -> Recipe:
 
 
 def nca(*, beta: float = 0.1) -> Recipe:
-    """Noise contrastive alignment of pairs: the likelihood of the chosen response does not fall.
+    """Noise contrastive alignment of pairs: keeps the chosen response's likelihood from falling.
 
         loss = -log sigmoid(x_w) - log sigmoid(-x_w) / 2 - log sigmoid(-x_l) / 2
 
@@ -282,15 +282,15 @@ def nca(*, beta: float = 0.1) -> Recipe:
 
 
 def apo(*, beta: float = 0.1, variant: Literal["zero", "down"] = "zero") -> Recipe:
-    """Anchored preference optimization: both likelihoods, and not only their difference.
+    """Anchored preference optimization: controls both likelihoods, not only their difference.
 
         zero:  loss = 1 - sigmoid(x_w) + sigmoid(x_l)
         down:  loss = sigmoid(x_w) + 1 - sigmoid(x_w - x_l)
 
     Args:
       beta: Scale of the implicit rewards.
-      variant: "zero" where the chosen responses are better than the policy's own, "down" where
-        they are worse.
+      variant: "zero" if the chosen responses are better than the policy's own, "down" if they are
+        worse.
 
     References:
       D'Oosterlinck et al. (arXiv:2408.06266).
@@ -301,7 +301,7 @@ def apo(*, beta: float = 0.1, variant: Literal["zero", "down"] = "zero") -> Reci
 
 
 def aot(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
-    """Alignment by optimal transport: the margins of all pairs above those of the reference.
+    """Alignment by optimal transport: the policy's margins dominate those of the reference.
 
         a = logp_w - logp_l,   b = ref_logp_w - ref_logp_l
         loss = -log sigmoid(beta (a of rank k - b of rank k))
@@ -329,7 +329,7 @@ def aot(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
 def transported_margins(
     advantages: Array, *, old_logp: Array, ref_logp: Array, mask: Array, beta: float
 ) -> Array:
-    """Margins ``[P]`` of the pairs of a batch for :func:`aot`; a group has the mean of several."""
+    """Margins ``[P]`` of a batch's pairs for :func:`aot`, averaged over the pairs of a group."""
     best, worst = best_and_worst(advantages, jnp.any(mask, axis=-1))
 
     def sums(tokens: Array, shares: Array) -> Array:
@@ -346,12 +346,12 @@ def transported_margins(
 
 
 def ld_dpo(*, beta: float = 0.1, alpha: float = 0.5) -> Recipe:
-    """Length-desensitized DPO: what is longer than the other response counts less.
+    """Length-desensitized DPO: tokens beyond the length of the other response count less.
 
         x = beta (logp - ref_logp), summed over the first min(l_w, l_l) tokens
-            + alpha times the sum over those behind them
+            + alpha times the sum over the tokens after them
 
-    Any recipe of pairs has the same with ``bind(recipe.surrogate, excess=alpha)`` as its surrogate.
+    For any pairwise recipe use ``bind(recipe.surrogate, excess=alpha)`` as the surrogate.
 
     Args:
       beta: Scale of the implicit rewards.
@@ -371,7 +371,7 @@ def ld_dpo(*, beta: float = 0.1, alpha: float = 0.5) -> Recipe:
 
 
 def wpo(*, beta: float = 0.1) -> Recipe:
-    """Weighted preference optimization: DPO, in which likely pairs count more.
+    """Weighted preference optimization: DPO with larger weights for likely pairs.
 
         loss = -w_w w_l log sigmoid(x_w - x_l)
         w = exp(mean over tokens of (logp - log sum of pi^2)), by the policy before the step
@@ -409,7 +409,7 @@ def tpo(
     per_token: bool = False,
     columns: tuple[str, str, str] = ("chosen", "rejected", "reference"),
 ) -> Recipe:
-    """Triple preference optimization: a pair, and the likelihood of a gold response.
+    """Triple preference optimization: a pair plus the likelihood of a gold response.
 
         loss = -log sigmoid(beta (sum of logp_w - sum of logp_l) - gamma) - likelihood a_gold
 
@@ -419,7 +419,7 @@ def tpo(
       beta: Scale of the sums.
       gamma: Margin.
       likelihood: Weight of the likelihood of the gold response.
-      per_token: Means in place of the sums: with ``gamma=0.5`` it is TPO-L.
+      per_token: Whether to use means instead of sums: with ``gamma=0.5`` it is TPO-L.
       columns: Names of the columns with the chosen, the rejected and the gold response.
 
     References:
@@ -441,18 +441,18 @@ def fspo(*, beta: float = 0.01, shots: int = 4, user: str = "user") -> Recipe:
 
         loss = (h_w - h_l - 1 / (2 beta))^2,   h = sum of logp - ref_logp after the examples
 
-    The examples are of the columns "user", "chosen" and "rejected" of the data; see
+    The examples come from the columns "user", "chosen" and "rejected" of the data; see
     :func:`jaxrl_llm.curation.few_shot_pairs`. The paper first trains on the chosen responses in the
     same format, and that model is the reference.
 
     Args:
-      beta: The greater, the smaller the margin.
-      shots: The most examples; 0 is :func:`ipo` of sums.
+      beta: Inverse margin; a larger beta has a smaller margin.
+      shots: Maximum number of examples; 0 is :func:`ipo` of sums.
       user: The column with the user.
 
     References:
-      Singh et al. (arXiv:2502.19312). The paper's chain, which first describes the user, is left
-      out.
+      Singh et al. (arXiv:2502.19312). The paper's chain, which first describes the user, is
+      omitted.
     """
     return with_loss(
         "fspo",
@@ -466,13 +466,13 @@ def fspo(*, beta: float = 0.01, shots: int = 4, user: str = "user") -> Recipe:
 def kto(
     *, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
 ) -> Recipe:
-    """Kahneman-Tversky optimization: responses that are good or bad, one by one.
+    """Kahneman-Tversky optimization: single responses that are labeled good or bad.
 
         desirable:    loss = w_d (1 - sigmoid(x - z)),   x = beta (sum of logp - sum of ref_logp)
         undesirable:  loss = w_u (1 - sigmoid(z - x))
         z = beta max(0, mean of logp - ref_logp of responses after another row's prompt)
 
-    The responses are the columns "chosen" and "rejected" of the data, each on its own;
+    The responses are the columns "chosen" and "rejected" of the data, each used separately;
     ``replace(collector=curation.offline_labels())`` reads "completion" and "label" instead.
 
     Args:
@@ -518,12 +518,12 @@ def bco(
       beta: Scale of the implicit rewards.
       desirable_weight: Weight of the good responses.
       undesirable_weight: Weight of the bad ones.
-      density: Whether a bad response counts the column "density" of its row besides, as
-        ``data.with_density`` makes it: how much more often good responses have such a prompt. Pairs
+      density: Whether the weight of a bad response also includes the column "density" of its row,
+        from ``data.with_density``: how much more often good responses have such a prompt. Pairs
         have the same prompts, and a density of 1.
 
     References:
-      Jung et al. (arXiv:2404.04656), whose densities are on; off is TRL's default.
+      Jung et al. (arXiv:2404.04656), which uses densities; TRL's default does not.
     """
     loss = bind(
         preferences.bco_unpaired,
@@ -546,7 +546,7 @@ def bco(
 
 
 def divergence(advantages: Array, *, kl_logp: Array, kl_ref_logp: Array, where: Array) -> Array:
-    """The divergence that KTO compares with, of the responses that take part."""
+    """The divergence z of KTO, over the responses that take part."""
     del advantages
     return preferences.kto_kl(kl_logp, kl_ref_logp, where=where)
 
@@ -554,17 +554,17 @@ def divergence(advantages: Array, *, kl_logp: Array, kl_ref_logp: Array, where: 
 def unpaired(
     loss: Callable = preferences.apo_zero_unpaired, *, name: str | None = None, paper: str = ""
 ) -> Recipe:
-    """Any loss of single responses, such as apo_zero_unpaired or one of your own.
+    """Any loss of single responses, such as apo_zero_unpaired or your own.
 
         loss = mean over responses of loss(response, whether it is good)
 
     The responses are the columns "completion" and "label" of the data;
     ``replace(collector=curation.offline_pairs())`` reads both sides of pairs instead. :func:`kto`
-    and :func:`bco` also have what these losses compare a response with.
+    and :func:`bco` also include the references that these losses compare a response with.
 
     Args:
       loss: A loss of single responses of :mod:`jaxrl_llm.preferences`, with its options bound.
-      name: Of the recipe; None for that of the loss.
+      name: Name of the recipe; None for the name of the loss.
       paper: Its reference.
 
     Example:
@@ -594,17 +594,17 @@ def listwise(
     name: str | None = None,
     paper: str = "",
 ) -> Recipe:
-    """Any loss of lists: lipo_lambda, plackett_luce, list_softmax, pair_logistic, pair_hinge.
+    """Any listwise loss: lipo_lambda, plackett_luce, list_softmax, pair_logistic, pair_hinge.
 
         loss = mean over prompts of loss(beta (logp - ref_logp), rewards)
 
     Args:
       loss: A loss of lists of :mod:`jaxrl_llm.preferences`, with its options bound.
       beta: Scale of the implicit rewards.
-      size: The most responses of a row of the data.
-      offline: Lists from the columns "responses" and "rewards" of the data; else the groups that
-        the policy samples.
-      name: Of the recipe; None for that of the loss.
+      size: Maximum responses in a row of the data.
+      offline: Whether lists come from the columns "responses" and "rewards" of the data; else they
+        are the groups that the policy samples.
+      name: Name of the recipe; None for the name of the loss.
       paper: Its reference.
 
     References:
@@ -621,7 +621,7 @@ def listwise(
 
 
 def lipo_lambda(*, beta: float = 0.05, size: int = 8) -> Recipe:
-    """LiPO: ranked lists, each pair by how much it changes the discounted gain.
+    """LiPO: ranked lists, with each pair weighted by its change of the discounted cumulative gain.
 
     Args:
       beta, size: As in :func:`listwise`.
@@ -633,7 +633,7 @@ def lipo_lambda(*, beta: float = 0.05, size: int = 8) -> Recipe:
 
 
 def plackett_luce(*, beta: float = 0.1, size: int = 8) -> Recipe:
-    """DPO of rankings: the likelihood of the order of a list under the implicit rewards.
+    """DPO for rankings: the likelihood of a list's order under the implicit rewards.
 
     Args:
       beta, size: As in :func:`listwise`.
@@ -652,8 +652,8 @@ def p3o(*, eps: float = 0.2, kl_coef: float = 0.01, clip: str = "joint") -> Reci
         q = reward - kl_coef (sum of logp - sum of ref_logp)
 
     Args:
-      eps: Half the width of the box.
-      kl_coef: Penalty for each nat from the reference; 0 for none.
+      eps: Half the width of the clip range.
+      kl_coef: Penalty per nat from the reference; 0 for none.
       clip: "joint", or "separate" for each ratio.
 
     References:
@@ -666,13 +666,13 @@ def p3o(*, eps: float = 0.2, kl_coef: float = 0.01, clip: str = "joint") -> Reci
 
 
 def brain(*, temperature: float = 1.0) -> Recipe:
-    """BRAIn: the posterior of good responses, distilled from the policy's weighted samples.
+    """BRAIn: distills the posterior of good responses from the policy's weighted samples.
 
         loss = KL(softmax(ref_logp + r / temperature - behavior_logp)
                   || softmax(logp - behavior_logp)) over a group
 
     Args:
-      temperature: Of the reward.
+      temperature: Temperature of the reward.
 
     References:
       Pandey et al. (arXiv:2402.02479), with the reference as the prior.
@@ -701,12 +701,12 @@ def mpo(
 
     Args:
       beta: Scale of the implicit rewards.
-      preference: Weight of the first term; likewise ``quality`` and ``likelihood``.
+      preference: Weight of the first term; ``quality`` and ``likelihood`` weigh the others.
 
     References:
-      Wang et al. (arXiv:2411.10442), with the weights of TRL's documentation; the mix with which
-      Skywork R1V2 (arXiv:2504.16656) trains beside GRPO, whose buffer is :func:`ssb`. The papers
-      sample their pairs beforehand.
+      Wang et al. (arXiv:2411.10442), with the weights of TRL's documentation; Skywork R1V2
+      (arXiv:2504.16656) trains with this mix and GRPO; its buffer is :func:`ssb`. The papers sample
+      their pairs beforehand.
     """
     loss = bind(
         preferences.mpo,

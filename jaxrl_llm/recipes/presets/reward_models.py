@@ -1,4 +1,4 @@
-"""Reward models: a head of one number on a model, trained on pairs, lists or steps of the data."""
+"""Reward models: a scalar head on a model, trained on pairs, lists or steps of the data."""
 
 from collections.abc import Callable
 
@@ -16,21 +16,21 @@ def reward_model(
     centering: float = 0.01,
     label_smoothing: float = 0.0,
 ) -> Recipe:
-    """A reward model of Bradley and Terry: the chosen response is worth more than the rejected one.
+    """A Bradley-Terry reward model: the chosen response scores above the rejected one.
 
         loss = -log sigmoid(r_w - r_l - margin) + centering (r_w + r_l)^2
         r = the head's value at the last token
 
     Args:
-      margin: By which the chosen one is to be better.
-      margins: Whether it is the column "margin" of each row instead, such as the strength of its
-        label.
-      centering: Draws the mean reward of a pair to 0.
-      label_smoothing: Share of the pairs taken to be the wrong way around.
+      margin: Required lead of the chosen response.
+      margins: Whether the margin is instead the column "margin" of each row, such as the strength
+        of its label.
+      centering: Weight of a penalty that moves the mean reward of a pair to 0.
+      label_smoothing: Assumed share of pairs with swapped labels.
 
     References:
-      Ouyang et al., InstructGPT (arXiv:2203.02155); the margin is of Llama 2 (arXiv:2307.09288),
-      the centering of Eisenstein et al. (arXiv:2312.09244).
+      Ouyang et al., InstructGPT (arXiv:2203.02155); the margin is from Llama 2 (arXiv:2307.09288),
+      the centering from Eisenstein et al. (arXiv:2312.09244).
     """
     if margins and margin:
         raise ValueError("reward_model: margin has no effect where the data have margins.")
@@ -44,14 +44,14 @@ def reward_model(
 
 
 def reward_model_listwise(*, loss: Callable | None = None, size: int = 8) -> Recipe:
-    """A reward model of ranked lists.
+    """A reward model trained on ranked lists.
 
         loss = mean over the pairs of a list of -log sigmoid(r_i - r_j),   i better than j
 
     Args:
       loss: Another loss of lists, such as ``preferences.plackett_luce``; None for that of all
         pairs.
-      size: The most responses of a row of the data.
+      size: Maximum responses in a row of the data.
 
     References:
       Ouyang et al., InstructGPT (arXiv:2203.02155), who rank 4 to 9 responses.
@@ -71,7 +71,7 @@ def process_reward_model(*, separator: str = "\n\n") -> Recipe:
         z = the head's value at the last token of the step
 
     Args:
-      separator: What stands between two steps.
+      separator: Text between two steps.
 
     References:
       Lightman et al. (arXiv:2305.20050); TRL 1.13's PRM trainer has two classes in place of z.

@@ -1,4 +1,4 @@
-"""Preferences between the policy's samples, or with those of an earlier or a mixed policy."""
+"""Preferences between the policy's samples, or samples of an earlier or mixed policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,11 +17,11 @@ def sppo(*, beta: float = 1e-3) -> Recipe:
 
         loss = mean over both of (logp - ref_logp - (win rate - 1/2) / beta)^2 / 2
 
-    The win rate of a rollout is its mean probability of beating those of its group, by a
+    The win rate of a rollout is its mean probability of beating the others of its group, under a
     Bradley-Terry model of the rewards. The reference is the policy that sampled.
 
     Args:
-      beta: 1 / eta, the size of a step.
+      beta: 1 / eta, the inverse step size.
 
     References:
       Wu et al. (arXiv:2405.00675). The paper samples all pairs of an iteration beforehand; here an
@@ -37,13 +37,13 @@ def sppo(*, beta: float = 1e-3) -> Recipe:
 
 
 def inpo(*, eta: float = 0.0075, ratio: float = 1 / 3) -> Recipe:
-    """Iterative Nash policy optimization: towards the equilibrium of preferences, by self-play.
+    """Iterative Nash policy optimization: self-play toward the Nash equilibrium of preferences.
 
         loss = (h - 1 / (2 eta))^2
         h = of w minus of l: logp - ratio ref_logp - (1 - ratio) behavior_logp
 
     Args:
-      eta: Size of a step of mirror descent.
+      eta: Step size of mirror descent.
       ratio: tau / eta, the weight of the fixed reference against the policy that sampled.
 
     References:
@@ -66,14 +66,14 @@ def mnpo(
         loss = (h - 1 / (2 eta))^2
         h = of w minus of l: logp - ratio ref_logp - (1 - ratio) mean of the earlier policies' logp
 
-    The earlier policies are those with which the last iterations began, the present one among them;
-    with one and ``every=1`` it is :func:`inpo`.
+    The earlier policies are those at the starts of the last iterations, including the current one;
+    with one policy and ``every=1`` it is :func:`inpo`.
 
     Args:
-      eta: Size of a step of mirror descent.
+      eta: Step size of mirror descent.
       ratio: tau / eta, the weight of the fixed reference against the earlier policies.
-      weights: Of the earlier policies, the latest first; as many are remembered.
-      every: Steps of an iteration.
+      weights: Weights of the earlier policies, the latest first; one per stored policy.
+      every: Steps per iteration.
 
     References:
       Wu et al. (arXiv:2509.23102), whose iterations sample their pairs beforehand; here the policy
@@ -88,28 +88,28 @@ def mnpo(
 
 
 def win_rates(advantages: Array, *, rewards: Array, where: Array) -> Array:
-    """Mean probabilities ``[P, G]`` of beating a rollout of the group, by Bradley and Terry."""
+    """Mean Bradley-Terry probabilities ``[P, G]`` of beating a rollout of the group."""
     del advantages
     return curation.mean_win_rate(curation.win_rate_matrix(rewards), where=where)
 
 
 def nash_md(*, beta: float = 0.1, mixture: float = 0.5) -> Recipe:
-    """Nash mirror descent: win against a mixture of policy and reference, and stay near it.
+    """Nash mirror descent: wins against a mixture of policy and reference, with a KL penalty.
 
         loss = -(p - 1/2) sum of logp + beta sum of sg(logp - ref_logp) logp
         p = win rate against policy^(1 - mixture) ref^mixture
 
     The opponents of a rollout are the others of its group, weighted by
-    :func:`jaxrl_llm.preferences.mixture_win_rates` as if the mixture had sampled them; who wins is
-    by a Bradley-Terry model of the rewards.
+    :func:`jaxrl_llm.preferences.mixture_win_rates` as if the mixture had sampled them; wins follow
+    a Bradley-Terry model of the rewards.
 
     Args:
       beta: Weight of the penalty.
       mixture: Weight of the reference in the opponent.
 
     References:
-      Munos et al. (arXiv:2312.00886). The paper and TRL sample the opponent from distributions of
-      tokens that are mixed.
+      Munos et al. (arXiv:2312.00886). The paper and TRL sample the opponent from mixed token
+      distributions.
     """
     rates = Computed("win_rates", bind(against_mixture, mixture=mixture), "batch")
     return from_base(
@@ -140,22 +140,22 @@ def against_mixture(
 
 
 def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str = "reference_response") -> Recipe:
-    """Exploratory preference optimization: DPO, and away from what the reference writes.
+    """Exploratory preference optimization: DPO plus a bonus for leaving the reference.
 
         loss = -log sigmoid(x_w - x_l) + alpha (sum of logp of the response of the reference)
 
     A pair is a rollout of the policy and a response of the reference, both graded. Since the
-    reference is frozen, its responses are sampled once, before the run: a column of the data with
-    one or several, the first of which joins each group.
+    reference is frozen, its responses are sampled once, before the run: a column of the data has
+    one or several, and the first joins each group.
 
     Args:
       beta: Scale of the implicit rewards.
-      alpha: Optimism.
-      column: With the responses of the reference.
+      alpha: Weight of the optimism term.
+      column: Column with the responses of the reference.
 
     References:
-      Xie et al. (arXiv:2405.21046), as in TRL, which samples the reference anew in each step; one
-      response of each is a group of 2.
+      Xie et al. (arXiv:2405.21046), as in TRL, which samples the reference in each step; one
+      response of each makes a group of 2.
     """
     loss = bind(preferences.xpo, alpha=alpha, loss=bind(preferences.dpo, beta=beta))
     return with_loss(
@@ -168,19 +168,19 @@ def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str = "reference_resp
 
 
 def accelerated_po(*, beta: float = 0.1, alpha: float = 0.3, every: int = 100) -> Recipe:
-    """Accelerated preference optimization: iterations of online DPO, each begun a step beyond.
+    """Accelerated preference optimization: iterations of online DPO with an extrapolation step.
 
-        loss = as of online_dpo, against the policy that the iteration began with
-        every so many steps: policy = reference = params + alpha (params - previous params)
+        loss = that of online_dpo, against the policy at the start of the iteration
+        every ``every`` steps: policy = reference = params + alpha (params - previous params)
 
     Args:
       beta: Scale of the implicit rewards.
-      alpha: How far beyond, in [0, 1).
-      every: Steps of an iteration.
+      alpha: Extrapolation coefficient, in [0, 1).
+      every: Steps per iteration.
 
     References:
       He et al. (arXiv:2410.06293), ABSTRACT reading. An iteration of the paper samples its pairs
-      beforehand; here its policy samples as it learns.
+      beforehand; here the policy samples as it learns.
     """
     return online_dpo(beta=beta).replace(
         name="accelerated_po",
@@ -196,17 +196,18 @@ def seppo(*, beta: float = 0.1, every: int = 30, column: str = "demonstration") 
         w = a response of the data,   l = a sample of the reference
         reference = the policy at the beginning of one of the iterations so far, drawn at random
 
-    Where the reference predicts the response of the data better than the policy does, its sample is
-    learned instead of pushed away. The data have no rejected responses, and rewards are not read.
+    Where the response of the data is likelier under the reference than under the policy, the
+    reference's sample is raised instead of lowered. The data have no rejected responses, and
+    rewards are not read.
 
     Args:
       beta: Scale of the implicit rewards.
-      every: Steps of an iteration.
-      column: With a response of each row.
+      every: Steps per iteration.
+      column: Column with a response in each row.
 
     References:
-      Zhang et al. (arXiv:2410.05255), who train diffusion models; of language models it is ours,
-      and so are ties. Confidence: PAPER.
+      Zhang et al. (arXiv:2410.05255), who train diffusion models; the form for language models and
+      the treatment of ties are ours. Confidence: PAPER.
     """
     return with_loss(
         "seppo",
@@ -230,25 +231,25 @@ def data_first(rewards: Array, *, steered: Array) -> Array:
 def lspo(
     *, num_prompts: int, beta: float = 0.1, clusters: int = 4, size: int = 32, every: int = 100
 ) -> Recipe:
-    """Latent space policy optimization: DPO towards the strategies that solve a game.
+    """Latent space policy optimization: DPO toward the strategies that solve a game.
 
         strategy of an utterance = its cluster;  policy over strategies by regret matching
-        loss = as of online_dpo, of the likeliest strategy of a group against the least likely
+        loss = that of online_dpo, for the likeliest strategy of a group against the least likely
 
-    See ``curation.latent_policy``. A prompt is a state of the game, and the reward is what an
-    utterance earns there. Clusters are of words (``curation.hashed_responses``), or of the
-    ``embeddings`` that the batch brings.
+    See ``curation.latent_policy``. A prompt is a state of the game, and the reward is the payoff of
+    an utterance in that state. Clusters use words (``curation.hashed_responses``), or the
+    ``embeddings`` of the batch.
 
     Args:
-      num_prompts: States of the game.
+      num_prompts: Number of states of the game.
       beta: Scale of the implicit rewards.
       clusters, size, every: See ``curation.latent_policy``; an iteration of ``every`` steps begins
-        with clusters of what the policy says by then.
+        with clusters of the policy's current utterances.
 
     References:
       Xu et al. (arXiv:2502.04686), ABSTRACT reading. There the players of Werewolf move in turns
-      and the pairs of an iteration follow its solution; here a state has one decision, the other
-      players are in the reward, and policy and solution move together.
+      and the pairs of an iteration follow its solution; here a state has one decision, the reward
+      includes the other players, and policy and solution are updated together.
     """
     game = curation.latent_policy(
         num_prompts=num_prompts, clusters=clusters, size=size, every=every
@@ -274,22 +275,22 @@ def vlm_spo(
     """Structured preference optimization of plans: DPO by a score of three criteria, easy first.
 
         score = task_weight task + grounding_weight grounding + history_weight history
-        loss = as of online_dpo, of the greatest score of a group against the least
+        loss = that of online_dpo, for the largest score of a group against the smallest
 
     The reward returns a mapping with "task", "grounding" and "history", as a judge grades a chain
     of reasoning; the data have a column "stage", from 0 for the easiest.
 
     Args:
       beta: Scale of the implicit rewards.
-      min_gap: The least gap between the scores of a pair; other groups leave the batch.
-      task_weight: Likewise ``grounding_weight`` and ``history_weight``, not negative.
+      min_gap: Smallest gap between the scores of a pair; other groups leave the batch.
+      task_weight: Weight of the criterion, not negative; the same for the two below.
       grounding_weight: See ``task_weight``.
       history_weight: See ``task_weight``.
       boundaries: Steps at which the next stage opens.
 
     References:
       Structured preference optimization (arXiv:2502.20742), ABSTRACT: weights, gap and stages are
-      ours, and so is that the pairs are sampled by the policy as it learns.
+      ours, and so is sampling the pairs as the policy learns.
     """
     checks.check_non_negative("vlm_spo", finite=True, min_gap=min_gap)
     score = bind(
@@ -337,7 +338,7 @@ def plan_scores(
 def groups_apart(
     rewards: Mapping[str, Array], *, where: Array, score: Callable, min_gap: float
 ) -> Array:
-    """The groups ``[P, G]`` whose best and worst scores differ enough to be a pair."""
+    """The groups ``[P, G]`` whose best and worst scores differ enough to form a pair."""
     values = score(rewards, where=where)
     pairs = curation.select_pairs(values, where=where, min_gap=min_gap)
     return where & jnp.any(pairs.where, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Methods that score a rollout with others: sets that differ, failures by the successes.
+"""Methods that score rollouts jointly: diverse sets, and failures by their similarity to successes.
 
 Options that these presets share: ``kl_coef``, ``eps_low``, ``eps_high``, see the package.
 """
@@ -20,7 +20,7 @@ def polychromic(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Sets of rollouts are good if they are right in different ways.
+    """Scores sets of rollouts by their reward and the diversity of their answers.
 
         f(set) = mean reward * (distinct answers / n)
         A_i = mean of f over the sets with i - mean of f over all sets
@@ -34,8 +34,8 @@ def polychromic(
 
     References:
       Polychromic objectives (arXiv:2509.25424), PAPER: states from which several rollouts start;
-      here the prompt. A set of 4, disjoint ones, a window of 5 actions and a KL of 0.01 are those
-      of an unofficial implementation; a critic, which it has for the other actions, is left out.
+      here the prompt. An unofficial implementation has disjoint sets of 4, a window of 5 actions
+      and a KL of 0.01; its critic for the other actions is omitted.
     """
     return from_base(
         name="polychromic",
@@ -56,13 +56,13 @@ def srpo_vla(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
 ) -> Recipe:
-    """Failures are rewarded by how near they came to the successes of their group.
+    """Rewards failures by their similarity to the successes of their group.
 
         r = 1 for a success, else cap sigmoid(steepness (offset - n)),   A = grpo(r)
         n = distance to the nearest cluster of successes, from 0 to 1 over the group's failures
 
-    Distances are between embeddings of the responses (``curation.hashed_responses``), or those that
-    the batch brings as ``embeddings``.
+    Distances are between embeddings of the responses (``curation.hashed_responses``), or between
+    the ``embeddings`` of the batch.
 
     Args:
       threshold: A reward above it is a success.
@@ -71,7 +71,8 @@ def srpo_vla(
 
     References:
       Fei et al., SRPO for robots (arXiv:2511.15605), the released code (siiRL): embeddings of
-      videos by V-JEPA 2, a task of the batch in place of a group. Words in their place are ours.
+      videos by V-JEPA 2, and statistics per task instead of per group. Embeddings of words are
+      ours.
     """
     progress = bind(
         rewards.progress_rewards,

@@ -1,4 +1,4 @@
-"""Learning from more than the rewards of the policy: demonstrations, a teacher, a guide."""
+"""Learning from demonstrations, a teacher or a guide, in addition to rewards or instead of them."""
 
 import jax.numpy as jnp
 
@@ -10,12 +10,12 @@ from jaxrl_llm.recipes.wiring import TEACHER_TEXTS, Computed
 
 
 def no_advantages(rewards: Array) -> Array:
-    """Zeros, for a method that learns from something else than rewards."""
+    """Zeros, for a method that does not learn from rewards."""
     return jnp.zeros(jnp.shape(rewards), jnp.float32)
 
 
 def unit_advantages(rewards: Array) -> Array:
-    """Ones, whatever the rewards: REINFORCE is maximum likelihood then."""
+    """Ones, whatever the rewards: REINFORCE then is maximum likelihood."""
     return jnp.ones(jnp.shape(rewards), jnp.float32)
 
 
@@ -48,19 +48,19 @@ def sft() -> Recipe:
 
 
 def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> Recipe:
-    """Each token of a demonstration is a bandit: the data's token has reward 1, another ``beta``.
+    """Each token of a demonstration is a bandit: the data's token has reward 1, others ``beta``.
 
         loss = mean over tokens of -(q[x] log p[x] + beta sum_{a != x} q[a] log p[a])
         q = softmax(logits / tau), a constant;  p = softmax(logits)
 
-    Nothing is sampled: the "rollouts" of a batch are the prompts' demonstrations, one per group or
-    more; their rewards count for nothing. Train at temperature 1.
+    Nothing is sampled: the "rollouts" of a batch are the prompts' demonstrations, one or more per
+    group; their rewards have no effect. Train at temperature 1.
 
     Args:
       beta: Reward of a token other than the data's.
-      tau: Temperature of the sampling.
-      samples: None for the expectation over all tokens; a number to draw so many at each position,
-        as in the paper (256), which costs more and adds noise.
+      tau: Sampling temperature.
+      samples: None for the expectation over all tokens; a number to draw that many tokens at each
+        position, as in the paper (256), which costs more and adds noise.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -101,13 +101,13 @@ def sdpo(
     The divergence is over the ``top`` most likely tokens of the policy at the start of the
     step, and their tail. The teacher reads a right response of the group, or else the text that the
     reward returns as ``feedback`` (``curation.solution_messages``). Rollouts without a teacher
-    count nowhere, and so do those whose teacher's prompt the model has no room for.
+    do not count, and neither do those whose teacher prompt does not fit into the model's context.
 
     Args:
-      success: Least reward of a right response.
+      success: Smallest reward of a right response.
       alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
       top: Size of the support.
-      is_clip: Cap of the ratio that weighs each token; None for no such weight.
+      is_clip: Cap of the ratio that weighs each token; None for no weight.
       teacher_rate: Share of the policy in the teacher's weights at each step.
 
     Example:
@@ -120,8 +120,8 @@ def sdpo(
       Hübotter et al., Reinforcement Learning via Self-Distillation (arXiv:2601.20802). The defaults
       are those for generalization from siblings' solutions; the example has those for rich
       feedback. The released configuration also weighs tokens for the mismatch of the sampler,
-      capped at 2: give that as ``correction``. The teacher that interpolates logits with a
-      reference is left out.
+      capped at 2: pass that as ``correction``. The teacher that interpolates logits with a
+      reference is omitted.
     """
     log_probs = given(surrogates.support_log_probs, support="top_ids")
     messages = bind(curation.solution_messages, success=success)
@@ -153,17 +153,17 @@ def srpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Sample-routed policy optimization: GRPO and :func:`sdpo`, each for the rollouts it can teach.
+    """Sample-routed policy optimization: :func:`sdpo` for failed rollouts, GRPO for the others.
 
         routed = reward < correct_at and there is a teacher
         token loss = w sdpo where routed
         w = exp(-beta H_teacher) over its mean over the routed tokens
 
-    The advantages are over the full group. The teacher reads what it does in :func:`sdpo`.
+    The advantages are over the full group. The teacher has the same prompt as in :func:`sdpo`.
 
     Args:
-      correct_at: Least reward of a correct rollout, which may teach its siblings.
-      beta: How much more a confident teacher counts; 0 weighs all tokens equally.
+      correct_at: Smallest reward of a correct rollout, which may teach its siblings.
+      beta: Strength of the weight of a confident teacher; 0 weighs all tokens equally.
       alpha, top, is_clip, teacher_rate: As in :func:`sdpo`.
 
     References:
@@ -204,17 +204,17 @@ def luffy_shaping(
     guided: int = 1,
     column: str = "demonstration",
 ) -> Recipe:
-    """Learning under off-policy guidance: the ratio, and a shaped likelihood for guided rollouts.
+    """Learning with off-policy guidance: the ratio, and a shaped likelihood for guided rollouts.
 
         A = r - mean_group r
         token loss = -A ratio for the policy's rollouts, -A x / (x + gamma), x = exp(logp), for
         guided loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    There is no clip. The guide's rollouts are demonstrations of the data, graded as the others.
+    There is no clip. The guide's rollouts are demonstrations of the data, graded like the others.
 
     Args:
-      gamma: The likelihood at which a guided token is pushed most.
-      guided: Rollouts of the guide in a group.
+      gamma: The likelihood at which a guided token has the largest gradient.
+      guided: Number of the guide's rollouts in a group.
       column: The column of the data with them, a response or a list of several.
 
     References:
@@ -248,19 +248,19 @@ def ampo(
 ) -> Recipe:
     """Adaptive multi-guidance policy optimization.
 
-        where no rollout is right, k_max answers of teachers take the place of as many
+        if no rollout is right, k_max answers of teachers replace as many rollouts
         A = r - mean over the group's rollouts of the policy of r
         token loss = -A x / (x + gamma), x = exp(logp), for the answers of teachers
         loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    Rewards are at most 1, that of a teacher's answer is 1. Of the prompt's answers those are taken
-    after which the policy gives the reference answer the greatest probability; to know it, a row
-    of a failed group holds each teacher's answer twice (``curation.demonstrations``).
+    Rewards are at most 1, and a teacher's answer has reward 1. The selected answers are those after
+    which the reference answer is most probable under the policy; to measure this, a row of a
+    failed group holds each teacher's answer twice (``curation.demonstrations``).
 
     Args:
-      gamma: The likelihood at which a teacher's token is pushed most.
-      teachers: Answers of teachers that are compared.
-      k_max: Answers that a group takes at most.
+      gamma: The likelihood at which a teacher's token has the largest gradient.
+      teachers: Number of teachers' answers that are compared.
+      k_max: Maximum number of answers per group.
       column: The column of the data with the answers of teachers, texts.
       answer: The column with the reference answer.
 
@@ -301,26 +301,26 @@ def icpo(
 ) -> Recipe:
     """In-context steered policy optimization.
 
-        a steered rollout with reward >= delta takes the place of a random other; the rest leave
+        a steered rollout with reward >= delta replaces a random other; the rest are dropped
         rewards of steered rollouts times 1 + bonus max(0, 1 - step / anneal)
         token loss = -A x / (x + gamma), x = exp(logp), for steered rollouts
         loss = mean over tokens of (token loss + kl_coef KL)
 
-    A steered rollout sees other questions with their solutions, and trains after the plain prompt.
+    A steered rollout sees other questions with solutions, and trains after the plain prompt.
 
     Args:
-      steered: Steered rollouts of a group; 1 of 8 in the paper.
-      shots: Examples in a prompt.
+      steered: Number of steered rollouts per group; 1 of 8 in the paper.
+      shots: Number of examples in a prompt.
       examples: Pairs of question and solution to draw from; None for the other prompts of the data
         and their ``demonstration``. The paper's are of another data set.
-      delta: Least reward of a steered rollout that takes part.
-      bonus: What is added to the factor of its reward at the first step.
-      anneal: Steps over which the bonus falls to 0.
-      gamma: The likelihood at which a steered token is pushed most.
+      delta: Smallest reward of a steered rollout that takes part.
+      bonus: Addition to the factor of its reward at the first step.
+      anneal: Steps over which the bonus decreases to 0.
+      gamma: The likelihood at which a steered token has the largest gradient.
 
     References:
-      In-context steered policy optimization (arXiv:2510.26519), PAPER but for the token loss, which
-      is that of the released code.
+      In-context steered policy optimization (arXiv:2510.26519), PAPER, except for the token loss,
+      which is that of the released code.
     """
     factor = bind(curation.icpo_bonus, beta=bonus, anneal=anneal)
     penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)

@@ -1,6 +1,6 @@
-"""Methods that remember prompts, or follow the entropy, from step to step.
+"""Methods that track statistics of prompts, or of the entropy, from step to step.
 
-A batch of those with ``num_prompts`` holds ``prompt_ids``.
+With ``num_prompts``, the batch holds ``prompt_ids``.
 """
 
 from typing import Literal
@@ -27,18 +27,18 @@ def spo_tracker(
         v = the tracked success rate of the prompt, before this batch
         A = (r - v - mean(r - v)) / std(r - v)              over the batch
         D = mean |logp at the prompt's last visit - logp now| of its last response
-        rho = clip(2^(-D / 0.06), 0.875, 0.96), the share of the past that the tracker keeps
+        rho = clip(2^(-D / 0.06), 0.875, 0.96), the forgetting factor of the tracker
 
-    One rollout a prompt is enough, and several are allowed. Rewards lie in [0, 1]. Prompts are
+    One rollout per prompt is enough, and several are allowed. Rewards lie in [0, 1]. Prompts are
     drawn by ``advantages.uncertainty_sampling_weights`` of their success rates.
 
-    The last response to each prompt is remembered, and each step scores those of its prompts again
-    under the policy that it starts from: ``advantages.last_visit``.
+    The last response to each prompt is stored, and each step scores those of its prompts again
+    under its initial policy: ``advantages.last_visit``.
 
     Args:
-      length: The longest response, in tokens; with less, the first tokens of one are remembered.
-      rho: Share of a prompt's past that a visit leaves; None for one that adapts.
-      prioritized: Whether prompts are drawn so; else each comes once an epoch.
+      length: The longest response, in tokens; with less, only its first tokens are stored.
+      rho: Forgetting factor of a prompt at a visit; None for an adaptive factor.
+      prioritized: Whether to draw prompts by these weights; else each comes once an epoch.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -47,7 +47,7 @@ def spo_tracker(
 
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts.
-      There the shift is measured after the update of the visit, in the paper before it, as here.
+      There the shift is measured after the update of the visit; in the paper, and here, before it.
       Its tracker starts from 8 rollouts per prompt: ``advantages.beta_tracker_init``.
     """
     name = "spo_tracker"
@@ -94,23 +94,23 @@ def mssr(
     dual_clip: float | None = 3.0,
     kl_coef: float = 0.01,
 ) -> Recipe:
-    """Stabilized single rollouts: a tracked baseline that forgets by the KL, and shaped advantages.
+    """Stabilized single rollouts: a tracked baseline with KL-based forgetting, shaped advantages.
 
         A = (r - v - mean(r - v)) / std(r - v)              over the batch, v tracked
         A[t] = A + min(0.4 H[t], |A| / 2)
         loss = mean over tokens of (token loss + kl_coef KL)
 
-    Rewards lie in [0, 1]. H is the entropy of the policy that sampled, or of it the term of the
-    sampled token.
+    Rewards lie in [0, 1]. H is the entropy of the policy that sampled, or the sampled token's term
+    of it.
 
     Args:
       entropy: "sampled" for ``-p log p`` of the token, as released; "policy" for the entropy, as
         in the paper.
-      rule: How the tracker forgets: ``advantages.window_kl_discount``.
+      rule: Forgetting rule of the tracker: ``advantages.window_kl_discount``.
 
     References:
-      Liu et al., MSSR (arXiv:2512.18215), and the released code with its settings, 16 minibatches
-      among them. What it calls entropy there is the sampled token's term.
+      Liu et al., MSSR (arXiv:2512.18215), and the released code with its settings, including 16
+      minibatches. Its entropy is the sampled token's term.
     """
     checks.check_option("mssr", "entropy", entropy, ("sampled", "policy"))
     checks.check_non_negative("mssr", kl_coef=kl_coef)
@@ -146,12 +146,12 @@ def dcpo_dynamic_clip(
         token loss = -min(ratio A, clip(ratio, low, high) A)
         loss = mean over sequences of the mean over tokens of token loss
 
-    A group whose rewards agree still trains if the prompt's earlier rewards were others.
+    A group of equal rewards still trains if the prompt's earlier rewards were different.
 
     Args:
       eps_low: Width of the band below 1.
       eps_high: Width of the band above 1.
-      r_max: Greatest upper bound.
+      r_max: Largest upper bound.
 
     References:
       Yang et al., DCPO (arXiv:2509.02333), whose released script has epsilons of 0.2 and 0.28.
@@ -182,19 +182,19 @@ def dcpo_distribution(
     eps_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> Recipe:
-    """GRPO whose advantages hold the entropy near a target.
+    """GRPO whose advantages keep the entropy near a target.
 
         A[t] = (1 - a) A + a 1[r > good_above] p_T'(token) / p(token)
         T' = hot while the entropy is at or below the target, else cold
         a = x / (1 + x),  x = min(|target_entropy - entropy|, max_gap) / share of good rollouts
 
-    The entropy is that of the batch before, estimated from its sampled tokens; the first batch
-    counts as entropy 0. Both temperatures are relative to the sampler's; the train step computes
-    their log-probabilities.
+    The entropy is that of the previous batch, estimated from its sampled tokens; it is 0 for the
+    first batch. Both temperatures are relative to the sampler's; the train step computes their
+    log-probabilities.
 
     Args:
       target_entropy: In nats per token.
-      max_gap: Greatest distance from the target that counts.
+      max_gap: Upper bound of the distance from the target.
       good_above: Rewards above this are good.
       hot: The temperature that flattens, above ``cold``.
       cold: The temperature that sharpens.

@@ -22,7 +22,7 @@ def ettrl(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """The vote of trees that fork where entropy is high; less for answers that are uncertain.
+    """Majority votes over trees that fork at high entropy; less advantage for uncertain answers.
 
         r = 1 for the most common answer of the leaves, else 0;   A = grpo(r)
         A' = A (2 - mean entropy of the response / that of the group);   or clip(A, -bound, bound)
@@ -31,16 +31,16 @@ def ettrl(
     as ``answer_ids``, see ``ttrl_majority``.
 
     Args:
-      forks: Of a root, at the tokens of greatest entropy.
-      branches: Of a fork.
+      forks: Number of forks of a root, at the tokens of highest entropy.
+      branches: Number of branches of a fork.
       reshape: Whether advantages are reshaped by entropy, which the paper prefers; else clipped.
-      bound: Of the clipped advantages.
+      bound: Bound of the clipped advantages.
       kl_coef: Weight of the KL to the reference.
 
     References:
       ETTRL (arXiv:2508.11356), NOTES reading: 12 roots, 2 forks of 2 branches, 60 leaves, which is
-      a group of 60 here. That the token at a fork is sampled again, and that the factor of an
-      advantage is not below 0, are ours.
+      a group of 60 here. Sampling the token at a fork again, and bounding the factor of an
+      advantage below by 0, are ours.
     """
     shaped = advantages.entropy_reshaping if reshape else bind(advantages.clip, bound=bound)
     return from_base(
@@ -67,20 +67,20 @@ def arrol(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """About half of the rollouts end early, so that right and wrong ones balance among the others.
+    """Stops about half of the rollouts early, to balance right and wrong ones among the others.
 
     The advantage is that of GRPO over the survivors. See ``curation.quality_survivors``.
 
     Args:
-      share: Share of a group that goes on.
-      balance: Share of right ones among them that is wanted.
+      share: Share of a group that continues.
+      balance: Target share of right rollouts among them.
       limit: Tokens after which a rollout is scored; None for a quarter of the longest response.
-      first: Rollouts of a group before any ends; None for G.
-      warmup: Steps in which all go on.
+      first: Rollouts of a group before any is stopped; None for G.
+      warmup: Number of steps in which all rollouts continue.
 
     References:
       ARRoL (arXiv:2603.24840), ABSTRACT reading: scored at token 512, shares of 0.5, a warm-up of
-      20 steps. The formula of survival is ours, and so are the numbers that the score reads.
+      20 steps. The formula of survival and the inputs of the score are ours.
     """
     rule = curation.quality_survivors(share=share, balance=balance, warmup=warmup)
     return from_base(
@@ -106,9 +106,9 @@ def latr(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rollouts of a tree that branches at uncertain tokens and ends branches that turn out alike.
+    """Rollouts of a tree that branches at uncertain tokens and drops branches that become similar.
 
-    The advantage is that of GRPO over the leaves and what was sampled plainly. The options are
+    The advantage is that of GRPO over the leaves and the plain rollouts. The options are
     those of ``curation.lookahead``.
 
     References:
@@ -150,27 +150,27 @@ def branch_grpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Trees whose branches split at scheduled depths; advantages by depth; pruned nodes rest.
+    """Trees that split at scheduled depths; advantages by depth; pruned nodes do not train.
 
         R(node) = mean reward of its leaves;   A = R standardized among the nodes of its depth
-        each node trains once, with its A, less what is pruned
+        each node that is not pruned trains once, with its A
 
     Args:
-      splits: See ``curation.branched``; None for as many as a group has room for.
-      branches: Of a split.
+      splits: See ``curation.branched``; None for as many as fit into a group.
+      branches: Number of branches of a split.
       prune: "width" for a share of the leaves, "depth" for a window of depths, None for nothing.
       ratio: Share of the leaves that train, with "width"; None for 0.5.
-      keep: Which of them: the "best" of each last split, or the "extremes" of a group (None).
+      keep: Which leaves: the "best" of each last split, or the "extremes" of a group (None).
       window: Depths that do not train, with "depth"; None for the last of two splits, 1.
-      interval: Steps after which the window slides up by one; None for a fixed one.
-      stop: Depth that the window does not pass.
+      interval: Steps after which the window moves up by one; None for a fixed window.
+      stop: Depth at which the window stops.
       alpha: Weight of a child's log-probability in its parent's reward; None for the plain mean.
-      bound: Of the advantages.
+      bound: Bound of the advantages.
 
     References:
       BranchGRPO (arXiv:2509.06040), the released code: splits at 0, 3, 6, 9 of 20 steps of
-      denoising, share 0.5, bound 5, a clip of 1e-3. Segments of a text in their place are ours, and
-      so is the clip of 0.2; a diffusion policy's steps and their noise are not part of this.
+      denoising, share 0.5, bound 5, a clip of 1e-3. Segments of a text instead of denoising steps,
+      and the clip of 0.2, are ours; ``branch_grpo_flow`` is the form for flow policies.
     """
     if prune != "width":
         checks.check_no_effect("branch_grpo", f"with prune={prune!r}", ratio=ratio, keep=keep)
@@ -207,18 +207,18 @@ def spo_tree(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Segments of a tree, each by its value minus that of the segment before; uncertain tokens.
+    """Segments of a tree, with the change in value as the advantage of their uncertain tokens.
 
         V(node) = reward of a leaf, else mean over its children of V;   A = V(node) - V(parent)
-        A' = A to mean 0 and variance 1 over the tokens that train
+        A' = A scaled to mean 0 and variance 1 over the tokens that train
         loss = mean over tokens with A != 0 and exp(old_logp) < max_prob, each once, of token loss
 
     The group is the leaves of one tree: 216 for 6, 6 and 6 branches.
 
     Args:
-      levels: How often a response splits, at its first token first.
-      branches: Of each split, one number or one for each; None for as wide a tree as a group has
-        room for.
+      levels: Number of splits of a response, the first at its first token.
+      branches: Branches of each split, one number or one for each; None for the widest tree that
+        fits into a group.
       segment: Tokens of each segment but the last.
       scale: "std" to divide A by the deviation of the parent's children, None for no division.
       max_prob: Tokens that the old policy samples with this probability or more do not train; None
@@ -227,8 +227,8 @@ def spo_tree(
 
     References:
       Guo et al., SPO (arXiv:2505.23564), the released code: 6-6-6, segments of 30 tokens for GSM8K,
-      600 for MATH; "rloo" is no scale, "grpo" is "std". There each segment is a sample, of which
-      batches of 128 are drawn and whitened one by one; here all of a batch take one step.
+      600 for MATH; "rloo" is no scale, "grpo" is "std". There each segment is a sample, and batches
+      of 128 are drawn and whitened separately; here all segments of a batch share one step.
     """
     if isinstance(branches, tuple) and len(branches) != levels:
         raise ValueError(

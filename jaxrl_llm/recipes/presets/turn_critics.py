@@ -1,14 +1,13 @@
 """PPO with a critic for rollouts of several turns.
 
 The batch has ``turn_ids``, ``turn_rewards`` and ``turn_where``; the rewards of the rollouts are not
-read. What an environment wrote is stepped over: it is no token of the mask, its values are not read
-and it costs no discount.
+read. The tokens of an environment are skipped: they are masked, their values are not read and they
+cost no discount.
 
-Options that they share:
-
-    gamma: Discount, in [0, 1]; for a token, or for a turn where the estimate is of turns.
-    lam: How far the estimate trusts rewards over values, in [0, 1].
-    value_eps: Greatest change of a value that is rewarded in one step.
+Shared options:
+    gamma: Discount, in [0, 1]; per token, or per turn if the estimate is over turns.
+    lam: How much the estimate relies on rewards over values, in [0, 1].
+    value_eps: Largest change of a value in one step before clipping.
     whiten: Whether advantages are shifted and scaled over the tokens of the batch.
 """
 
@@ -77,8 +76,8 @@ def gae_token(
         A = gae(R, V; gamma, lam), whitened;   returns = gae + V
 
     Args:
-      kl_coef: Penalty for a nat of divergence from the reference, in units of reward; 0 leaves it
-        out, and with it the reference model.
+      kl_coef: Penalty per nat of divergence from the reference, in units of reward; 0 disables it
+        and the reference model.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -86,8 +85,8 @@ def gae_token(
       ['old_values', 'turn_ids', 'turn_rewards', 'turn_where', 'values']
 
     References:
-      Schulman et al., GAE (arXiv:1506.02438), stepping over observations as in the released code of
-      2510.01132; its penalty is 0.01.
+      Schulman et al., GAE (arXiv:1506.02438), skipping observations as in the released code of
+      arXiv:2510.01132, whose penalty is 0.01.
     """
     checks.check_non_negative("gae_token", kl_coef=kl_coef)
     token_rewards = _of_turns(advantages.turn_end_rewards)
@@ -122,7 +121,7 @@ def gae_turn(
         critic: mean over turns of its clipped squared error from A_k + V_k
 
     References:
-      Schulman et al., GAE (arXiv:1506.02438), a step of which is a turn. One ratio a token.
+      Schulman et al., GAE (arXiv:1506.02438), with a turn as a step. One ratio per token.
     """
     return _ppo_of_turns(
         name="gae_turn",
@@ -155,8 +154,8 @@ def poad(
       intra_gamma: Discount within a turn; ``gamma`` gives plain GAE (the paper's NTPO).
 
     References:
-      POAD (arXiv:2405.15821), the released code, which standardizes over non-zero entries, has an
-      entropy bonus of 0.01 and skips an update whose KL is above 0.02.
+      POAD (arXiv:2405.15821), the released code, which standardizes over nonzero entries, has an
+      entropy bonus of 0.01 and skips updates whose KL is above 0.02.
     """
     return ppo(
         name="poad",
@@ -181,17 +180,17 @@ def pdppo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Advantages of turns by two values: before the action, and before the environment answers.
+    """Advantages of turns from two values: before the action, and before the environment responds.
 
         A_k = max(turn_gae(r, V)_k, r_k + W_k - V_k),   V at the first and W at the last token
         critic: at the first token A + V of turn_gae, at the last gamma times that of the next turn
 
     Args:
-      combine: "max" of the two advantages, their "mean", or "before" for the first alone.
+      combine: "max" of the two advantages, their "mean", or "before" for only the first.
 
     References:
-      PDPPO (arXiv:2504.05150), ABSTRACT; the greater of both is from memory. Both values are reads
-      of one critic here, and separate networks there.
+      PDPPO (arXiv:2504.05150), ABSTRACT; the maximum of both is from memory of the paper. Here one
+      critic gives both values; there they are separate networks.
     """
     return _ppo_of_turns(
         name="pdppo",
@@ -227,17 +226,18 @@ def hiper_hae(
         three heads of one critic, each read and trained at one token of a turn
 
     The batch holds ``token_roles``, ``switches``, ``subgoal_ids`` and ``truncated``, which the loop
-    reads off the texts of turns (``environments.turn_parts``); ``environments.Subgoals`` asks for
-    them. See ``advantages.hiper``, and ``advantages.hiper_rewards`` for the penalties.
+    parses from the texts of turns (``environments.turn_parts``); ``environments.Subgoals`` asks the
+    policy for them. See ``advantages.hiper``, and ``advantages.hiper_rewards`` for the penalties.
 
     Args:
       action_lam, subgoal_lam: lam within a subgoal and across subgoals.
-      keep_penalty, per, change_penalty: What turns pay that do not switch, see the latter.
+      keep_penalty, per, change_penalty: Penalties of turns that do not switch, see
+        ``hiper_rewards``.
       normalize: Whether each of the three kinds of advantages is shifted and scaled.
 
     References:
-      HiPER (arXiv:2602.16165), and the settings of the released scripts. There a turn is a row of
-      its own with a history of a few turns, and an invalid action costs 0.1, which here is the
+      HiPER (arXiv:2602.16165), and the settings of the released scripts. There a turn is a separate
+      row with a history of a few turns, and an invalid action costs 0.1, which here is part of the
       environment's reward; its critic's error has no factor 1/2.
     """
     checks.check_positive("hiper_hae", value_eps=value_eps)

@@ -1,9 +1,8 @@
 """Methods of episodes with several turns: credit by turn, state and step.
 
 The batch holds ``turn_rewards``, ``turn_where`` and ``turn_ids``, as an environment's episodes have
-them; the rewards of the rollouts are the sums of the turn rewards. Options that they share:
-
-    gamma: Discount for a turn, in [0, 1].
+them; the rewards of the rollouts are the sums of the turn rewards. Shared options:
+    gamma: Discount per turn, in [0, 1].
     scale: "group" divides by a standard deviation, "none" does not.
 """
 
@@ -57,7 +56,7 @@ def gigpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """GRPO over episodes, plus the same among all turns of a group that start from one state.
+    """GRPO over episodes, plus the same among the turns of a group that start from the same state.
 
         A[i, k] = episode_i + omega (R[i, k] - mean of R over the turns from the same state)
 
@@ -65,12 +64,12 @@ def gigpo(
 
     Args:
       omega: Weight of the step.
-      episode: What the mean of the episode counts: "rollouts" (the paper) or "turns" (the code).
+      episode: Unit of the mean of the episode: "rollouts" (the paper) or "turns" (the code).
 
     References:
       Feng et al., GiGPO (arXiv:2505.10978), and the settings of the released scripts. There a step
-      is a row of its own with a history of a few steps, and an invalid action costs 0.1, which here
-      is the environment's reward.
+      is a separate row with a history of a few steps, and an invalid action costs 0.1, which here
+      is part of the environment's reward.
     """
     credit = bind(advantages.gigpo, gamma=gamma, omega=omega, scale=scale, episode=episode)
     return _with_states("gigpo", credit, kl_coef, eps_low, eps_high, "arXiv:2505.10978")
@@ -87,18 +86,18 @@ def hgpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Returns among the turns from the same state with the same history, averaged over lengths.
+    """Returns among turns from the same state with the same history, averaged over history lengths.
 
     The batch holds ``state_ids``. See ``advantages.hgpo``.
 
     Args:
-      history: How many states before that of the turn are compared at most.
+      history: Largest number of earlier states that are compared.
       alpha: How much more a longer history counts.
-      episode: Adds the advantage of the episode as one more level; None for none.
+      episode: Adds the advantage of the episode as another level; None for none.
 
     References:
-      HGPO (arXiv:2602.22817), the recipe in verl-agent. There the agent sees the last ``history``
-      steps and no more; here it sees all of them.
+      HGPO (arXiv:2602.22817), the recipe in verl-agent. There the agent sees only the last
+      ``history`` steps; here it sees all of them.
     """
     credit = bind(
         advantages.hgpo, history=history, alpha=alpha, gamma=gamma, scale=scale, episode=episode
@@ -121,9 +120,9 @@ def salt(
 
     Args:
       base: The advantage of a rollout.
-      history: How many turns before must be shared too.
-      include_next_state: Whether a shared turn leads to the same state.
-      count: What the mean counts: each "rollout" once, or each "turn".
+      history: Number of earlier turns that must also be shared.
+      include_next_state: Whether a shared turn must lead to the same state.
+      count: Unit of the mean: each "rollout" once, or each "turn".
 
     References:
       SALT (arXiv:2510.20022), ABSTRACT reading; see ``advantages.salt``.
@@ -156,18 +155,18 @@ def ui_s1(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Along recorded episodes of an expert: returns that end where the policy deviates from them.
+    """Training along recorded expert episodes: returns end where the policy deviates.
 
-    The batch holds ``expert_match``, whether a turn did what the expert did. See
+    The batch holds ``expert_match``, whether a turn matched the expert. See
     ``advantages.ui_s1``; the environment continues from the expert's action after a deviation
     (``curation.patch_decision``).
 
     Args:
       step_weight: Weight of the returns, compared turn by turn.
-      episode_weight: Weight of the part of the episode.
-      episode: What the latter compares: rewards of "turns" (the code) or sums of "rollouts".
-      threshold: Deviation of the rewards of a group below which another group is asked for in its
-        place, up to 10 times the batch; None for never.
+      episode_weight: Weight of the episode term.
+      episode: What the episode term compares: rewards of "turns" (the code) or sums of "rollouts".
+      threshold: A group whose rewards deviate less than this is replaced by another, up to 10 times
+        the batch; None for never.
 
     References:
       UI-S1 (arXiv:2509.11543), and the settings of the released script, whose threshold is on the
@@ -202,18 +201,19 @@ def eapo(
     eps_low: float = 3e-4,
     eps_high: float = 4e-4,
 ) -> Recipe:
-    """The outcome at every turn, discounted to the end, compared over all turns of the group.
+    """The outcome at every turn, discounted from the end, compared over all turns of the group.
 
         r[i, k] = gamma^(turns after k) R_i;   A = (r - mean) / (std + eps) over all turns
-        loss = mean over turns of the clipped loss with one ratio a turn
+        loss = mean over turns of the clipped loss with one ratio per turn
 
     Args:
-      gamma: Discount for a turn, in [0, 1].
-      multiple: Turns are dropped at random down to a multiple of this; None for no such bound.
+      gamma: Discount per turn, in [0, 1].
+      multiple: Turns are dropped at random down to a multiple of this; None to keep all.
 
     References:
       EAPO, IterResearch (arXiv:2511.07327), ABSTRACT reading. The clip is that of GSPO. There turns
-      are rows of a batch that devices divide, which takes a multiple; here rollouts are the rows.
+      are rows of a batch that is divided over devices, which requires a multiple; here rollouts are
+      the rows.
     """
     selection = None
     if multiple is not None:
@@ -241,16 +241,16 @@ def gated_reward(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rewards of steps count only in rollouts whose outcome passed; then returns of turns.
+    """Step rewards count only in rollouts whose outcome passed a threshold; then turn returns.
 
         r[i, k] = turn_rewards[i, k] + weight 1[R_i > threshold] step_rewards[i, k]
         A[i, k] = return from k on - its mean over the rollouts of the group
 
-    The batch holds ``step_rewards``, what the environment reports of each turn by that name.
+    The batch holds ``step_rewards``, which the environment reports for each turn under that name.
 
     Args:
-      threshold: The outcome that does not pass, and all below.
-      weight: Of the step rewards.
+      threshold: Outcomes up to this value do not pass.
+      weight: Weight of the step rewards.
 
     References:
       G-RA (arXiv:2508.10548), PAPER; returns of turns after the gate are ours.
@@ -280,26 +280,26 @@ def practitioner_recipe(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rewards at the ends of turns, as shares of what an episode can earn, and a KL in the reward.
+    """Normalized rewards at the ends of turns, and a KL penalty in the reward.
 
         reward of the last token of turn k = turn_rewards_k / N, see advantages.place_turn_rewards
-        reward of a token, less kl_coef log(old / reference)
+        reward of a token, minus kl_coef log(old / reference)
         rloo, grpo: the advantage of the sum over tokens;   ppo: gae over tokens, with a critic
 
-    With ``dense`` the batch holds ``won``, at which turn an episode was won.
+    With ``dense`` the batch holds ``won``, the turn at which an episode was won.
 
     Args:
-      estimator: "rloo", which survives dense rewards without a bias, "grpo" or "ppo".
+      estimator: "rloo", which is unbiased for dense rewards, "grpo" or "ppo".
       dense: Whether turns are rewarded; else the last turn gets the sum.
       max_total: How many rewards an episode can earn; only with ``dense``. None means 1.
-      kl_coef: Reward for a nat. None means 0.01, and 0.001 with "rloo"; 0 leaves it out.
-      lam: How far gae trusts rewards over values; only with "ppo". None means 1.
-      value_eps: Greatest change of a value that is rewarded in one step; only with "ppo". None
-        means 0.5.
+      kl_coef: Penalty per nat. None means 0.01, and 0.001 with "rloo"; 0 disables it.
+      lam: How much gae relies on rewards over values; only with "ppo". None means 1.
+      value_eps: Largest change of a value in one step before clipping; only with "ppo". None means
+        0.5.
 
     References:
       A Practitioner's Guide to multi-turn agentic RL (arXiv:2510.01132), and the settings of the
-      released recipes. A short supervised warm-up and easy tasks before hard ones are the run's.
+      released recipes. A short supervised warm-up and a curriculum are up to the run.
     """
     checks.check_option("practitioner_recipe", "estimator", estimator, ("rloo", "grpo", "ppo"))
     if estimator != "ppo":
@@ -346,11 +346,11 @@ def practitioner_recipe(
 
 
 def mua_rl(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
-    """GRPO on episodes with a simulated user, learning only from what the agent wrote.
+    """GRPO on episodes with a simulated user, training only the agent's tokens.
 
-    An episode's mask is that of ``curation.role_loss_mask``: calls of tools, messages and the ends
-    of turns train; the user, the tools and headers do not. The reward is 1 where the state of the
-    environment and the information that was asked for are right at the end, else 0.
+    An episode's mask is that of ``curation.role_loss_mask``: tool calls, messages and the ends of
+    turns train; tokens of the user, the tools and headers do not. The reward is 1 if the final
+    state of the environment and the requested information are right, else 0.
 
     References:
       MUA-RL (arXiv:2508.18669), the mask and settings of the released code; the reward is that of
@@ -372,16 +372,16 @@ def igpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Turns earn what they add to the probability of the reference answer, the last the outcome.
+    """Rewards turns by the increase in the answer's probability, the last turn by the outcome.
 
         r[i, k] = P_k - P_(k-1), the last R_i;   a = (r - mean) / (std + eps) over all turns
         A[i, k] = sum over j >= k of gamma^(j - k) a[i, j]
 
-    P_k is that of the prompt's ``answer`` under the policy at the start of the step, which reads
-    the response up to where turn k + 1 begins, what the environment wrote included.
+    P_k is the probability of the prompt's ``answer`` under the policy at the start of the step,
+    after the response up to the beginning of turn k + 1, including the tokens of the environment.
 
     Args:
-      before: What stands between that and the answer; it ends where the answer begins.
+      before: Text between the response and the answer.
 
     References:
       IGPO (arXiv:2510.14967): the rewards of the released code, the advantage of the paper; see
