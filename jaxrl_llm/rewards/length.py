@@ -176,7 +176,8 @@ def hbpo_rewards(
 
     Args:
       rewards, mask, max_length, scale, slope, floor, where: See the module. Only the sign of the
-        rewards counts. budgets: ``[..., G]``; see the module.
+        rewards counts.
+      budgets: ``[..., G]``; see the module.
 
     Returns:
       Rewards ``[..., G]``.
@@ -288,7 +289,7 @@ def cosine_length_rewards(
 
     Args:
       rewards, mask, max_length, where: See the module. Only the sign of the rewards counts.
-        min_right, max_right, min_wrong, max_wrong, exceeded: See :func:`cosine_length_reward`.
+      min_right, max_right, min_wrong, max_wrong, exceeded: See :func:`cosine_length_reward`.
 
     Returns:
       Rewards ``[..., G]``.
