@@ -91,7 +91,7 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
 
 
 def typed_lines() -> Iterator[str]:
-    """Prompts as they are typed at a terminal, a line each, until Ctrl-D or Ctrl-C."""
+    """Prompts typed at a terminal, one per line, until Ctrl-D or Ctrl-C."""
     import readline  # noqa: F401 (input() then knows the arrow keys)
 
     while True:
@@ -142,7 +142,7 @@ def digest(settings: Mapping[str, Any]) -> str:
 class OutFile:
     """A JSONL file, in a folder that exists, to which completions are appended by group.
 
-    A device or a pipe is written to, and holds none.
+    A device or a pipe is only written to; it has no earlier completions.
     """
 
     def __init__(self, path: Path):
@@ -190,7 +190,7 @@ class OutFile:
         return len(self._rows)
 
     def done(self, prompts: Sequence[PromptRow], run: str) -> set[tuple[int, int]]:
-        """Index and sample of the completions of these prompts that the file holds already."""
+        """Index and sample of the completions of these prompts that are already in the file."""
         texts = {each.index: each.text for each in prompts}
         return {
             (row["index"], row["sample"])
@@ -199,7 +199,7 @@ class OutFile:
         }
 
     def write(self, rows: Sequence[dict]) -> None:
-        """Appends rows, all of them or, if the process dies, some."""
+        """Appends rows; if the process dies, only some of them are written."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         data = text.encode(errors="replace")
         try:
@@ -214,7 +214,7 @@ class OutFile:
             raise OSError(f"{str(self.path)!r} cannot be written: {reason(error)}.") from error
 
     def flush(self) -> None:
-        """Nothing to do: rows are written at once."""
+        """Does nothing: rows are written immediately."""
 
 
 class Printer:
@@ -232,7 +232,7 @@ class Printer:
             self._print(self._waiting.pop(self._order.pop(0)))
 
     def flush(self) -> None:
-        """Prints the completions that still wait for those of an earlier prompt."""
+        """Prints the completions that wait for those of an earlier prompt."""
         for index in sorted(self._waiting):
             self._print(self._waiting.pop(index))
 

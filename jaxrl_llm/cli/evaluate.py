@@ -18,16 +18,16 @@ class Evaluate:
     """Mean reward on the held-out questions, greedy and sampled, with 95% intervals; pass@k, maj@k.
 
     Attributes:
-      target: The folder of a run, for its last checkpoint; or a config file, for its model as it
-        is before training.
-      step: Which checkpoint of the run; by default the last.
-      best: The checkpoint that was saved as the best.
+      target: The folder of a run, for its last checkpoint; or a config file, for its model before
+        training.
+      step: The step of the run's checkpoint; by default the last.
+      best: Use the checkpoint that was saved as the best.
       trust: Execute the config.py of a run that was not made here; read it first.
-      limit: How many questions at most.
-      samples: Completions of each question in the sampled evaluation.
-      k: Values of k for pass@k, and for maj@k if the reward tells its answers; at most the samples.
-      success: A completion is right where its reward is at least this.
-      seed: Of the sampling; by default that of the config.
+      limit: Maximum number of questions.
+      samples: Completions per question in the sampled evaluation.
+      k: Values of k for pass@k, and for maj@k if the reward extracts answers; at most the samples.
+      success: A completion is right if its reward is at least this.
+      seed: Seed of the sampling; by default that of the config.
       json: Print one JSON object.
     """
 

@@ -23,11 +23,11 @@ _LAYERS = ("curation", "advantages", "regularizers", "surrogates", "diffusion", 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explain:
-    """A method as its formulas with its numbers filled in, slot by slot, and where the code is.
+    """Shows a method's formulas with its numbers filled in, slot by slot, and where the code is.
 
     Attributes:
-      name: Of a preset.
-      beside: Of the preset that it is compared with.
+      name: Name of a preset.
+      beside: Name of the preset to compare with.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -46,13 +46,13 @@ class Described:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A slot of a recipe, beside that of another one.
+    """A slot of a recipe next to the same slot of another recipe.
 
     Attributes:
       field: Name of the slot.
-      value: What is in it, as text.
-      other: What is in that of the other recipe.
-      functions: What it calls.
+      value: Its value, as text.
+      other: The value in the other recipe.
+      functions: The functions that it calls.
     """
 
     field: str
@@ -71,9 +71,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(name: str, beside: str = "grpo") -> str:
-    """A preset's slots as text, each beside that of another preset.
+    """A preset's slots as text, each next to that of another preset.
 
-    Presets that need a generation budget have that of ``jaxrl-llm methods``.
+    Presets that need a generation budget get that of ``jaxrl-llm methods``.
 
     Raises:
       ValueError: If a name is unknown.
@@ -98,7 +98,7 @@ def explain(name: str, beside: str = "grpo") -> str:
 
 
 def slots(name: str, beside: str = "grpo") -> list[Slot]:
-    """The slots of a preset that hold anything but the default of both recipes.
+    """The slots of a preset whose value is not the default in both recipes.
 
     Raises:
       ValueError: If a name is unknown.

@@ -25,18 +25,18 @@ _MARK = ".jaxrl_llm.unfinished"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """The trained model as a Hugging Face folder: config.json, safetensors, tokenizer files.
+    """Exports a trained model as a Hugging Face folder: config.json, safetensors, tokenizer files.
 
-    An adapter is merged into its base model, or written alone in PEFT's format.
+    An adapter is merged into its base model, or written separately in PEFT's format.
 
     Attributes:
       run: The folder of a run.
       folder: The folder to write; it must not exist yet.
-      step: Which checkpoint of the run; by default the last.
-      best: The checkpoint that was saved as the best.
+      step: The step of the run's checkpoint; by default the last.
+      best: Use the checkpoint that was saved as the best.
       trust: Execute the config.py of a run that was not made here; read it first.
-      dtype: Of the stored weights.
-      adapter: Only the adapter, float32: adapter_model.safetensors and adapter_config.json.
+      dtype: Dtype of the stored weights.
+      adapter: Write only the adapter, float32: adapter_model.safetensors and adapter_config.json.
     """
 
     run: tyro.conf.Positional[str]
@@ -97,7 +97,7 @@ def _pad_id(tokenizer, config) -> int | None:
 
 
 def check_new(folder: str) -> None:
-    """Raises UsageError if a folder to write exists, or is a link, or cannot be made next to it."""
+    """Raises UsageError if a folder to write exists, is a link, or cannot be created."""
     if os.path.lexists(folder):
         raise UsageError(f"{folder!r} exists already; name a folder that does not.")
     unfinished = _unfinished(folder)
@@ -115,7 +115,7 @@ def _unfinished(folder: str) -> Path:
 
 @contextlib.contextmanager
 def new_folder(folder: str) -> Iterator[Path]:
-    """A folder to write to, which gets its name once it is complete, and goes if that fails."""
+    """A folder to write to, which gets its name when it is complete and is deleted on failure."""
     check_new(folder)  # again, since much time may have passed
     target, unfinished = Path(folder), _unfinished(folder)
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -131,7 +131,7 @@ def new_folder(folder: str) -> Iterator[Path]:
 
 
 def save_tokenizer(tokenizer, folder: Path) -> str:
-    """Writes the files of a tokenizer; returns a sentence if it has none, else nothing."""
+    """Writes the files of a tokenizer; returns a message if it has none, else None."""
     from jaxrl_llm import data
 
     try:

@@ -30,28 +30,29 @@ _OF_TWO = ("extrapolate", "slerp")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Merge:
-    """One model of several of one architecture, as a Hugging Face folder.
+    """Merges models of one architecture into one, as a Hugging Face folder.
 
     Attributes:
       models: Names or folders of models, or folders of runs: RUN for the last checkpoint, RUN@STEP
         for another.
       out: The folder to write; it must not exist yet.
-      method: average; extrapolate (the first model, beyond the second); slerp, between the two;
-        or of what each model adds to --base: task_arithmetic, ties, dare, model_stock, iso_c.
+      method: average; extrapolate (from the second model through the first and beyond); slerp,
+        between the two; or, for differences from --base: task_arithmetic, ties, dare, model_stock,
+        iso_c.
       base: The model that the others were trained from.
-      weights: One number a model. Those of average and ties add up to 1, and are equal by default;
-        task_arithmetic and dare add each model's task vector with its own, by default 1.
-      by: Weights for an average of checkpoints RUN@STEP: by their steps, the later the greater, or
-        by the training loss at those steps, the smaller the greater.
-      power: To which the steps or losses are raised; by default 1.
-      scale: How much of the merged task vectors is added; by default 1.
-      density: Share of the entries that ties takes; by default 0.2.
+      weights: One number per model. Those of average and ties add up to 1, and are equal by
+        default; task_arithmetic and dare multiply each model's task vector by it, by default 1.
+      by: Weights for an average of checkpoints RUN@STEP: by their steps, larger for later ones, or
+        by the training loss at those steps, larger for smaller losses.
+      power: Exponent of the steps or losses; by default 1.
+      scale: Factor of the merged task vectors; by default 1.
+      density: Share of the entries that ties keeps; by default 0.2.
       drop: Share of the entries that dare drops; by default 0.9.
-      seed: Of what dare drops; by default 0.
-      alpha: How far beyond extrapolate goes; by default 0.3.
-      t: How far from the first to the second model slerp goes; by default 0.5.
+      seed: Seed of the entries that dare drops; by default 0.
+      alpha: Extrapolation coefficient; by default 0.3.
+      t: Position of slerp between the first (0) and the second (1) model; by default 0.5.
       trust: Execute the config.py of runs that were not made here; read it first.
-      dtype: Of the stored weights.
+      dtype: Dtype of the stored weights.
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]

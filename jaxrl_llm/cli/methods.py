@@ -23,14 +23,14 @@ LENGTH = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Methods:
-    """The methods of this package: which train by name, and which peers confirmed their numbers.
+    """Lists the methods of this package: which train by name, and which were compared with peers.
 
     Attributes:
-      name: A method's key or a preset's name shows all about it; a part of a key, a title, a
-        function's name or the title of a paper lists what matches.
-      kind: Only methods of this kind.
-      like: What a peer calls it: TRL:loss_type=dapo, verl:adv_estimator=opo, rlax:vtrace. A peer's
-        name alone lists all of its names that are known here.
+      name: A method's key or a preset's name shows its details; a part of a key, a title, a
+        function's name or the title of a paper lists all matches.
+      kind: List only methods of this kind.
+      like: A peer's name for it: TRL:loss_type=dapo, verl:adv_estimator=opo, rlax:vtrace. Only the
+        name of a peer lists all of its names that are known here.
       json: Print a JSON list instead of a table.
     """
 
@@ -80,7 +80,7 @@ def _like(text: str, wanted: Methods) -> int:
 
 
 def describe(method: catalog.Method) -> str:
-    """All about one method, in lines of at most 100 characters."""
+    """The details of one method, in lines of at most 100 characters."""
     lines = [*textwrap.wrap(f"{method.key}: {method.title}", _WIDTH), ""]
     if method.arxiv:
         lines.append(f"paper       https://arxiv.org/abs/{method.arxiv}")
@@ -130,7 +130,7 @@ def _signature(name: str, function: Callable) -> list[str]:
 
 
 def wrapped(text: str, indent: int = 2, *, more: int = 4) -> list[str]:
-    """Lines of a text behind an indent, and behind ``more`` from the second one on."""
+    """Lines of a text with an indent, and with ``more`` from the second line on."""
     return textwrap.wrap(
         text,
         _WIDTH,

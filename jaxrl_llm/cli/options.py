@@ -1,6 +1,6 @@
-"""From words on the command line to options, configurations, runs and their checkpoints.
+"""Command-line parsing: options, configurations, runs and their checkpoints.
 
-Words that are wrong, or contradict each other, raise UsageError.
+Invalid or contradictory arguments raise UsageError.
 """
 
 import atexit
@@ -55,10 +55,10 @@ _NAMES = (errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.E
 
 @contextlib.contextmanager
 def usage_errors(prefix: str = "") -> Iterator[None]:
-    """What is wrong with a command becomes a UsageError, its message without the prefix.
+    """Turns errors of a command's arguments into UsageErrors, with the message without the prefix.
 
-    That are values that do not fit, files and packages that are not there, a folder that is taken,
-    and a config that ends the program.
+    These are invalid values, missing files and packages, an existing folder, and a config that
+    exits the program.
     """
     try:
         yield
@@ -164,7 +164,7 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
 
 
 def split_config(path: str) -> tuple[str, str]:
-    """The file of a configuration and its name there: of ``FILE.py:NAME``, or ``config``."""
+    """The file of a configuration and its name there, from ``FILE.py:NAME``; default ``config``."""
     file, _, name = path.rpartition(":")
     return (file, name) if file.endswith(".py") and name.isidentifier() else (path, "config")
 
@@ -172,7 +172,7 @@ def split_config(path: str) -> tuple[str, str]:
 def shipped_configs() -> dict[str, Path]:
     """The config files that come with the package, by name.
 
-    A wheel has them inside the package, a clone beside it.
+    A wheel has them inside the package, a clone next to it.
     """
     package = Path(jaxrl_llm.__file__).parent
     folders = (package / "configs", package.parent / "configs")
@@ -181,12 +181,12 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def named_config(word: str) -> str:
-    """The file of a bare name, such as ``quickstart`` or ``tiny:scorer``; any other word as it is.
+    """The file of a bare name, such as ``quickstart`` or ``tiny:scorer``; others are unchanged.
 
-    A file of that name goes first.
+    A file of that name takes precedence.
 
     Raises:
-      UsageError: If a bare name is none of :func:`shipped_configs`, with all of them.
+      UsageError: If a bare name is not in :func:`shipped_configs`; the message lists them.
     """
     name, colon, part = word.partition(":")
     if not name.isidentifier() or Path(word).is_file():
@@ -203,8 +203,7 @@ def named_config(word: str) -> str:
 def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
     """The configuration ``name`` that a Python file defines.
 
-    The file is run as a module that has its name, so that worker processes can import its
-    functions.
+    The file is executed as a module of its name, so that worker processes can import its functions.
     """
     path = Path(path)
     module_name = path.stem
@@ -242,7 +241,7 @@ def _config_of(path: Path, name: str, module_name: str, folders: Sequence[str]) 
 
 
 class Target(NamedTuple):
-    """What a command works on: a configuration, and the run folder if it is a run."""
+    """The target of a command: a configuration, and the run folder if it is a run."""
 
     config: TrainConfig
     run_dir: Path | None
@@ -307,18 +306,18 @@ def _command(path: Path) -> dict[str, Any]:
 
 
 def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
-    """A configuration with options of the command line laid over it."""
+    """A configuration with overrides from the command line."""
     return parse(TrainConfig, overrides, command="train", default=config)
 
 
 def is_run(name: str) -> bool:
-    """Whether a name is the folder of a run; one that has a model's config.json is a model."""
+    """Whether a name is the folder of a run; a folder with a model's config.json is a model."""
     path = Path(name)
     return bool(name) and (path / "run.json").is_file() and not (path / "config.json").is_file()
 
 
 class CheckpointChoice(NamedTuple):
-    """Which checkpoint of a run, ``target``, a command reads: the last by default.
+    """The checkpoint of a run, ``target``, that a command reads: the last by default.
 
     ``trust`` opens a run that was not made here.
     """
@@ -365,7 +364,7 @@ class CheckpointChoice(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A model with its parameters and tokenizer; of a run, its configuration and step too."""
+    """A model with its parameters and tokenizer; for a run, also its configuration and step."""
 
     model: Any
     params: Any
@@ -380,7 +379,7 @@ def load_policy(
     dtype: str | None = None,
     check: Callable[[TrainConfig], None] = lambda config: None,
 ) -> Policy:
-    """The model of a name, or of a run after the chosen checkpoint.
+    """The model of a name, or of a run at the chosen checkpoint.
 
     ``dtype`` None is float32, or that of the run. ``check`` may raise UsageError for the
     configuration of a run, before anything is loaded.
@@ -420,7 +419,7 @@ def load_policy(
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache, so that the second start is quick."""
+    """Stores compiled programs in the user's cache, so that the next start is fast."""
     import os
 
     import jax

@@ -20,26 +20,27 @@ from jaxrl_llm.train.setup import Experiment, load_experiment
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Pairs of right and wrong answers that a model samples, for losses of preferences.
+    """Samples pairs of right and wrong answers from a model, for preference losses.
 
-    The prompts are those that the config trains on, never its held-out questions; sampling and
-    reward are as there. A row of the file has "prompt", "chosen", "rejected" and the other fields
-    of the prompt: the data of `--recipe dpo` and its relatives. A prompt without a right or without
-    a wrong answer has no row; answers that reach the longest length take no part.
+    The prompts are the training prompts of the config, never its held-out questions; sampling and
+    reward are those of the config. A row of the file has "prompt", "chosen", "rejected" and the
+    other fields of the prompt: the data of `--recipe dpo` and similar methods. A prompt without a
+    right or without a wrong answer has no row; answers of maximum length take no part.
 
     Attributes:
-      target: A config file, for its model as it is before training; or the folder of a run, for its
-        last checkpoint.
+      target: A config file, for its model before training; or the folder of a run, for its last
+        checkpoint.
       out: The file to write, ending in .jsonl; it must not exist yet.
-      samples: Answers sampled of each prompt.
-      pairs: The most pairs of a prompt.
+      samples: Number of answers sampled per prompt.
+      pairs: Maximum number of pairs per prompt.
       prefer: Which right answers are chosen: the shortest of a prompt, or any in turn.
-      success: An answer is right where its reward is at least this.
-      temperature: Of the sampling; by default that of the config. Below 1, more answers are right.
-      limit: How many prompts at most.
-      seed: Of the sampling; by default that of the config.
-      step: Which checkpoint of the run; by default the last.
-      best: The checkpoint that was saved as the best.
+      success: An answer is right if its reward is at least this.
+      temperature: Sampling temperature; by default that of the config. Below 1, more answers are
+        right.
+      limit: Maximum number of prompts.
+      seed: Seed of the sampling; by default that of the config.
+      step: The step of the run's checkpoint; by default the last.
+      best: Use the checkpoint that was saved as the best.
       trust: Execute the config.py of a run that was not made here; read it first.
     """
 
@@ -128,7 +129,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def summary(sampled: SampledPairs, max_new_tokens: int) -> list[str]:
-    """What was sampled, and of how many prompts there is no pair, and why."""
+    """A summary: the number of samples, and the prompts without a pair and the reasons."""
     absent = sampled.no_right + sampled.no_wrong
     lines = [
         f"{sampled.responses:,} answers to {sampled.prompts:,} prompts; "

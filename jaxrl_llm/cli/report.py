@@ -15,13 +15,13 @@ from jaxrl_llm.train.logging.results import damage_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """A page about a run: curves, where the time went, completions, settings.
+    """Writes a page about a run: curves, time by phase, completions, settings.
 
-    The run may still be going on. The page is one HTML file that loads nothing else.
+    The run may still be in progress. The page is one self-contained HTML file.
 
     Attributes:
       run: The folder of a run.
-      out: Where the page goes, a file or /dev/stdout; by default report.html in the folder.
+      out: The file of the page, or /dev/stdout; by default report.html in the folder.
     """
 
     run: tyro.conf.Positional[str]

@@ -1,4 +1,4 @@
-"""Rewards by their names on the command line.
+"""Rewards by name on the command line.
 
 NAME                    a verifier or format of the package, such as boxed_math
 reasoning_gym:TASK      the scorer of a reasoning-gym task

@@ -1,4 +1,4 @@
-"""``jaxrl-llm sample``: prompts through an engine of the right size, and what came of them."""
+"""``jaxrl-llm sample``: samples completions of prompts with an engine of the right size."""
 
 import dataclasses
 import statistics
@@ -40,34 +40,34 @@ MOST_PROMPTS, MOST_SAMPLES = 2**20, 2**11
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Completions of prompts, which come from the command line, a file, a pipe or the terminal.
+    """Samples completions of prompts from the command line, a file, a pipe or the terminal.
 
     Attributes:
       model: The name or path of a model, or the folder of a run for its last checkpoint.
-      prompts: Prompts; without any and without a file, each line of the terminal is one.
-      file: A file with a prompt on each line; if it ends in .jsonl, an object on each line whose
-        field "prompt" is one, and whose other fields are copied to the completions.
+      prompts: Prompts; without any and without a file, each line of the terminal is a prompt.
+      file: A file with a prompt on each line; if it ends in .jsonl, an object on each line with a
+        field "prompt", whose other fields are copied to the completions.
       out: Append the completions to this JSONL file, as they finish, instead of printing them. With
-        the same options and the same file, only the missing completions are sampled. A device or a
-        pipe is written to.
-      json: Print JSON objects as --out writes them instead of text.
-      n: Completions of each prompt.
-      max_new_tokens: Longest completion, in tokens.
-      min_new_tokens: Shortest completion that the model may end by itself.
+        the same options and the same file, only the missing completions are sampled. It may also be
+        a device or a pipe.
+      json: Print JSON objects, as --out writes them, instead of text.
+      n: Completions per prompt.
+      max_new_tokens: Maximum length of a completion, in tokens.
+      min_new_tokens: Minimum length before the model may end a completion.
       temperature: 0 is greedy.
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.
       min_p: Keep tokens at least this likely relative to the most likely one.
-      repetition_penalty: Above 1 makes tokens less likely that the text already has.
-      stop: A text that ends a completion and is left out of it.
-      seed: Of the sampling; by default 0. The same seed gives the same completions with any number
-        of slots, but for rounding.
-      slots: Completions sampled at one time, at most.
-      step: Which checkpoint of a run; by default the last.
-      best: The checkpoint of a run that was saved as the best.
+      repetition_penalty: Values above 1 make tokens that already occur less likely.
+      stop: A text that ends a completion and is removed from it.
+      seed: Seed of the sampling; by default 0. The same seed gives the same completions with any
+        number of slots, except for rounding.
+      slots: Maximum number of completions sampled at one time.
+      step: The step of a run's checkpoint; by default the last.
+      best: Use the checkpoint of a run that was saved as the best.
       trust: Execute the config.py of a run that was not made here; read it first.
-      dtype: Of the model; by default float32, or that of the run.
-      raw: Give the prompt as it is, without the chat template, as for a run trained without it.
+      dtype: Dtype of the model; by default float32, or that of the run.
+      raw: Use the prompt without the chat template, as for a run trained without it.
       system: A system message before each prompt; by default that of the run.
     """
 
@@ -158,7 +158,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Timed(Generation):
-    """A generation that measures how long it compiled, from :meth:`start_timing` on."""
+    """A generation that measures its compilation time, from :meth:`start_timing` on."""
 
     def start_timing(self) -> None:
         """Forgets the rounds so far."""
@@ -171,7 +171,7 @@ class Timed(Generation):
         self.steps.append((time.perf_counter() - start, self.engine.compiled() > known))
 
     def compiling(self) -> float | None:
-        """Seconds that compiling rounds took beyond a usual one; None if every round compiled."""
+        """Seconds that compiling rounds took beyond a normal one; None if every round compiled."""
         usual = [seconds for seconds, compiled in self.steps if not compiled]
         if not usual:
             return None if self.steps else 0.0
@@ -180,7 +180,7 @@ class Timed(Generation):
 
 
 class Job:
-    """A model with the options by which it completes prompts.
+    """A model with the options for completing prompts.
 
     ``chat`` is whether prompts go through the chat template; ``step`` is that of the run's
     checkpoint, None if the model is not a run's.
@@ -221,7 +221,7 @@ class Job:
 
     @classmethod
     def load(cls, args: Sample) -> "Job":
-        """The model of a name, or of a run, and how prompts are put to it."""
+        """The model of a name, or of a run, and the format of its prompts."""
         chat, system = not args.raw, args.system
         choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
 
@@ -323,7 +323,7 @@ class Tally:
         self.failed: set[int] = set()
 
     def run(self, groups: Sequence[Group], *, bar: bool) -> bool:
-        """Samples the groups; True if Ctrl-C came first, after writing what has ended by then."""
+        """Samples the groups; True if Ctrl-C interrupted it, after writing finished completions."""
         from tqdm import tqdm
 
         for group in groups:
@@ -364,7 +364,7 @@ class Tally:
             sink.write(rows)
 
     def rate(self) -> float:
-        """Tokens a second, without compilation."""
+        """Tokens per second, without compilation."""
         seconds = time.perf_counter() - self._start - (self._generation.compiling() or 0.0)
         return self.tokens / max(seconds, 1e-9)
 

@@ -1,4 +1,4 @@
-"""``jaxrl-llm serve``: a model behind HTTP, tokens in and tokens out."""
+"""``jaxrl-llm serve``: serves a model over HTTP, tokens in and tokens out."""
 
 import asyncio
 import dataclasses
@@ -25,32 +25,32 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Token ids and chats over HTTP, many requests at a time, on this machine alone by default.
+    """Serves token ids and chats over HTTP, many requests at a time, by default only locally.
 
-    POST /inference/v1/generate takes token ids, POST /v1/chat/completions messages; GET /v1/models
-    and GET /health tell what is served. POST /weights takes new weights, with a key.
+    POST /inference/v1/generate takes token ids, POST /v1/chat/completions takes messages; GET
+    /v1/models and GET /health describe the server. POST /weights takes new weights, with a key.
 
     Attributes:
       model: The name or path of a model, or the folder of a run for its last checkpoint.
-      host: Where to listen; any but this machine's loopback needs a key.
-      port: 0 takes a free one, which is printed.
-      key: Clients send it as "Authorization: Bearer KEY". Better in the environment, as
-        JAXRL_LLM_KEY: others on this machine can read command lines.
-      name: Of the model, in requests; by default the word that named it here.
-      slots: Responses sampled at one time, at most.
-      width: Slots that share a prompt: responses of one request, up to its n, decode side by side.
-      prompt_length: The longest prompt, in tokens; by default what the responses leave of the
-        model's context, at most 1024.
-      max_new_tokens: The longest response, in tokens.
-      vary: Draw options that requests may set; one that none sets still costs time.
+      host: Address to listen on; any address other than the loopback needs a key.
+      port: Port to listen on; 0 uses a free port, which is printed.
+      key: Clients send it as "Authorization: Bearer KEY". Prefer the environment variable
+        JAXRL_LLM_KEY, since other users of this machine can read command lines.
+      name: Name of the model in requests; by default the argument ``model``.
+      slots: Maximum number of responses sampled at one time.
+      width: Slots that share a prompt: responses of one request, up to its n, decode in parallel.
+      prompt_length: Maximum length of a prompt, in tokens; by default the context of the model
+        minus the responses, at most 1024.
+      max_new_tokens: Maximum length of a response, in tokens.
+      vary: Draw options that requests may set; unused options still cost time.
       top_k: Keep the k most likely tokens; requests may ask for fewer, which makes drawing cheap.
-      seed: Of the sampling; by default 0.
-      step: Which checkpoint of a run; by default the last.
-      best: The checkpoint of a run that was saved as the best.
+      seed: Seed of the sampling; by default 0.
+      step: The step of a run's checkpoint; by default the last.
+      best: Use the checkpoint of a run that was saved as the best.
       trust: Execute the config.py of a run that was not made here; read it first.
-      dtype: Of the model; by default float32, or that of the run.
-      max_waiting: Requests that wait or decode at one time; further ones are turned away.
-      max_body: The most bytes of a request.
+      dtype: Dtype of the model; by default float32, or that of the run.
+      max_waiting: Maximum number of requests that wait or decode; further ones are rejected.
+      max_body: Maximum bytes of a request.
     """
 
     model: tyro.conf.Positional[str]

@@ -26,18 +26,18 @@ from jaxrl_llm.train.run import begin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train:
-    """Trains a model as a config file says; every option of the file can be set here instead.
+    """Trains a model from a config file; every option of the file can be overridden here.
 
     Attributes:
       config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME; or the name of a
         config that comes with the package, such as quickstart.
       run: The configuration.
-      resume: Go on from the last checkpoint in the run folder, or start where there is none yet.
-      allow_changed: With --resume, go on even if settings differ that change what is learned.
-      overwrite: Start over where the run folder holds a run, which is lost.
-      plan: Only print how much of each device's memory the run needs, and whether it fits.
-      plan_memory: GB (10^9 bytes) of each device to plan for, which need not be here; the sizes of
-        the mesh give their number.
+      resume: Continue from the last checkpoint in the run folder, or start if there is none yet.
+      allow_changed: With --resume, continue even if settings that affect training differ.
+      overwrite: Start over if the run folder has a run, which is deleted.
+      plan: Only print the memory that the run needs on each device, and whether it fits.
+      plan_memory: Memory in GB (10^9 bytes) of each device to plan for; the devices need not be
+        present, and the sizes of the mesh give their number.
       distributed: The processes of the run; each is started with the same command.
     """
 
@@ -148,7 +148,7 @@ def _plan(args: Train) -> int:
 
 
 def config_words(arguments: Sequence[str], path: str) -> list[str]:
-    """The words that set the configuration, without those about this start of the run."""
+    """The arguments that set the configuration, without those about this start of the run."""
     words, settings = iter(arguments), []
     for word in words:
         if word.startswith("--distributed."):

@@ -1,9 +1,8 @@
-"""Which run folders were made here, so that their config.py may be executed.
+"""A record of the run folders made on this machine, whose config.py may be executed.
 
-To open a run is to execute its config.py. `train` notes each run that it makes in a private file of
-the user, by a digest of what would be executed. A run may therefore be moved, copied or resumed on
-this machine; one from elsewhere, or whose config.py was changed, is not noted, and is opened only
-with --trust, which notes it.
+Opening a run executes its config.py. `train` records each run in a private file of the user, by a
+digest of the code to execute. A run may therefore be moved, copied or resumed on this machine; a
+run from elsewhere, or with a changed config.py, is opened only with --trust, which records it.
 """
 
 import hashlib
@@ -22,13 +21,13 @@ _FILE = "runs"
 
 
 def digest_of(config: bytes, record: Mapping[str, Any]) -> str:
-    """A name for what opening a run executes: its config.py, with its options and its folder."""
+    """A digest of the code that opening a run executes: its config.py, options and folder."""
     settings = [record.get(name) for name in ("config", "folder", "overrides")]
     return hashlib.sha256(json.dumps(settings).encode() + b"\0" + config).hexdigest()
 
 
 def is_noted(digest: str) -> bool:
-    """Whether a run was made here, or trusted before."""
+    """Whether a run was made here or trusted before."""
     for folder in _folders():
         try:
             if _is_private(folder) and digest in (folder / _FILE).read_text().split():
@@ -39,7 +38,7 @@ def is_noted(digest: str) -> bool:
 
 
 def note(digest: str) -> None:
-    """Notes a run; warns where only the temporary folder can be written, or none."""
+    """Records a run; warns if only the temporary folder is writable, or none."""
     if is_noted(digest):
         return
     first, problem = None, ""

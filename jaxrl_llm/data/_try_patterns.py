@@ -1,4 +1,4 @@
-"""Run as a script by `patterns`: tries expressions on runs of characters, under bounds of its own.
+"""Run as a script by `patterns`: tries expressions on runs of characters, under resource limits.
 
 Its arguments are seconds of the processor and bytes of memory, its input a JSON list of lists of an
 expression and texts. It prints the numbers of each trial before it begins, and why one failed.

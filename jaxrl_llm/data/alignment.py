@@ -1,4 +1,4 @@
-"""Where two tokenizations of one text meet."""
+"""Common token boundaries of two tokenizations of a text."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,15 +11,15 @@ _BROKEN = "\ufffd"
 def token_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[int | None]:
     """Characters of the text up to the end of each token; None inside a character.
 
-    A token is decoded behind the last one that ended a character, so that a decoder that treats the
-    beginning of a text apart does not do so in its middle.
+    A token is decoded together with the last one that ended a character, so that a decoder with
+    special rules for the beginning of a text does not apply them in its middle.
 
     Args:
-      tokens: Of one text.
+      tokens: Tokens of one text.
       decode: Text of token ids.
 
     Returns:
-      One number per token, ascending where it is one.
+      One number per token, ascending except for None.
 
     Example:
       >>> decode = lambda ids: bytes(ids).decode(errors="replace")
@@ -45,16 +45,16 @@ def token_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> lis
 def align_spans(
     ends: Sequence[int | None], other_ends: Sequence[int | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The shortest spans of a text at whose ends tokens of both tokenizations end.
+    """The shortest spans of a text that end at token boundaries of both tokenizations.
 
-        span k = the text between the k-th and the next place where both end a token
+        span k = the text between the k-th and the next common token boundary
 
     Args:
       ends: From :func:`token_ends`.
-      other_ends: Of the same text in the other tokenizer's tokens.
+      other_ends: The same for the other tokenizer's tokens.
 
     Returns:
-      The span of each token of the two: int32, from 0; -1 behind the last place where they meet.
+      The span of each token of the two: int32, from 0; -1 after the last common boundary.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -63,8 +63,8 @@ def align_spans(
       ([0, 0, 1, 1], [0, 1, 1])
 
     References:
-      The alignment by byte offsets of TRL's GOLD trainer, of which a rest that does not meet is a
-      span too.
+      The alignment by byte offsets of TRL's GOLD trainer, where a remainder without a common
+      boundary is also a span.
     """
     common = sorted({x for x in ends if x} & {x for x in other_ends if x})
 

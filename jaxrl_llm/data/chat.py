@@ -15,19 +15,19 @@ def render_chat(
 ) -> str:
     r"""The text of a conversation by the chat template of a model, special tokens spelled out.
 
-    The template comes with the model and is not trusted: it runs in a sandbox of jinja2, under
-    bounds of its steps, its time and the length of what it makes, see `data.templates`.
+    The template comes with the model and is not trusted: it runs in a sandbox of jinja2, with
+    limits on its steps, its time and the length of its output, see `data.templates`.
 
     Args:
       template: jinja2 source.
       messages: Mappings with "role" and "content".
-      add_generation_prompt: Ends with the opening of the assistant's turn.
+      add_generation_prompt: Whether to end with the opening of the assistant's turn.
       tools: Specifications as in OpenAI's API; many templates do not read them.
       special_tokens: Names the template may use, such as `bos_token`.
 
     Raises:
       TypeError: If a message is not a mapping with a role.
-      ValueError: If the template is broken, passes a bound, or refuses the conversation.
+      ValueError: If the template is broken, exceeds a limit, or rejects the conversation.
 
     Example:
       >>> render_chat("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}",
@@ -60,17 +60,17 @@ def render_chat(
 
 
 def load_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template that a model's folder holds, in either place where transformers writes it.
+    """The chat template of a model's folder, in either place where transformers writes it.
 
     Args:
-      folder: Of the tokenizer; its chat_template.jinja comes first.
+      folder: Folder of the tokenizer; its chat_template.jinja takes precedence.
       settings: The content of its tokenizer_config.json, with one template or several by name.
 
     Returns:
       jinja2 source, or None.
 
     Raises:
-      ValueError: If it is no text.
+      ValueError: If it is not a text.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():

@@ -1,8 +1,8 @@
 """Rows of preferences in conversational form: lists of messages in place of texts.
 
 A prompt may be a list of messages that ends with the user's; a response, or each one of a list of
-them, is then one message of the assistant. Where there is no prompt, ``chosen`` and ``rejected``
-are complete conversations, and what they begin with alike is the prompt.
+them, is then one message of the assistant. Without a prompt, ``chosen`` and ``rejected`` are
+complete conversations, and their common prefix is the prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ def is_conversation(value: Any) -> bool:
 
 
 def common_prompt(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The messages that two complete conversations begin with alike.
+    """The common prefix of two complete conversations.
 
     Args:
-      row: With ``chosen`` and ``rejected``.
-      name: What errors call the row.
+      row: A row with ``chosen`` and ``rejected``.
+      name: Name of the row in error messages.
 
     Raises:
-      ValueError: If one of them is no conversation, or they have none in common.
+      ValueError: If one of them is not a conversation, or they have no common message.
 
     Example:
       >>> turns = [{"role": "user", "content": "2+2?"}]
@@ -88,10 +88,10 @@ def plain_row(
     """A row with texts in place of messages, and the conversation of its prompt if it has several.
 
     Args:
-      row: Of a table.
+      row: A row of a table.
       prompt_field: The column of the prompt.
-      name: What errors call the row.
-      implicit: Whether the prompt is what ``chosen`` and ``rejected`` begin with alike.
+      name: Name of the row in error messages.
+      implicit: Whether the prompt is the common prefix of ``chosen`` and ``rejected``.
 
     Raises:
       ValueError: If the prompt does not end with a text of the user, or a response is not one

@@ -1,4 +1,4 @@
-"""A column of the data that says how much more often good responses have such a prompt."""
+"""Density ratios of prompts: how much more often good responses have such a prompt."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,11 +25,11 @@ def with_density(
       prompts: Rows with one labeled response each.
       label: The column with true or false.
       embed: ``text -> [D]``; the paper and TRL have a model.
-      low: The least density.
-      high: The greatest.
+      low: Smallest density.
+      high: Largest density.
 
     Raises:
-      ValueError: If a row has no such label, or all are equal.
+      ValueError: If a row has no such label, or all labels are equal.
 
     Example:
       >>> from jaxrl_llm.data import Prompt, PromptSet, with_density

@@ -13,14 +13,14 @@ _USER_DEFINED = 4
 
 
 class Splitting(NamedTuple):
-    """How text is cut before the merges.
+    """How text is split before the merges.
 
     Args:
-      pattern: Regular expression of the pieces; "" for GPT-2's, which `tokenizers` has built in.
-      digits: Every numeric character is a separate piece, cut before all else.
-      nfc: Text is composed (Unicode NFC) first.
-      whole_words: A piece that is in the vocabulary is one token, without merging.
-      add_bos: Whether BOS is put first where the file has no entry for it.
+      pattern: Regular expression of the pieces; "" for GPT-2's, which is built into `tokenizers`.
+      digits: Whether every numeric character is first split into a separate piece.
+      nfc: Whether text is first normalized to Unicode NFC.
+      whole_words: Whether a piece that is in the vocabulary is one token, without merging.
+      add_bos: Whether BOS is added at the start if the file has no entry for it.
     """
 
     pattern: str = ""
@@ -60,8 +60,8 @@ def backend_from_gguf(file: "GgufFile") -> "Backend":
     References:
       The pre-tokenizer names and their expressions are those of llama.cpp and of the tokenizer.json
       files that they were made from. The GGUF reader of transformers (5.12 and 5.23 were tried)
-      uses GPT-2's splitting for `smollm` too and so drops its cutting of digits: two spaces before
-      a digit, or a fraction character, get other ids there. We follow the tokenizer of the model.
+      also uses GPT-2's splitting for `smollm` and thus does not split digits: two spaces before a
+      digit, or a fraction character, get other ids there. We follow the tokenizer of the model.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE

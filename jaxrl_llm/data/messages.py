@@ -1,4 +1,4 @@
-"""What passes between a policy and an environment: messages, turns, tool calls and tools."""
+"""Types exchanged by a policy and an environment: messages, turns, tool calls and tools."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ Message = Mapping[str, Any]
 
 
 class ToolCall(NamedTuple):
-    """A call that a turn asks for: a name and arguments, from JSON alone."""
+    """A tool call in a turn: a name and arguments, parsed from JSON."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -19,10 +19,10 @@ class Parsed(NamedTuple):
 
     Attributes:
       text: Its text, without reasoning and tool calls.
-      reasoning: What it thinks before, where the template keeps that apart.
+      reasoning: Its reasoning, if the template separates it.
       calls: Tool calls, in order.
-      error: Why a tool call could not be read, for the policy to see; None where all could.
-      complete: Whether the turn ended with its stop token, and not by a limit of length.
+      error: Why a tool call could not be parsed, as a message to the policy; None if all could.
+      complete: Whether the turn ended with its stop token, not by a length limit.
     """
 
     text: str
@@ -36,11 +36,11 @@ class ToolSpec(NamedTuple):
     """A tool as the policy sees it.
 
     Attributes:
-      name: By which it is called.
-      description: What it does.
+      name: Its name in calls.
+      description: Description of the tool.
       parameters: A JSON schema of its arguments, of type "object".
-      function: Called with the arguments; its result, as text, is the answer. None for a tool that
-        the environment's ``step`` serves itself.
+      function: Called with the arguments; its result, as text, is the reply. None for a tool that
+        the environment's ``step`` handles itself.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The order in which prompts are visited, and the place in it that a checkpoint keeps."""
+"""The order in which prompts are visited, and the cursor that a checkpoint saves."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from jaxrl_llm.core import checks
 
 
 class Cursor(NamedTuple):
-    """The next place to read.
+    """The next position to read.
 
     Attributes:
-      epoch: Which pass over the prompts, from 0.
-      index: Place within that pass, from 0.
+      epoch: Number of the pass over the prompts, from 0.
+      index: Position within that pass, from 0.
     """
 
     epoch: int = 0
@@ -25,21 +25,21 @@ def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cu
 
         order = permutation(seed, 0), permutation(seed, 1), ...
 
-    The order depends on size and seed alone, not on how it is cut into batches, so taking from a
-    saved cursor goes on exactly where the run stopped. A batch that crosses the end of an epoch,
-    as each one larger than `size` does, may hold a prompt twice.
+    The order depends only on size and seed, not on the division into batches, so a saved cursor
+    continues exactly where the run stopped. A batch that crosses the end of an epoch, such as any
+    batch larger than `size`, may contain a prompt twice.
 
     Args:
-      cursor: Where to begin; `Cursor()` is the start.
-      n: How many to take.
-      size: Number of prompts.
-      seed: Any integer from 0; another seed gives another order.
+      cursor: Position to start from; `Cursor()` is the beginning.
+      n: Number of prompts to take.
+      size: Number of prompts in the set.
+      seed: Any integer from 0; determines the order.
 
     Returns:
       n indices in `range(size)`, and the cursor after them.
 
     Raises:
-      ValueError: If the cursor's index is not below size: then it belongs to another set of
+      ValueError: If the cursor's index is not below size, so that it belongs to another set of
         prompts.
 
     Example:

@@ -1,4 +1,4 @@
-"""The renderers of the package ``renderers``, which are written by hand for some thirty models.
+"""The renderers of the package ``renderers``, which are hand-written for about thirty models.
 
 They are for models whose turns :mod:`jaxrl_llm.data.parsing` cannot read, such as those that write
 calls in XML. The package comes with ``jaxrl_llm[envs]`` and loads where it is used.
@@ -19,12 +19,12 @@ _BEFORE = ({"role": "user", "content": "Hi"},)
 class PackageRenderer(TurnReader):
     """A renderer of the package as a ``data.Renderer``.
 
-    A message that spells a special token is plain text here too. Where the package would render the
-    conversation again, ``follow`` raises ValueError and ``rewritten`` is True.
+    A special token that is spelled in a message is plain text here too. If the package would render
+    the conversation again, ``follow`` raises ValueError and ``rewritten`` is True.
 
     Args:
       tokenizer: A ``data.Tokenizer``.
-      name: What the package calls the renderer: "qwen3.5", "glm-5", ...
+      name: Name of the renderer in the package: "qwen3.5", "glm-5", ...
       system: A system message before every conversation.
 
     Raises:
@@ -48,7 +48,7 @@ class PackageRenderer(TurnReader):
 
     @property
     def rewrites(self) -> bool:
-        """Whether the package reports it of the template."""
+        """Whether the package reports that the template rewrites turns."""
         return not self._renderer.is_prefix_stable
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
@@ -96,7 +96,7 @@ class PackageRenderer(TurnReader):
         return message
 
     def rewritten(self, conversation: Sequence[Message]) -> bool:
-        """See :class:`Renderer`; the package asks of the last messages alone."""
+        """See :class:`Renderer`; the package looks only at the last messages."""
         turns = [n for n, m in enumerate(conversation) if m["role"] == "assistant"]
         answers = list(conversation[turns[-1] + 1 :]) if turns else []
         return bool(answers) and self._bridge(answers, True) is None

@@ -1,13 +1,14 @@
-"""A turn taken apart: its text, its reasoning and its tool calls, by JSON alone.
+"""Parsing of a turn: its text, its reasoning and its tool calls, which are JSON.
 
-Two forms of a call are read:
+Two forms of a call are supported:
 
     <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>     Qwen, Hermes, SmolLM
     {"name": "add", "parameters": {"a": 1, "b": 2}}                           Llama 3
 
-The first may stand anywhere, several times, and may hold a list. The second is the turn itself,
-after ``<|python_tag|>`` or not. JSON decides where a call ends, so that an argument may contain
-``</tool_call>``. Where a call is malformed, the policy is told why, in one sentence.
+The first may occur anywhere, several times, and may contain a list. The second is the full turn,
+with or without ``<|python_tag|>`` before it. The JSON parser decides where a call ends, so an
+argument may contain ``</tool_call>``. If a call is malformed, the policy gets a message with the
+reason.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any
 from jaxrl_llm.data.messages import Parsed, ToolCall
 
 MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>")
-"""What a turn is parsed by; in some vocabularies these are special tokens."""
+"""Markup for parsing a turn; in some vocabularies these are special tokens."""
 
 _OPEN, _CLOSE, _THINK, _THOUGHT, _PYTHON = MARKUP
 _SHAPE = 'A tool call must be a JSON object with "name", a text, and "arguments", an object.'
@@ -31,13 +32,13 @@ _MAX_DEPTH = 64  # Python follows some thousand levels, of which the code around
 
 
 def parse_turn(text: str, *, complete: bool = True, thinking: bool = False) -> Parsed:
-    """Takes a turn apart.
+    """Parses a turn.
 
-    Reasoning is what stands between a ``<think>`` at the start and the first ``</think>``; calls in
-    it are not made. Without ``</think>`` all is reasoning.
+    Reasoning is the text between a ``<think>`` at the start and the first ``</think>``; calls in it
+    are ignored. Without ``</think>`` everything is reasoning.
 
     Args:
-      text: Of the turn, markup included, without its stop token.
+      text: Text of the turn, including markup, without its stop token.
       complete: Whether it ended with its stop token.
       thinking: Whether the prompt has already written ``<think>``.
 

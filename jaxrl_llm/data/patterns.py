@@ -1,7 +1,7 @@
-"""Regular expressions of a tokenizer's file, tried in another process before any is used.
+"""Regular expressions of a tokenizer's file, tested in another process before they are used.
 
-They come with the model, and the engine of `tokenizers` backtracks: ``(x+)+y`` takes time without
-bound on a few dozen characters. Each is tried on runs of the characters that it names.
+They come with the model, and the engine of `tokenizers` backtracks: ``(x+)+y`` takes unbounded time
+on a few dozen characters. Each is tested on runs of the characters that it names.
 """
 
 import json
@@ -20,10 +20,10 @@ _CPU_SECONDS, _SECONDS, _MEMORY = 10, 300.0, 2**32
 
 
 def check_patterns(settings: Any) -> None:
-    """Tries the expressions that cut or change text, of what tokenizer.json holds.
+    """Tests the expressions of tokenizer.json that split or change text.
 
     Raises:
-      ValueError: If they take more than ten seconds of the processor for a few texts of 2,048
+      ValueError: If they take more than ten seconds of CPU time for a few texts of 2,048
         characters, or the engine gives up on one.
     """
     steps = ("normalizer", "pre_tokenizer", "decoder")

@@ -1,4 +1,4 @@
-"""Prompts, sets of them, and the split that keeps evaluation apart from training."""
+"""Prompts, sets of prompts, and the split into training and evaluation."""
 
 import hashlib
 import json
@@ -15,10 +15,10 @@ class Prompt:
 
     Attributes:
       text: The user's message, before any chat template.
-      answer: The right answer as a text, where there is one.
-      metadata: What a reward may read. "answer" and "id" are added to it.
-      id: Names the prompt in messages and tables.
-      messages: The conversation of which the text is the last message; None where it is the first.
+      answer: The right answer as a text, if there is one.
+      metadata: Fields that a reward may read. "answer" and "id" are added to it.
+      id: Name of the prompt in messages and tables.
+      messages: The conversation whose last message is the text; None if the text is the first.
     """
 
     text: str
@@ -33,14 +33,14 @@ class Prompt:
 
     @property
     def content(self) -> str:
-        """What tells it from other prompts: the text, with the messages before it if it has any."""
+        """The content that identifies it: the text, with the messages before it, if any."""
         return self.text if self.messages is None else json.dumps(list(self.messages), default=str)
 
 
 class PromptSet(Sequence[Prompt]):
     """An immutable sequence of prompts that is never empty and knows its source.
 
-    No prompt, and one with an empty text, raise ValueError. ``source`` is for messages.
+    An empty sequence, or an empty text, raises ValueError. ``source`` is for messages.
 
     Example:
       >>> from jaxrl_llm.data import Prompt, PromptSet
@@ -93,20 +93,21 @@ def split_distinct(
     seed: int = 0,
     keep_repeats: bool = False,
 ) -> tuple[PromptSet, PromptSet]:
-    """Splits the distinct texts, so that no question of the one set is in the other.
+    """Splits the distinct texts, so that no question is in both sets.
 
         held out = the round(held_out * D) texts of smallest hash(seed, text), of D distinct ones
 
-    Both sets hold each of their texts once, the first time it came, in the order of `prompts`.
-    Which side a text falls on hardly depends on the other texts: a set generated with another seed
-    is split almost alike.
+    Both sets contain each of their texts once, at its first occurrence, in the order of `prompts`.
+    The side of a text hardly depends on the other texts: a set generated with another seed is split
+    almost in the same way.
 
     Args:
       prompts: A `PromptSet` or any prompts; repeats of a text are dropped, unless kept.
       held_out: Share of the distinct texts to hold out, above 0 and below 1; at least one text
         goes to each side.
-      seed: Another seed holds out other texts.
-      keep_repeats: Keep all prompts of a text, which differ in their metadata, on one side.
+      seed: Seed of the choice of held-out texts.
+      keep_repeats: Whether to keep all prompts of a text, which differ in their metadata, on one
+        side.
 
     Returns:
       `(train, held_out)`.

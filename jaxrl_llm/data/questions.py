@@ -23,8 +23,8 @@ class TextEncoder:
 
     Attributes:
       tokenizer: A ``data.Tokenizer``.
-      room: Tokens that there are for a prompt.
-      chat: Through the chat template, as the user's message; else as plain text.
+      room: Maximum tokens of a prompt.
+      chat: Whether to apply the chat template to the user's message; else it is plain text.
       system: A system message before it.
     """
 
@@ -38,7 +38,7 @@ class TextEncoder:
 
         Args:
           text: The user's message.
-          name: What errors call the prompt.
+          name: Name of the prompt in error messages.
 
         Raises:
           ValueError: If it is longer than ``room`` or has no token.
@@ -48,8 +48,8 @@ class TextEncoder:
     def conversation(self, messages: Sequence[Mapping[str, Any]], name: str) -> list[int]:
         """The prompt of a conversation that ends with the user's message, in the chat template.
 
-        The system message of the run stands before one that has none. Raises as :meth:`prompt`, and
-        ValueError without a chat template.
+        The system message of the run is added to a conversation without one. Raises as
+        :meth:`prompt`, and ValueError without a chat template.
         """
         if not self.chat:
             raise ValueError(
@@ -71,11 +71,11 @@ class TextEncoder:
         return tokens
 
     def takes_text(self, text: str) -> bool:
-        """Whether a message is a prompt that there is room for."""
+        """Whether the prompt of a message fits into ``room``."""
         return 0 < len(self._encode(text)) <= self.room
 
     def response(self, text: str, *, ends: bool = False) -> list[int]:
-        """A response, with the stop token if it ``ends``."""
+        """The tokens of a response, with the stop token if it ``ends``."""
         first = len(self.tokenizer.encode(""))
         tokens = self.tokenizer.encode(text, allow_special=False)[first:]
         return tokens + list(self.tokenizer.eos_ids[:1]) if ends else tokens
@@ -97,7 +97,7 @@ def encode_prompts(
     """Prompts with their token ids, the input of the model.
 
     Args:
-      prompts: ``data.Prompt`` each.
+      prompts: A sequence of ``data.Prompt``.
       tokenizer, room, chat, system: See :class:`TextEncoder`.
 
     Raises:

@@ -1,15 +1,15 @@
-r"""Conversations of several turns as token ids, and the turns of a policy parsed.
+r"""Rendering of multi-turn conversations as token ids, and parsing of the policy's turns.
 
     tokens = renderer.prompt(messages, tools)           # ... <|im_start|>assistant\n
     turn   = what the policy samples                    # ... <|im_end|>
     tokens = tokens + turn + renderer.follow(answer, stopped=True)
                                                         # \n<|im_start|>tool ... assistant\n
-Token ids are only ever appended: nothing before them is rendered or tokenized again, so that a
-policy is trained on the ids that it sampled. The text between turns comes from the model's chat
-template, rendered on a short conversation that stands for what was before. Once per renderer it is
-compared, on several conversations, with what the template writes of each at once. Where a
-template rewrites earlier turns, such as one that drops their reasoning, ``rewrites`` is True, and
-``rewritten(conversation)`` tells whether it does so with a conversation.
+Token ids are only appended: earlier ids are never rendered or tokenized again, so a policy is
+trained on the ids that it sampled. The text between turns comes from the model's chat template,
+rendered on a short conversation in place of the earlier turns. Once per renderer this text is
+compared, on several conversations, with the template's rendering of the full conversation. If a
+template rewrites earlier turns, for example to drop their reasoning, ``rewrites`` is True, and
+``rewritten(conversation)`` returns whether it does so for a conversation.
 
 A special token that is spelled in a message is encoded as plain text: an observation cannot imitate
 the end of a turn.
@@ -27,7 +27,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 
 
 class Renderer(Protocol):
-    """What episodes need to turn messages into tokens and turns into actions.
+    """The interface that turns messages into tokens, and turns of a policy into actions.
 
     Attributes:
       stop_ids: Tokens that end a turn of the policy; the first is the one to write.
@@ -37,7 +37,7 @@ class Renderer(Protocol):
 
     @property
     def rewrites(self) -> bool:
-        """Whether earlier turns are written otherwise later on, at least sometimes."""
+        """Whether the template sometimes rewrites earlier turns."""
         ...
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
@@ -48,17 +48,17 @@ class Renderer(Protocol):
         """The tokens between a turn of the policy and its next one.
 
         Args:
-          messages: The answer to the turn, of role "tool" or "user".
+          messages: The reply to the turn, of role "tool" or "user".
           stopped: Whether the turn ended with its stop token; else the tokens begin with it.
         """
         ...
 
     def turn(self, text: str) -> list[int]:
-        """The tokens of a turn that says a text, up to the token that ends it."""
+        """The tokens of a turn with this text, including the token that ends it."""
         ...
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
-        """A turn of the policy, its stop token included if it has one."""
+        """Parses a turn of the policy, including its stop token if it has one."""
         ...
 
     def message(self, tokens: Sequence[int]) -> Message:
@@ -75,19 +75,19 @@ def make_renderer(
 ) -> Renderer:
     r"""The renderer of a model.
 
-    Tools go into the prompt as the chat template writes them; where it does not read them, or there
-    is none, a section at the end of the system message lists them, to be called by
-    ``<tool_call>{...}</tool_call>``. Messages of role "tool" become messages of the user between
-    ``<tool_response>`` tags where the template has no such role. A model that writes its calls in
-    another form than :mod:`jaxrl_llm.data.parsing` reads needs :class:`data.PackageRenderer`.
+    The chat template writes tools into the prompt. If it does not support tools, or there is no
+    template, a section at the end of the system message lists them, to be called by
+    ``<tool_call>{...}</tool_call>``. If the template has no role "tool", such messages become user
+    messages between ``<tool_response>`` tags. A model that writes its calls in a form that
+    :mod:`jaxrl_llm.data.parsing` does not support needs :class:`data.PackageRenderer`.
 
     Args:
       tokenizer: A ``data.Tokenizer``.
-      chat: By its chat template. Else messages are lines of text, and a turn ends with EOS.
+      chat: Whether to use its chat template. Else messages are lines of text, and EOS ends a turn.
       system: A system message before every conversation.
 
     Raises:
-      ValueError: If there is no chat template, or it does not write messages as they are.
+      ValueError: If there is no chat template, or it changes the text of messages.
 
     Example:
       >>> from jaxrl_llm.testing import ByteTokenizer
@@ -104,7 +104,7 @@ def make_renderer(
 
 
 def describe_tools(tools: Sequence[ToolSpec]) -> str:
-    """What the system message says of tools, for templates that do not read them.
+    """The system message's section on tools, for templates that do not support them.
 
     Example:
       >>> from jaxrl_llm.environments import calculator
@@ -117,7 +117,7 @@ def describe_tools(tools: Sequence[ToolSpec]) -> str:
 
 
 class TurnReader:
-    """What renderers do with the tokens of a turn and the start of a conversation."""
+    """Shared code of renderers for the tokens of a turn and the start of a conversation."""
 
     stop_ids: tuple[int, ...]
 
@@ -221,7 +221,7 @@ class ChatRenderer(TurnReader):
 
     @cached_property
     def rewrites(self) -> bool:
-        """Whether the template writes one of a few conversations otherwise than by appending."""
+        """Whether the template rewrites earlier turns in one of a few test conversations."""
         user, tool = ({"role": role, "content": "And now?"} for role in ("user", "tool"))
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         call, reply, thought = (
@@ -262,11 +262,11 @@ class ChatRenderer(TurnReader):
     def rewritten(self, conversation: Sequence[Message]) -> bool:
         """Whether the template writes a conversation otherwise than by appending to it.
 
-        White space does not count: many templates trim messages.
+        White space is ignored, since many templates trim messages.
 
         Args:
-          conversation: Messages, the policy's turns among them as :meth:`message` has them; the
-            last is an answer to the policy.
+          conversation: Messages, with the policy's turns as returned by :meth:`message`; the last
+            is a reply to the policy.
         """
         checked = self._begin(checked_messages(conversation, "rewritten"), ())
         text = self._render(self._take(checked))
@@ -340,13 +340,13 @@ def encode_chat(
     *,
     after: str | None = None,
 ) -> list[int]:
-    """The tokens of a rendered conversation; messages that spell special tokens are plain text.
+    """The tokens of a rendered conversation; special tokens spelled in messages are plain text.
 
     Args:
       tokenizer: A ``data.Tokenizer``.
       render: The chat template: messages to text.
       messages: The conversation.
-      after: Only what follows this text.
+      after: Returns only the tokens after this text.
 
     Raises:
       ValueError: If a message spells a special token and the template does not write it once.
@@ -381,7 +381,7 @@ def encode_chat(
 
 
 def encode_inside(tokenizer: Tokenizer, text: str, *, allow_special: bool = True) -> list[int]:
-    """The tokens of a text that stands within another: without BOS at its start."""
+    """The tokens of a text within another text: without BOS at its start."""
     prefix = list(tokenizer.encode(""))
     if not allow_special:
         return list(tokenizer.encode(text, allow_special=False))[len(prefix) :]

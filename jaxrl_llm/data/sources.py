@@ -1,12 +1,12 @@
-"""Where prompts come from: reasoning-gym tasks, files, the Hugging Face hub.
+"""Sources of prompts: reasoning-gym tasks, files, the Hugging Face hub.
 
-Each function returns a `PromptSet`. Of a table every row is a prompt: ``prompt_field`` names the
-field with the user's message, and ``answer_field`` the one with the right answer, which becomes a
+Each function returns a `PromptSet`. Every row of a table is a prompt: ``prompt_field`` names the
+field with the user's message, and ``answer_field`` the field with the right answer, which becomes a
 text, or None if there is none. A prompt may be a list of messages that ends with the user's; then
 ``chosen``, ``rejected`` and ``completion`` may be messages of the assistant, or without a prompt
-complete conversations. Every other field is metadata; "id" names the prompt, or else its
-source and row do. Empty and malformed data, a missing field and an unknown name raise ValueError; a
-package that is not installed ImportError.
+complete conversations. Every other field is metadata; "id" names the prompt, otherwise its source
+and row do. Empty or malformed data, a missing field and an unknown name raise ValueError; a package
+that is not installed raises ImportError.
 """
 
 import difflib
@@ -35,12 +35,13 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
     """Prompts that a reasoning-gym task generates.
 
     The metadata of each holds "task" and "entry", which `rewards.reasoning_gym(task)` reads.
-    Question i comes from `random.Random(seed + i)`, so sets of near seeds share questions, and
-    small tasks repeat them: split training from evaluation with `split_distinct`, not by seed.
+    Question i comes from `random.Random(seed + i)`, so sets of nearby seeds share questions, and
+    small tasks repeat questions: separate training from evaluation with `split_distinct`, not by
+    seed.
 
     Args:
       task: Name of a reasoning-gym dataset.
-      size: How many to generate, repeats counted.
+      size: Number of questions to generate, including repeats.
       seed: Seed of the first question.
       **options: Options of the task, such as min_terms or max_digits.
 
@@ -102,7 +103,7 @@ def from_file(
     Args:
       path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.
       prompt_field, answer_field: See the module.
-      needs_answer: Whether a file without the answer's field is refused.
+      needs_answer: Whether a file without the answer's field is an error.
 
     Raises:
       FileNotFoundError: If there is no such file.
@@ -127,7 +128,7 @@ def from_file(
     datasets = _optional("datasets", "datasets", "from_file")
 
     def failure(error: Exception) -> str:
-        """A sentence with the line that cannot be read, or else the error itself."""
+        """A message with the line that cannot be read, or the error itself."""
         reason, rows = _one_line(error.__cause__ or error), path.suffix.lower() == ".jsonl"
         for number, line in enumerate(path.read_bytes().split(b"\n") if rows else (), 1):
             try:

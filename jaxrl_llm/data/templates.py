@@ -1,9 +1,9 @@
-"""Chat templates as a model's files bring them: programs of strangers, run under bounds.
+"""Chat templates from a model's files: untrusted programs, run with resource limits.
 
-A template runs in jinja2's immutable sandbox, which keeps it from files and attributes, but not
-from loops without end or texts without bound. Here every loop, call, operator and filter counts as
-a step, and every value and the text that is written have a longest length, checked before a value
-is made that could not fit. What passes a bound raises TemplateError.
+A template runs in jinja2's immutable sandbox, which blocks access to files and attributes, but not
+infinite loops or unbounded texts. Here every loop, call, operator and filter counts as a step, and
+every value and the output have a maximum length, checked before a value is created. A template that
+exceeds a limit raises TemplateError.
 """
 
 import json
@@ -50,7 +50,7 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     """The text of a template.
 
     Raises:
-      TemplateError: If the template is broken, raises, or passes a bound.
+      TemplateError: If the template is broken, raises, or exceeds a limit.
     """
     token = _budget.set(_Budget())
     try:

@@ -26,12 +26,12 @@ _MAX_GROWTH = 1024
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the library needs of a tokenizer.
+    """The interface of a tokenizer.
 
     Args:
       eos_ids: Ids that end a reply; the first is the one to write.
-      pad_id: Fills the unused cells of an array.
-      vocab_size: Ids are below it.
+      pad_id: Id for the unused cells of an array.
+      vocab_size: Upper bound of the ids, exclusive.
     """
 
     eos_ids: tuple[int, ...]
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Text of a conversation; ``tools`` is passed only where there are some."""
+        """Text of a conversation; ``tools`` is passed only if there are any."""
         ...
 
 
@@ -61,15 +61,15 @@ class PretrainedTokenizer:
     """The tokenizer of a pretrained model, over the `tokenizers` package.
 
     Args:
-      backend: Cuts text and merges; adds nothing by itself.
+      backend: Splits and merges text; adds no special tokens itself.
       eos_ids: Ids that end a reply.
-      pad_id: Fills unused cells; the first of `eos_ids` where the model names none.
-      prefix_ids: Put before every encoded text that does not begin with them: BOS, or nothing.
+      pad_id: Id for unused cells; the first of `eos_ids` if the model defines none.
+      prefix_ids: Added before every encoded text that does not begin with them: BOS, or nothing.
       template: jinja2 source of the chat template, or None.
       special_tokens: Names for the template, such as `bos_token`.
 
     Raises:
-      ValueError: If there is no token that ends a reply, or an id is no integer from 0 to 2^31 - 1.
+      ValueError: If no token ends a reply, or an id is not an integer from 0 to 2^31 - 1.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class PretrainedTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "PretrainedTokenizer":
-        """The tokenizer of a folder with tokenizer.json, and what else transformers writes there.
+        """The tokenizer of a folder with tokenizer.json and the other files of transformers.
 
         Raises:
-          ValueError: If a file is broken, or names no token that ends a text.
+          ValueError: If a file is broken, or defines no token that ends a text.
         """
         from tokenizers import Tokenizer as Backend
 
@@ -201,7 +201,7 @@ class PretrainedTokenizer:
         return copy
 
     def backend(self) -> "Backend":
-        """A copy of what cuts text, which puts `prefix_ids` first where it adds special tokens."""
+        """A copy of the backend, which adds `prefix_ids` first if it adds special tokens."""
         from tokenizers.processors import TemplateProcessing
 
         copy = type(self._backend).from_str(self._backend.to_str())
@@ -215,7 +215,7 @@ class PretrainedTokenizer:
         return copy
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
-        """Token ids of a text. A model that wants BOS gets exactly one, also where the text has it.
+        """Token ids of a text. A BOS token is added only if the text does not begin with it.
 
         ``allow_special``: whether the spelling of a special token becomes that token. False for
         text that must not imitate the template, such as a question from a data set.
@@ -231,9 +231,9 @@ class PretrainedTokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become the replacement character.
 
-        Ids that no token has are left out: the vocabulary of a model is often padded, so it can
-        sample them. A negative one raises ValueError. ``skip_special`` leaves out special tokens
-        such as the end of the turn.
+        Unassigned ids are skipped: the vocabulary of a model is often padded, so it can sample
+        them. A negative id raises ValueError. ``skip_special`` skips special tokens such as the end
+        of the turn.
         """
         numbers = [int(i) for i in ids]
         if min(numbers, default=0) < 0:
@@ -250,7 +250,7 @@ class PretrainedTokenizer:
     ) -> str:
         """Text of a conversation in the format of the model, by :func:`render_chat`.
 
-        Raises ValueError if the model has no chat template, or it refuses the conversation.
+        Raises ValueError if the model has no chat template, or it rejects the conversation.
         """
         if self.template is None:
             raise ValueError("chat: this model has no chat template; give plain text to `encode`")
@@ -273,7 +273,7 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
     Raises:
       FileNotFoundError: If nothing has that name, or the folder has no tokenizer.json.
       ValueError: If a file is broken or of an unknown kind.
-      ConnectionError: If the model has to be fetched and cannot be.
+      ConnectionError: If the model must be downloaded but cannot be.
     """
     from jaxrl_llm.models.gguf import open_gguf
     from jaxrl_llm.models.names import locate
@@ -290,12 +290,12 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
 
 
 def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str]) -> None:
-    """Writes what `load_tokenizer` and transformers read.
+    """Writes a tokenizer in the format of `load_tokenizer` and transformers.
 
-    tokenizer.json cuts text as the tokenizer does and puts its BOS first; tokenizer_config.json
-    names the special tokens and holds the chat template; generation_config.json has the tokens that
-    end a reply, and the one that fills a batch. The folder is made if it is absent. A tokenizer
-    that is not from `load_tokenizer` raises TypeError: only its maker knows how to write it.
+    tokenizer.json splits text as the tokenizer does and adds its BOS; tokenizer_config.json has the
+    special tokens and the chat template; generation_config.json has the tokens that end a reply and
+    the padding token. The folder is created if it does not exist. A tokenizer that is not from
+    `load_tokenizer` raises TypeError.
     """
     from jaxrl_llm.models.export import write_json
 

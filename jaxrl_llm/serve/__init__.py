@@ -1,4 +1,4 @@
-"""Layer 5: an engine behind HTTP, tokens in and tokens out; needs the extra ``serve``."""
+"""Layer 5: an HTTP server for an engine, tokens in and tokens out; needs the extra ``serve``."""
 
 from jaxrl_llm.core.runtime.lazy import lazy
 

@@ -52,16 +52,16 @@ def make_app(
     """The ASGI application of a token server.
 
     Args:
-      server: Which decodes.
-      tokenizer: Of its model.
-      name: Of the model, in requests and responses.
+      server: The server that decodes.
+      tokenizer: The tokenizer of its model.
+      name: Name of the model, in requests and responses.
       renderer: For chat completions; None for a model without a chat template.
       key: Which clients send as ``Authorization: Bearer KEY``; None lets everyone in.
       load_params: ``load_params(path) -> params`` of ``POST /weights``; it raises ValueError or
-        OSError with a sentence for the client.
-      max_body: The most bytes of a request's body.
-      hosts: The names by which clients may ask for the server; empty for any. A page in a browser
-        that reaches a server of this machine by another name is turned away.
+        OSError with a message for the client.
+      max_body: Maximum bytes of a request's body.
+      hosts: Host names that clients may use for the server; empty for any. This rejects web pages
+        that reach a local server under another name.
 
     Example:
       >>> import jax

@@ -1,7 +1,7 @@
 """OpenAI's chat completions over tokens: messages to a prompt, responses to messages.
 
 The model's chat template writes the conversation, and ``data.Renderer`` makes it tokens. A message
-of the assistant with ``tool_calls`` is written as the text by which a policy makes them.
+of the assistant with ``tool_calls`` is written as the text that a policy writes for them.
 """
 
 import json
@@ -28,11 +28,11 @@ class ChatRequest(NamedTuple):
     """A request of ``/v1/chat/completions``.
 
     Attributes:
-      sample: What to sample.
-      tools: Whether the response may hold tool calls.
+      sample: The prompt and the sampling options.
+      tools: Whether the response may contain tool calls.
       logprobs: Whether it has log-probabilities.
-      stream: Whether it comes as it is sampled.
-      usage: Whether a stream ends with the numbers of tokens.
+      stream: Whether it is streamed as it is sampled.
+      usage: Whether a stream ends with token counts.
       token_ids: Whether it has the ids of the prompt and of each choice, as vLLM gives them.
       tokens_as_ids: Whether log-probabilities name tokens by their ids.
     """
@@ -166,7 +166,7 @@ def to_message(
 
 
 class TextStream:
-    """The text of a response that grows, in pieces that no later token changes."""
+    """The text of a growing response, in pieces that no later token changes."""
 
     def __init__(self, renderer: Renderer, stops: Sequence[str]):
         self._renderer, self._stops = renderer, stops
@@ -174,7 +174,7 @@ class TextStream:
         self._sent = ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that is certain with new tokens."""
+        """The text that is final after new tokens."""
         self._tokens += tokens
         text = text_of(self._tokens, self._renderer, self._stops).rstrip("\ufffd")
         # What may turn out to be the start of a stop text is held back.

@@ -1,4 +1,4 @@
-"""From JSON to requests: every field checked, unknown ones refused, in one sentence each."""
+"""Parsing of JSON requests: every field is checked, and unknown fields are rejected."""
 
 import dataclasses
 import difflib
@@ -35,11 +35,11 @@ class SampleRequest(NamedTuple):
 
     Attributes:
       prompt: Token ids.
-      choices: How many responses.
-      max_tokens: The longest response.
-      settings: Draw options, of those that the engine lets vary.
-      seed: Response i is request ``seed + i`` of the server's key; None for numbers not used yet.
-      stop_ids: Tokens that end a response, those of the engine aside.
+      choices: Number of responses.
+      max_tokens: Maximum tokens of a response.
+      settings: Draw options, among those that the engine can vary.
+      seed: Response i is request ``seed + i`` of the server's key; None for unused numbers.
+      stop_ids: Tokens that end a response, in addition to those of the engine.
       stops: Texts that end a response.
     """
 
@@ -53,7 +53,7 @@ class SampleRequest(NamedTuple):
 
 
 class Fields:
-    """The fields of a JSON object, taken one by one; those that nobody takes are unknown.
+    """The fields of a JSON object, read one by one; fields that are never read are unknown.
 
     A field that is null counts as absent.
 
@@ -97,7 +97,7 @@ class Fields:
         return self._values.pop(key, default)
 
     def ignore(self, *keys: str) -> None:
-        """Fields that change nothing in a response of this server."""
+        """Fields that have no effect on a response of this server."""
         for key in keys:
             self.take_any(key)
 
@@ -122,7 +122,7 @@ class Fields:
 
 
 def check_prompt(name: str, prompt: Any, spec: EngineSpec) -> Sequence[int]:
-    """A prompt of tokens that the engine can take."""
+    """A prompt of token ids that fits the engine."""
     if not isinstance(prompt, list) or not prompt:
         raise RequestError(f"{name} must be a list of at least one token id.")
     if len(prompt) > spec.prompt_length:
@@ -140,7 +140,7 @@ def check_prompt(name: str, prompt: Any, spec: EngineSpec) -> Sequence[int]:
 
 
 def read_settings(fields: Fields, spec: EngineSpec) -> dict[str, float]:
-    """Draw options of a request, by our names; those that the engine does not vary are refused."""
+    """Draw options of a request, by our names; options that the engine cannot vary are rejected."""
     settings, varies = {}, spec.draw.settings
     for key, option in _SETTINGS.items():
         value = fields.take(key, float)
@@ -162,7 +162,7 @@ def read_settings(fields: Fields, spec: EngineSpec) -> dict[str, float]:
 def read_sampling(
     fields: Fields, prompt: Sequence[int], spec: EngineSpec, *, max_tokens: int | None = None
 ) -> SampleRequest:
-    """The sampling parameters that both routes share; ``max_tokens`` is read already, or None."""
+    """The sampling parameters of both routes; ``max_tokens`` was already read or is None."""
     if max_tokens is None:
         most = spec.max_new_tokens
         max_tokens = fields.take_integer("max_tokens", most, 1, most)
@@ -202,12 +202,12 @@ class GenerateRequest(NamedTuple):
     """A request of ``/inference/v1/generate``.
 
     Attributes:
-      sample: What to sample.
-      id: What the response calls it; None for a name of the server's.
+      sample: The prompt and the sampling options.
+      id: Id of the response; None for an id from the server.
       logprobs: Whether the response has log-probabilities.
       prompt_ids: Whether it repeats the prompt.
-      prompt_logprobs: How many of the most probable tokens of each place of the prompt it has, with
-        the log-probability of the prompt's token; None for neither.
+      prompt_logprobs: Number of most probable tokens that it returns for each position of the
+        prompt, with the log-probability of the prompt's token; None for neither.
     """
 
     sample: SampleRequest
@@ -250,7 +250,7 @@ def read_generate(body: Any, spec: EngineSpec, model: str) -> GenerateRequest:
 
 
 def check_model(fields: Fields, model: str) -> None:
-    """Takes the field ``model``, which may be absent, and otherwise names the served one."""
+    """Reads the field ``model``, which may be absent and otherwise must name the served model."""
     name = fields.take("model", str, model)
     if name != model:
         raise RequestError(f"There is no model {name[:80]!r} here; this server has {model!r}.", 404)

@@ -1,7 +1,7 @@
 """``TokenServer``: one thread that owns a generation and decodes for many callers.
 
-Callers stand in other threads. They leave commands in a queue, and the thread carries them out
-between two chunks of decoding.
+Callers run in other threads. They put commands into a queue, and the thread executes them between
+two chunks of decoding.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ _FIRST_NUMBER, _NUMBERS = 2**30, 2**31
 
 
 class Reply(NamedTuple):
-    """What came of a request.
+    """The result of a request.
 
     Attributes:
-      completions: One a choice; ``request`` is the number whose stream of random numbers it used.
-      version: Of the oldest weights that sampled one of its tokens.
+      completions: One per choice; ``request`` is the number of its stream of random numbers.
+      version: Version of the oldest weights that sampled one of its tokens.
     """
 
     completions: tuple[Completion, ...]
@@ -50,9 +50,9 @@ class Ticket:
     """A request in the server; ``reply`` resolves to a :class:`Reply`, or to the server's error.
 
     Attributes:
-      request: What was asked.
+      request: The request.
       on_tokens: ``on_tokens(choice, out)``, called in the server's thread with new tokens.
-      reply: The reply to come.
+      reply: A future of the reply.
       numbers: The number of the request of each choice, once it runs.
       tokens: The tokens so far of each choice, if the ticket is watched.
       ends: The lengths of choices that a stop of the request itself has ended.
@@ -82,16 +82,16 @@ class TokenServer:
     """Serves requests with one engine, on weights that may change.
 
     Each request is one group of a :class:`~jaxrl_llm.rollout.Generation`, so many decode at once,
-    and what a request gets does not depend on the others, but for rounding: response i of a request
+    and a response does not depend on other requests, except for rounding: response i of a request
     with seed s is that of request number s + i under the server's key.
 
     Args:
       engine: From :func:`~jaxrl_llm.rollout.make_engine`; ``vary`` names what requests may set.
       params: Parameters of its model.
       key: Typed key of all requests.
-      version: Of these parameters.
+      version: Version of these parameters.
       decode_text: ``decode_text(ids) -> str``, needed for requests that end with a text.
-      max_waiting: The most requests that decode or wait at one time; more raise RequestError.
+      max_waiting: Maximum requests that decode or wait at one time; more raise RequestError.
 
     Example:
       >>> import jax
@@ -140,17 +140,17 @@ class TokenServer:
 
     @property
     def version(self) -> int:
-        """Of the weights in use."""
+        """Version of the weights in use."""
         return self._version
 
     @property
     def open_requests(self) -> int:
-        """How many requests decode or wait."""
+        """Number of requests that decode or wait."""
         return self._open
 
     @property
     def failure(self) -> str:
-        """Why nothing is served any more; empty while the server runs."""
+        """The reason why the server has stopped; empty while it runs."""
         return self._error or ("the server has been closed" if self._closing else "")
 
     def submit(self, request: SampleRequest, *, on_tokens: OnTokens | None = None) -> Ticket:
@@ -171,7 +171,7 @@ class TokenServer:
         return ticket
 
     def score_prompt(self, prompt: Sequence[int], top: int) -> TokenScores:
-        """Log-probabilities of the tokens of a prompt but the first, and the best of each place.
+        """Log-probabilities of a prompt's tokens except the first, and the top tokens per position.
 
         Under the weights in use, at temperature 1, without filters; in the caller's thread.
         """
@@ -188,14 +188,14 @@ class TokenServer:
                 teacher.params = ()  # so that no weights outlive their update here
 
     def cancel(self, ticket: Ticket) -> None:
-        """Ends a request as it is; nothing happens if it has ended."""
+        """Cancels a request with its tokens so far; does nothing if it has ended."""
         self._commands.put(lambda: self._cancel(ticket))
 
     def update(self, params: ArrayTree, *, version: int, at_once: bool = False) -> None:
-        """New weights; returns when they are in use.
+        """Sets new weights; returns when they are in use.
 
-        Requests that came before are answered with the old weights, later ones with the new. With
-        ``at_once``, what decodes goes on with the new weights instead, and each of its tokens
+        Earlier requests are answered with the old weights, later ones with the new weights. With
+        ``at_once``, requests that decode continue with the new weights instead, and each token
         records the version that sampled it.
 
         Raises:
@@ -214,9 +214,9 @@ class TokenServer:
         update.done.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the thread after its chunk; what decodes or waits ends as it is, cancelled.
+        """Ends the thread after its chunk; requests that decode or wait are cancelled.
 
-        A handler of a signal may call it with ``wait=False``.
+        A signal handler may call it with ``wait=False``.
         """
         self._closing = True
         self._commands.put(lambda: None)

@@ -1,4 +1,4 @@
-"""Layer 4: a run. State, step, loop, mesh, checkpoints, metrics and held-out evaluation."""
+"""Layer 4: training runs. State, step, loop, mesh, checkpoints, metrics, held-out evaluation."""
 
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter

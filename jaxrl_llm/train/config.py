@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen records whose every option has an effect or is refused."""
+"""The configuration of a run: frozen records. An option without an effect raises an error."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,15 +27,15 @@ PromptSource = Callable[[], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which questions are trained on and which are held out.
+    """The questions for training and the held-out questions for evaluation.
 
     Attributes:
       prompts: A function that returns the prompts; or a .jsonl, .json or .parquet file, or
         `gym:TASK` for a thousand questions of a reasoning-gym task.
-      evaluation: Prompts of the held-out evaluation, in the same forms; None takes `held_out`.
+      evaluation: Prompts of the held-out evaluation, in the same forms; None uses `held_out`.
       held_out: Share of the distinct questions that is held out; 0 for none. A run without an
         evaluation holds none out and trains on all questions.
-      seed: Of the split and of the order.
+      seed: Seed of the split and of the order.
       chat: Put a question through the model's chat template, as the user's message.
       system: A system message before each question.
     """
@@ -63,26 +63,26 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How rollouts are sampled; the policy that trains is the one at this temperature.
+    """How rollouts are sampled; the policy is trained at the same temperature.
 
     With top_k, top_p or min_p a token comes from a part of the vocabulary. That part is recorded,
-    and the policy that trains is renormalized over it, so that filters do not change ratios. Tokens
-    outside get no gradient. Recording takes 4 top_k bytes per token, without top_k V / 8.
+    and the trained policy is renormalized over it, so that filters do not change ratios. Tokens
+    outside get no gradient. The record takes 4 top_k bytes per token, or V / 8 without top_k.
 
     Attributes:
-      group_size: Rollouts of one prompt.
-      max_new_tokens: Longest response, in tokens.
-      temperature: The logits are divided by it.
+      group_size: Rollouts per prompt.
+      max_new_tokens: Maximum length of a response, in tokens.
+      temperature: Divides the logits.
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.
       min_p: Keep tokens at least this likely relative to the most likely one.
-      slots: How many rollouts decode at a time. Rewards then begin with the first group that is
-        finished, and the last long responses decode in fewer slots; the rollouts are the same. None
-        decodes all rollouts of a step in one program, which is quickest where lengths are alike.
-      denoising: Of a model that denoises: its steps, its blocks, and which tokens stay.
-      prompt_length: Room for prompts that a collector or a teacher reads, in tokens; None for 1,024
-        more than the longest of the data, a teacher's with a response, at most what the context
-        leaves.
+      slots: Number of rollouts that decode at a time. Grading then starts with the first finished
+        group, and the last long responses decode in fewer slots; the rollouts are the same. None
+        decodes all rollouts of a step in one program, which is fastest if lengths are similar.
+      denoising: For a denoising model: its steps, its blocks, and which tokens to keep.
+      prompt_length: Maximum length of prompts that a collector or a teacher writes, in tokens; None
+        for 1,024 more than the longest prompt of the data (for a teacher, with a response), up to
+        the limit of the context.
     """
 
     group_size: int = 8
@@ -114,17 +114,17 @@ class SamplingConfig:
     def grid(self, prompts: int, *, prompt_length: int | None = None) -> tuple[int, int]:
         """Rows and width of the slots for a batch.
 
-        A row has one prompt, and is free for the next once all of its responses have ended. So rows
-        are narrow where prompts are short: as narrow as the keys and values of the prompts take up
-        to half the memory of those of the responses. With ``prompt_length`` None a row has all the
-        slots of a prompt.
+        A row has one prompt, and is free for the next prompt once all of its responses have ended.
+        Rows are therefore narrow if prompts are short: as narrow as possible while the keys and
+        values of the prompts take at most half the memory of those of the responses. With
+        ``prompt_length`` None a row has all the slots of a prompt.
 
         Args:
-          prompts: Of a batch.
+          prompts: Number of prompts of a batch.
           prompt_length: Tokens of the longest prompt.
 
         Raises:
-          ValueError: If there are none, or they make no such grid.
+          ValueError: If there are no slots, or they do not form such a grid.
         """
         if self.slots is None:
             raise ValueError("sampling: slots is None; a grid takes a number of them.")
@@ -147,15 +147,15 @@ class SamplingConfig:
 class CheckpointConfig:
     """When the state is saved; it always is at the end of a run, on Ctrl-C and after an error.
 
-    One that cannot be written then is an error. Between two steps it is only a warning: the run
-    goes on, and what was saved before is still there.
+    A checkpoint that cannot be written then is an error. Between two steps it is only a warning:
+    the run continues, and earlier checkpoints remain.
 
     Attributes:
-      every: Steps between two checkpoints; 0 for the last one only.
-      keep: How many of the last stay.
-      best: Keep one more, the best by this metric: "reward" of the step's batch; or
+      every: Steps between two checkpoints; 0 for only the last one.
+      keep: Number of latest checkpoints to keep.
+      best: Also keep the best checkpoint by this metric: "reward" of the step's batch; or
         "greedy" or "sampled", the mean reward on held-out questions, or "pairs", the accuracy on
-        held-out pairs of the data; they are then to be evaluated at each checkpoint.
+        held-out pairs of the data; these require an evaluation at each checkpoint.
     """
 
     every: int = 50
@@ -173,7 +173,7 @@ class CheckpointConfig:
                 raise ValueError(f"{name}: best has no effect where only the last step is saved.")
 
     def check_evaluated(self, evaluation: "EvaluationConfig") -> None:
-        """Raises ValueError if the best is chosen by an evaluation that checkpoints do not have."""
+        """Raises ValueError if ``best`` needs an evaluation that checkpoints do not have."""
         if self.best in (None, "reward"):
             return
         if not evaluation.enabled or not evaluation.every or self.every % evaluation.every:
@@ -188,11 +188,11 @@ class EvaluationConfig:
     """The held-out evaluation, before the first and after the last step.
 
     Attributes:
-      enabled: Evaluate at all.
+      enabled: Whether to evaluate.
       every: Steps between further evaluations; 0 for none.
-      samples: Completions of one question in the sampled evaluation; None takes the group size,
-        which compiles nothing anew.
-      limit: How many held-out questions to use at most; None for all.
+      samples: Completions per question in the sampled evaluation; None uses the group size, which
+        needs no further compilation.
+      limit: Maximum number of held-out questions; None for all.
     """
 
     enabled: bool = True
@@ -211,15 +211,16 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """What a run reports in addition to metrics.jsonl, samples.jsonl, reward.png and report.html.
+    """Reports of a run in addition to metrics.jsonl, samples.jsonl, reward.png and report.html.
 
     Attributes:
-      sinks: Where the numbers go as well: "tensorboard", "trackio", "wandb", or functions that make
-        a `train.logging.sinks.Sink`.
-      peak_flops: Operations a second of one device in `dtype`, as its vendor says, for the model
-        FLOP utilization; None measures a matrix product on a CPU, and leaves it out elsewhere.
-      profile: Steps of which jax.profiler makes a trace, in the folder `profile` of the run. The
-        first one shows mostly the compiler.
+      sinks: Additional metric sinks: "tensorboard", "trackio", "wandb", or functions that make a
+        `train.logging.sinks.Sink`.
+      peak_flops: Peak operations per second of one device in `dtype`, from its vendor, for the
+        model FLOP utilization; None measures a matrix product on a CPU, and omits the metric
+        elsewhere.
+      profile: Steps that jax.profiler traces into the folder `profile` of the run. The first step
+        shows mostly compilation.
     """
 
     sinks: tuple[str | Callable, ...] = ()
@@ -250,67 +251,68 @@ class TrainConfig:
     Attributes:
       model: A name or path of a pretrained model; or a function that returns
         `(model, params, tokenizer)`.
-      reference: The model that a recipe reads as its reference, of the policy's architecture: a
-        name or path, or a function like that of `model`, such as the average of two models
-        (SALSA) or the policy before an earlier run. None is the policy before its first step. A
-        moving reference starts from it.
-      reference_logp: A file for what the reference gives for the responses of the data, `.npz`:
-        where there is none it is computed before the first step and written, and else read, so that
-        neither steps nor memory have the reference. One of another reference or other data is
-        refused. None computes it anew in every step.
-      teacher: The model that a recipe of distillation learns from, with the policy's tokenizer: a
-        name or path, or a function like that of `model`; or what scores tokens on the host, see
+      reference: The reference model of a recipe, of the policy's architecture: a name or path, or a
+        function like that of `model`, such as the average of two models (SALSA) or the policy
+        before an earlier run. None is the policy before its first step. A moving reference starts
+        from it.
+      reference_logp: An `.npz` file for the reference's log-probabilities of the data's responses.
+        If it does not exist, they are computed before the first step and written; otherwise they
+        are read. Steps then neither load nor run the reference. A file of another reference or
+        other data is rejected. None computes them in every step.
+      teacher: The teacher of a distillation recipe, with the policy's tokenizer: a name or path,
+        or a function like that of `model`; or a scorer of tokens on the host, see
         `train.teachers`: the address of a token server (http://...), a file of stored scores
-        (.npz), or a `TokenTeacher`. For `span_distillation` the tokenizer may be another one.
+        (.npz), or a `TokenTeacher`. With `span_distillation` the tokenizer may differ.
       data: The questions.
       reward: `(prompt, completion, metadata) -> number or mapping`, sync or async, or a
-        `VerifierPool`. None where an environment gives the rewards, or the data have them, as with
-        `curation.offline_pairs`; with those, a reward is of the evaluation alone.
-      environment: A task of several turns, an `environments.Env` that gets each row of the data; it
-        decodes in slots. None where a response is one turn.
-      episodes: How an environment is played; `sampling.max_new_tokens` is the longest episode,
-        observations included, and `sampling.prompt_length` the longest first observation, 512 if
+        `VerifierPool`. None if an environment gives the rewards, or the data have them, as with
+        `curation.offline_pairs`; with those, a reward is only for the evaluation.
+      environment: A task with several turns, an `environments.Env` that gets each row of the data;
+        it decodes in slots. None if a response is one turn.
+      episodes: Settings of episodes; `sampling.max_new_tokens` is the maximum length of an episode,
+        including observations, and `sampling.prompt_length` that of the first observation, 512 if
         it is None.
       recipe: The method: a `Recipe`, an `EvolutionRecipe`, or the name of a preset with its
-        defaults. Of an evolution recipe, `sampling.group_size` members answer a prompt, at the
+        defaults. With an evolution recipe, `sampling.group_size` members answer a prompt, at the
         temperature of the recipe; that of `sampling` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: The optimizer of the policy.
       critic: The optimizer of the critic or the process reward model, for a recipe that has one;
-        None: as the policy's.
-      lora: Whether an adapter moves and the parameters themselves are frozen.
-      mesh: Over which devices.
-      asynchrony: Whether sampling goes on while a step trains.
+        None for that of the policy.
+      lora: Whether to train an adapter, with the parameters themselves frozen.
+      mesh: The mesh of devices.
+      asynchrony: Whether sampling continues while a step trains.
       checkpoint: When the state is saved.
       evaluation: How held-out questions are evaluated.
-      report: What is reported, and where to.
-      steps: Batches of rollouts in all, those before a resume included.
-      prompts_per_step: Questions of a batch.
+      report: Which reports are written, and where.
+      steps: Total batches of rollouts, including those before a resume.
+      prompts_per_step: Questions per batch.
       microbatches: Parts that a batch is divided into; one is in memory at a time.
-      epochs: Passes over one batch; None takes the number of the recipe's paper.
-      minibatches: Optimizer steps of a pass, on disjoint sets of complete groups; None takes the
-        number of the recipe's paper where the batch divides so, else 1.
-      packing: Whether responses to one prompt share rows in a step, so that short ones do not cost
-        what the longest does: "auto" where that leaves at most 80% of the cells and spares 4,096
-        of them or more, "always", or "never". With "tree" they also share what they begin with: the
-        cost follows unique tokens. Each of a few shapes is compiled when it first comes.
-      max_skipped: How many steps in a row end the run if their update is skipped because the loss
-        or the gradient is non-finite; fewer are counted in metrics.jsonl as `skipped`.
-      remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),
-        "dots" its matrix products.
-      dtype: Of the matrix products and what is between them: "float32" or "bfloat16". Parameters
-        and the state of the optimizer are float32 either way, since a bfloat16 parameter would
-        swallow small updates.
-      quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, where the policy
-        samples and where it trains alike; None does not.
+      epochs: Passes over one batch; None uses the number of the recipe's paper.
+      minibatches: Optimizer steps per pass, on disjoint sets of complete groups; None uses the
+        number of the recipe's paper if it divides the batch, else 1.
+      packing: Whether responses to one prompt share rows in a step, to reduce padding: "auto" if at
+        most 80% of the cells remain and at least 4,096 are saved, "always", or "never". With "tree"
+        they also share common prefixes: the cost follows unique tokens. Each of a few shapes is
+        compiled when it first occurs.
+      max_skipped: End the run after this many skipped steps in a row; an update is skipped if the
+        loss or the gradient is non-finite, and counted in metrics.jsonl as `skipped`.
+      remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
+        only its input (small), "dots" its matrix products.
+      dtype: Of the matrix products and activations: "float32" or "bfloat16". Parameters and the
+        state of the optimizer are float32 in both cases, since bfloat16 parameters would lose small
+        updates.
+      quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, both in sampling
+        and in training; None does not.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
-        reward that takes full batches. A `VerifierPool` has another deadline, and a patience.
-      reward_on_error: What becomes of a response if a verifier process hangs or dies, or an async
-        reward raises or outlasts the deadline: "drop" leaves it out of the step, "zero" trains on a
-        reward of 0, "raise" ends the run. A batch all of whose calls fail ends it in any case.
-      seed: Of the sampling; a run is resumed with the same one.
-      samples_shown: Completions of a step that go to samples.jsonl, of as many prompts as possible.
-      samples_every: Completions go to samples.jsonl from the first step and every N-th after it.
+        reward that takes full batches. A `VerifierPool` has its own deadline and patience.
+      reward_on_error: Treatment of a response if a verifier process hangs or dies, or an async
+        reward raises or exceeds the deadline: "drop" excludes it from the step, "zero" trains on a
+        reward of 0, "raise" ends the run. If all calls of a batch fail, the run ends in any case.
+      seed: Seed of the sampling; a resumed run must have the same seed.
+      samples_shown: Completions per step that go to samples.jsonl, from as many prompts as
+        possible.
+      samples_every: Completions go to samples.jsonl at the first step and every N-th step after it.
       run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, report.html.
     """
 
@@ -552,7 +554,7 @@ class TrainConfig:
 
     @property
     def offline(self) -> bool:
-        """Whether the data have the responses that are trained on, and their rewards."""
+        """Whether the data contain the training responses and their rewards."""
         recipe = find_recipe(self.recipe, self.sampling)
         return collector_needs(getattr(recipe, "collector", None), "offline")
 
@@ -574,13 +576,13 @@ class TrainConfig:
     def samples_held_out(self) -> bool:
         """Whether an evaluation samples answers to the held-out questions, which a reward grades.
 
-        Where there is none, it compares the likelihoods of pairs of the data.
+        Otherwise it compares the likelihoods of pairs of the data.
         """
         return self.reward is not None or self.environment is not None
 
     @property
     def critic_optimizer(self) -> OptimizerConfig | None:
-        """That of the critic: its own, else as the policy's; None for a recipe without one."""
+        """The critic's optimizer, by default the policy's; None for a recipe without a critic."""
         recipe = find_recipe(self.recipe, self.sampling)
         if recipe.second_model is None:
             return None
@@ -588,7 +590,7 @@ class TrainConfig:
 
     @property
     def passes(self) -> Passes:
-        """Optimizer steps of a batch: as asked for, else as the recipe's paper has them."""
+        """Epochs and minibatches of a batch: as configured, else those of the recipe's paper."""
         recipe = find_recipe(self.recipe, self.sampling)
         if recipe.forward_only:
             return Passes()
@@ -609,8 +611,8 @@ def find_recipe(
 ) -> AnyRecipe:
     """The recipe itself, or the preset of that name.
 
-    A preset that takes a constant ``length`` gets the sampler's budget; one that tracks prompts
-    gets their number.
+    A preset with an option ``length`` gets the sampler's budget; a preset that tracks prompts gets
+    their number.
     """
     if hasattr(recipe, "forward_only"):
         return recipe
@@ -621,7 +623,7 @@ def find_recipe(
 
 
 def find_prompts(source: PromptSource | str):
-    """The prompts that a source stands for.
+    """The prompts of a source.
 
     Raises:
       ValueError: If a text is neither a file of a known kind nor `gym:TASK`.

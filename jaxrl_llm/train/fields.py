@@ -1,7 +1,7 @@
 """The fields of a batch that the loop attaches on the host; the train step computes the rest.
 
 Shared arguments: ``recipe``, the method; ``questions``, P of them. Every function raises ValueError
-where the recipe cannot be trained on what the run has.
+if the recipe cannot be trained with the data of the run.
 """
 
 import itertools
@@ -63,16 +63,16 @@ _SHORTEST_ROW = 16
 
 
 class Texts(NamedTuple):
-    """The responses of a batch as text, and how text and tokens are turned into each other.
+    """The responses of a batch as text, and conversions between text and tokens.
 
     Attributes:
       responses: P lists of G.
-      messages: The user's message of each, P lists of G; None where it is the question's.
-      encode: Tokens of a prompt with this message of the user.
+      messages: The user's message of each, P lists of G; None for the question's message.
+      encode: Tokens of a prompt with this user message.
       decode: Text of token ids.
-      room: The most tokens of a prompt.
-      write: Tokens of a text that stands in a response.
-      context: The most tokens of a prompt and a reference answer together.
+      room: Maximum tokens of a prompt.
+      write: Tokens of a text within a response.
+      context: Maximum tokens of a prompt and a reference answer together.
     """
 
     responses: Sequence[Sequence[str]]
@@ -96,7 +96,7 @@ def host_fields(recipe: Recipe) -> frozenset[str]:
 
 
 def reads_reward(recipe: Recipe) -> bool:
-    """Whether a recipe reads more of a reward than one number, which no check sees before a batch.
+    """Whether a recipe reads reward components, which can only be checked with a batch.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -115,7 +115,7 @@ def _axes(name: str) -> str | None:
 
 
 def needs_environment(recipe: Recipe) -> bool:
-    """Whether a recipe reads what only an environment says of a turn, or branches after turns.
+    """Whether a recipe reads turn data of an environment, or branches after turns.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -130,10 +130,10 @@ def needs_environment(recipe: Recipe) -> bool:
 def check_fields(
     recipe: Recipe, questions: Sequence[Question], *, environment: bool = False
 ) -> None:
-    """Raises ValueError if a recipe needs arrays that no training run on these questions has.
+    """Raises ValueError if a recipe needs arrays that no training run on these questions provides.
 
-    Components of a reward, and what an environment says of a turn, are not known before they are
-    called: the first batch checks them.
+    Components of a reward, and an environment's turn data, are known only after the first call, so
+    the first batch checks them.
     """
     if not environment and collector_needs(recipe.collector, "needs_environment"):
         raise ValueError(
@@ -166,7 +166,7 @@ def check_fields(
 
 
 def check_rewards(recipe: Recipe, rewards: np.ndarray, questions: Sequence[Question]) -> None:
-    """Raises ValueError if a reward ``[P, G]`` is outside the range that the recipe takes."""
+    """Raises ValueError if a reward ``[P, G]`` is outside the range that the recipe accepts."""
     low, high = recipe.reward_range
     wrong = np.argwhere((rewards < low - _ROUNDING) | (rewards > high + _ROUNDING))
     if wrong.size:
@@ -203,24 +203,24 @@ def attach_fields(
     """The batch with the extras and reward components that the recipe needs.
 
     One number per rollout comes from the reward's component of that name, one number per prompt
-    from the prompts' metadata. A name that only the recipe knows may come from either. Turns and
-    unit tests are from lists that the reward gives, and what the recipe computes from "responses"
-    from their texts.
+    from the prompts' metadata. A name that only the recipe defines may come from either. Turns and
+    unit tests come from lists that the reward returns, and entries that the recipe computes from
+    "responses" from their texts.
 
     Args:
       batch: P groups of G.
       recipe, questions: See the module.
       scores: Rewards, with their components ``[P * G]``.
-      rollout: What was sampled.
-      step: Updates made when it is trained on: the version of the weights by then.
-      indices: Places of the prompts in the data set.
+      rollout: The sampled rollouts.
+      step: Number of updates when the batch is trained on, which is the version of the weights.
+      indices: Indices of the prompts in the data set.
       texts: The responses as text.
-      greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
-      roles: int ``[P, G]``, of each rollout; None for all own.
-      nodes: int ``[P, G, T']``, T' at least T, which rollout drew each token; None for a number of
-        each row.
-      segments: Of the responses, where the collector values prefixes.
-      draws: Of the recipe's likelihood, see :func:`draw_masks`.
+      greedy: Grades the greedy response of each prompt: ``[P]``; called only if needed.
+      roles: int ``[P, G]``, the role of each rollout; None for the policy's own.
+      nodes: int ``[P, G, T']``, T' at least T, the rollout that sampled each token; None if no
+        tokens are shared.
+      segments: Segments of the responses, if the collector values prefixes.
+      draws: Mask samples of the recipe's likelihood, see :func:`draw_masks`.
 
     Raises:
       ValueError: Also if a component of the reward would be added to the reward that is trained on.
