@@ -1,4 +1,4 @@
-"""Exact arithmetic on text from outside: bounded in size and time, and nothing but arithmetic."""
+"""Exact arithmetic on untrusted text: bounded in size and time, without evaluating any code."""
 
 import ast
 import operator
@@ -24,8 +24,8 @@ _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 def calculate(expression: str) -> str:
     """The value of an arithmetic expression, exact where its decimals end.
 
-    Numbers are fractions inside, so 0.1 + 0.2 is 0.3; a value whose decimals do not end within 30
-    digits is rounded to as many, leading zeros not counted. Powers have integer exponents.
+    Numbers are stored as fractions, so 0.1 + 0.2 is 0.3; a value whose decimals do not end within
+    30 significant digits is rounded to that many. Powers have integer exponents.
 
     Args:
       expression: Numbers, ``+ - * / // % **`` and parentheses, up to 1,000 characters.

@@ -24,7 +24,7 @@ class ArrayEnv(Generic[S]):
 
         init(task, seed) -> state                     on the host
         transition(state, action) -> (state, reward)  pure JAX, of one episode
-        observe(state) -> array                       pure JAX: what the policy may know
+        observe(state) -> array                       pure JAX: the information for the policy
         parse(reply) -> action                        an integer
         describe(observation, start) -> (text, name of the state)
     """
@@ -43,7 +43,7 @@ class ArrayEnv(Generic[S]):
         raise NotImplementedError
 
     def observe(self, state: S) -> Array:
-        """What the policy may know of a state."""
+        """The part of a state that the policy may see."""
         raise NotImplementedError
 
     def parse(self, reply: str) -> int:
@@ -76,7 +76,7 @@ class ArrayEnv(Generic[S]):
         Args:
           states: The states, with a leading axis ``[B]`` on every leaf.
           actions: int32 ``[B]``, as ``parse`` returns them.
-          active: bool ``[B]``; the other episodes, and those that have ended, stand still.
+          active: bool ``[B]``; other episodes, and those that have ended, do not change.
 
         Returns:
           ``(states, observations, rewards, done)`` with a leading axis ``[B]``: the rewards of this

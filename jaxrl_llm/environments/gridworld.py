@@ -1,4 +1,4 @@
-"""A gridworld in text, small enough that everything about it is known."""
+"""A gridworld in text, small enough for exact solutions."""
 
 import functools
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class GridTables(NamedTuple):
 
 @dataclass(frozen=True)
 class Gridworld(ArrayEnv[GridState]):
-    """From S to G in four directions; a row's "start" is a cell (row, column), else the seed picks.
+    """From S to G in four directions; a row's "start" is a cell (row, column), else by the seed.
 
         reward = 1[the goal is reached] - cost
 
@@ -52,7 +52,7 @@ class Gridworld(ArrayEnv[GridState]):
 
     Attributes:
       grid: Rows of "S" (start), "G" (goal), "#" (wall) and "." (free).
-      cost: Of a turn.
+      cost: Cost per turn.
 
     Raises:
       ValueError: If the grid has no start or goal, rows of unequal length or another character; or
@@ -133,8 +133,8 @@ class Gridworld(ArrayEnv[GridState]):
     def optimal_values(self, gamma: float = 1.0) -> np.ndarray:
         """The value of each action under the best behavior after it, float64 ``[S, 4]``.
 
-        Actions at a goal, and all where no goal can be reached, are worth what stands in the
-        limit of as many turns as there are cells.
+        Values at a goal are 0. The horizon is the number of cells, so values are finite even if no
+        goal can be reached.
         """
         tables = self.tables()
         values = np.zeros(tables.reward.shape)

@@ -1,4 +1,4 @@
-"""A bandit in text: what an arm pays is told once, and the policy has to remember it."""
+"""A bandit in text: the payoff of an arm is shown once, and the policy must remember it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,14 +41,14 @@ class MemoryBandit(ArrayEnv[BanditState]):
 
         reward = 1[the arm is the best] xor Bernoulli(flip)
 
-    The policy is told what the last arm paid and nothing else. Without flips the best that can be
-    done is to try the arms in turn, then stay: it earns the mean over j < arms of
-    max(turns - j, 0). ``Observation.state`` names the history.
+    The policy only sees the payoff of the last arm. Without flips the optimal policy tries the arms
+    in turn until one pays, and then stays: it earns the mean over j < arms of max(turns - j, 0).
+    ``Observation.state`` names the history.
 
     Attributes:
       arms: 2 to 26, named by letters.
-      turns: Of an episode.
-      flip: The probability that a payment is the wrong one.
+      turns: Turns of an episode.
+      flip: The probability that a payoff is flipped.
 
     Raises:
       ValueError: If an option is outside its range, or a row's "best" is no arm.

@@ -32,11 +32,11 @@ class NumberGuess:
                  0                                               no number
 
     The hint is "low" or "high". The last turn ends the game. ``info`` has "right", and "number", 1
-    if the reply held one. ``Observation.state`` names what the hints leave.
+    if the reply contains one. ``Observation.state`` names the interval that the hints leave.
 
     Attributes:
-      high: The greatest number. Three turns suffice for 7.
-      turns: Of a game.
+      high: The largest number. Three turns suffice for 7.
+      turns: Turns of a game.
 
     Raises:
       ValueError: If ``high`` is below 2, ``turns`` below 1, or a row's "secret" is no such number.

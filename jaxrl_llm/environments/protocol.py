@@ -3,9 +3,9 @@
     state, observation = env.reset(task, seed)
     state, observation = env.step(state, action)      # until observation.done or .stopped
 
-A state is a value, so it can be forked, saved and replayed; nothing else is remembered between two
-calls. One seed serves all rollouts of a group. Where the state lives in another process, such as a
-game's, the value is the list of actions so far, which can be taken again from the seed.
+A state is a value, so it can be forked, saved and replayed; nothing else is stored between two
+calls. All rollouts of a group share one seed. If the state lives in another process, such as a
+game's, the value is the list of actions so far, which can be replayed from the seed.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
@@ -17,17 +17,17 @@ S = TypeVar("S")
 
 
 class Observation(NamedTuple):
-    """What the policy sees next, and what its last action earned.
+    """The next observation of the policy, and the reward of its last action.
 
     Attributes:
-      messages: Of role "tool", "user" or, at reset, "system"; never "assistant".
-      reward: Of the action just taken.
+      messages: Messages of role "tool", "user" or, at reset, "system"; never "assistant".
+      reward: Reward of the last action.
       done: Whether the task has ended.
-      stopped: Whether it was cut off without having ended.
-      state: Names the state for credit assignment: equal for equal states. None for the messages.
-      info: Finite numbers by name, for metrics and for methods that read them of each turn.
-      instead: What stands in the history in place of the action just taken, such as an expert's;
-        None for the action itself. The action trains in any case.
+      stopped: Whether it was cut off before its end.
+      state: Name of the state for credit assignment: equal for equal states. None for the messages.
+      info: Finite numbers by name, for metrics and for methods that read them for each turn.
+      instead: Text that replaces the last action in the history, such as an expert's; None for the
+        action itself. The action trains in any case.
     """
 
     messages: Sequence[Message]
@@ -44,22 +44,22 @@ class Env(Protocol[S]):
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """What the policy may call; their specifications go into the prompt."""
+        """The tools that the policy may call; their specifications go into the prompt."""
         ...
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[S, Observation]:
         """The first state of a task.
 
         Args:
-          task: The row of the data set, its ``text`` included.
-          seed: Of everything random in it; the same for all rollouts of a group.
+          task: The row of the data set, including its ``text``.
+          seed: Seed of all randomness; the same for all rollouts of a group.
         """
         ...
 
     def step(
         self, state: S, action: Parsed
     ) -> tuple[S, Observation] | Awaitable[tuple[S, Observation]]:
-        """The state after a turn of the policy, and what it sees; it may be async."""
+        """The state after a turn of the policy, and the next observation; it may be async."""
         ...
 
 

@@ -1,9 +1,8 @@
 """Environments whose state lives outside of Python: in a game's interpreter, a server, a simulator.
 
-The state that the policy's episode carries is what was done: task, seed, and the actions so far. A
-step goes to the live instance that stands there; where there is none, after a fork or a resume, a
-fresh one is started from task and seed, takes the actions again, and must observe what was observed
-before::
+The state of an episode is its history: task, seed, and the actions so far. A step goes to the live
+instance at that state; if there is none, after a fork or a resume, a new instance is started from
+task and seed, replays the actions, and must observe the same observations::
 
     class Countdown(Replay):
         def start(self, task, seed):
@@ -26,7 +25,7 @@ from jaxrl_llm.environments.protocol import Observation
 
 
 class Instance(Protocol):
-    """A live instance of an environment, at one place of one episode."""
+    """A live instance of an environment, at one state of one episode."""
 
     def step(self, action: Parsed) -> Observation:
         """Takes an action; the instance has changed."""
@@ -38,12 +37,12 @@ class Instance(Protocol):
 
 
 class ReplayState(NamedTuple):
-    """The state of a :class:`Replay`: everything that leads to it.
+    """The state of a :class:`Replay`: the history of the episode.
 
     Attributes:
       task: The row of the data set.
-      seed: Of the episode.
-      actions: Taken so far.
+      seed: Seed of the episode.
+      actions: The actions so far.
       seen: A fingerprint of the observation of ``reset``, then of each action's.
       ended: Whether the last observation was done or stopped.
     """
@@ -62,13 +61,13 @@ class Replay:
     Threads may step different episodes at once.
 
     Attributes:
-      live: Instances that wait for their next action, at most. Those that waited longest are closed
-        first; their episodes go on with fresh ones, each of which takes all actions again. With at
-        least as many as there are episodes at once, nothing is taken twice.
+      live: Maximum number of instances that wait for their next action. Those that waited longest
+        are closed first; their episodes continue with new instances, which replay all actions. With
+        at least as many as there are parallel episodes, nothing is replayed.
 
     Raises:
       ValueError: If ``live`` is below 0, or an episode that has ended is stepped.
-      RuntimeError: If actions taken again lead to another observation.
+      RuntimeError: If replayed actions lead to a different observation.
 
     Example:
       >>> from jaxrl_llm.environments import Observation, Parsed, Replay
@@ -125,7 +124,7 @@ class Replay:
         return type(self).__name__
 
     def start(self, task: Mapping[str, Any], seed: int) -> tuple[Instance, Observation]:
-        """A fresh instance at the beginning of an episode; a function of task and seed alone."""
+        """A new instance at the beginning of an episode; a function of only task and seed."""
         raise NotImplementedError(f"{self._name}.start: to be written by the subclass.")
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[ReplayState, Observation]:
@@ -145,7 +144,7 @@ class Replay:
         return self._after(state, (action,), instance, observation)
 
     def close(self) -> None:
-        """Closes the instances that wait. Every state goes on, with fresh ones."""
+        """Closes the waiting instances. Every state can continue, with new instances."""
         self._instances.close()
 
     def _after(self, state, actions, instance, observation) -> tuple[ReplayState, Observation]:

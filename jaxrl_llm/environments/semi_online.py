@@ -1,4 +1,4 @@
-"""Recorded episodes of an expert, along which a policy plays without the world that they are of."""
+"""Semi-online episodes: a policy plays along recorded expert episodes, without the environment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from jaxrl_llm.environments.protocol import Observation
 
 
 def same_text(reply: str, expert: str) -> float:
-    """1 where a reply is the expert's but for white space and case, else 0.
+    """1 if a reply equals the expert's up to white space and case, else 0.
 
     Example:
       >>> same_text(" Open  the door", "open the door"), same_text("open", "open the door")
@@ -34,21 +34,21 @@ class PathState(NamedTuple):
 
 @dataclass(frozen=True)
 class SemiOnline:
-    """Episodes along those of an expert, whose turn stands in for one that deviates.
+    """Episodes along those of an expert, whose turn replaces a turn that deviates.
 
         matches = grade(reply, action of the expert) = 1
         reward  = form * complete + (1 - form) * grade
         history : the reply, or the action of the expert where they do not match
 
-    A row of the data has ``actions``, the expert's turns, and ``observations``, what it saw before
-    each of them; the text of the row stands before the first. What the policy sees next is what the
-    expert saw next, so no world answers. Behind the last turn the episode is done; at a deviation
-    beyond ``limit`` it is cut off. ``info`` has "expert_match" and "grade".
+    A row of the data has ``actions``, the expert's turns, and ``observations``, the observations
+    before each of them; the text of the row comes before the first. The policy's next observation
+    is the expert's, so no environment is needed. After the last turn the episode is done; at more
+    than ``limit`` deviations it is cut off. ``info`` has "expert_match" and "grade".
 
     Attributes:
-      grade: ``grade(reply, action) -> float`` in [0, 1]; 1 for what the expert did.
-      limit: How often the expert's turn stands in for one of an episode, not negative; None for
-        always.
+      grade: ``grade(reply, action) -> float`` in [0, 1]; 1 for the expert's action.
+      limit: How often the expert's turn replaces one of an episode, not negative; None for no
+        limit.
       form: The share of the reward for a reply that is complete, in [0, 1].
 
     Raises:
@@ -70,7 +70,7 @@ class SemiOnline:
 
     References:
       UI-S1 (arXiv:2509.11543), the released code: limit 2, and a grade of 0.5 for an action of the
-      right type. There -1 stands for no limit, and the expert's turn has its reasoning; here it is
+      right type. There -1 means no limit, and the expert's turn includes its reasoning; here it is
       the text of the row.
     """
 
@@ -101,7 +101,7 @@ class SemiOnline:
         return state, Observation([_user(first)], state=_name(state))
 
     def step(self, state: PathState, action: Parsed) -> tuple[PathState, Observation]:
-        """What the expert saw next, and how near the reply is to its turn."""
+        """The expert's next observation, and the grade of the reply."""
         if state.ended:
             raise ValueError("SemiOnline.step: the episode has ended.")
         expert = state.actions[state.turn]

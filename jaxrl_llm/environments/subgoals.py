@@ -1,4 +1,4 @@
-"""Turns that name a subgoal before they act: their texts, and an environment that asks for them.
+"""Turns that name a subgoal before an action: their parsing, and an environment for them.
 
 <switch>KEEP or SWITCH</switch><subgoal>what to reach next</subgoal><action>what to do</action>
 """
@@ -27,14 +27,14 @@ _FORM = (
 
 
 class TurnParts(NamedTuple):
-    """What a turn's text has.
+    """The parts of a turn's text.
 
     Attributes:
-      switch: Whether it says that it begins another subgoal.
-      subgoal: Its subgoal; None where it has none.
-      action: Its action; None where it has none.
-      spans: Where its blocks stand, tags included, in characters: 3 the switch, 2 the subgoal, 1
-        the action.
+      switch: Whether it begins another subgoal.
+      subgoal: Its subgoal; None if there is none.
+      action: Its action; None if there is none.
+      spans: The character spans of its blocks, including tags: 3 the switch, 2 the subgoal, 1 the
+        action.
     """
 
     switch: bool
@@ -72,14 +72,14 @@ def turn_parts(text: str) -> TurnParts:
 
 
 def token_roles(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> np.ndarray:
-    """What each token of a turn is a part of: 1 the action, 2 the subgoal, 3 the switch, 0 nothing.
+    """The part of each token of a turn: 1 the action, 2 the subgoal, 3 the switch, 0 none.
 
-    A token across two parts is of the action before the subgoal, and of that before the switch.
-    Without an action block every token outside of the other blocks is of the action.
+    A token that spans two parts counts as action before subgoal, and as subgoal before switch.
+    Without an action block, every token outside of the other blocks counts as action.
 
     Args:
-      tokens: Of a turn.
-      decode: Text of token ids; called about log2(t) times an end of a part.
+      tokens: Tokens of a turn.
+      decode: Text of token ids; called about log2(t) times per end of a part.
 
     Returns:
       int32 ``[t]``.
@@ -118,14 +118,14 @@ class SubgoalState(NamedTuple):
 class Subgoals:
     """An environment whose turns name a subgoal, and act by an ``<action>`` block.
 
-    The first message asks for the three blocks, each later one shows the current subgoal. The inner
-    environment gets the action's text alone, or all of a turn without an action. A turn that lacks
-    one of the blocks, or whose switch is neither "KEEP" nor "SWITCH", is invalid.
+    The first message asks for the three blocks; each later message shows the current subgoal. The
+    inner environment gets only the action's text, or the full turn if it has no action. A turn that
+    lacks one of the blocks, or whose switch is neither "KEEP" nor "SWITCH", is invalid.
 
     Attributes:
       env: The inner environment.
-      penalty: What an invalid turn costs, not negative.
-      form: What the first message says of the blocks.
+      penalty: Cost of an invalid turn, not negative.
+      form: The first message's instructions on the blocks.
 
     Raises:
       ValueError: If ``penalty`` is negative.

@@ -1,4 +1,4 @@
-"""What environments in text share: messages to the policy, and lenient reading of its replies."""
+"""Shared code of text environments: messages to the policy, and lenient parsing of replies."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def user(text: str) -> list[Message]:
 
 
 def choice(reply: str, options: Iterable[str]) -> str | None:
-    """The option that a reply names, in any case; of several the last; None for none.
+    """The last option that a reply names, in any case; None if it names none.
 
     Example:
       >>> choice("Go NORTH!", ["go north", "go east"])

@@ -1,8 +1,9 @@
 """Python functions as tools of a policy, and the environment of tasks that are solved with them.
 
 ``tool`` makes a tool of a function with types and a docstring; ``call_tool`` makes a call and
-returns its answer as a message. Whatever is wrong with a call, the policy is told and goes on: an
-unknown tool, an argument that is absent, unknown or of another type, a function that raises.
+returns its answer as a message. If a call is invalid, the policy gets an error message and
+continues: an unknown tool, an argument that is missing, unknown or of another type, a function that
+raises.
 
     @jr.environments.tool
     def distance(city: str, unit: Literal["km", "miles"] = "km") -> float:
@@ -52,7 +53,7 @@ def tool(function: Callable[..., Any]) -> ToolSpec:
 
     The schema comes from the signature: str, int, float, bool, list and dict, with or without the
     types of their entries, Literal, Optional and other unions, and defaults. Descriptions come from
-    the docstring: what stands before ``Args:``, and below it one entry an argument.
+    the docstring: the text before ``Args:``, and below it one entry per argument.
 
     Raises:
       ValueError: If there is no docstring, an argument has no type or one that JSON has not,
@@ -110,16 +111,16 @@ def tool(function: Callable[..., Any]) -> ToolSpec:
 def call_tool(tools: Sequence[ToolSpec], call: ToolCall, *, limit: int = 4000) -> Message:
     """Makes a call and returns the answer, a message of role "tool".
 
-    A text is passed on as it is, other results as JSON, or else by ``str``. What is wrong with the
-    call, or raised by it, becomes the text "Error: ...".
+    A text is passed on unchanged, other results as JSON, or else by ``str``. An error of the call
+    becomes the text "Error: ...".
 
     Args:
-      tools: What may be called.
+      tools: The available tools.
       call: Name and arguments.
-      limit: Characters of the answer; the rest is left out, which its end tells.
+      limit: Maximum characters of the answer; a longer answer is truncated with a note.
 
     Raises:
-      SandboxError: If a tool needs a sandbox that cannot run here, which is no fault of the call.
+      SandboxError: If a tool needs a sandbox that cannot run here.
     """
     try:
         text = _result(tools, call)
@@ -136,9 +137,10 @@ def call_tool(tools: Sequence[ToolSpec], call: ToolCall, *, limit: int = 4000) -
 
 
 def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call, as a sentence; None if nothing is.
+    """An error message about the arguments of a call; None if they are valid.
 
-    Reads of a JSON schema: type, properties, required, items, additionalProperties, enum and anyOf.
+    It supports these entries of a JSON schema: type, properties, required, items,
+    additionalProperties, enum and anyOf.
 
     Example:
       >>> schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -159,7 +161,7 @@ def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
 
 
 class ToolState(NamedTuple):
-    """The state of a :class:`ToolEnv`: the task, and how many turns there were."""
+    """The state of a :class:`ToolEnv`: the task, and the number of turns so far."""
 
     task: Mapping[str, Any]
     turns: int = 0
@@ -168,15 +170,15 @@ class ToolState(NamedTuple):
 class ToolEnv:
     """A task that is solved with tools: the first turn without a call is the answer.
 
-    The reward is of the answer; it is 0 where there is none, because the last turn was cut off or
-    asked for another call. A call that cannot be made is answered by an error message.
+    The reward grades the answer; it is 0 if there is none, because the last turn was cut off or
+    made another call. An invalid call is answered by an error message.
 
     Args:
-      tools: What the policy may call.
+      tools: The tools that the policy may call.
       reward: ``(prompt, completion, metadata)`` to a number, or to a mapping with "reward" whose
         other numbers go into ``Observation.info``; see ``jr.rewards``.
-      max_turns: Turns of the policy, its answer included.
-      max_calls: Calls of one turn; those beyond are refused.
+      max_turns: Maximum turns of the policy, including its answer.
+      max_calls: Maximum calls per turn; further calls are rejected.
 
     Example:
       >>> env = ToolEnv([calculator], lambda prompt, answer, row: float(answer == row["answer"]))

@@ -1,4 +1,4 @@
-"""Layer 3: from prompts to rollouts with log-probabilities that can be trusted."""
+"""Layer 3: sampling of rollouts, with exact log-probabilities of the sampling distribution."""
 
 from jaxrl_llm.core.runtime.lazy import lazy
 

@@ -1,9 +1,9 @@
-"""What samples and grades the groups that a collector asks for.
+"""Backends that sample and grade the groups that a collector requests.
 
 A :class:`Backend` is the whole-batch sampler in rounds (:class:`SamplerBackend`), or the slots of
 an engine, which take a new group while others decode (:class:`EngineBackend`). Both give the same
-rollouts: one depends on the key, its number and the weights. Responses that are complete already
-are only graded.
+rollouts: a rollout depends only on the key, its number and the weights. Responses that are already
+complete are only graded.
 """
 
 import time
@@ -37,15 +37,15 @@ Grade = Callable[[Sequence[Question], Sequence[Sequence[str]]], Scores]
 
 @dataclass(frozen=True)
 class Asked:
-    """A group to sample or to grade; two are equal if they ask for the same.
+    """A group to sample or to grade; equal requests compare equal.
 
     Attributes:
-      question: Its place in the data set.
+      question: Index of the question in the data set.
       requests: One number per rollout: each names a stream of random numbers.
-      request: What the collector asked for.
+      request: The collector's request.
       prompt: Tokens of the request's text; None for the question's.
-      responses: The request's, as arrays.
-      content: Tells requests apart that differ in more than place and numbers.
+      responses: The request's responses, as arrays.
+      content: Distinguishes requests that differ in more than index and numbers.
     """
 
     question: int
@@ -62,10 +62,10 @@ class Graded(NamedTuple):
     Attributes:
       rollout: ``[1, n]``, on the host.
       texts: n.
-      scores: ``[n]``; what is unfinished counts as failed.
-      entropy: float32 ``[1, n, T]`` of the distributions that were drawn from, where recorded.
-      runner_up: int32 and float32 ``[1, n, T]``, the second tokens and their log-probabilities,
-        where recorded.
+      scores: ``[n]``; unfinished rollouts count as failed.
+      entropy: float32 ``[1, n, T]``, entropy of the sampling distributions, if recorded.
+      runner_up: int32 and float32 ``[1, n, T]``, the second most likely tokens and their
+        log-probabilities, if recorded.
       by_run: Whether the run's reward graded any of it.
       sampled: bool ``[1, n, T]``, the tokens of episodes that the policy sampled; None where it
         sampled all.
@@ -83,7 +83,7 @@ class Graded(NamedTuple):
 
 
 class Backend(Protocol):
-    """What samples and grades groups."""
+    """The interface that samples and grades groups."""
 
     seconds: dict[str, float]
 
@@ -96,7 +96,7 @@ class Backend(Protocol):
         ...
 
     def wait(self) -> dict[Asked, Graded]:
-        """Samples until at least one queued group has finished; those that have."""
+        """Samples until at least one queued group has finished; returns the finished groups."""
         ...
 
     def close(self) -> None:
@@ -361,8 +361,8 @@ class _Recorded(NamedTuple):
 class EngineBackend:
     """An engine's slots: groups are graded as they finish, while others decode.
 
-    On several processes, which must ask for the same groups, rewards are exchanged once all groups
-    that were asked for have finished: there a replacement waits for the others.
+    With several processes, which must request the same groups, rewards are exchanged after all
+    requested groups have finished, so a replacement waits for the others.
 
     Args:
       engine: From :func:`~jaxrl_llm.rollout.make_engine`.
@@ -591,7 +591,7 @@ class EngineBackend:
             self._grading[asked] = self._worker.submit(score)
 
     def close(self) -> None:
-        """Drops what is queued, decoding or not graded yet."""
+        """Drops groups that are queued, decoding or not yet graded."""
         # Where one call failed the others may too, each after its deadline.
         self._worker.close()
         self._generation.stop()

@@ -1,7 +1,7 @@
-"""Plays a collector: samples and grades the groups that it asks for, until its batch is complete.
+"""Runs a collector: samples and grades the groups that it requests, until its batch is complete.
 
 A rollout depends on the key, its number and the weights, and the number counts the rollouts in the
-order of requests: a batch is the same whatever :mod:`backend <jaxrl_llm.rollout.backends>` samples.
+order of requests, so every :mod:`backend <jaxrl_llm.rollout.backends>` gives the same batch.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _OF_TOKENS = (
 
 
 class Segments(NamedTuple):
-    """Segments of responses, and the values of what stands before them; K is a power of two.
+    """Segments of responses, and the values of their prefixes; K is a power of two.
 
     Attributes:
       ids: int32 ``[P, G, T]``, the segment of each token; -1 for none.
@@ -67,30 +67,30 @@ class Collected(NamedTuple):
     """A complete batch.
 
     Attributes:
-      rollout: ``[P, G]``, on the host; G is the collector's ``width``. The prompt of a row is what
-        the prompts of its members begin with alike; the rest of a member's prompt stands before its
+      rollout: ``[P, G]``, on the host; G is the collector's ``width``. The prompt of a row is the
+        common prefix of its members' prompts; the rest of a member's prompt comes before its
         response in ``tokens``, where ``mask`` is False. It is also False where a response does not
         train.
-      where: bool ``[P, G]``, False where a row has no such member or takes no part.
-      roles: int32 ``[P, G]``, of each rollout.
+      where: bool ``[P, G]``, False if a row has no such member or it takes no part.
+      roles: int32 ``[P, G]``, the role of each rollout.
       known: bool ``[P, G, T]``, whether ``behavior_logp`` is known; None if it is for every token
         that trains.
       nodes: int32 ``[P, G, T]``, the rollout that sampled each token, by its number in the batch;
         -1 for none. Responses that fork have the number of a token in common.
-      segments: Of the responses, where the collector values prefixes; else None.
-      questions: P, of the rows.
-      places: Places of these questions in the data set.
+      segments: Segments of the responses if the collector values prefixes; else None.
+      questions: The P questions of the rows.
+      places: Indices of these questions in the data set.
       texts: P groups of G.
-      messages: The user's message of each rollout, where it is not the question's; P groups of G.
+      messages: The user's message of each rollout, if it is not the question's; P groups of G.
       scores: ``[P * G]``.
-      state: Of the collector.
-      in_order: How many prompts it took in the order of the data.
-      groups: How many groups were sampled.
-      rollouts: How many rollouts were.
-      continued: How many tokens of the batch's own rollouts older weights sampled, before it.
-      reward: Mean reward of all rollouts that were sampled.
-      failures: How many calls of the reward failed.
-      seconds: By "sample" and "reward".
+      state: State of the collector.
+      in_order: Number of prompts taken in the order of the data.
+      groups: Number of sampled groups.
+      rollouts: Number of sampled rollouts.
+      continued: Number of tokens of the batch's own rollouts that older weights sampled.
+      reward: Mean reward of all sampled rollouts.
+      failures: Number of failed calls of the reward.
+      seconds: Seconds by "sample" and "reward".
     """
 
     rollout: Rollout
@@ -115,11 +115,11 @@ class Collected(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a run can serve.
+    """The limits of a run.
 
     Attributes:
-      encoder: Encodes texts, with the room that prompts have.
-      max_new_tokens: T, of the longest response.
+      encoder: Encodes texts, with the maximum length of prompts.
+      max_new_tokens: T, the maximum length of a response.
       vocab_size: Tokens lie below it.
       episodes: Plays an environment, whose prompts are its first observations.
     """
@@ -149,24 +149,24 @@ def collect(
     """Collects a batch.
 
     Args:
-      collector: Decides what is asked for.
+      collector: The collector.
       state: Its state.
       key: A typed key, for its draws.
       backend: Samples and grades.
       questions: The data set.
-      next_places: The places of the next n questions in the order of the data, from the beginning
+      next_places: The indices of the next n questions in the order of the data, from the beginning
         of this batch.
       num_groups: P.
       group_size: G.
-      step: Which batch of the run it is, from 0.
-      version: Of the weights.
-      limits: What the run can serve; requests with a text or responses need it.
+      step: Index of the batch in the run, from 0.
+      version: Version of the weights.
+      limits: The limits of the run; requests with a text or responses need them.
       pad_id: Fills ``tokens`` after the end of a response.
-      rows: Those of the questions, for a caller that collects from them again; None makes them.
+      rows: The rows of the questions, to reuse them between calls; None creates them.
 
     Raises:
-      ValueError: If the collector asks for what there is not, or decides on rows that cannot be a
-        batch.
+      ValueError: If the collector requests something unavailable, or decides on rows that cannot
+        form a batch.
       RewardError: If the reward fails.
     """
     data = DataRows(questions) if rows is None else rows

@@ -110,15 +110,16 @@ def make_denoising_sampler(
     buckets: Sequence[int] = BUCKETS,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
-    """Builds a compiled sampler of ``group_size`` responses per prompt from a model that denoises.
+    """Builds a compiled sampler of ``group_size`` responses per prompt from a denoising model.
 
-    All T cells of a response are there from the start. What it wrote ends with its first stop
-    token; once the blocks so far hold one in every row, no more are uncovered. The mask id is never
-    drawn. The log-probabilities of a token are those of the step that uncovered it: their sum is
-    that of this order, and not the likelihood of the response.
+    All T cells of a response exist from the start. A response ends with its first stop token; once
+    every row has one, no more blocks are uncovered. The mask id is never drawn. The log-probability
+    of a token is that of the step that uncovered it: their sum depends on the order of uncovering,
+    and is not the likelihood of the response.
 
-    A response to a model with blocks may begin and end within one, so that it has one block more
-    than its length has: each takes as many steps, fewer where less of it is hidden.
+    With a block model a response may begin and end within a block, so it may span one more block
+    than its length suggests: each block takes the same number of steps, or fewer if less of it is
+    masked.
 
     Args:
       model: One with ``causal=False`` and a mask id.
@@ -132,12 +133,12 @@ def make_denoising_sampler(
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0, fixed=None) -> Rollout``, with
       the arguments of :func:`~jaxrl_llm.rollout.make_sampler`'s. ``fixed`` int ``[P, G, T]`` are
-      tokens that stand in their places from the start, -1 for none; their version is -1.
+      tokens that are set at their positions from the start, -1 for none; their version is -1.
 
     Raises:
-      ValueError: If the model does not denoise, an option is out of range, there are more steps
-        than tokens, a block that does not divide, or one that is not the model's. ``sample`` raises
-        for a bad prompt, such as one with the mask id, and names it.
+      ValueError: If the model is not a denoising model, an option is out of range, there are more
+        steps than tokens, or the block size does not divide the length or is not the model's.
+        ``sample`` raises for a bad prompt, such as one with the mask id, and names it.
 
     Example:
       >>> import jax

@@ -1,21 +1,21 @@
-"""Episodes: an environment played by the responses of an engine's slots.
+"""Episodes: environments played in the slots of an engine.
 
     prompt   reset(task, seed) -> messages -> tokens
     turn     sampled tokens -> parsed -> step(state, action) -> messages -> tokens, ...
 
-The tokens of an episode are those that were sampled and, between them, those of the observations.
-What was sampled trains as it was sampled. Where the chat template writes earlier turns otherwise
-later on (drops their reasoning), or the environment puts another text in place of a turn, the
-response goes on from the last token that is the same: it is a tree of tokens, in which what was
-left is not read by what comes after it (``Rollout.ends``).
+The tokens of an episode are the sampled tokens and, between them, those of the observations.
+Sampled tokens train exactly as they were sampled. If the chat template later rewrites earlier turns
+(for example drops their reasoning), or the environment replaces the text of a turn, the response
+continues from the last common token: it is a tree of tokens, in which later tokens do not read the
+abandoned ones (``Rollout.ends``).
 
-Environments step in threads while other
-episodes decode; a step that raises, or that takes longer than its deadline, ends its episode alone.
+Environments step in threads while other episodes decode; a step that raises or exceeds its deadline
+ends only its own episode.
 
-An episode ends with one of :data:`ENDS`: "done" by the environment; "stopped" where that cut it
-off; "length" in the middle of a turn that reached the longest response; "context" where no tokens
-are left for the next observation and an answer to it; "turns" after as many as there may be;
-"env_error" and "env_timeout" where the environment failed: such an episode has no reward.
+An episode ends with one of :data:`ENDS`: "done" by the environment; "stopped" if the environment
+cut it off; "length" in the middle of a turn that reached the maximum length; "context" if no tokens
+are left for the next observation and a reply; "turns" after the maximum number of turns;
+"env_error" and "env_timeout" if the environment failed: such an episode has no reward.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ _CHECKS, _CHECK_SECONDS = 20, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeOptions:
-    """How episodes are played.
+    """Settings of episodes.
 
     Attributes:
-      max_turns: The most turns of the policy.
-      turn_tokens: The most tokens of a turn; a turn that reaches them ends there, and the
-        environment sees that it is incomplete. None for no limit but that of the episode.
-      seconds: The most that one ``reset`` or ``step`` may take.
-      workers: How many step at one time.
+      max_turns: Maximum number of turns of the policy.
+      turn_tokens: Maximum tokens of a turn; a turn that reaches it ends there, and the environment
+        sees that it is incomplete. None for only the limit of the episode.
+      seconds: Deadline of one ``reset`` or ``step``.
+      workers: Number of environments that step at one time.
     """
 
     max_turns: int = 16
@@ -80,12 +80,12 @@ class Turn(NamedTuple):
     """A turn of the policy.
 
     Attributes:
-      tokens: How many it sampled.
-      text: They as text.
-      reward: That the environment gave for it.
-      state: Names what the policy saw before it.
-      next_state: Names what it led to.
-      info: What the environment says of it, numbers by name.
+      tokens: Number of sampled tokens.
+      text: The tokens as text.
+      reward: The environment's reward for it.
+      state: Name of the state that the policy saw before it.
+      next_state: Name of the next state.
+      info: The environment's numbers for it, by name.
     """
 
     tokens: int
@@ -100,9 +100,9 @@ class Episode(NamedTuple):
     """An episode that has ended.
 
     Attributes:
-      turns: Of the policy.
+      turns: Turns of the policy.
       end: One of :data:`ENDS`.
-      error: What failed; empty where nothing did.
+      error: The failure; empty if there was none.
     """
 
     turns: tuple[Turn, ...]
@@ -267,11 +267,11 @@ class Episodes:
       env: The environment.
       renderer: From ``data.make_renderer``.
       decode: Text of token ids.
-      seed: Integers that name the run and the batch: with the task's place they seed its episodes,
-        which are the same for all rollouts of a group.
-      max_new_tokens: The longest episode, observations included.
+      seed: Integers that identify the run and the batch: with the index of the task they seed its
+        episodes, equally for all rollouts of a group.
+      max_new_tokens: Maximum length of an episode, including observations.
       options: See :class:`EpisodeOptions`.
-      watch: Ends the process where a call of the environment holds the interpreter.
+      watch: Ends the process if a call of the environment holds the interpreter.
     """
 
     def __init__(

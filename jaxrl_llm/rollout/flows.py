@@ -1,9 +1,9 @@
-"""The sampler of flow policies: a latent goes from noise to data in K steps, some of them random.
+"""The sampler of flow policies: a latent moves from noise to data in K steps, some of them random.
 
     x at level 1 ~ N(0, 1);    x after step k ~ the Gaussian of the step, or x + v dt
 
-The K steps stand where the tokens of a response stand; a model that writes first has its text
-before them, and the prompt and the text are what its latents depend on. ``sample`` in a message is
+The K steps take the positions of the tokens of a response; a model that first writes a text has
+that text before them, and its latents depend on the prompt and the text. ``sample`` in a message is
 the function that :func:`make_flow_sampler` builds.
 """
 
@@ -44,31 +44,32 @@ def make_flow_sampler(
     buckets: Sequence[int] = BUCKETS,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
-    """Builds a compiled sampler of ``group_size`` trajectories a prompt from a flow model.
+    """Builds a compiled sampler of ``group_size`` trajectories per prompt from a flow model.
 
-    Where the likelihood splits, the members of a tree share their first latents, which are computed
-    once; the noise of a node is that of the first member that has it.
+    If the likelihood splits, the members of a tree share their first latents, which are computed
+    once; the noise of a node is that of its first member.
 
     Args:
-      model: One with a velocity.
-      likelihood: Of the recipe: which steps are random, with how much noise, and where trees split.
+      model: A model with a velocity.
+      likelihood: The recipe's likelihood: which steps are random, their noise, and where trees
+        split.
       steps: K, at the levels of ``diffusion.flow_levels``.
-      group_size: G, trajectories a prompt.
-      deterministic: No step is random, and nothing splits: the sampler of an evaluation. A text
-        is then the most likely one.
-      text_length: Tokens of the longest text before the steps, of a model that writes; 0 for none.
-      stop_ids, pad_id: Of the text, as of :func:`~jaxrl_llm.rollout.make_sampler`.
+      group_size: G, trajectories per prompt.
+      deterministic: Whether no step is random and nothing splits, as in an evaluation. A text is
+        then sampled greedily.
+      text_length: Maximum tokens of the text before the steps, for a model that writes; 0 for none.
+      stop_ids, pad_id: For the text, as in :func:`~jaxrl_llm.rollout.make_sampler`.
       buckets, mesh: As of :func:`~jaxrl_llm.rollout.make_sampler`.
 
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``, with the
       arguments of :func:`~jaxrl_llm.rollout.make_sampler`'s. Its ``latents`` are ``[P, G, K, 2,
       D]``, before and after each step, ``mask`` is True for random steps, and the tokens are 0.
-      With a text, its tokens and their cells stand before those of the steps; their latents are 0.
+      With a text, its tokens and their cells come before those of the steps; their latents are 0.
 
     Raises:
-      ValueError: If the model is no flow model, or the steps, the splits and the group do not go
-        together. ``sample`` raises for a bad prompt and names it.
+      ValueError: If the model is not a flow model, or the steps, the splits and the group are
+        incompatible. ``sample`` raises for a bad prompt and names it.
 
     Example:
       >>> import jax

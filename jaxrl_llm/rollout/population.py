@@ -1,8 +1,8 @@
-"""The sampler of a population: each member is one model with another low-rank delta.
+"""The sampler of a population: each member is the model with its own low-rank delta.
 
 A member's row of slots begins with the shared prefix of all prompts, which is computed once for the
-member. Its slots go on with the rest of each prompt, and then with the responses. So the cost
-follows unique tokens here as well, and the weights are read once for all members.
+member. Its slots continue with the rest of each prompt, and then with the responses. The cost thus
+follows unique tokens, and the weights are read once for all members.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,13 +80,13 @@ def make_population_sampler(
     Args:
       model, max_new_tokens, stop_ids, top_k, top_p, min_p, order, pad_id: As in
         :func:`~jaxrl_llm.rollout.make_sampler`.
-      shared: Whether every member answers every prompt, so that G = N; else the members are dealt
-        out in order, G = N / P to a prompt.
+      shared: Whether every member answers every prompt, so that G = N; else the members are
+        assigned in order, G = N / P per prompt.
       tries: Responses of a member to a prompt; more than one needs a temperature.
-      temperature: 0 is greedy: then all that differs between responses is the members' weights.
-      buckets: Lengths of prompts, less the shared prefix, that are compiled.
-      shared_prefix_len: How many first tokens all prompts share; a member computes them once.
-      mesh: Spreads the members over its axes ``data`` and ``fsdp``, which must divide their number.
+      temperature: 0 is greedy: then responses differ only by the members' weights.
+      buckets: Lengths of prompts, without the shared prefix, that are compiled.
+      shared_prefix_len: Number of first tokens that all prompts share; a member computes them once.
+      mesh: Shards the members over its axes ``data`` and ``fsdp``, which must divide their number.
 
     Returns:
       ``sample(params, deltas, key, prompts, *, version=0) -> Rollout``, ``[P, G * tries, T]`` with
@@ -111,8 +111,8 @@ def make_population_sampler(
       (2, 6, 4)
 
     References:
-      EGGROLL (arXiv:2511.16652), sec. 4: one batch holds many members. That a member computes what
-      prompts have in common once is ours.
+      EGGROLL (arXiv:2511.16652), sec. 4: one batch holds many members. Computing the common prefix
+      once per member is ours.
     """
     name = "make_population_sampler"
     check_causal(name, model)

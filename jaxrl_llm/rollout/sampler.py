@@ -132,16 +132,16 @@ def make_sampler(
 
     Args:
       model: The model.
-      max_new_tokens: T, the longest response in tokens.
+      max_new_tokens: T, the maximum length of a response in tokens.
       group_size: G, responses per prompt.
-      stop_ids: Token ids that end a response; they belong to it.
-      temperature: 0 is greedy; then all responses of a group are alike.
+      stop_ids: Token ids that end a response; they are part of it.
+      temperature: 0 is greedy; then all responses of a group are equal.
       top_k, top_p, min_p, order: See :func:`~jaxrl_llm.rollout.filter_logits`.
       pad_id: Fills ``tokens`` after the end of a response.
       buckets: Prompt widths that are compiled.
-      shared_prefix_len: How many first tokens all prompts share, such as those of a chat template.
-        They are computed once for all prompts, each of which is longer.
-      mesh: Spreads the prompts over its axes ``data`` and ``fsdp``, which must divide P.
+      shared_prefix_len: Number of first tokens that all prompts share, such as those of a chat
+        template. They are computed once for all prompts; every prompt must be longer.
+      mesh: Shards the prompts over its axes ``data`` and ``fsdp``, which must divide P.
       entropy_tau: See :class:`~jaxrl_llm.rollout.DrawOptions`; None is off and costs nothing.
 
     Returns:
@@ -152,8 +152,8 @@ def make_sampler(
       consumed.
 
     Raises:
-      ValueError: If an option is out of range, has no effect, or ``max_new_tokens`` leaves no room
-        for a prompt. ``sample`` raises for a bad prompt and names it.
+      ValueError: If an option is out of range or has no effect, or ``max_new_tokens`` leaves no
+        space for a prompt. ``sample`` raises for a bad prompt and names it.
 
     Example:
       >>> import jax

@@ -1,4 +1,4 @@
-"""``Rollout``: what a sampler hands on, as one pytree."""
+"""``Rollout``: the result of a sampler, as one pytree."""
 
 import math
 from typing import NamedTuple
@@ -19,32 +19,33 @@ class Rollout(NamedTuple):
     """G responses to each of P prompts.
 
     A token has three log-probabilities. With ``z`` the logits and T the temperature, the *plain*
-    one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``, and the *sampled* one the
-    tempered one renormalized over ``support``, the tokens that top-k, top-p, min-p and a list of
-    allowed tokens left. A ratio needs the same kind in numerator and denominator: a trainer that
-    renormalizes over ``support`` compares with ``behavior_logp``, one that does not with
-    ``tempered_logp``. The two are equal where nothing was truncated.
+    one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``, and the *sampled* one is
+    the tempered one renormalized over ``support``, the tokens that remain after top-k, top-p, min-p
+    and a list of allowed tokens. A ratio needs the same kind in numerator and denominator: a
+    trainer that renormalizes over ``support`` compares with ``behavior_logp``, others with
+    ``tempered_logp``. The two are equal if nothing was truncated.
 
     Attributes:
       prompt_tokens: int32 ``[P, Lp]``, right padded.
       prompt_mask: bool ``[P, Lp]``.
       tokens: int32 ``[P, G, T]``; padding after the last token.
       mask: bool ``[P, G, T]``, True up to and including the stop token.
-      behavior_logp: float32 ``[P, G, T]``, log-probability under the distribution really sampled,
-        with temperature and truncation applied; 0 for greedy tokens.
+      behavior_logp: float32 ``[P, G, T]``, log-probability under the sampling distribution, with
+        temperature and truncation applied; 0 for greedy tokens.
       model_logp: float32 ``[P, G, T]``, log-probability under the plain model at temperature 1.
-      log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that truncation leaves;
-        0 where nothing was truncated.
+      log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that remains after
+        truncation; 0 if nothing was truncated.
       finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token or stop string,
         2 = failed, since the model's logits were non-finite, 3 = cancelled, 4 = unfinished.
-      version: int32 ``[P, G, T]``, of the weights that sampled each token; 0 in the padding.
-      support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``; None where
-        nothing truncates. Its padding has no meaning.
-      ends: int32 ``[P, G, T]``, of each token the place behind the last one that was sampled after
-        it: later ones do not read it, because what the policy saw was rewritten; see
-        :func:`~jaxrl_llm.core.packing.row_trees`. None where all tokens read those before them.
-      latents: float32 ``[P, G, T, 2, D]``, of a flow policy, whose steps stand where tokens stand:
-        the latent before and after each. None for a language model.
+      version: int32 ``[P, G, T]``, version of the weights that sampled each token; 0 in the
+        padding.
+      support: The candidates of each token, with leading axes ``[P, G, T]``; None if nothing
+        truncates. Its padding has no meaning.
+      ends: int32 ``[P, G, T]``, for each token the index after the last token that reads it: later
+        tokens do not, because the policy's context was rewritten; see
+        :func:`~jaxrl_llm.core.packing.row_trees`. None if all tokens read those before them.
+      latents: float32 ``[P, G, T, 2, D]``, for a flow policy, whose steps take the positions of
+        tokens: the latent before and after each. None for a language model.
     """
 
     prompt_tokens: Array
@@ -73,10 +74,10 @@ def trim(rollout: Rollout, *, parts: int = 4, least: int = 0) -> Rollout:
     ``T / parts``, so that at most ``parts`` shapes are compiled.
 
     Args:
-      rollout: Of T' columns.
-      parts: How many widths there are.
-      least: Cells that must be saved, or nothing is: compiling a step anew takes longer than many
-        steps with a few empty cells.
+      rollout: A rollout with T' columns.
+      parts: Number of widths.
+      least: Minimum number of cells to save; otherwise nothing is trimmed, since compiling a new
+        step takes longer than many steps with a few empty cells.
 
     Example:
       >>> import jax

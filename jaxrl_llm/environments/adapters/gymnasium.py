@@ -24,15 +24,15 @@ def rounded(observation: Any) -> str:
 class Gymnasium(Replay):
     """An environment of Gymnasium whose actions are discrete or texts.
 
-    A discrete action is the one that the reply names last; a reply that names none costs a turn in
-    which the environment stands still. A row's "seed" comes before the group's.
+    A discrete action is the last one that the reply names; a reply that names none costs a turn in
+    which the environment does not change. A row's "seed" takes precedence over the group's.
 
     Attributes:
-      name: Of a registered environment.
+      name: Name of a registered environment.
       actions: Names of the discrete actions, in order; by default their numbers.
       describe: The text of an observation.
-      instructions: Stand before the first observation.
-      options: Of ``gymnasium.make``.
+      instructions: Text before the first observation.
+      options: Options of ``gymnasium.make``.
       live: See :class:`Replay`.
 
     Raises:

@@ -14,13 +14,14 @@ from jaxrl_llm.environments.replay import Replay
 
 @dataclass(frozen=True)
 class OpenEnv(Replay):
-    """An environment of an OpenEnv server, a session for each episode.
+    """An environment of an OpenEnv server, with a session for each episode.
 
-    The server is reset with ``seed`` and the row's "reset", a mapping, where it has one. What it
-    draws without that seed differs when actions are taken again, which :class:`Replay` reports.
+    The server is reset with ``seed`` and the row's "reset", a mapping, if it has one. If the server
+    draws random numbers without that seed, they differ when actions are replayed, which
+    :class:`Replay` reports.
 
     Attributes:
-      url: Of the server, such as "http://localhost:8000".
+      url: URL of the server, such as "http://localhost:8000".
       action: The name of the field of an action that holds the reply, or a function from the
         parsed reply to the fields.
       describe: The name of the field of an observation that the policy sees, or a function from

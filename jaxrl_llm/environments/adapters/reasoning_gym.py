@@ -21,12 +21,12 @@ class Question(NamedTuple):
 class ReasoningGym:
     """A question of a task, answered in one turn and scored by the task.
 
-    The question is that of the row's "entry", as :func:`jaxrl_llm.data.from_reasoning_gym` makes
-    them, or else one of the seed.
+    The question is the row's "entry", from :func:`jaxrl_llm.data.from_reasoning_gym`, or else it is
+    generated from the seed.
 
     Attributes:
       task: Name of a reasoning-gym dataset.
-      options: Of the dataset.
+      options: Options of the dataset.
 
     Raises:
       ImportError: If reasoning-gym is not installed.

@@ -17,9 +17,9 @@ from jaxrl_llm.environments.replay import Replay
 class ScienceWorld(Replay):
     """Tasks of ScienceWorld: a row has "task", such as "find-plant", and may have "variation".
 
-    Without a variation the seed of the group picks one. The reward is the score gained, over 100;
-    a mistake that the task does not forgive ends it with its score below 0. The simulator counts no
-    turns; the caps of the episode do.
+    Without a variation, the seed of the group selects one. The reward is the score gained, divided
+    by 100; a fatal mistake ends the task with a score below 0. The simulator has no limit on turns;
+    the episode has.
 
     Attributes:
       simplifications: Names with commas, or "easy" for all; see the package.

@@ -25,22 +25,23 @@ _MAKING = threading.Lock()  # the generators are not made for threads
 
 @dataclass(frozen=True)
 class TextWorld(Replay):
-    """Games of one generator; a row's "seed" names its game, and else the seed of the group does.
+    """Games of one generator; a row's "seed", or else the seed of the group, determines the game.
 
-    The policy sees the goal, what the last command did, and the commands that are possible now; it
-    answers with one of them. Anything else costs a turn and never reaches the game, so that words
-    such as "undo" or "restore" do nothing. The reward is the score gained, over the game's highest.
+    The policy sees the goal, the result of the last command, and the currently possible commands;
+    it replies with one of them. Any other reply costs a turn and never reaches the game, so words
+    such as "undo" or "restore" have no effect. The reward is the score gained, divided by the
+    game's maximum.
     ``Observation.state`` names the facts of the world, ``info["won"]`` is 1 at a victory.
 
     Attributes:
       challenge: "coin_collector", "treasure_hunter", "simple" or "cooking".
-      settings: Of the generator: {"level": 1 to 300} (coin collector), {"level": 1 to 30} (treasure
-        hunter), {"rewards": "dense", "balanced" or "sparse", "goal": "detailed", "brief" or "none",
-        "test": False} (simple).
-      instructions: Stand before the goal.
-      brief: Whether of a text only the first line is shown, such as the name of the room; the goal
-        and the commands are in any case.
-      folder: Where games are stored, each made once; None for one that is removed at the end.
+      settings: Settings of the generator: {"level": 1 to 300} (coin collector), {"level": 1 to 30}
+        (treasure hunter), {"rewards": "dense", "balanced" or "sparse", "goal": "detailed", "brief"
+        or "none", "test": False} (simple).
+      instructions: Text before the goal.
+      brief: Whether only the first line of a text is shown, such as the name of the room; the goal
+        and the commands are always shown.
+      folder: Where games are stored, each made once; None for a temporary folder.
       live: See :class:`Replay`.
 
     Raises:

@@ -15,20 +15,21 @@ from jaxrl_llm.environments.tools import tool
 
 @dataclass(frozen=True)
 class TRLEnv(Replay):
-    """A class with ``reset``, methods that are tools, and ``get_reward``, as TRL's trainers take.
+    """A class with ``reset``, tool methods and ``get_reward``, as for TRL's trainers.
 
-    ``reset`` is called with the columns of the row that it names, all of them if it takes any, and
-    with ``prompt``, the row's text as messages; the text that it returns is put behind the row's.
-    The public methods are the tools; async ones answer in the order of the calls, where TRL puts
-    them last. The first turn without a call ends the episode, and ``get_reward`` scores it. TRL
-    knows no seed: a ``reset`` that names one gets it, and a class that draws otherwise is reported
-    by :class:`Replay` where an episode is forked or resumed.
+    ``reset`` is called with the columns of the row that it names, or all of them if it accepts
+    any, and with ``prompt``, the row's text as messages; the text that it returns is appended to
+    the row's. The public methods are the tools; results of async methods keep the order of the
+    calls, while TRL puts them last. The first turn without a call ends the episode, and
+    ``get_reward`` scores it. TRL has no seed: a ``reset`` with a parameter ``seed`` gets it, and
+    :class:`Replay` reports a class that draws random numbers otherwise when an episode is forked or
+    resumed.
 
     Attributes:
       factory: The class, or a function that makes an instance.
-      call_turns: Turns whose calls are made, at most: TRL's ``max_tool_calling_iterations``. The
+      call_turns: Maximum number of turns with calls: TRL's ``max_tool_calling_iterations``. The
         next turn is the last and is rewarded, with calls or without. With None, an episode that a
-        cap of the loop cuts off has no reward.
+        limit of the loop cuts off has no reward.
       live: See :class:`Replay`.
 
     Raises:

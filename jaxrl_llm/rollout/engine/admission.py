@@ -1,8 +1,8 @@
 """Admission by the expected peak of a cache: pure rules for the host, NumPy in and NumPy out.
 
-They are for a cache that requests share, where a response takes room as it grows. The engine's
-slots reserve room for the longest response: R rows of W slots hold ``R L + R W T`` tokens, which
-the peak never exceeds, so that :func:`admit` refuses no request for which there is a slot.
+They are for a cache that requests share, where a response takes memory as it grows. The engine's
+slots reserve memory for the longest response: R rows of W slots hold ``R L + R W T`` tokens, which
+the peak never exceeds, so :func:`admit` never rejects a request for which there is a slot.
 
 ``used`` are int ``[..., N]``, tokens held now: those of the prompt, those sampled, and one for the
 next. ``remaining`` are int ``[..., N]``, how many more are expected (:func:`predict_remaining`).
@@ -18,7 +18,7 @@ from jaxrl_llm.rollout._inputs import check_limits, counts, flags
 
 
 def future_peak(used, remaining, *, active=None) -> np.ndarray:
-    """The most tokens that a batch will hold at one time, if each row ends when expected.
+    """The maximum number of tokens that a batch holds at one time, if each row ends as expected.
 
         b sorted in descending order, u alongside:   peak = max over k of (b_k k + u_1 + ... + u_k)
 
@@ -53,7 +53,7 @@ def future_peak(used, remaining, *, active=None) -> np.ndarray:
 
 
 def predict_remaining(history, generated, *, max_new_tokens, quantile=0.8) -> np.ndarray:
-    """How many more tokens each row will take, by the lengths of rows that have ended.
+    """The expected remaining tokens of each row, from the lengths of rows that have ended.
 
         pred_i = the ceil(quantile n)-th smallest of the n lengths in history above generated_i
         b_i    = max(min(pred_i, max_new_i) - generated_i - 1, 0);   pred_i = max_new_i for n = 0
@@ -103,7 +103,7 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile=0.8) -> np
 def admit(
     used, remaining, queue_used, queue_remaining, *, capacity: int, free_slots: int, active=None
 ) -> int:
-    """How many requests at the head of the queue may start without exceeding the capacity.
+    """The number of requests at the head of the queue that may start within the capacity.
 
         the largest n with future_peak(running rows and the first n of the queue) < capacity,
         n <= free_slots, and n <= the length of the queue

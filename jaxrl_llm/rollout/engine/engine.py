@@ -192,7 +192,7 @@ class Engine:
         )
 
     def compiled(self) -> int:
-        """How many programs have been compiled so far: constant after :meth:`warm_up`."""
+        """Number of programs compiled so far: constant after :meth:`warm_up`."""
         return sum(f._cache_size() for f in self.functions.values())
 
     def warm_up(
@@ -272,21 +272,21 @@ def make_engine(
 
     A row holds one prompt, whose keys and values exist once, and decodes ``width`` of its responses
     at a time. A larger group streams through its row: as soon as one response ends, the next
-    sibling takes its slot. So a large ``width`` shares a prompt among more slots (memory and
-    prefill grow with ``rows`` alone), and a small ``width`` keeps slots busy when lengths differ
-    much or prompts have one response each.
+    sibling takes its slot. A large ``width`` shares a prompt among more slots (prompt memory and
+    prefill grow only with ``rows``); a small ``width`` keeps slots busy if lengths differ widely or
+    prompts have one response each.
 
     Args:
       model: The model.
       rows: R, prompts that decode at one time.
-      width: W, slots of a row.
-      prompt_length: The longest prompt, in tokens.
-      max_new_tokens: The longest response, in tokens; a request may ask for less.
+      width: W, slots per row.
+      prompt_length: Maximum length of a prompt, in tokens.
+      max_new_tokens: Maximum length of a response, in tokens; a request may set a lower limit.
       pad_id: Any id of the vocabulary.
-      chunk: Tokens a slot decodes before the host collects what has ended.
+      chunk: Tokens that a slot decodes before the host collects finished responses.
       block: Tokens of a prompt, or of a resumed response, that are read in one pass.
-      mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
-        and values over ``tensor`` where it divides their heads.
+      mesh: Shards the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
+        and values over ``tensor`` if it divides their heads.
       stop_ids, temperature, top_k, top_p, min_p, order, repetition_penalty, allowed: See
         :class:`~jaxrl_llm.rollout.DrawOptions`.
       min_new_tokens, vary, entropy, runner_up, model_entropy, entropy_tau: Likewise.

@@ -1,8 +1,8 @@
 """``Generation``: the host's loop around an engine, between two chunks of decoding.
 
 Methods that decode raise MemoryError if the device's memory is too small; the message names the
-number of slots for which it has room. Those that touch slots raise RuntimeError after an error that
-has lost them.
+number of slots that fit. Methods that access slots raise RuntimeError after an error that has lost
+them.
 """
 
 from collections import ChainMap, deque
@@ -68,18 +68,18 @@ class Turn:
 class Generation:
     """Decodes groups of requests in an engine's slots; iterating over it yields finished groups.
 
-    Groups wait in a queue: first those that have begun before, then the longest expected, and
-    otherwise in the order of submission. Between two chunks of decoding, finished responses leave,
-    and free slots take the next siblings of their row's prompt, or a new prompt where a row is
-    empty.
+    Groups wait in a queue: first those that have begun before, then by decreasing expected length,
+    otherwise in the order of submission. Between two chunks of decoding, finished responses leave
+    their slots, and free slots take the next siblings of their row's prompt, or a new prompt if a
+    row is empty.
 
     A group with ``follow`` has responses of several turns. When a turn ends, by a stop token or by
-    the group's ``turn_limit``, ``follow`` is asked for the tokens that come next, while others
-    decode; the response reads these and goes on in its slot, where its keys and values are. If
-    others wait for a slot and the answer takes long, the response leaves its slot and comes back.
+    the group's ``turn_limit``, ``follow`` is called for the next tokens while others decode; the
+    response reads these and continues in its slot, with its keys and values. If other requests wait
+    for a slot and the call takes long, the response leaves its slot and returns later.
 
-    Iteration ends when nothing is left to decode; then, and at any time before, more may be
-    submitted. If it stops early, or by Ctrl-C, nothing is lost: iterate on, or take the rest with
+    Iteration ends when nothing is left to decode; more groups may be submitted at any time. If
+    iteration stops early, or by Ctrl-C, nothing is lost: continue to iterate, or take the rest with
     :meth:`stop`.
 
     Args:
@@ -88,8 +88,8 @@ class Generation:
       key: Typed key of all requests.
       version: Recorded with each token that these parameters sample.
       deltas: Low-rank deltas with a leading axis ``[N]``, of which each group names one.
-      segment: The most tokens a response adds before it is paused, unfinished, until
-        :meth:`stop` returns it; None for no such limit.
+      segment: Maximum number of tokens that a response adds before it is paused, unfinished, until
+        :meth:`stop` returns it; None for no limit.
       stop_strings: Texts that end a response; the token that completes one is its last.
       decode_text: ``decode_text(ids) -> str``, needed for ``stop_strings``.
       on_tokens: ``on_tokens(group_id, request, start, out)``, called after each chunk with the new
@@ -168,7 +168,7 @@ class Generation:
         self._monitor.watching = value
 
     def take_finished(self) -> list[FinishedGroup]:
-        """The finished groups that were not handed out; unlike iteration, it decodes nothing."""
+        """The finished groups that were not yet returned; unlike iteration, it decodes nothing."""
         finished = list(self._scheduler.finished)
         self._scheduler.finished.clear()
         return finished
@@ -330,11 +330,11 @@ class Generation:
 
     @deferred_interrupt()
     def update(self, params: ArrayTree, *, version: int, deltas: ArrayTree | None = None) -> None:
-        """New weights in the middle of decoding.
+        """Sets new weights during decoding.
 
-        The tokens so far stay; their keys and values are computed again, and decoding goes on.
-        ``version`` is recorded with each token from now on; ``deltas`` are as many as before, and
-        None leaves the old ones.
+        The tokens so far are kept; their keys and values are recomputed, and decoding continues.
+        ``version`` is recorded with each token from now on; the number of ``deltas`` must not
+        change, and None keeps the old ones.
 
         Raises:
           ValueError: If the number of deltas changes, or ``version`` is out of range.
@@ -379,7 +379,7 @@ class Generation:
 
     @deferred_interrupt()
     def cancel(self, *requests: int) -> None:
-        """Ends requests as they are, with finish CANCELLED; waiting ones never begin.
+        """Ends requests with their tokens so far, with finish CANCELLED; waiting ones never begin.
 
         Raises:
           KeyError: If a request is unknown, or has ended; then none is cancelled.
@@ -429,12 +429,12 @@ class Generation:
         return True
 
     def stop(self) -> list[Group]:
-        """Empties slots and queue, and returns every group that was not handed out.
+        """Empties slots and queue, and returns every group that was not yet returned.
 
-        Groups carry their tokens so far: submit them again, here or elsewhere, and they go on from
-        there. They come in the order in which they started. After an error of the device, the
-        tokens in slots are lost, and groups go on from what they were submitted with. Groups of
-        several turns begin again.
+        Groups include their tokens so far: submit them again, here or elsewhere, to continue. They
+        are returned in the order in which they started. After a device error, the tokens in slots
+        are lost, and groups continue from their state at submission. Groups of several turns start
+        again.
         """
         with deferred_interrupt():
             if self._scheduler.active and not self._lost():

@@ -39,11 +39,11 @@ class Completion:
 
 
 class NextTurn(NamedTuple):
-    """What stands between two turns of a response.
+    """The tokens between two turns of a response.
 
     Attributes:
       tokens: Token ids that the policy reads and did not sample; at least one.
-      keep: After how many tokens of the response they stand; the others leave it. None for all.
+      keep: Number of tokens of the response to keep before them; None for all.
     """
 
     tokens: Sequence[int]
@@ -51,8 +51,8 @@ class NextTurn(NamedTuple):
 
 
 Follow = Callable[[Completion], Future]
-"""Called with a response where a turn of it has ended; gives a :class:`NextTurn`, or None where the
-response has ended with it."""
+"""Called with a response after a turn; returns a :class:`NextTurn`, or None if the response
+has ended."""
 
 
 class Group(NamedTuple):
@@ -63,15 +63,15 @@ class Group(NamedTuple):
       prompt: Token ids.
       requests: Distinct integers, one per response: each names a stream of random numbers, so the
         same request gives the same response next to any others.
-      max_new_tokens: The longest response, one number for all or one per request; None for the
-        engine's.
+      max_new_tokens: Maximum length of a response, one number for all or one per request; None for
+        the engine's limit.
       expected: Expected tokens of a response; the longest groups start first. None for the limit.
-      settings: Draw options of this group, of those that the engine lets vary.
-      adapter: Which low-rank delta is added to the weights.
-      partial: Responses that have begun, or ended, before: by request.
-      follow: What comes after each turn of a response, for responses of several turns.
-      turn_limit: The most tokens of a turn; None for no such limit.
-      left: How many tokens have left partial responses between turns, by request.
+      settings: Draw options of this group, among those that the engine can vary.
+      adapter: Index of the low-rank delta that is added to the weights.
+      partial: Responses that have begun, or ended, before, by request.
+      follow: Returns the tokens after each turn, for responses of several turns.
+      turn_limit: Maximum tokens of a turn; None for no limit.
+      left: Number of tokens removed from partial responses between turns, by request.
     """
 
     id: Any

@@ -1,8 +1,8 @@
-"""Rounds of groups: rounds that end early, and how far sampling may run ahead of training.
+"""Rounds of groups: rounds that end early, and bounds on the lead of sampling over training.
 
 :func:`sample_round` runs a :class:`~jaxrl_llm.rollout.Generation`. The rest are pure rules for the
 host, NumPy in and NumPy out. :func:`roll_budget` and :func:`usable` bound staleness by steps, with
-``alpha``, how far sampling may be ahead, in batches: 0 or more, fractions allowed;
+``alpha``, the maximum lead of sampling in batches: 0 or more, fractions allowed;
 ``corrections.staleness_capacity`` bounds it by versions of the weights. Every function raises
 TypeError for steps or versions that are not integers or a mask that is not bool, and ValueError
 where shapes differ or a number is NaN or out of its range.
@@ -42,7 +42,7 @@ def sample_round(
 
         started = accepted + rejected + put back
 
-    and nothing is sampled again: responses that ended stay as they are, the others go on from their
+    and nothing is sampled again: finished responses do not change, the others continue from their
     last token. Call ``generation.update`` with new weights between two rounds.
 
     Args:
@@ -51,7 +51,7 @@ def sample_round(
       new: Groups that have never started; only as many are consumed as start.
       n: How many groups to yield.
       target: How many groups are in flight at one time, at least ``n``.
-      accept: Whether a finished group is worth training on; None accepts all.
+      accept: Whether to train on a finished group; None accepts all.
 
     Returns:
       An iterator of finished groups, as they finish; fewer than ``n`` if groups run out.
@@ -75,9 +75,9 @@ def sample_round(
       [(0, [6, 6])]
 
     References:
-      APRIL (arXiv:2509.18521), CODE reading. Its loop tokenizes the text again when a response goes
-      on; here token ids stay. It drops accepted groups beyond ``n`` that finish at the same moment;
-      here they are put back, and train in the next round.
+      APRIL (arXiv:2509.18521), CODE reading. Its loop tokenizes the text again when a response
+      continues; here token ids are kept. It drops accepted groups beyond ``n`` that finish at the
+      same time; here they are put back and train in the next round.
     """
     check_sizes("sample_round", n=n, target=target)
     if target < n:
@@ -111,7 +111,7 @@ def _start(generation: Generation, buffered: deque[Group], new: Iterator[Group],
 def off_policy_fraction(versions, mask, *, current_version: int) -> float:
     """The share of tokens that older weights sampled, as in resumed responses.
 
-        (masked-in tokens of versions below current_version) / (masked-in tokens);   0 for none
+        (unmasked tokens of versions below current_version) / (unmasked tokens);   0 for none
 
     Args:
       versions: int ``[...]``, the version of the weights that sampled each token.
@@ -138,7 +138,7 @@ def off_policy_fraction(versions, mask, *, current_version: int) -> float:
 
 
 def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:
-    """How many prompts may have started by now, for a bounded lead of sampling over training.
+    """The number of prompts that may have started, for a bounded lead of sampling over training.
 
         ceil(alpha batch_size) + steps * batch_size;   0 before the first step
 
@@ -169,7 +169,7 @@ def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:
 
 
 def usable(start_step, *, step: int, alpha: float, batch_size: int | None = None) -> np.ndarray:
-    """Which prompts may still train, by the step in which they started.
+    """The prompts that may still train, by the step in which they started.
 
         start_step >= step - ceil(alpha)
 
@@ -216,9 +216,9 @@ def _check_alpha(function: str, alpha: float) -> None:
 
 
 def first_g_finished(finish_time, *, group_size: int) -> np.ndarray:
-    """The first rollouts to finish, of groups that sample more than they train on.
+    """The first rollouts to finish, in groups that sample more than they train on.
 
-        the group_size smallest finish times of each group;   of equal ones the lower index
+        the group_size smallest finish times of each group;   ties by the lower index
 
     The others need not finish. This favors short responses, which is a bias.
 

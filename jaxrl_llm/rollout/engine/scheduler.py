@@ -303,15 +303,15 @@ class Starts(NamedTuple):
 
 
 def pick_next(waiting, expected, row_group, busy, *, max_new_groups: int | None = None) -> Starts:
-    """Which waiting requests take which free slots of a grid whose rows hold one prompt each.
+    """Assigns waiting requests to free slots of a grid whose rows hold one prompt each.
 
         1. free slots of a row in use:   siblings of the group that the row holds
         2. free rows:                    groups that have no row yet, by :func:`longest_first`
         3. rows still free:              a further row for groups with siblings left, in turns, by
                                          :func:`longest_first`
 
-    A row is free when none of its slots is busy and its group has no sibling left for it. So a
-    prompt is read once, and again only where a row would otherwise stay empty.
+    A row is free when none of its slots is busy and its group has no waiting sibling. A prompt is
+    thus read once, and again only if a row would otherwise be empty.
 
     Args:
       waiting: int ``[N]``, how many requests of each group have not started.
@@ -387,8 +387,8 @@ def longest_first(expected, group) -> np.ndarray:
 
         groups by their longest expected response, descending; ties, and siblings, in their order
 
-    A long response that starts last leaves the other slots idle until it ends, and neighboring
-    siblings share one pass over their prompt.
+    If a long response starts last, the other slots are idle until it ends; neighboring siblings
+    share one pass over their prompt.
 
     Args:
       expected: ``[N]``, the expected length of each response, in tokens.

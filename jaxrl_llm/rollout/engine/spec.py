@@ -1,4 +1,4 @@
-"""``EngineSpec``: what the host needs to know of an engine to fill its slots."""
+"""``EngineSpec``: the sizes and draw options of an engine, as the host uses them."""
 
 from dataclasses import dataclass
 

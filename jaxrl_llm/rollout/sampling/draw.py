@@ -1,4 +1,4 @@
-"""One token from logits: which one is drawn, and how likely it was."""
+"""Draws one token from logits, with its log-probabilities."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -117,23 +117,23 @@ def draw_tokens(
     entropy_tau: float | None = None,
     entropy_stats: EntropyStats | None = None,
 ) -> Drawn:
-    """Draws one token a row: penalty, allowed tokens, temperature, filters, draw.
+    """Draws one token per row: penalty, allowed tokens, temperature, filters, draw.
 
     Options that are None cost nothing. Each of temperature, top_k, top_p, min_p and
     repetition_penalty is a number, or an array ``[...]`` with one per row, in which 0 (for top_p
     and repetition_penalty 1) turns a filter off.
 
-    Where ``top_k`` or ``max_top_k`` is known when compiling and at most 1,024, all later steps see
-    that many tokens only, and of tokens that tie at the threshold the lowest ids survive.
-    Elsewhere the filters are those of :func:`filter_logits`, where all ties survive. The statistics
-    are always those of the distribution that was drawn from.
+    If ``top_k`` or ``max_top_k`` is known at compile time and at most 1,024, all later steps see
+    only that many tokens, and among ties at the threshold the lowest ids survive. Otherwise the
+    filters are those of :func:`filter_logits`, where all ties survive. The statistics are always
+    those of the sampling distribution.
 
     Args:
       logits: ``[..., V]`` of the plain model.
       uniform: ``[...]`` in [0, 1).
       temperature, top_k, top_p, min_p, order: See :func:`filter_logits`.
-      max_top_k: The greatest ``top_k`` of all rows, where that is an array. It bounds every row,
-        also one whose ``top_k`` is off.
+      max_top_k: The largest ``top_k`` of all rows, if that is an array. It bounds every row, even
+        one whose ``top_k`` is off.
       seen, repetition_penalty: ``seen`` and ``penalty`` of :func:`penalize_repetition`.
       allowed, stop_ids, too_short: See :func:`only_allowed`.
       entropy_tau, entropy_stats: ``tau`` and ``stats`` of

@@ -1,9 +1,9 @@
-"""Which tokens may be drawn: temperature, top-k, top-p and min-p as thresholds on the logits.
+"""Sampling filters: temperature, top-k, top-p and min-p as thresholds on the logits.
 
 Temperature comes first, then top-k, top-p and min-p, the order of Hugging Face transformers;
-``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter
-retains some of the most likely tokens, so a filter is a threshold: min-p needs the greatest logit
-alone, top-k and top-p the first few in order, and nothing sorts a large vocabulary.
+``order="vllm"`` applies min-p before top-k. The two differ only if min-p is on. Every filter
+retains the most likely tokens, so it is a threshold: min-p needs only the largest logit, top-k and
+top-p the first few in order, and a large vocabulary is never sorted.
 """
 
 from collections.abc import Callable
@@ -60,23 +60,23 @@ def greatest(logits: Array) -> Array:
 def filter_logits(
     logits: Array, *, temperature=1.0, top_k=None, top_p=None, min_p=None, order: str = "hf"
 ) -> Array:
-    """Logits of the distribution that is really sampled: tempered, with the dropped tokens at -inf.
+    """Logits of the sampling distribution: tempered, with the dropped tokens at -inf.
 
     In this order: ``z / temperature``; top-k retains ``z_i >= k-th largest`` (all ties at the
     threshold); top-p retains tokens in descending order (the lower id first where they are equal)
     while the probability before them, renormalized over the survivors, is below ``top_p``; min-p
-    retains ``p_i >= min_p max p``. A temperature below 1e-5 leaves the most likely token alone.
-    None of the filters costs anything where it is None.
+    retains ``p_i >= min_p max p``. A temperature below 1e-5 keeps only the most likely token. A
+    filter that is None costs nothing.
 
     Args:
       logits: ``[..., V]``. Of a row with a NaN nothing survives.
       temperature: Scalar or ``[...]``, one per row. Values may be traced: another value does not
         compile again.
-      top_k: How many survive; 0 or less, or V and more, is off. Above 256, and not one number for
-        all rows, it costs several times as much.
-      top_p: Mass that survives, in (0, 1]; 1 is off. It costs several times as much where more than
+      top_k: Number of tokens that survive; 0 or less, or V and more, is off. It costs several times
+        as much above 256 if it differs between rows.
+      top_p: Mass that survives, in (0, 1]; 1 is off. It costs several times as much if more than
         256 tokens of some row survive.
-      min_p: Least probability relative to the greatest, in [0, 1); 0 is off.
+      min_p: Smallest probability relative to the largest, in [0, 1); 0 is off.
       order: ``"hf"``, or ``"vllm"``: min-p before top-k.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How one token of every slot is drawn: the options, checked once, and the function they make."""
+"""Draw options: checked once and turned into a function that draws one token of every slot."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,17 +44,17 @@ class DrawOptions:
         drawn with it are off-policy.
       allowed: bool ``[V]``, the tokens that may be drawn; None for all.
       min_new_tokens: No stop token is drawn before a response has this many tokens.
-      vary: Options that requests may set for themselves, of temperature, top_k, top_p, min_p,
+      vary: Options that requests may set for themselves, among temperature, top_k, top_p, min_p,
         repetition_penalty and min_new_tokens; their values here are then the defaults. ``top_k``,
-        if it is not None, is also the most that a request may set, so that drawing stays cheap and
-        the recorded support small.
+        if it is not None, is also the maximum for requests, so that drawing is cheap and the
+        recorded support small.
       entropy: Record the entropy of the distribution that each token was drawn from.
-      model_entropy: Record in its place that of the plain model, at temperature 1.
+      model_entropy: Record the entropy of the plain model at temperature 1 instead.
       entropy_tau: The temperature of a token follows the plain model's entropy, with this strength
         in (0, 1): see :func:`~jaxrl_llm.advantages.signal_temperature`, with ``temperature`` as the
         base. Its statistics are settings of the requests: ``entropy_pivot``, ``entropy_scale``,
         ``entropy_high`` and ``entropy_low``; without them the temperature is the base.
-      runner_up: Record the most likely token of the plain model but the drawn one.
+      runner_up: Record the plain model's most likely token other than the drawn one.
     """
 
     stop_ids: Sequence[int] = ()

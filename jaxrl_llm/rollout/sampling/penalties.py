@@ -1,9 +1,9 @@
-"""Changes of the logits before any filter: a penalty on repetition, and tokens not allowed.
+"""Changes to the logits before any filter: a repetition penalty, and disallowed tokens.
 
-A token that is not allowed only leaves the set that is drawn from, and the support that a rollout
-records shows it. A penalty on repetition changes the distribution itself, which no support shows:
-``behavior_logp`` is under the penalized distribution. To training, which does not penalize, such
-rollouts are off-policy and need a correction.
+A disallowed token is only removed from the candidates, which the recorded support shows. A
+repetition penalty changes the distribution itself, which the support does not show:
+``behavior_logp`` is under the penalized distribution. Training does not penalize, so such rollouts
+are off-policy and need a correction.
 """
 
 import math
@@ -62,7 +62,7 @@ def penalize_repetition(logits: Array, seen: Array, *, penalty) -> Array:
     Args:
       logits: ``[..., V]``, before the temperature.
       seen: uint32 ``[..., ceil(V / 32)]`` from :func:`seen_tokens`: prompt and response so far.
-      penalty: Above 0, scalar or ``[...]``; 1 changes nothing, below 1 invites repetition.
+      penalty: Above 0, scalar or ``[...]``; 1 changes nothing, below 1 encourages repetition.
 
     Returns:
       float32 ``[..., V]``.
@@ -99,7 +99,7 @@ def only_allowed(
     stop_ids: Sequence[int] = (),
     too_short: Array | None = None,
 ) -> Array:
-    """Logits with the tokens at -inf that must not be drawn.
+    """Logits with disallowed tokens at -inf.
 
     Args:
       logits: ``[..., V]``.

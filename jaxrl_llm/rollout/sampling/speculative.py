@@ -1,4 +1,4 @@
-"""Speculative sampling: cheap drafts, accepted so that the distribution stays what it was."""
+"""Speculative sampling: cheap drafts, accepted such that the distribution does not change."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxrl_llm.rollout.sampling.draw import sample_from
 
 
 def spec_accept(key: Array, p: Array, q: Array, draft: Array) -> tuple[Array, Array]:
-    """Accepts the first of some drafted tokens, and draws the token after them.
+    """Accepts a prefix of drafted tokens, and draws the token after it.
 
         draft x_k ~ q_k is accepted with probability min(1, p_k(x_k) / q_k(x_k)), the first
         rejection at k ends it:  token ~ max(p_k - q_k, 0) normalized;  none:  token ~ p_K
