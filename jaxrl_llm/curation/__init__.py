@@ -1,49 +1,49 @@
-"""What trains: which groups, rollouts and tokens, and how many rollouts a prompt gets.
+"""Selection of prompts, groups, rollouts and tokens, and budgets of rollouts.
 
-Before there is a batch, beliefs and scores say which prompts are rolled out, and budgets how often.
-A curation of a recipe goes from rewards to ``where`` before the advantages, so that what it drops
-leaves the baselines as well; a selection goes from advantages to ``keep`` after them.
+Before a batch is sampled, beliefs and scores select the prompts, and budgets set their numbers of
+rollouts. A curation of a recipe maps rewards to ``where`` before the advantages, so dropped
+rollouts do not count in the baselines; a selection maps advantages to ``keep`` after them.
 
 =====================  =============================================================================
-belief_update          belief: the success rate of every prompt, as a Beta that forgets
+belief_update          belief: the success rate of every prompt, as a Beta with forgetting
 thompson_rates         belief: a rate drawn for each prompt
 learnability, ...      scores: p (1 - p), VADE's gain, InSight's information, a target rate
-attention_rates        rates of prompts that were not rolled out, from those near them
-select_top             prompts: the greatest scores
+attention_rates        rates of prompts that were not rolled out, from similar prompts
+select_top             prompts: the largest scores
 draw_prompts           prompts: by weight, without replacement
-prompt_gdro            advantage: weighed by an adversary over bins of difficulty
+prompt_gdro            advantage: weighted by an adversary over bins of difficulty
 choose_arms            budget: rollouts of each bin, within a total
 replay_add, ...        a buffer of past rollouts; replay_sample draws from it
 informative_groups     curation: groups whose rewards differ (dynamic sampling)
 prs_where, icpo_merge  curation: by coverage; steered rollouts that are good enough
 truncation_mask        selection: no response that was cut off (overlong filtering)
-d3s_selection          selection: the most varied rollouts, their most telling tokens
+d3s_selection          selection: rollouts of varied advantages, their most informative tokens
 capo_selection         selection: no token whose step would be too large
-mpt_mask               advantage: 0 for tokens that a policy of low entropy has mastered
+mpt_mask               advantage: 0 for mastered tokens of responses of low entropy
 hinted, ...            collectors: help where a group fails, by a policy (ladder, scaffold, ...)
-demonstrations         collectors: responses of the data beside those of the policy; mixed by share
+demonstrations         collectors: responses of the data and of the policy; mixed by share
 offline_pairs, ...     collectors: pairs, triples, lists and labels of the data; nothing is sampled
-degraded_pairs         collectors: pairs of the data and copies that lost ever more of one side
-few_shot_pairs         collectors: pairs of the data behind other pairs of the same user
+degraded_pairs         collectors: pairs of the data and increasingly degraded copies
+few_shot_pairs         collectors: pairs of the data after other pairs of the same user
 needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
-select_pairs           pairs of a group for losses of preferences; mean_win_rate, win_rate_matrix
-right_over_wrong       pairs of a right and a wrong response, as a verifier tells them
+select_pairs           pairs of a group for preference losses; mean_win_rate, win_rate_matrix
+right_over_wrong       pairs of a right and a wrong response, by a verifier
 sample_few_shot        rows of the same user as examples; structured_score, stage_mask of plans
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
-survival_rates, ...    pruning: which partial rollouts go on; predictive_gate, length_cutoff
+survival_rates, ...    pruning: which partial rollouts continue; predictive_gate, length_cutoff
 solution_messages      messages for a teacher that sees a right response, or feedback
-answer_texts           reference answers, and what stands before them
-pooled                 collectors: fewer rollouts of what succeeds, stored successes of what fails
+answer_texts           reference answers, and the texts before them
+pooled                 collectors: fewer rollouts of easy prompts, stored successes for failed ones
 targeted               collectors: prompts near a target rate, predicted from a few references
 experienced            collectors: a library of experiences in the prompt, which the policy edits
 judge_items, ...       rollouts used again: by a judge, a swarm, a pool of successes
-valued                 collectors: prefixes, by rollouts that go on from them; line_starts
-branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
+valued                 collectors: values of prefixes, by rollouts from them; line_starts
+branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune drop branches
 entropy_branches       trees: which agents branch after a tool's answer
 role_loss_mask         turns: whose tokens train; downsample_turns, patch_decision
 dars_extra_rollouts    budget: more rollouts for hard prompts
-rollout_priority       budget: the prompt whose mean reward would become better known
-greedy_allocate        budget: one by one, to the greatest gain; best_allocate: exactly
+rollout_priority       budget: the prompt whose mean reward is most uncertain
+greedy_allocate        budget: one by one, to the largest gain; best_allocate: exactly
 =====================  =============================================================================
 """
 

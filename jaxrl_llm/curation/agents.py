@@ -1,4 +1,4 @@
-"""Rules of agents that branch where they become uncertain, and that call others.
+"""Rules for agents that branch when they become uncertain, or that call other agents.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -12,10 +12,10 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 class Calls(NamedTuple):
-    """What :func:`align_calls` returns.
+    """Result of :func:`align_calls`.
 
     Attributes:
-      index: int32 ``[..., G, D]``, which call of its rollout; 0 where there is none.
+      index: int32 ``[..., G, D]``, index of the call in its rollout; 0 where there is none.
       where: bool ``[..., G, D]``, False for a rollout without calls.
     """
 
@@ -30,7 +30,7 @@ def align_calls(where: Array, key: Array, *, count: int) -> Calls:
     them, and copies of random ones; one without any has none.
 
     Args:
-      where: bool ``[..., G, S]``, True for the calls that there are.
+      where: bool ``[..., G, S]``, True for the calls that exist.
       key: A typed key.
       count: D, at least 1.
 
@@ -76,7 +76,7 @@ def top_k_entropy(
     reduce: Literal["mean", "sum"] = "mean",
     where: Array | None = None,
 ) -> Array:
-    """The entropy of the first tokens of a turn, of their K most likely tokens, over log V.
+    """The entropy of the K most likely tokens at the first positions of a turn, divided by log V.
 
         H = mean over tokens of -sum over K of p log p, over log V;   "sum" adds the tokens up
 
@@ -84,7 +84,7 @@ def top_k_entropy(
       logp: ``[..., k, K]``, floating point, log-probabilities (nats) of the K most likely tokens.
       vocab_size: V, at least 2.
       reduce: "mean" or "sum".
-      where: bool ``[..., k]``, True for tokens that there are; None for all.
+      where: bool ``[..., k]``, True for tokens that exist; None for all.
 
     Returns:
       ``[...]`` float32; 0 without a token.
@@ -127,22 +127,23 @@ def entropy_branches(
     weight: float = 0.2,
     where: Array | None = None,
 ) -> Array:
-    """Which rollouts branch after a tool's answer: those that it made uncertain, at random.
+    """The rollouts that branch after a tool's answer: at random, more often when uncertain.
 
         branch where clip(u - weight (H_now - H_first), 0, 1) <= prob
 
-    that is with probability ``clip(prob + weight (H_now - H_first), 0, 1)``. Rollouts come in order
-    until there are no slots; one with fewer slots than draws tries as many as there are slots.
+    that is with probability ``clip(prob + weight (H_now - H_first), 0, 1)``. Rollouts are processed
+    in order until the slots are used; with fewer slots than draws, a rollout uses only as many
+    draws.
 
     Args:
-      first_entropy: ``[..., n]``, floating point, of the first turn of each rollout, as of
-        :func:`top_k_entropy`.
-      entropy: ``[..., n]``, of its last turn.
-      draws: ``[..., n, b]``, floating point, u in [0, 1): one for each branch that it may get.
-      slots: ``[...]`` integers, how many branches there is room for.
+      first_entropy: ``[..., n]``, floating point, entropy of the first turn of each rollout, such
+        as :func:`top_k_entropy`.
+      entropy: ``[..., n]``, entropy of its last turn.
+      draws: ``[..., n, b]``, floating point, u in [0, 1): one for each possible branch.
+      slots: ``[...]`` integers, number of branches that fit.
       prob: In [0, 1].
       weight: Not negative.
-      where: bool ``[..., n]``, True for rollouts that go on; None for all.
+      where: bool ``[..., n]``, True for rollouts that continue; None for all.
 
     Returns:
       bool ``[..., n, b]``.

@@ -1,4 +1,4 @@
-"""How many rollouts each prompt gets.
+"""Budgets: the number of rollouts of each prompt.
 
 - ``accuracy``: floating point ``[...]``, u in [0, 1], the share of right ones among ``rollouts``.
 - ``rollouts``: N, above 0, the (first) rollouts of a prompt.
@@ -38,7 +38,7 @@ def cumulative_advantage(accuracy: Array, *, rollouts: int, scaled: bool = False
         N 2 u (1 - u)            advantages r - mean
         N 2 sqrt(u (1 - u))      advantages (r - mean) / std, dividing by N
 
-    Greatest at an accuracy of 1/2: hard prompts weigh little in a GRPO batch.
+    It is largest at an accuracy of 1/2: hard prompts have little weight in a GRPO batch.
 
     Args:
       accuracy, rollouts, scaled: See the module.
@@ -68,7 +68,7 @@ def dars_extra_rollouts(
     schedule: Literal["equal", "hardness"] = "equal",
     scaled: bool = False,
 ) -> Array:
-    """How many more rollouts a hard prompt gets after its first ones.
+    """The number of extra rollouts of a hard prompt after its first ones.
 
         target = peak                     schedule "equal", peak = cumulative_advantage at u = 1/2
         target = 2 (1 - u) peak           schedule "hardness"
@@ -80,7 +80,7 @@ def dars_extra_rollouts(
 
     Args:
       accuracy, rollouts, scaled: See the module.
-      max_rollouts: Greatest number in all, at least N. Released: 32 for "equal", 64 for "hardness".
+      max_rollouts: Maximum in total, at least N. Released: 32 for "equal", 64 for "hardness".
       schedule: "equal" (equal treatment) or "hardness" (hardness weighted).
 
     Returns:
@@ -128,7 +128,7 @@ def dars_keep(rewards: Array, *, where: Array | None = None, upper: float = 1.0)
       upper: Share of right rollouts from which a group is dropped, in (0, 1].
 
     Returns:
-      bool ``[..., G]``: ``where``, less the groups that are dropped.
+      bool ``[..., G]``: ``where`` without the dropped groups.
 
     Example:
       >>> import jax.numpy as jnp
@@ -152,8 +152,8 @@ def grpo_signal_utility(count: Array, success: Array) -> Array:
 
         U(b, p) = b (1 - p) [1 - (1 - p)^(b - 1)]
 
-    It stands for the expected sum of |advantage| of a group of b rollouts. As b grows it tends to
-    b (1 - p), so without a cap the hardest prompts would take every rollout.
+    It approximates the expected sum of |advantage| of a group of b rollouts. As b grows it tends to
+    b (1 - p), so without a cap the hardest prompts would get all rollouts.
 
     Args:
       count: b, ``[...]``, rollouts of the group, 0 or more.
@@ -178,19 +178,19 @@ def grpo_signal_utility(count: Array, success: Array) -> Array:
 
 
 def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Array:
-    """Hands out rollouts one by one, each to the prompt that gains most by it.
+    """Allocates rollouts one by one, each to the prompt with the largest gain.
 
         b = start;  while sum(b) < total:  b_i += 1 for i = argmax_i gains[i, b_i]
 
-    Ties go to the first prompt; a prompt at the end of its row gets no more. Where the gains of
-    each row fall, this is the best allocation; where they rise, as those of
-    :func:`grpo_signal_utility` do for small p, it need not be.
+    Ties go to the first prompt; a prompt at the end of its row gets no more. If the gains of each
+    row decrease, this is the optimal allocation; if they increase, as those of
+    :func:`grpo_signal_utility` do for small p, it may not be.
 
     Args:
-      gains: ``[P, B]``, floating point: what prompt i gains by its (b + 1)-th rollout when it has
-        b, so B is the most a prompt can have.
-      total: Rollouts in all, those of ``start`` among them.
-      start: Rollouts that a prompt has beforehand: an int, or integers ``[P]``.
+      gains: ``[P, B]``, floating point: gain of prompt i by its (b + 1)-th rollout when it has b,
+        so B is the maximum per prompt.
+      total: Total rollouts, including those of ``start``.
+      start: Rollouts that a prompt already has: an int, or integers ``[P]``.
 
     Returns:
       int32 ``[P]``; they add up to ``total`` unless all rows are full.
@@ -245,20 +245,20 @@ def _hand_out(gains: Array, counts: Array, rounds: Array) -> Array:
 
 
 def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
-    """The allocation of the greatest utility, by dynamic programming.
+    """The allocation of the largest utility, by dynamic programming.
 
         argmax of sum over i of utility[i, b_i]   with  sum over i of b_i <= total,  low <= b_i <= B
 
-    Exact also where gains rise, as those of :func:`grpo_signal_utility` do for hard prompts, which
+    Exact even if gains increase, as those of :func:`grpo_signal_utility` do for hard prompts, which
     :func:`greedy_allocate` starves. Runs on the host, in time P total B.
 
     Args:
       utility: ``[P, B + 1]``, floating point: of 0 .. B rollouts; -inf or NaN forbids a number.
       total: See the module.
-      low: Least rollouts of a prompt, from 0 to B.
+      low: Minimum rollouts of a prompt, from 0 to B.
 
     Returns:
-      int32 ``[P]``; of equal utilities the fewest rollouts, from the last prompt on.
+      int32 ``[P]``; among equal utilities the fewest rollouts, from the last prompt on.
 
     Example:
       >>> import jax.numpy as jnp
@@ -305,7 +305,7 @@ def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
 def v0_extra_rollouts(
     rates: Array, *, counts: Array, budget: int, max_rollouts: int, exact: bool = False
 ) -> np.ndarray:
-    """More rollouts where the expected signal of a group grows most by them.
+    """Extra rollouts for the groups whose expected signal increases most.
 
         greedy_allocate (or best_allocate) of grpo_signal_utility, beyond the rollouts so far
 
@@ -314,9 +314,9 @@ def v0_extra_rollouts(
     Args:
       rates: ``[P]``, floating point: predicted share of right rollouts.
       counts: int ``[P]``, rollouts so far, the same for all prompts.
-      budget: Rollouts to hand out, 0 or more.
-      max_rollouts: Most rollouts of a prompt, including those so far.
-      exact: Whether the allocation is the best, by dynamic programming, where the greedy one
+      budget: Rollouts to allocate, 0 or more.
+      max_rollouts: Maximum rollouts of a prompt, including those so far.
+      exact: Whether to use the optimal allocation, by dynamic programming; the greedy allocation
         starves hard prompts.
 
     Returns:
@@ -407,10 +407,10 @@ def round_to_budget(
     host.
 
     Args:
-      rollouts: ``[Nb]``, floating point: the wanted rollouts of each bin (or prompt).
+      rollouts: ``[Nb]``, floating point: the target rollouts of each bin (or prompt).
       total: See the module; the bound on ``sum counts n``.
-      low: Least number, 0 or more.
-      high: Greatest number, not below ``low``.
+      low: Smallest number, 0 or more.
+      high: Largest number, not below ``low``.
       counts: int ``[Nb]``, prompts of each bin; None for 1.
 
     Returns:
@@ -470,7 +470,7 @@ def rollout_priority(
     bonus: float = 1.0,
     max_count: int = 1024,
 ) -> Array:
-    """Which prompt should get the next rollout: the one whose mean reward becomes better known.
+    """Priority of a prompt for the next rollout: the reduction of uncertainty of its mean reward.
 
         h(n)     = t_{1 - level/2, n - 1} s / sqrt(n)        half width of the interval
         priority = h(n) - h(n + 1) + bonus sqrt(log(1 + total) / n)
@@ -532,9 +532,9 @@ def xrpo_extra_rollouts(
     level: float = 0.05,
     bonus: float = 1.0,
 ) -> Array:
-    """A round of XRPO: the next rollouts go to the prompts of the greatest priority.
+    """A round of XRPO: the next rollouts go to the prompts of the highest priority.
 
-        one by one to the greatest rollout_priority, with the deviations and the total before
+        one by one to the largest rollout_priority, with the deviations and the total before
         the round
 
     Before it every prompt has the same number of rollouts, 2 or more. XRPO has three rounds in all,

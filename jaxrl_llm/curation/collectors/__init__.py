@@ -1,1 +1,1 @@
-"""Collectors: which prompts a batch asks for, how often, and which groups it is made of."""
+"""Collectors: they choose the prompts of a batch, their rollouts, and the groups that train."""

@@ -1,4 +1,4 @@
-"""A collector of pairs of the data, with degraded copies of the chosen response beside them."""
+"""A collector of pairs of the data with degraded copies of the chosen response."""
 
 import dataclasses
 import zlib
@@ -76,27 +76,27 @@ def degraded_pairs(
     rejected: str = "rejected",
     source: Collector | None = None,
 ) -> Collector:
-    """Pairs of the data, and copies of the chosen response that lost ever more of it.
+    """Pairs of the data, and increasingly degraded copies of the chosen response.
 
         group = (chosen, rejected, copy 1, ..., copy M - 1)
         rewards = (1, 0, 1 - 1 / M, ..., 1 / M);   copy k lost the share k / M of its tokens
 
-    So the reward of a copy is what is left of it, and a loss of pairs compares the chosen response
-    with the rejected one, the best and the worst. The first to go are the tokens of the longest
-    texts, which carry the content. A response too short for a copy to lose more than the copy
-    before it has fewer of them.
+    The reward of a copy is the remaining share of its tokens, and a pairwise loss compares the
+    chosen response with the rejected one, the best and the worst. The tokens of the longest texts,
+    which carry the content, are removed first. A response that is too short for M different copies
+    has fewer copies.
 
     Args:
       remove: ``(key, salience [T], mask [T], *, fraction) -> bool [T]``, the tokens that remain,
         such as ``preferences.degrade_mask``.
-      degrees: M, at least 2, the response itself among them.
+      degrees: M, at least 2, including the response itself.
       chosen, rejected, source: As in :func:`offline_pairs`.
 
     Returns:
       A collector of groups of M + 1; its state is that of ``source``.
 
     Raises:
-      TypeError: If ``remove`` is no function or ``degrees`` no integer.
+      TypeError: If ``remove`` is not a function or ``degrees`` not an integer.
       ValueError: If ``degrees`` is below 2, and as in :func:`offline_pairs`.
 
     Example:

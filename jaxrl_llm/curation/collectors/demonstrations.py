@@ -1,4 +1,4 @@
-"""Collectors that add responses of the data: demonstrations, answers of several teachers."""
+"""Collectors that add responses of the data: demonstrations or answers of teachers."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -133,19 +133,20 @@ def demonstrations(
 
     A demonstration is a response without log-probabilities, of role ``DEMONSTRATION``; the batch
     has it as ``steered``. A probe is a demonstration whose answer is replaced by the reference
-    answer, the only tokens in its mask: what the policy gives them tells how well it follows the
-    demonstration (:func:`~jaxrl_llm.curation.comprehension_score`); its role is ``JUDGE``, and it
-    must leave the batch before the advantages (:func:`~jaxrl_llm.curation.best_teachers`). One that
-    is longer than a response may be loses its first tokens.
+    answer, the only tokens in its mask: their probability under the policy measures how well it
+    follows the demonstration (:func:`~jaxrl_llm.curation.comprehension_score`); its role is
+    ``JUDGE``, and it must leave the batch before the advantages
+    (:func:`~jaxrl_llm.curation.best_teachers`). A probe that exceeds the maximum length loses its
+    first tokens.
 
     Args:
-      count: Demonstrations of a group.
+      count: Number of demonstrations per group.
       column: The column with them: a text or token ids, or a list of several.
       when: Which groups get them.
       probe: The column with the reference answer, for probes; None for none.
-      reward: Of a demonstration; None for the reward of the run.
-      threshold: Greatest reward of a failure; only with ``when="failed"``.
-      metric: Name of the part of the reward that is compared with it.
+      reward: Reward of a demonstration; None for the reward of the run.
+      threshold: Largest reward of a failure; only with ``when="failed"``.
+      metric: Name of the reward component that is compared with it.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
@@ -153,7 +154,7 @@ def demonstrations(
 
     Raises:
       ValueError: If an option is unknown, out of its range or without effect; in a run, if a row
-        has no demonstration, or G leaves no room for it.
+        has no demonstration, or G is too small for it.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -161,8 +162,8 @@ def demonstrations(
       hinted(demonstrations(count=2))
 
     References:
-      LUFFY (arXiv:2504.14945): one of eight; AMPO (arXiv:2510.02227): of several teachers, where
-      all fail.
+      LUFFY (arXiv:2504.14945): one of eight; AMPO (arXiv:2510.02227): several teachers, if all
+      rollouts fail.
     """
     name = "demonstrations"
     checks.check_count(name, count=count)

@@ -1,4 +1,4 @@
-"""A collector that asks for more rollouts of a prompt than train, and chooses among them."""
+"""A collector that samples more rollouts of a prompt than train, and selects among them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class DownsampledState(NamedTuple):
     """State of :func:`downsampled`.
 
     Attributes:
-      key: uint32, data of the key of the batch under way, for a rule that draws; else ``()``.
+      key: uint32, data of the key of the current batch, for a rule that draws; else ``()``.
       source: State of the collector that proposes the prompts.
     """
 
@@ -121,14 +121,14 @@ class _Downsampled:
 def downsampled(
     rule: Callable, *, oversample: int = 2, source: Collector | None = None
 ) -> Collector:
-    """Asks for ``oversample`` times G rollouts of each prompt, at most G of which train.
+    """Samples ``oversample`` times G rollouts of each prompt, at most G of which train.
 
         oversample G rollouts of P prompts -> rewards -> rule -> at most G of each
 
     Args:
       rule: ``rewards [P, oversample G] -> [P, oversample G]``, bool for what trains, or integers
         for how often, such as :func:`~jaxrl_llm.curation.resample_on_correct` and
-        :func:`~jaxrl_llm.curation.resample_groups`. It names what it takes: ``rewards``, ``where``,
+        :func:`~jaxrl_llm.curation.resample_groups`. Its parameters may be ``rewards``, ``where``,
         ``lengths``, ``truncated``, ``count`` (G), a reward component by its name, or ``key``.
       oversample: At least 1.
       source: The collector that proposes the prompts; None for :func:`in_order`.
@@ -137,9 +137,9 @@ def downsampled(
       A collector; its state is a :class:`DownsampledState`.
 
     Raises:
-      TypeError: If ``rule`` is no function.
-      ValueError: If ``oversample`` is no integer above 0; in a run, if the rule takes more than G
-        rollouts of a group.
+      TypeError: If ``rule`` is not a function.
+      ValueError: If ``oversample`` is not an integer above 0; in a run, if the rule selects more
+        than G rollouts of a group.
 
     Example:
       >>> import jaxrl_llm as jr

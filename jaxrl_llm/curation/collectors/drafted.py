@@ -1,4 +1,4 @@
-"""A collector of a flow policy: cheap drafts of many seeds, and the extremes made again in full."""
+"""A collector for flow policies: cheap drafts of many seeds; the extremes are generated in full."""
 
 import dataclasses
 from collections.abc import Callable
@@ -75,26 +75,26 @@ class _Drafted:
 
 
 def drafted(rule: Callable, *, oversample: int = 4, steps: int = 6) -> Collector:
-    """Drafts of ``oversample`` times G seeds; those that the rule takes are made again and train.
+    """Drafts of ``oversample`` times G seeds; a rule selects those to generate in full and train.
 
         oversample G seeds -> drafts -> rewards -> rule -> the same noise in all steps -> rewards
 
     A draft is a trajectory of a flow policy in a few steps, none of them random. Only its reward is
-    read; what trains begins with the same noise, and has a reward that is not the draft's.
+    used; the trajectory that trains starts from the same noise and has its own reward.
 
     Args:
       rule: ``rewards [P, oversample G] -> bool [P, oversample G]``, at most G of each group, such
-        as :func:`~jaxrl_llm.curation.contrasts`; it names what it takes of ``rewards``, ``where``
-        and ``count`` (G).
+        as :func:`~jaxrl_llm.curation.contrasts`; its parameters may be ``rewards``,
+        ``where`` and ``count`` (G).
       oversample: At least 1.
-      steps: Of a draft, at least 1.
+      steps: Steps of a draft, at least 1.
 
     Returns:
       A collector; its state is that of :func:`in_order`.
 
     Raises:
-      TypeError: If ``rule`` is no function.
-      ValueError: If a number is no integer above 0; in a run, if the rule takes more than G.
+      TypeError: If ``rule`` is not a function.
+      ValueError: If a number is not an integer above 0; in a run, if the rule selects more than G.
 
     Example:
       >>> import jaxrl_llm as jr

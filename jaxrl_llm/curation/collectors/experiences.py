@@ -1,7 +1,7 @@
 """A library of experiences in the prompt that the policy edits itself: training-free GRPO.
 
-A number that is no positive integer raises ValueError, and what is no function where one must be,
-TypeError.
+A number that is not a positive integer raises ValueError, and an argument that is not a function
+where one is required raises TypeError.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Experiences(NamedTuple):
 
     Attributes:
       texts: uint8 ``[C, L]``, UTF-8 of the experiences, the first L bytes of each.
-      lengths: int32 ``[C]``, bytes of each; 0 for an empty place, and those come last.
+      lengths: int32 ``[C]``, bytes of each; 0 for an empty entry; empty entries come last.
       reviews: int32 ``[]``, groups that the policy has compared so far.
       source: State of the collector that proposes the prompts.
     """
@@ -48,10 +48,10 @@ class Experiences(NamedTuple):
 
 
 def experience_texts(state: Experiences) -> dict[str, str]:
-    """The library of a state as texts by id, for a prompt of one's own.
+    """The library of a state as texts by id, to use in your own prompts.
 
     Args:
-      state: Of :func:`experienced`, such as ``result.state.collector_state`` of a run.
+      state: State of :func:`experienced`, such as ``result.state.collector_state`` of a run.
 
     Returns:
       Texts by id: G0, G1, ...
@@ -62,7 +62,7 @@ def experience_texts(state: Experiences) -> dict[str, str]:
       {}
 
     References:
-      Training-free GRPO (arXiv:2510.08191): the library is what a run leaves.
+      Training-free GRPO (arXiv:2510.08191): the library is the result of a run.
     """
     texts, lengths = np.asarray(state.texts), np.asarray(state.lengths)
     used = texts[lengths > 0]
@@ -73,14 +73,14 @@ def experience_texts(state: Experiences) -> dict[str, str]:
 
 
 def experience_message(question: str, library: Mapping[str, str]) -> str:
-    """The question with the experiences, which it begins with.
+    """A message with the question followed by the experiences.
 
     Args:
       question: The user's message.
       library: Texts by id.
 
     Returns:
-      A message; the question itself without an experience.
+      A message; only the question if there are no experiences.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -102,12 +102,12 @@ def experience_message(question: str, library: Mapping[str, str]) -> str:
 def review_message(
     question: str, answers: Sequence[str], rewards: Sequence[float], library: Mapping[str, str]
 ) -> str:
-    """Asks what the answers of a group teach, as operations of :func:`parse_operations`.
+    """A message that asks for the lessons of a group, as operations of :func:`parse_operations`.
 
     Args:
       question: The user's message.
-      answers: Of the group.
-      rewards: Of the answers.
+      answers: Answers of the group.
+      rewards: Rewards of the answers.
       library: Texts by id.
 
     Returns:
@@ -141,12 +141,12 @@ def parse_operations(
         add: text          a new experience; also a line that is none of these
         none               nothing
 
-    A line about an id that there is not is a new experience if it has a text, else nothing.
+    A line with an unknown id is a new experience if it has a text, else it is ignored.
 
     Args:
       text: The reply.
       library: Texts by id.
-      limit: At most how many, above 0; None for all.
+      limit: Maximum number of operations, above 0; None for all.
 
     Returns:
       A list of :class:`Operation`, for :func:`apply_operations`.
@@ -328,20 +328,20 @@ def experienced(
     ),
     source: Collector | None = None,
 ) -> Collector:
-    """A library of experiences stands in every prompt, and the policy edits it after each batch.
+    """Adds a library of experiences to every prompt; the policy edits it after each batch.
 
         P groups, each prompt with the library          -> rewards
         each group whose rewards differ -> one reply of the policy: what do the answers teach?
         library <- apply_operations(library, at most ``limit`` operations of each reply)
 
-    The replies do not train; whether the rollouts do is a matter of the recipe
-    (:func:`no_update`). Of a library too long for a prompt the first experiences are left out, and
-    long answers of a review are cut.
+    The replies do not train; the recipe decides whether the rollouts do (:func:`no_update`). If the
+    library is too long for a prompt, the first experiences are omitted; long answers in a review
+    are truncated.
 
     Args:
-      capacity: C, most experiences; the oldest give way.
-      length: L, bytes of an experience; a longer one is cut.
-      limit: Most operations of a reply.
+      capacity: C, maximum number of experiences; the oldest are removed first.
+      length: L, maximum bytes of an experience; longer ones are truncated.
+      limit: Maximum operations per reply.
       message: ``(question, library) -> message`` of a rollout; it should begin with the question.
       review: ``(question, answers, rewards, library) -> message``.
       source: The collector that proposes the P prompts; None for :func:`in_order`.
@@ -350,7 +350,7 @@ def experienced(
       A collector; its state is :class:`Experiences`.
 
     Raises:
-      TypeError: If a message is no function.
+      TypeError: If a message is not a function.
       ValueError: If a number is not a positive integer.
 
     Example:
@@ -359,8 +359,8 @@ def experienced(
       experienced(capacity=8)
 
     References:
-      Training-free GRPO (arXiv:2510.08191), at most 2 experiences a group. The released code first
-      has each rollout summarized, and merges the operations of a batch by another reply; here
+      Training-free GRPO (arXiv:2510.08191), at most 2 experiences per group. The released code
+      first summarizes each rollout, and merges the operations of a batch by another reply; here
       each review reads the answers, and the operations apply in the order of the groups.
     """
     name = "experienced"

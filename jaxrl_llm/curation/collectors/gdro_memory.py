@@ -1,4 +1,4 @@
-"""What Rollout-GDRO remembers from batch to batch: bins of prompts, their arms, a price."""
+"""The memory of Rollout-GDRO across batches: bins of prompts, their arms, a price."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ class RolloutGdroState(NamedTuple):
     Attributes:
       history: :class:`PassHistory` over the N prompts.
       bins: int32 ``[N]``, the bin of each prompt at its last visit; -1 before.
-      scores: ``[Nb, M]`` float32, of the arms.
-      price: float32 ``[]``, of a rollout.
+      scores: ``[Nb, M]`` float32, scores of the arms.
+      price: float32 ``[]``, price of a rollout.
     """
 
     history: PassHistory
@@ -124,17 +124,18 @@ def rollout_gdro_memory(
     rate: float = 0.05,
     correct: float = 0.5,
 ) -> Memory:
-    """What Rollout-GDRO remembers: bins of prompts, scores of their arms, the price of a rollout.
+    """The memory of Rollout-GDRO: bins of prompts, scores of their arms, the price of a rollout.
 
-    An allocator reads ``bins`` ``[P]`` and ``arm_scores`` ``[Nb, M]``. After a batch the arm of
-    each bin gains the bin's rate of failure above the batch's, less the price of its rollouts.
+    An allocator reads ``bins`` ``[P]`` and ``arm_scores`` ``[Nb, M]``. After a batch, the score of
+    each bin's arm increases by the bin's failure rate relative to the batch's, minus the price of
+    its rollouts.
 
     Args:
       arms: Numbers of rollouts to choose from, each above 0, in ascending order.
       edges: As in :func:`~jaxrl_llm.curation.difficulty_bins`.
-      window: Groups of a prompt that are remembered.
+      window: Number of recent groups of a prompt that count.
       hysteresis: As in :func:`~jaxrl_llm.curation.difficulty_bins`.
-      rate: Of the price, as in :func:`~jaxrl_llm.curation.shadow_price`.
+      rate: Update rate of the price, as in :func:`~jaxrl_llm.curation.shadow_price`.
       correct: A reward above it counts as a right answer.
 
     Returns:

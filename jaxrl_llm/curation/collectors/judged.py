@@ -1,6 +1,7 @@
-"""A collector that makes tasks for a judge, and tasks of refining, of the rollouts of its batch.
+"""A collector that turns the rollouts of its batch into judging and refining tasks.
 
-A share out of its range raises ValueError, and what is no function where one must be, TypeError.
+A share out of its range raises ValueError, and an argument that is not a function where one is
+required raises TypeError.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ _VERDICTS = {1: ("no", "yes"), 2: ("first", "second")}
 
 
 def judge_message(question: str, answers: Sequence[str]) -> str:
-    """The question whether an answer is right, or which of two is.
+    """A message that asks whether an answer is right, or which of two is.
 
     Args:
       question: The user's message.
@@ -200,14 +201,14 @@ def judged(
         at most judges P groups judge an answer, or compare two: reward 1 for the right verdict
         at most refines P groups refine a wrong answer: the reward of the question
 
-    Where there are fewer tasks than that, further questions take their places. Each group makes at
-    most one task of a kind (:func:`~jaxrl_llm.curation.judge_items`).
+    If there are fewer tasks, further questions replace them. Each group gives at most one task of a
+    kind (:func:`~jaxrl_llm.curation.judge_items`).
 
     Args:
       judges: Share of groups that judge, in [0, 1).
-      refines: Share of groups that refine; with ``judges`` below 1.
-      point: Probability of judging one answer of a group that has right and wrong ones.
-      judge: ``(question, answers) -> message``, of one answer or two; the verdict is the last
+      refines: Share of groups that refine; together with ``judges`` below 1.
+      point: Probability of judging a single answer of a group with right and wrong ones.
+      judge: ``(question, answers) -> message``, for one answer or two; the verdict is the last
         "yes" or "no", or "first" or "second", of a response.
       refine: ``(question, [answer]) -> message``.
 
@@ -215,7 +216,7 @@ def judged(
       A collector; its state counts the tasks.
 
     Raises:
-      TypeError: If a message is no function.
+      TypeError: If a message is not a function.
       ValueError: If a share is out of its range.
 
     Example:
@@ -225,7 +226,7 @@ def judged(
 
     References:
       SPARK (arXiv:2509.22624), 64 prompts and at most 32 tasks of each kind. The released code
-      rolls out its tasks after the update on the prompts, in the same cycle; here they are of one
+      samples its tasks after the update on the prompts, in the same cycle; here they are in one
       batch. It shows half of the wrong answers without their reasoning.
     """
     name = "judged"

@@ -1,4 +1,4 @@
-"""Collectors that send one question in several messages: in other words, or with a budget."""
+"""Collectors that send one question in several messages: as paraphrases, or with budgets."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class _Budget(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SeveralMessages:
-    """Asks for each prompt of a source once a message; made by the functions below."""
+    """Requests each prompt of a source once per message; made by the functions below."""
 
     source: Collector
 
@@ -180,13 +180,13 @@ class _Budgeted(SeveralMessages):
 
 
 def paraphrased(*, source: Collector | None = None) -> Collector:
-    """Asks each question in the words of all its paraphrases: one row of the batch each.
+    """Requests all paraphrases of each question: one row of the batch each.
 
         rows n N to n N + N - 1 = the N paraphrases of question n, G rollouts each
 
-    The data's column ``paraphrases`` is a list of N texts, as many for every row; P is a multiple
-    of N. The responses are graded as those to the question, and train on the prompt that they
-    answer.
+    The data's column ``paraphrases`` is a list of N texts, with the same N for every row; P is a
+    multiple of N. The responses are graded as responses to the question, and train on the prompt
+    that they answer.
 
     Args:
       source: The collector that proposes the questions; None for :func:`in_order`.
@@ -195,7 +195,7 @@ def paraphrased(*, source: Collector | None = None) -> Collector:
       A collector; its state is that of ``source``.
 
     Raises:
-      TypeError: If the source is no collector.
+      TypeError: If the source is not a collector.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -216,22 +216,22 @@ def budgeted(
 ) -> Collector:
     """Tells the rollouts of a group different budgets of tokens.
 
-        a group of G = G / k rollouts for each of k budgets, the first ones one more if k does not
-                       divide G
+        a group of G = G / k rollouts for each of k budgets; if k does not divide G, the first
+                       budgets get one more
 
-    The budget is told in the user's message, which the rollouts train on.
+    The budget is part of the user's message, which the rollouts train on.
 
     Args:
       budgets: Tokens, ascending.
-      template: Of the message, with ``{prompt}`` and ``{budget}``.
+      template: Template of the message, with ``{prompt}`` and ``{budget}``.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
       A collector; its state is that of ``source``.
 
     Raises:
-      TypeError: If a budget is no integer or the source no collector.
-      ValueError: If there are none, they do not ascend from 1, or the template lacks a part.
+      TypeError: If a budget is not an integer or the source not a collector.
+      ValueError: If there are none, they do not ascend from 1, or the template lacks a field.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -239,8 +239,8 @@ def budgeted(
       budgeted((512, 1024, 2048, 2560))
 
     References:
-      HBPO (arXiv:2507.15844): 512, 1024, 2048 and 2560 of 4096 tokens. There the sentence stands at
-      the beginning of the response, behind the tag of its reasoning.
+      HBPO (arXiv:2507.15844): 512, 1024, 2048 and 2560 of 4096 tokens. There the sentence is at the
+      beginning of the response, after the tag of its reasoning.
     """
     name = "budgeted"
     budgets = tuple(budgets)
@@ -277,10 +277,10 @@ def told_budgets(
     Args:
       texts: P lists of G responses.
       prompts: P messages of the user.
-      messages: What was sent in their place, P lists of G; None for the prompt itself.
+      messages: The messages sent instead, P lists of G; None for the prompt itself.
       budgets: Tokens.
-      unlimited: What a rollout without a budget gets.
-      template: Of the message.
+      unlimited: Value for a rollout without a budget.
+      template: Template of the message.
 
     Returns:
       float32 ``[P, G]``.

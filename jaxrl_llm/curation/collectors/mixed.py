@@ -136,8 +136,8 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
 
         P_k = P share_k / sum of shares, rounded by the largest remainders
 
-    The rows stand in the order of the parts. Prompts in the order of the data go to whichever part
-    asks next, so that each is used once.
+    The rows are in the order of the parts. Prompts in the order of the data go to the part that
+    requests next, so each is used once.
 
     Args:
       *parts: A collector and its share, above 0, each.
@@ -146,7 +146,7 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
       A collector; its state is a tuple of the parts' states.
 
     Raises:
-      TypeError: If a part is no pair of a collector and a number.
+      TypeError: If a part is not a pair of a collector and a number.
       ValueError: If there is no part, or a share is not above 0.
 
     Example:
@@ -155,7 +155,7 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
       mixed((in_order(), 0.75), (prefixed(cuts=3, low=0.4, high=0.8), 0.25))
 
     References:
-      Batches of several sources, as where demonstrations join a part of the groups alone.
+      None: batches of several sources, for example with demonstrations in some of the groups.
     """
     if not parts:
         raise ValueError("mixed: there must be at least one part.")

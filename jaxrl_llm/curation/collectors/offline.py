@@ -1,9 +1,9 @@
-"""Collectors of responses that the data have: demonstrations, pairs, triples, lists, labels, steps.
+"""Collectors of responses in the data: demonstrations, pairs, triples, lists, labels, steps.
 
-Nothing is sampled. A row of the data has a prompt and its responses, whose rewards put them in
-order: a pair is a group of two, the chosen response first, and a list a group of K. The rewards are
-what a recipe compares, such as those with :func:`jaxrl_llm.preferences.paired`. Pairs of a user may
-come with other pairs of the same user in the prompt.
+Nothing is sampled. A row of the data has a prompt and its responses, whose rewards rank them: a
+pair is a group of two, the chosen response first, and a list is a group of K. Recipes compare the
+rewards, for example with :func:`jaxrl_llm.preferences.paired`. The prompt of a user's pair may
+contain other pairs of the same user.
 
 Every collector raises ValueError, before the model is loaded, for a row that lacks a column, has an
 empty response or another type than the column's, and names the prompt.
@@ -350,14 +350,14 @@ def only_demonstrations(
     reward: float | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Batches of demonstrations alone: nothing is sampled.
+    """Batches of only demonstrations: nothing is sampled.
 
     A group has as many members as its prompt has demonstrations, at most G; with one each, use a
     group of 1.
 
     Args:
       column: The column with them: a text or token ids, or a list of several.
-      reward: Of each; None for the reward of the run.
+      reward: Reward of each; None for the reward of the run.
       source: A collector that names its prompts; None for :func:`in_epochs`.
 
     Returns:
@@ -380,7 +380,7 @@ def only_demonstrations(
 def offline_pairs(
     *, chosen: str = "chosen", rejected: str = "rejected", source: Collector | None = None
 ) -> Collector:
-    """Pairs of the data: a response that is preferred and one that is not.
+    """Pairs of the data: a preferred response and a rejected one.
 
         group = (chosen, rejected) with rewards (1, 0)
 
@@ -459,23 +459,23 @@ def few_shot_pairs(
         prompt = the examples (question, chosen, rejected), then the question of the row
         group = (chosen, rejected) of the row with rewards (1, 0)
 
-    The examples are drawn anew for each batch and are never the row itself; only the two responses
-    train. A row has fewer examples where its user has fewer other rows, or the prompt no room, and
-    none where it is the only one.
+    The examples are drawn for each batch and are never the row itself; only the two responses
+    train. A row has fewer examples if its user has fewer other rows or the prompt would be too
+    long, and none if it is the user's only row.
 
     Args:
-      shots: K, the most examples, not negative; 0 is :func:`offline_pairs`.
+      shots: K, maximum number of examples, not negative; 0 is :func:`offline_pairs`.
       user: The column with the user, a text or a number.
       chosen, rejected: Columns of the data, each a text.
-      shot: Of an example, with ``{question}``, ``{chosen}`` and ``{rejected}``.
-      template: Of the message, with ``{shots}`` and ``{question}``.
+      shot: Template of an example, with ``{question}``, ``{chosen}`` and ``{rejected}``.
+      template: Template of the message, with ``{shots}`` and ``{question}``.
       source: As in :func:`offline_pairs`.
 
     Returns:
       A collector of groups of two; its state is that of ``source``.
 
     Raises:
-      TypeError: If ``shots`` is no integer.
+      TypeError: If ``shots`` is not an integer.
       ValueError: If an option is out of its range; in a run, for a row as above, one without a
         user, or if no user has two rows.
 
@@ -510,7 +510,7 @@ def offline_lists(
     """Lists of the data: several responses to a prompt, each with a reward.
 
     Args:
-      size: K, the most responses of a list, at least 2; a shorter one leaves cells of its group
+      size: K, maximum responses of a list, at least 2; a shorter list leaves cells of its group
         empty.
       responses: The column with the responses, each a text or token ids.
       rewards: The column with a finite number for each; the greater one is better.
@@ -520,7 +520,7 @@ def offline_lists(
       A collector of groups of K; its state is that of ``source``.
 
     Raises:
-      TypeError: If ``size`` is no integer.
+      TypeError: If ``size`` is not an integer.
       ValueError: If ``size`` is below 2, and as in :func:`offline_pairs`.
 
     Example:
@@ -578,12 +578,12 @@ def offline_steps(
     r"""Responses of the data in steps, each with a label: right or wrong.
 
         group = (the steps with the separator between them,);   turn_rewards = labels
-        reward = the least label
+        reward = the smallest label
 
     Args:
       completions: The column with a list of steps, texts.
       labels: The column with true or false for each, or a number in [0, 1].
-      separator: What stands between two steps; it belongs to the one before it.
+      separator: Text between two steps; it is part of the step before it.
       source: As in :func:`offline_pairs`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A collector whose responses advance in segments and go on in later batches."""
+"""Collectors whose responses advance in segments and continue in later batches."""
 
 import dataclasses
 import math
@@ -27,15 +27,15 @@ class PartialState(NamedTuple):
     """State of :func:`partial_rollouts`: C groups of G rollouts of at most T tokens; 0 elsewhere.
 
     Attributes:
-      prompts: int32 ``[C]``, places in the data set, in the order in which groups go on; -1 where
-        there is no group.
+      prompts: int32 ``[C]``, indices in the data set, in the order in which groups continue; -1
+        where there is no group.
       tokens: int32 ``[C, G, T]``.
       behavior_logp: float32 ``[C, G, T]``, of the policies that sampled.
       model_logp: float32 ``[C, G, T]``, of the plain models that sampled.
       versions: int32 ``[C, G, T]``, of the weights that sampled each token.
       lengths: int32 ``[C, G]``.
       finish: int32 ``[C, G]``, why a rollout ended, or that it has not.
-      rewards: float32 ``[C, G]``, of those that ended; NaN where they are to be graded.
+      rewards: float32 ``[C, G]``, rewards of finished rollouts; NaN where not yet graded.
       source: State of the collector of new groups.
     """
 
@@ -331,26 +331,26 @@ def partial_rollouts(
     max_staleness: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Starts more groups than a batch has, and lets the unfinished ones go on in the next.
+    """Starts more groups than a batch has; the unfinished ones continue in the next batch.
 
         in flight = ceil(oversample P) groups: first those of earlier batches, then new ones
         a round   = a segment of T / segments tokens for every rollout that has not ended
         batch     = the first P groups all of whose rollouts have ended; as many rounds as it takes
         the others go on in the next batch, with their tokens, by the weights of that time
 
-    So no step waits for the longest response. Rounds are counted in tokens and not in time, so that
-    a batch depends on key, state and weights alone. Rollouts that ended are not sampled again and
-    have their rewards; unfinished ones are not graded. Each token has the version of the weights
-    that sampled it, and its log-probability under them, which a correction may read; without one
-    the ratio is to the policy at the start of the step.
+    No step waits for the longest response. Rounds are measured in tokens, not in time, so a batch
+    depends only on key, state and weights. Finished rollouts are not sampled again and keep their
+    rewards; unfinished ones are not graded. Each token has the version of the weights that sampled
+    it, and its log-probability under them, which a correction may read; without a correction the
+    ratio is to the policy at the start of the step.
 
-    Tokens that go on were drawn, as far as a batch knows, from the full vocabulary: their
-    log-probability is the tempered one, also where top-k, top-p or min-p truncates.
+    The support of tokens from earlier batches is not stored: their log-probability is the tempered
+    one, even if top-k, top-p or min-p truncates.
 
     Args:
-      segments: Into how many a response of the longest length is divided.
-      oversample: Groups in flight, over P; above 1.
-      max_staleness: A group with a token that more updates are behind begins again; None for no
+      segments: Number of segments of a response of maximum length.
+      oversample: Groups in flight as a multiple of P; above 1.
+      max_staleness: A group with a token older than this many updates starts again; None for no
         bound.
       source: The collector that proposes the prompts of new groups; None for :func:`in_order`.
 
@@ -358,9 +358,9 @@ def partial_rollouts(
       A collector that decodes in slots; its state is a PartialState.
 
     Raises:
-      TypeError: If ``segments`` or ``max_staleness`` is no integer.
-      ValueError: If an option is out of its range; in a run, if the source asks for other than G
-        rollouts of a prompt.
+      TypeError: If ``segments`` or ``max_staleness`` is not an integer.
+      ValueError: If an option is out of its range; in a run, if the source requests a number of
+        rollouts other than G.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -394,23 +394,23 @@ def partial_rollouts(
 def windowed(*, segments: int = 2, source: Collector | None = None) -> Collector:
     """Every batch samples a window of each response, and trains on it before the response ends.
 
-        a batch = P groups; each response that has not ended goes on by T / segments tokens
-        a group all of whose responses have ended makes room for a new one in the next batch
+        a batch = P groups; each response that has not ended continues by T / segments tokens
+        a group whose responses have all ended is replaced by a new one in the next batch
 
-    So a step takes the time of a window. The batch has ``unfinished`` and ``versions``:
-    ``curation.window_tokens`` are those that were sampled for it. A response that has not ended has
-    the reward 0 and is not graded. A response that ended before the others of its group stays in
-    the batch, and none of its tokens is new.
+    A step thus takes the time of a window. The batch has ``unfinished`` and ``versions``:
+    ``curation.window_tokens`` are the tokens that were sampled for it. An unfinished response has
+    reward 0 and is not graded. A response that ended before the others of its group stays in the
+    batch without new tokens.
 
     Args:
-      segments: Into how many windows a response of the longest length is divided.
+      segments: Number of windows of a response of maximum length.
       source: The collector that proposes the prompts of new groups; None for :func:`in_order`.
 
     Returns:
       A collector that decodes in slots; its state is a PartialState.
 
     Raises:
-      TypeError: If ``segments`` is no integer.
+      TypeError: If ``segments`` is not an integer.
       ValueError: If it is not above 0.
 
     Example:
@@ -419,7 +419,7 @@ def windowed(*, segments: int = 2, source: Collector | None = None) -> Collector
       windowed(segments=2)
 
     References:
-      T-PPO (arXiv:2506.15050), PAPER, from a note on it: windows of 8k tokens of 24k.
+      T-PPO (arXiv:2506.15050), PAPER, read through a note: windows of 8k of 24k tokens.
     """
     if isinstance(segments, bool) or not isinstance(segments, int):
         raise TypeError(f"windowed: segments must be an integer; got {segments!r}.")

@@ -1,4 +1,4 @@
-"""A pool of successes, and fewer rollouts where a prompt succeeds: what DART does to its data."""
+"""A pool of successes, and fewer rollouts for easy prompts: the data collection of DART."""
 
 import dataclasses
 import zlib
@@ -32,8 +32,8 @@ class PooledState(NamedTuple):
       count: int32 ``[N]``, rollouts of each prompt so far.
       pool: A buffer of successes, groups of one rollout, the newest of each prompt.
       source: State of the collector that proposes the prompts.
-      digests: int32 ``[N]``, of the tokens of the prompt that the newest success answers.
-      turns: int32 ``[N]``, of the longest episode that succeeded; 0 for none.
+      digests: int32 ``[N]``, digest of the prompt tokens that the newest success answers.
+      turns: int32 ``[N]``, turns of the longest successful episode; 0 for none.
     """
 
     recent: Array
@@ -209,26 +209,26 @@ def pooled(
     max_staleness: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Fewer rollouts of prompts that succeed, and a stored success where all rollouts fail.
+    """Fewer rollouts for easy prompts, and a stored success if all rollouts fail.
 
         rollouts of a prompt = adaptive_rollouts(mean max(reward, 0) of its latest ones)
-        all failed:  the first rollout gives way to the newest success of the prompt
-        turns of an episode <= those of the longest one of its task that succeeded
+        all failed:  the newest success of the prompt replaces the first rollout
+        turns of an episode <= those of the longest successful one of its task
         dropped:     mean reward >= max_accuracy, or all failed and there is no success
 
-    A rollout with a reward above 0 is a success; one of the pool is graded again, but for an
-    episode, which has its reward on its last turn and stays out where the environment begins with
-    other tokens now. A prompt without a rollout so far has ``high``. Dropped groups do not train,
-    and no others are asked for.
+    A rollout with a reward above 0 is a success. A success from the pool is graded again, except
+    for an episode, which has its reward on its last turn and is not used if the environment now
+    starts with other tokens. A prompt without rollouts so far gets ``high``. Dropped groups do not
+    train and are not replaced.
 
     Args:
-      capacity: C, prompts of which a success is stored; the oldest gives way.
-      low: Least rollouts of a prompt.
-      high: Greatest number; None for G.
-      threshold: Success rate from which a prompt gets fewer, above 0.
+      capacity: C, number of prompts with a stored success; the oldest is removed first.
+      low: Minimum rollouts of a prompt.
+      high: Maximum rollouts; None for G.
+      threshold: Success rate from which a prompt gets fewer rollouts, above 0.
       max_accuracy: Mean reward from which a prompt is mastered.
-      max_staleness: Successes that are older than this many versions of the weights stay out; None
-        for no bound.
+      max_staleness: Successes older than this many versions of the weights are not used; None for
+        no bound.
       source: The collector that proposes the prompts, by name; None for :func:`in_epochs`.
 
     Returns:

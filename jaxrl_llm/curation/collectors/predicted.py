@@ -1,6 +1,6 @@
-"""A collector whose policy predicts its solutions of a question, and trains on both.
+"""A collector whose policy predicts properties of its solutions, and trains on both.
 
-What is no function where one must be raises TypeError.
+An argument that is not a function where one is required raises TypeError.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ PREDICT_TEMPLATE = (
 
 
 def predict_message(prompt: str, *, template: str = PREDICT_TEMPLATE) -> str:
-    """The task of predicting the solutions of a question.
+    """A message that asks for a prediction of the solutions of a question.
 
     Args:
       prompt: The user's message.
       template: With ``{prompt}``; further braces are doubled.
 
     Returns:
-      A message; it asks for what ``rewards.parse_meta_answer`` reads.
+      A message that asks for the format of ``rewards.parse_meta_answer``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -219,16 +219,18 @@ def predicted(
         P - P // 2 groups of questions -> rewards
         P // 2 groups of predictions   -> reward(predictions, solutions of the same question)
 
-    With ``gate`` or ``cutoff`` the predictions come first, and say which questions are solved and
-    how long a solution may be. A question that is not solved takes no part, nor do its predictions,
-    of which nothing is known; nothing takes its place. With an odd P the last question has no
-    prediction, as one whose predictions cannot be read: it is solved, without a cutoff.
+    With ``gate`` or ``cutoff`` the predictions come first, and determine which questions are solved
+    and how long a solution may be. A question that is not solved takes no part, nor do its
+    predictions, which cannot be scored; it is not replaced. With an odd P the last question has no
+    prediction and is treated as one whose predictions cannot be parsed: it is solved without a
+    cutoff.
 
     Args:
-      parse: ``text -> answer``, with numbers ``rate`` and ``length``, NaN where they are missing;
-        such as ``rewards.parse_meta_answer``.
-      reward: Rewards of the K answers of a question, which names of its solutions ``problem``,
-        ``texts``, ``rewards``, ``lengths`` and ``where``; such as ``rewards.meta_answer_rewards``.
+      parse: ``text -> answer``, with numbers ``rate`` and ``length``, NaN if missing; such as
+        ``rewards.parse_meta_answer``.
+      reward: Function that returns the rewards of the K answers of a question; its parameters may
+        be ``problem`` and, of the solutions, ``texts``, ``rewards``, ``lengths`` and ``where``;
+        such as ``rewards.meta_answer_rewards``.
       message: ``question -> message``.
       gate: ``(rate [n, K], where) -> keep [n]``, such as
         :func:`~jaxrl_llm.curation.predictive_gate`; None solves all.
@@ -240,7 +242,7 @@ def predicted(
       A collector; its state counts predictions, those with a pass rate, and questions not solved.
 
     Raises:
-      TypeError: If an option that must be a function is none.
+      TypeError: If an option that must be a function is not.
       ValueError: In a run, if a batch has fewer than two groups.
 
     Example:
@@ -249,9 +251,9 @@ def predicted(
       predicted(parse_meta_answer, meta_answer_rewards)
 
     References:
-      MASA (arXiv:2510.03259): as many predictions as solutions, each in groups of their own. Gate
-      and cutoff are those of its efficient form, NOTES; the released code does not have them. That
-      a question which is not solved has no successor is ours.
+      MASA (arXiv:2510.03259): as many predictions as solutions, in separate groups. Gate and cutoff
+      are those of its efficient form, NOTES; the released code does not have them. Not replacing
+      unsolved questions is ours.
     """
     options = {"parse": parse, "reward": reward, "message": message}
     options |= {k: v for k, v in {"gate": gate, "cutoff": cutoff}.items() if v is not None}

@@ -1,4 +1,4 @@
-"""A collector that chooses prompts by what is believed of their success rates."""
+"""A collector that chooses prompts by beliefs about their success rates."""
 
 import dataclasses
 from collections.abc import Callable
@@ -146,36 +146,36 @@ def prioritized(
     retain_rest: float = 1.0,
     follows: Callable | None = None,
 ) -> Collector:
-    """Asks for the prompts of the greatest score, or draws them with their score as the weight.
+    """Requests the prompts with the largest scores, or draws them with the scores as weights.
 
         rates = mean of each prompt's belief, or a draw from it (Thompson sampling)
         batch = P prompts without replacement, by score(rates)
         belief <- belief_update(belief, rewards)      once the batch is complete
 
-    Rewards must be in [0, 1]. Prompts of weight 0 come after all others, in random order; of equal
-    scores the first prompt is taken. Where a batch takes more prompts than there are candidates,
-    their order begins again.
+    Rewards must be in [0, 1]. Prompts of weight 0 come after all others, in random order; among
+    equal scores the first prompt is chosen. If a batch needs more prompts than there are
+    candidates, their order repeats.
 
     Args:
-      score: ``rates [M] -> scores [M]``, such as :func:`~jaxrl_llm.curation.learnability`. It names
-        what it takes: ``rates``, ``state`` (a :class:`~jaxrl_llm.curation.PromptBelief` of the M
+      score: ``rates [M] -> scores [M]``, such as :func:`~jaxrl_llm.curation.learnability`. Its
+        parameters may be ``rates``, ``state`` (a :class:`~jaxrl_llm.curation.PromptBelief` of the M
         candidates) or ``rollouts`` (G).
-      choose: "weight" draws by scores, which are not negative; "top" takes the greatest.
+      choose: "weight" draws by scores, which are not negative; "top" selects the largest.
       thompson: Whether rates are drawn from the belief.
-      candidates: Score only this many times P prompts, one of each stretch of the data; None for
+      candidates: Score only this many times P prompts, one from each section of the data; None for
         all. Drawing rates for a million prompts takes a quarter of a second.
       prior: Pseudo-counts of success and failure of a prompt never seen.
       retain: See :func:`~jaxrl_llm.curation.belief_update`, as for the next.
-      retain_rest: The same for prompts that were not asked for.
-      follows: ``algo_state -> belief``, of the recipe's state a NamedTuple with ``alpha`` and
-        ``beta`` ``[N]``. A run then begins each batch with that of the newest weights in place of
-        the belief above, which counts only where a collector is played without training.
+      retain_rest: The same for prompts that were not requested.
+      follows: ``algo_state -> belief``, selects from the recipe's state a NamedTuple with ``alpha``
+        and ``beta`` ``[N]``. A run then starts each batch with the belief of the newest weights
+        instead of its own, which is only used without training.
 
     Returns:
       A collector; its state is a PromptBelief ``[N]``.
 
     Raises:
-      TypeError: If ``score`` or ``follows`` is no function.
+      TypeError: If ``score`` or ``follows`` is not a function.
       ValueError: If an option is out of its range; in a run, if a reward is outside [0, 1] or the
         score has another shape than ``[M]`` or is NaN for every prompt.
 

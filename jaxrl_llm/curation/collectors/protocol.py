@@ -1,54 +1,54 @@
-"""Collectors: which prompts a batch asks for, how often, and which groups it is made of.
+"""Collectors: they choose the prompts of a batch, their rollouts, and the groups that train.
 
 A collector is a value with three functions on the host. They are pure, NumPy in and NumPy out, and
 their state is a pytree of arrays that is saved with the run::
 
     init(num_prompts)                      -> state
-    propose(state, key, collection, count) -> (requests, state)   the next groups to ask for
-    observe(state, collection)             -> (decision, state)   ask for more, or the rows
+    propose(state, key, collection, count) -> (requests, state)   the next groups to request
+    observe(state, collection)             -> (decision, state)   request more, or the rows
 
-:func:`jaxrl_llm.rollout.collect` plays them. It calls ``observe`` before anything is asked and
-after groups have finished, and hands ``propose`` the count that ``observe`` asked for. An outcome
-is None while its group is sampled. The state that ``observe`` returns counts once it has decided on
-the rows; until then it may be called any number of times. A collector whose groups may be larger
-than G has a fourth function, ``width(group_size)``, the most rollouts of a group: the width of the
-batch. One whose state depends on the sizes of a run has ``for_run(group_size, max_new_tokens)``,
-the collector that the run plays; with P besides, ``for_batch(num_groups)`` after it.
+:func:`jaxrl_llm.rollout.collect` runs them. It calls ``observe`` before the first request and after
+groups have finished, and passes to ``propose`` the count from ``observe``. An outcome is None while
+its group is being sampled. The state that ``observe`` returns is used once it has decided on the
+rows; until then it may be called any number of times. A collector whose groups may be larger than G
+has a fourth function, ``width(group_size)``, the maximum rollouts of a group: the width of the
+batch. A collector whose state depends on the sizes of a run has ``for_run(group_size,
+max_new_tokens)``, which returns the collector for the run; if it also depends on P, then also
+``for_batch(num_groups)``, called after it.
 
-What every collector promises: the requests are the same however many are proposed at once; the rows
-depend on which groups finished and not on the order in which they did; the number of requests has a
-bound. Then a batch depends on key, state and weights alone.
+Every collector guarantees: the requests do not depend on how many are proposed at once; the rows
+depend on which groups have finished, but not on their order; the number of requests is bounded. A
+batch thus depends only on key, state and weights.
 
-A collector says by attributes what its requests need of a run before the model is loaded, and one
-that is built of others has theirs (:func:`collector_needs`):
+Attributes of a collector declare what its requests need from a run before the model is loaded; a
+collector built of others has their attributes (:func:`collector_needs`):
 
-- ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
-- ``sets_prompts = True``: requests with ``prompt_tokens``, so that not all prompts begin alike.
-- ``stores_responses = True``: responses of earlier batches. Of an episode they lack the turns, so a
-  run with an environment is refused.
-- ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
-  whole-batch sampler cannot serve; the run decodes in slots.
-- ``fixes_tokens = True``: requests with ``fixed`` tokens, which a model that denoises alone can
-  serve.
+- ``sends_text = True``: requests with a ``text``. The prompt length is increased for it.
+- ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
+- ``stores_responses = True``: responses of earlier batches. Stored episodes lack their turns, so a
+  run with an environment is rejected.
+- ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the
+  whole-batch sampler does not support; the run decodes in slots.
+- ``fixes_tokens = True``: requests with ``fixed`` tokens, which only a denoising model supports.
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
-  ``records_runner_up = True``: what the slots then do besides.
+  ``records_runner_up = True``: further features of the slots.
 - ``values_prefixes = True``: its rows have segments, whose prefixes it values.
-- ``has_rewards = True``: its responses come with their rewards, so that a run that evaluates
-  nothing needs no reward.
+- ``has_rewards = True``: its responses come with their rewards, so a run without an evaluation
+  needs no reward.
 - ``offline = True``: the data have all responses and their rewards. Nothing is sampled, so a run
   needs no reward, and the evaluation compares the responses of held-out rows.
-- ``asks_again = True``: it asks for more once groups have finished, or chooses among their
-  rollouts, so that it cannot be the source of a collector that takes only prompts of it.
-- ``draft_steps``, a number: requests that are a ``draft`` of a flow policy in so many steps.
-- ``entropy_tau``, a number: how far their temperature follows the entropy.
+- ``asks_again = True``: it requests more after groups have finished, or selects among their
+  rollouts, so it cannot be the source of a collector that only uses its prompts.
+- ``draft_steps``, a number: requests for a ``draft`` of a flow policy with this many steps.
+- ``entropy_tau``, a number: strength with which their temperature follows the entropy.
 
-One that follows what training learns has ``follows(algo_state)``, which selects it from the
-recipe's state, and ``follow(state, learned)``; a run calls them before each batch, with the state
-that came with the newest weights. It is not a part of another collector.
+A collector that follows quantities learned in training has ``follows(algo_state)``, which selects
+them from the recipe's state, and ``follow(state, learned)``; a run calls them before each batch,
+with the state that came with the newest weights. It cannot be a part of another collector.
 
-One that reads columns of the data has ``check_data(data)``, which raises ValueError for a row that
-lacks them; a run calls it before it samples. One that is ``offline`` has ``check_rows(data)``
-besides, for the held-out rows.
+A collector that reads columns of the data has ``check_data(data)``, which raises ValueError for a
+row that lacks them; a run calls it before it samples. An ``offline`` collector also has
+``check_rows(data)``, for the held-out rows.
 """
 
 import contextlib
@@ -71,11 +71,11 @@ UNFINISHED = 4
 
 
 class TurnStart(NamedTuple):
-    """Where a later turn of an episode begins.
+    """The beginning of a later turn of an episode.
 
     Attributes:
-      length: How many tokens of the response stand before it.
-      play: What the run needs to go on from there; of this batch alone.
+      length: Number of tokens of the response before it.
+      play: State that the run needs to continue from there; valid only in this batch.
     """
 
     length: int
@@ -88,29 +88,27 @@ class Response(NamedTuple):
     Attributes:
       tokens: int32 ``[t]``; or a text, which is encoded with the run's tokenizer and, if the
         response is complete, ends with the stop token.
-      behavior_logp: float32 ``[t]``, of the policy that sampled, at its temperature and over the
-        full vocabulary; NaN for tokens, or None for all, of which it is not known, as in a
+      behavior_logp: float32 ``[t]``, under the policy that sampled, at its temperature and over the
+        full vocabulary; NaN for tokens whose log-probability is unknown, None if all are, as in a
         demonstration.
-      model_logp: float32 ``[t]``, of the plain model that sampled; NaN or None likewise.
-      version: int32 ``[t]``, of the weights that sampled each token; -1 or None likewise.
+      model_logp: float32 ``[t]``, under the plain model that sampled; NaN or None as above.
+      version: int32 ``[t]``, version of the weights that sampled each token; -1 or None as above.
       trains: bool ``[t]``, False for tokens that are only context; None for all True.
-      entropy: float32 ``[t]``, of the distribution that each token was drawn from, or, where a
-        collector says ``records_model_entropy``, of the plain model; None where the sampler records
-        none.
-      finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`; of a beginning it means
-        nothing.
-      reward: Its reward; None to have it graded. A beginning has none.
+      entropy: float32 ``[t]``, entropy of the distribution of each token, or of the plain model if
+        the collector has ``records_model_entropy``; None if the sampler does not record it.
+      finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`; ignored for a beginning.
+      reward: Its reward; None to grade it. A beginning has none.
       nodes: int32 ``[t]``, the rollout of this batch that sampled each token, by its number; -1 or
-        None where there is none. Responses that fork have the number of a token in common.
-      runner_up: int32 ``[t]``, the most likely token of the plain model but the sampled one; None
-        where the sampler does not record it.
+        None where there is none. Responses that fork share the number of a token.
+      runner_up: int32 ``[t]``, the plain model's most likely token other than the sampled one; None
+        if the sampler does not record it.
       runner_up_logp: float32 ``[t]``, its log-probability.
       ends: int32 ``[t]``, as in :class:`~jaxrl_llm.rollout.Rollout`: where tokens are no longer
-        read, because what the policy saw was rewritten; None where all are.
-      turn_starts: Of an episode, where its second turn begins and those after it: where a request
-        may go on from. None where a response is one turn.
-      turn_rewards: float32 ``[k]``, of the steps of a complete response that brings its reward;
-        None where they have none.
+        read, because the policy's context was rewritten; None if all are read.
+      turn_starts: For an episode, the starts of its second and later turns, from which a request
+        may continue. None if a response is one turn.
+      turn_rewards: float32 ``[k]``, rewards of the steps of a complete response with its reward;
+        None if there are none.
       turn_ends: ``[k]``, the characters of the response up to the end of each step.
     """
 
@@ -132,11 +130,11 @@ class Response(NamedTuple):
 
 
 def beginning(response: Response, length: int) -> Response:
-    """The first tokens of a response, with their numbers, for a request that goes on from them.
+    """The first tokens of a response, with their statistics, for a request that continues them.
 
     Args:
-      response: Of an outcome.
-      length: How many, from 0 to all.
+      response: A response of an outcome.
+      length: Number of tokens, from 0 to all.
 
     Example:
       >>> import numpy as np
@@ -168,40 +166,41 @@ def beginning(response: Response, length: int) -> Response:
 
 
 class Request(NamedTuple):
-    """A group that is asked for.
+    """A requested group.
 
     Attributes:
-      rollouts: How many responses.
-      prompt: Place of the prompt in the data set; None for the next one in the order of the data.
-      extends: An earlier request, by its place in the batch, whose prompt is asked for again.
-      round: Which round of the collector it is of.
+      rollouts: Number of responses.
+      prompt: Index of the prompt in the data set; None for the next one in the order of the data.
+      extends: An earlier request, by its index in the batch, whose prompt is requested again.
+      round: Round of the collector that it belongs to.
       text: The user's message in place of the prompt's own: with a hint, a paraphrase, examples, or
         a question about other rollouts; or a function of the prompt's row of ``Collection.data``,
         for a prompt that is not known yet. None for the prompt's own.
       train_as_prompt: Whether the responses to ``text`` train as responses to the prompt's own
         message.
-      responses: One a rollout, or none: what they begin with if they are ``sampled``, else what
-        they are.
-      sampled: False if ``responses`` are complete: nothing is sampled, and what has no reward is
-        graded.
-      limit: Tokens of the longest response, what it begins with included; None for the run's.
+      responses: One per rollout, or none: their beginnings if they are ``sampled``, else complete
+        responses.
+      sampled: False if ``responses`` are complete: nothing is sampled, and responses without a
+        reward are graded.
+      limit: Maximum tokens of a response, including its beginning; None for the run's limit.
       pauses: Whether responses that reach ``limit``, below that of the run, are unfinished and not
-        graded, so that a later request may go on from them.
-      temperature: Of the sampler; None for the run's.
-      entropy_stats: By which that temperature follows the entropy of the next token, for a
-        collector with ``entropy_tau``: pivot, scale, high and low of ``advantages.EntropyStats``.
-      role: What its rollouts are to the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
+        graded, so that a later request may continue them.
+      temperature: Sampling temperature; None for the run's.
+      entropy_stats: The statistics by which that temperature follows the entropy of the next token,
+        for a collector with ``entropy_tau``: pivot, scale, high and low of
+        ``advantages.EntropyStats``.
+      role: Role of its rollouts in the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
         or ``JUDGE``.
       reward: ``texts -> rewards [n]`` in place of the run's reward, as for a judge.
-      fixed: int ``[t]``, one per rollout, or none: tokens that a model that denoises has in their
-        places from the start, -1 where it writes its own; t is at most the longest response. Their
-        version is -1.
-      draft: Whether a flow policy makes few steps, as many as the collector's ``draft_steps``.
-      prompt_tokens: Tokens in the place of the prompt's, before complete responses, such as the one
-        that stands between documents; none for the prompt's.
-      turns: The most turns of an episode; None for the run's.
+      fixed: int ``[t]``, one per rollout, or none: tokens that are fixed at their positions in a
+        denoising model, -1 where it writes its own; t is at most the maximum length. Their version
+        is -1.
+      draft: Whether a flow policy uses only the collector's ``draft_steps`` steps.
+      prompt_tokens: Tokens that replace the prompt's, before complete responses, such as the token
+        between documents; none for the prompt's.
+      turns: Maximum turns of an episode; None for the run's limit.
       draws_of: Rollouts of the request that this one ``extends``, one for each of its rollouts,
-        whose random numbers are drawn again; none for new numbers.
+        whose random numbers are used again; none for new numbers.
     """
 
     rollouts: int
@@ -226,20 +225,19 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a collector sees of a finished group of n rollouts, or of several with a leading axis.
+    """The results of a finished group of n rollouts, or of several with a leading axis.
 
     Attributes:
-      prompt: Place of the prompt in the data set.
+      prompt: Index of the prompt in the data set.
       rewards: float32 ``[n]``.
       where: bool ``[n]``, False where there is no reward, as after a failure of the grader.
       lengths: int32 ``[n]``, tokens of each response.
       truncated: bool ``[n]``, True where the response ended by its length; not where it is
         unfinished.
       reward_components: Rewards by name, float32 ``[n]`` each.
-      responses: The n responses, for collectors that go on from them, fork or store them; not
-        stacked.
+      responses: The n responses, for collectors that continue, fork or store them; not stacked.
       texts: The same as text.
-      prompt_tokens: Of the prompt that they answer; not stacked.
+      prompt_tokens: Tokens of the prompt that they answer; not stacked.
     """
 
     prompt: int | np.ndarray
@@ -264,12 +262,12 @@ class Collection(NamedTuple):
     Attributes:
       num_groups: P, groups of a batch.
       group_size: G, rollouts of a group.
-      step: Which batch of the run it is, from 0.
-      requests: All requests so far, in their order.
-      outcomes: Of each request, or None while it is sampled.
-      data: Of each prompt of the data set, its ``text`` and the columns of its row: hints,
+      step: Index of the batch in the run, from 0.
+      requests: All requests so far, in order.
+      outcomes: Outcome of each request, or None while it is being sampled.
+      data: For each prompt of the data set, its ``text`` and the columns of its row: hints,
         demonstrations, paraphrases, difficulty.
-      version: Of the weights that sample.
+      version: Version of the weights that sample.
       stop_ids: Tokens that end a response.
       encode: ``encode(text, ends=False) -> tokens`` of a response, with the token that ends it if
         ``ends``.
@@ -293,7 +291,7 @@ class Collection(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """How many requests are still sampled."""
+        """Number of requests that are still being sampled."""
         return sum(outcome is None for outcome in self.outcomes)
 
     def outcome(self, request: int) -> Outcome:
@@ -321,11 +319,11 @@ class Row(NamedTuple):
     Attributes:
       members: Its rollouts as ``(request, rollout)``, both from 0, all of one prompt; at most G, or
         the collector's ``width``.
-      takes_part: False for a row that only fills the batch: nothing of it trains.
-      rewards: Of its members, in place of those that they have: what is only known once other
-        groups have finished. None for those that they have.
-      segments: Of each member, the segments of its response as (first token, value): the value of
-        what stands before. None where nothing is valued.
+      takes_part: False for a row that only fills the batch and does not train.
+      rewards: New rewards of its members, for rewards that are only known after other groups have
+        finished. None to keep their rewards.
+      segments: For each member, the segments of its response as (first token, value of the prefix).
+        None if nothing is valued.
     """
 
     members: tuple[tuple[int, int], ...]
@@ -335,12 +333,12 @@ class Row(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a collector wants next.
+    """The next action of a collector.
 
     Attributes:
-      ask: How many further groups to propose.
-      rows: The P groups of the batch, which is complete with them; None before.
-      requests: What is asked for besides, such as more rollouts of a group that has finished.
+      ask: Number of further groups to propose.
+      rows: The P groups of the complete batch; None before.
+      requests: Additional requests, such as more rollouts of a finished group.
     """
 
     ask: int = 0
@@ -349,7 +347,7 @@ class Decision(NamedTuple):
 
 
 class Collector(Protocol):
-    """Who is rolled out for a batch; see the module."""
+    """The prompts and rollouts of a batch; see the module."""
 
     def init(self, num_prompts: int) -> ArrayTree:
         """The state before the first batch.
@@ -362,18 +360,18 @@ class Collector(Protocol):
     def propose(
         self, state: ArrayTree, key: Array, collection: Collection, count: int
     ) -> tuple[tuple[Request, ...], ArrayTree]:
-        """The next ``count`` groups to ask for, after ``collection.requests``.
+        """The next ``count`` groups to request, after ``collection.requests``.
 
         Args:
           state: The state.
           key: A typed key, the same for all proposals of a batch.
-          collection: What has been asked for.
-          count: How many.
+          collection: The requests so far.
+          count: Number of groups.
         """
         ...
 
     def observe(self, state: ArrayTree, collection: Collection) -> tuple[Decision, ArrayTree]:
-        """What to do next, and the state after the batch if the decision completes it."""
+        """The next decision, and the state after the batch if the decision completes it."""
         ...
 
 
@@ -494,10 +492,10 @@ class _InOrder:
 
 
 def in_order() -> Collector:
-    """Each prompt once an epoch, in the order of the data: P prompts, G rollouts each.
+    """Each prompt once per epoch, in the order of the data: P prompts, G rollouts each.
 
     Returns:
-      A collector without state: what a run uses whose recipe has none.
+      A collector without state: the default of a run.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -507,17 +505,17 @@ def in_order() -> Collector:
       Decision(ask=2, rows=None, requests=())
 
     References:
-      What verl, TRL and tunix do by default: shuffled passes over the data.
+      The default of verl, TRL and tunix: shuffled passes over the data.
     """
     return _InOrder()
 
 
 def prompt_source(name: str, source: Collector | None) -> Collector:
-    """A source that another collector asks for prompts alone; :func:`in_order` for None.
+    """A source that provides only prompts to another collector; :func:`in_order` for None.
 
     Raises:
-      TypeError: If it is no collector.
-      ValueError: If it asks for more once groups have finished, or chooses among their rollouts.
+      TypeError: If it is not a collector.
+      ValueError: If it requests more after groups have finished, or selects among their rollouts.
     """
     source = in_order() if source is None else source
     if not all(callable(getattr(source, f, None)) for f in ("init", "propose", "observe")):
@@ -623,33 +621,33 @@ def refill(
     max_rounds: int = 10,
     source: Collector | None = None,
 ) -> Collector:
-    """Asks for another group in place of each that a rule drops: dynamic sampling.
+    """Replaces each group that a rule drops with another group: dynamic sampling.
 
         batch = the first P groups, in the order of requests, that pass the rule
         requests <= max_rounds * P
 
-    A replacement is asked for as soon as a group is dropped, while the others are still sampled. So
-    no more groups are asked for than it takes; which they are does not depend on timing. With
-    ``oversample`` above 1 the first requests are more than P; the batch is the same, sooner, and
-    what is sampled beyond it is discarded. Where the bound is reached, the batch is filled with
-    dropped groups that do not take part, and if no group passed, the step makes no update.
+    A replacement is requested as soon as a group is dropped, while the others are still being
+    sampled. No more groups are requested than necessary, and the batch does not depend on timing.
+    With ``oversample`` above 1 the first requests are more than P; the batch is the same but
+    complete sooner, and extra groups are discarded. If the bound is reached, the batch is filled
+    with dropped groups that take no part, and if no group passed, the step makes no update.
 
     Args:
       rule: ``rewards [n, G] -> keep [n, G]``, bool, such as
         :func:`~jaxrl_llm.curation.informative_groups`; a group passes if any rollout is kept,
-        whatever the other groups are. Of ``where``, ``reward_components``, ``lengths`` and
-        ``truncated`` it receives what it names.
-      oversample: Groups of the first requests, over P; at least 1 and at most ``max_rounds``.
-      max_rounds: Bound of all requests, over P.
+        whatever the other groups are. It may also have parameters ``where``, ``reward_components``,
+        ``lengths`` and ``truncated``.
+      oversample: Number of first groups as a multiple of P; at least 1 and at most ``max_rounds``.
+      max_rounds: Bound of all requested groups as a multiple of P.
       source: The collector that proposes the groups; None for :func:`in_order`.
 
     Returns:
       A collector; its state is that of ``source``.
 
     Raises:
-      TypeError: If the rule is no function, or ``max_rounds`` no integer.
+      TypeError: If the rule is not a function, or ``max_rounds`` not an integer.
       ValueError: If ``max_rounds`` is below 1 or ``oversample`` out of its range, or the source
-        asks for more once groups have finished.
+        requests more after groups have finished.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -1,4 +1,4 @@
-"""A collector that trains on stored groups of earlier batches among fresh ones."""
+"""A collector that mixes stored groups of earlier batches with fresh ones."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -75,13 +75,13 @@ class ReplayedState(NamedTuple):
 def stored_request(
     buffer: ReplayBuffer, place: int, *, version: int, max_staleness: int | None = None
 ) -> Request:
-    """A request for the group at a place of a buffer, as it was sampled and rewarded.
+    """A request for a stored group, as it was sampled and rewarded.
 
     Args:
-      buffer: Of :func:`replayed`.
-      place: From 0.
-      version: Of the weights being trained.
-      max_staleness: Greatest age in versions; None for no bound.
+      buffer: Buffer of :func:`replayed`.
+      place: Index in the buffer, from 0.
+      version: Version of the weights being trained.
+      max_staleness: Largest age in versions; None for no bound.
 
     Returns:
       A :class:`Request` of role ``REPLAYED``.
@@ -472,15 +472,15 @@ def replayed(
     until: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Trains on stored groups of earlier batches: a part of each batch, or in place of dull ones.
+    """Trains on stored groups of earlier batches: a part of each batch, or for dropped groups.
 
         with ``share``:    round(share P) stored groups and P - round(share P) fresh ones
-        with ``replace``:  P fresh groups; stored ones take the places of those that the rule drops
+        with ``replace``:  P fresh groups; stored ones replace those that the rule drops
         buffer <- fresh groups of the batch, once it is complete
 
     A stored group has the tokens, rewards and ``behavior_logp`` of the weights that sampled it, and
-    it stays in the buffer. Where there are fewer stored groups than wanted, fresh ones are asked
-    for, or dull ones stay. A batch has at least one fresh group, and a stored one at most once.
+    it stays in the buffer. If there are fewer stored groups than needed, fresh ones are requested,
+    or dropped ones remain. A batch has at least one fresh group, and each stored one at most once.
 
     Args:
       capacity: C, groups in the buffer.
@@ -489,25 +489,25 @@ def replayed(
         probability whether it is a stored one.
       replace: ``rewards [n, G] -> keep [n, G]``, such as
         :func:`~jaxrl_llm.curation.informative_groups`, in place of ``share``.
-      store: The same for groups that are stored; None for all. Of hinted groups none is.
+      store: The same for groups to store; None for all. Hinted groups are never stored.
       score: Scores ``[n]`` of new groups from ``rewards``, ``where`` and ``advantages`` (GRPO's),
         ``[n, G]``, such as :func:`~jaxrl_llm.curation.replay_scores`.
       priority: Weights ``[C]`` of draws from ``scores``, ``order``, ``versions``, ``version`` and
         ``where``, such as :func:`~jaxrl_llm.curation.replay_priorities`; None for equal ones.
-      evict: What a full buffer loses: its "oldest" groups, or those of the "lowest" score.
+      evict: Groups that a full buffer removes: the "oldest", or those of the "lowest" score.
       unique: Whether a prompt has at most one group in the buffer, its last one.
       max_staleness: Groups that are older than this many versions of the weights are not drawn.
-      start: The step from which on groups are replayed; they are stored before.
-      until: The step from which on no group is replayed, above ``start``.
+      start: The step from which groups are replayed; they are stored from the beginning.
+      until: The step from which no group is replayed, above ``start``.
       source: The collector of fresh groups; None for :func:`in_order`.
 
     Returns:
       A collector; its state is a :class:`ReplayedState`.
 
     Raises:
-      TypeError: If an option that must be a function is none.
-      ValueError: If not exactly one of ``share`` and ``replace`` is there, or an option is out of
-        its range or has no effect.
+      TypeError: If an option that must be a function is not.
+      ValueError: If not exactly one of ``share`` and ``replace`` is set, or an option is out of its
+        range or has no effect.
 
     Example:
       >>> import jaxrl_llm as jr

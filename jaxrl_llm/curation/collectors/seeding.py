@@ -84,8 +84,8 @@ def solved_examples(*, capacity: int = 1024, length: int = 4096, correct: float 
     """A memory of right responses, for the message of prompts that fail: :func:`seeded_message`.
 
     Args:
-      capacity: C, how many prompts are remembered at most; the oldest entry gives way.
-      length: L, bytes of a solution, above 0; a longer one is cut.
+      capacity: C, maximum number of stored prompts; the oldest entry is replaced first.
+      length: L, maximum bytes of a solution, above 0; longer ones are truncated.
       correct: A reward above it counts as right.
 
     Returns:
@@ -176,12 +176,12 @@ def seeded_message(
 
         the count nearest_solved of the memory's problems, each with its solution
 
-    A prompt with a reward above 0, and one without a neighbor, has its own message; an example that
-    there is no room for is left out.
+    A prompt with a reward above 0, or without a neighbor, has its own message; an example that does
+    not fit is omitted.
 
     Args:
-      count: K, how many examples, above 0.
-      threshold: Least cosine of an example, in [-1, 1]; None for none.
+      count: K, number of examples, above 0.
+      threshold: Smallest cosine similarity of an example, in [-1, 1]; None for no bound.
       embed: ``text -> [D]``, such as :func:`~jaxrl_llm.curation.hashed_words` or an encoder.
 
     Returns:
@@ -196,8 +196,8 @@ def seeded_message(
       seeded_message(count=2)
 
     References:
-      XRPO (arXiv:2510.06672) with K = 2, PAPER. The words of the message and the embedding are
-      ours, and that the rollouts train as responses to the message that they were sampled from.
+      XRPO (arXiv:2510.06672) with K = 2, PAPER. The words of the message, the embedding, and
+      training the rollouts as responses to the message that they were sampled from are ours.
     """
     checks.check_count("seeded_message", count=count)
     if threshold is not None and not -1 <= threshold <= 1:

@@ -42,7 +42,7 @@ class SwarmGroup(NamedTuple):
       question: The user's message.
       texts: n responses.
       rewards: n, by the trainer that sampled them.
-      ended: n, whether each response ended, and not its budget.
+      ended: n, whether each response ended by itself, not by its budget.
     """
 
     question: str
@@ -52,14 +52,14 @@ class SwarmGroup(NamedTuple):
 
 
 class Swarm(Protocol):
-    """What trainers share groups through; put is called once a batch, and get before one."""
+    """The store of shared groups; get is called before each batch, put once after it."""
 
     def put(self, groups: Sequence[SwarmGroup], *, step: int) -> None:
-        """Shares the groups of a batch; again for the same step, it replaces them."""
+        """Shares the groups of a batch; a second call for the same step replaces them."""
         ...
 
     def get(self) -> Sequence[SwarmGroup]:
-        """Groups of the other trainers, in an order that depends on them alone."""
+        """Groups of the other trainers, in an order that depends only on them."""
         ...
 
 
@@ -134,20 +134,20 @@ def shared_folder(path: str, *, node: str, keep: int = 8) -> Swarm:
 
         <path>/<node>.<step>.json      a batch of a trainer, as text
 
-    A file is written under another name first, so that none is half written. Files that cannot be
-    read, or are not of this kind, are passed over.
+    A file is first written under another name, so that readers never see a partial file. Files that
+    cannot be read, or have another format, are skipped.
 
     Args:
-      path: Of the folder, which is made if it is not there.
-      node: Name of this trainer, of letters, digits, "-" and "_"; no two may have the same, and a
-        run that is resumed keeps it.
-      keep: Batches of each trainer that stay, at least 1.
+      path: Path of the folder, which is created if it does not exist.
+      node: Name of this trainer, of letters, digits, "-" and "_"; it must be unique, and a resumed
+        run must use the same name.
+      keep: Number of batches to keep per trainer, at least 1.
 
     Returns:
       A :class:`Swarm` for :func:`shared`.
 
     Raises:
-      TypeError: If the path is no text, or ``keep`` no integer.
+      TypeError: If the path is not a text, or ``keep`` not an integer.
       ValueError: If the name has other characters, or ``keep`` is below 1.
 
     Example:
@@ -302,19 +302,19 @@ class _Shared:
 
 
 def shared(swarm: Swarm, *, share: float = 0.5) -> Collector:
-    """Trains on groups of other trainers beside those of this one, and shares its groups.
+    """Trains on groups of other trainers in addition to its own, and shares its groups.
 
         P - J groups of this trainer, J <= round(share P) of others;  swarm <- those of this one
 
     Others' groups come as text: they are encoded with the tokenizer of this run and graded by its
-    reward, and ``behavior_logp`` is not known, so that no importance weight corrects for the model
-    that wrote them. Drawn are, evenly and each at most once, those whose rewards differ, whose
-    question the data of this run have, with at most G responses of at most ``max_new_tokens``
-    tokens. Where there are fewer, and for a trainer that is alone, groups of its own take their
-    places. A batch has at least one of them.
+    reward, and ``behavior_logp`` is not known, so no importance weight corrects for the model that
+    wrote them. Eligible groups have unequal rewards, a question in the data of this run, and at
+    most G responses of at most ``max_new_tokens`` tokens; they are drawn uniformly, each at most
+    once. If there are too few, or the trainer is alone, its own groups replace them. A batch has at
+    least one of its own groups.
 
-    What the swarm has at the beginning of a batch depends on when others put it there. With the
-    same content of the swarm, a batch and a run that is resumed are the same.
+    The content of the swarm at the beginning of a batch depends on the timing of other trainers.
+    With the same content, a batch and a resumed run are reproducible.
 
     Args:
       swarm: With ``put`` and ``get``, as of :class:`Swarm`; such as :func:`shared_folder`.
@@ -333,9 +333,9 @@ def shared(swarm: Swarm, *, share: float = 0.5) -> Collector:
       shared(shared_folder('runs/swarm', node='first'), share=0.5)
 
     References:
-      SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES: 4 groups of 8 are of
-      others, all groups are shared. There a question comes with what its reward needs; here it must
-      be in the data of this run.
+      SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES: 4 of 8 groups come from
+      others, and all groups are shared. There a question comes with the data for its reward; here
+      it must be in the data of this run.
     """
     for method in ("put", "get"):
         if not callable(getattr(swarm, method, None)):

@@ -238,14 +238,15 @@ def targeted(
     predict: Callable | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Asks for the prompts whose predicted success rate is near a target.
+    """Requests the prompts whose predicted success rate is near a target.
 
         every few steps:  R random references -> G rollouts each -> their mean rewards
-                          rate_i = attention of prompt i to the references, then a line through them
+                          rate_i = attention of prompt i to the references, then a linear fit
                           order ~ softmax(-|rate - target| / temperature), without replacement
         batch = the prompts of the order, in turns of the round's steps
 
-    The rollouts of the references tell the rates and do not train. Rewards must be in [0, 1].
+    The rollouts of the references are only for the prediction and do not train. Rewards must be in
+    [0, 1].
 
     Args:
       references: R, prompts that are rolled out to predict the others; all if there are fewer.
@@ -257,8 +258,8 @@ def targeted(
         such as the adapter of the paper over :func:`~jaxrl_llm.curation.attention_rates` and
         :func:`~jaxrl_llm.curation.calibrate_rates`; None for attention between the embeddings,
         each scaled to norm sqrt(D).
-      source: The collector that says how many prompts are rolled out, and how, in the order of the
-        data, such as :func:`~jaxrl_llm.curation.replayed`; None for :func:`in_order`.
+      source: The collector that determines how many prompts are rolled out, and how, in the order
+        of the data, such as :func:`~jaxrl_llm.curation.replayed`; None for :func:`in_order`.
 
     Returns:
       A collector; its state is a :class:`TargetedState`.
@@ -275,8 +276,9 @@ def targeted(
 
     References:
       DOTS (arXiv:2506.05316) and its released code: R = 256, rounds of 2 steps. It trains an
-      adapter on embeddings of a language model, which ``embed`` and ``predict`` take; words that
-      prompts share stand in for it by default. It shuffles the prompts of a round over its steps.
+      adapter on embeddings of a language model, for which ``embed`` and ``predict`` are the
+      options; the default uses common words of prompts instead. It shuffles the prompts of a round
+      over its steps.
     """
     name = "targeted"
     checks.check_count(name, references=references, every=every)

@@ -116,9 +116,10 @@ def entropy_temperature(
                                 statistics of the last batch
         stats <- measure(entropies of the batch)      once it is complete
 
-    The rule is ``advantages.signal_temperature``, the base the temperature of the run or of the
-    request; the first batch has no statistics and takes the base. Rollouts decode in slots, and
-    ``behavior_logp`` is that of the temperature really used. The policy trains at the base.
+    The rule is ``advantages.signal_temperature``, and the base is the temperature of the run or of
+    the request; the first batch has no statistics and uses the base. Rollouts decode in slots, and
+    ``behavior_logp`` is at the temperature that was used. The policy trains at the base
+    temperature.
 
     Args:
       measure: ``(entropies [N], mask [N]) -> (pivot, scale, high, low)``, such as the ``stats`` of

@@ -1,4 +1,4 @@
-"""A collector of texts that are learned as they stand, such as those of a pretraining."""
+"""A collector of plain texts to learn, such as pretraining texts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -83,15 +83,15 @@ class _PlainTexts:
 
 
 def plain_texts(*, column: str = "pretraining") -> Collector:
-    """Texts of the data behind the stop token, which stands between documents, and no prompt.
+    """Texts of the data after the stop token, which separates documents, without a prompt.
 
-        group = G texts of the next G rows, each cut to the longest response
+        group = G texts of the next G rows, each truncated to the maximum length
 
-    They have no log-probabilities and the reward 0; the batch has them as ``steered``. A batch of
-    them alone learns no task: see :func:`mixed`.
+    They have no log-probabilities and reward 0; the batch has them as ``steered``. Use it in
+    :func:`mixed`, since a batch of only texts learns no task.
 
     Args:
-      column: With a text in each row; the rows are read in their order, again and again.
+      column: The column with a text in each row; the rows are read in order, repeatedly.
 
     Returns:
       A collector; its state is the row of the next text.

@@ -1,1 +1,1 @@
-"""``hinted``: groups that are asked for again with help, and the policies that say which."""
+"""``hinted``: samples groups again with help, and the policies that decide how."""

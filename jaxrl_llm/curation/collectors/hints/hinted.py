@@ -1,17 +1,17 @@
-"""A collector that asks for plain groups first, and again with help where they fail.
+"""A collector that first samples plain groups, and then again with help if they fail.
 
-``hinted(policy)`` is the collector; a policy says, of one group at a time, what is asked for next
-and which rollouts make up its row. A policy is a value with
+``hinted(policy)`` is the collector; a policy decides, for one group at a time, the next requests
+and the rollouts of its row. A policy is a value with
 
     first(group_size)   -> rollouts of the plain group
     ask(group)          -> further requests for it, none when it is complete
     members(group)      -> its row, as (request, rollout)
-    check(row)          -> raises ValueError if the prompt's row of the data has not what it reads
+    check(row)          -> raises ValueError if the prompt's row of the data lacks what it reads
 
 and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``fixes_tokens``; with
 ``width(group_size)`` if its rows may be larger than G. The policies of the field are in
-:mod:`~jaxrl_llm.curation.collectors.hints.policies`. What they put into the prompt are messages:
-functions ``row -> (message, ...)`` from the weakest help to the strongest.
+:mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions ``row ->
+(message, ...)`` from the weakest help to the strongest.
 """
 
 import dataclasses
@@ -38,19 +38,19 @@ BEGINNING = "{question}\n\nA solution begins with:\n{hint}"
 
 
 class GuidedGroup(NamedTuple):
-    """A group of a batch and what has come of it.
+    """A group of a batch and its outcomes so far.
 
     Attributes:
-      prompt: Place of its prompt in the data set.
-      data: Of each prompt, its ``text`` and the columns of its row.
+      prompt: Index of its prompt in the data set.
+      data: For each prompt, its ``text`` and the columns of its row.
       encode: ``encode(text, ends=False) -> tokens`` of a response.
       decode: ``tokens -> text``.
-      place: Which group of the batch, from 0.
-      step: Which batch of the run, from 0.
+      place: Index of the group in the batch, from 0.
+      step: Index of the batch in the run, from 0.
       group_size: G.
-      numbers: Its requests by their places in the batch, the plain one first.
+      numbers: Indices of its requests in the batch, the plain one first.
       requests: The same requests, all of which have finished.
-      outcomes: What came of them.
+      outcomes: Their outcomes.
     """
 
     prompt: int
@@ -180,12 +180,12 @@ class _Hinted:
 
 
 def hinted(policy: HintPolicy, *, source: Collector | None = None) -> Collector:
-    """Asks for plain groups, then again with help in the prompt where a policy says so.
+    """Samples plain groups, then samples again with help in the prompt as a policy decides.
 
         plain groups -> rewards -> policy.ask -> hinted rollouts -> policy.ask ... -> policy.members
 
-    A round waits for the one before it, so that a batch does not depend on timing. The responses
-    train after the prompt that they were sampled from, unless the policy says otherwise.
+    Each round waits for the previous one, so a batch does not depend on timing. The responses train
+    after the prompt that they were sampled from, unless the policy decides otherwise.
 
     Args:
       policy: Such as :func:`~jaxrl_llm.curation.ladder`, :func:`~jaxrl_llm.curation.self_hints`,
@@ -198,8 +198,8 @@ def hinted(policy: HintPolicy, *, source: Collector | None = None) -> Collector:
       A collector; its state is that of ``source``.
 
     Raises:
-      TypeError: If ``policy`` is no policy.
-      ValueError: From its ``check_data``, if a row of the data has not what the policy reads.
+      TypeError: If ``policy`` is not a policy.
+      ValueError: From its ``check_data``, if a row of the data lacks what the policy reads.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -306,7 +306,7 @@ def tier_messages(
     Args:
       row: The prompt's ``text`` and columns.
       column: The column with a list of hints.
-      most: How many messages at most; None for all.
+      most: Maximum number of messages; None for all.
       template: With ``{question}`` and ``{hint}``.
 
     Returns:
@@ -349,18 +349,18 @@ def share_messages(
     shares: tuple[float, ...] = (0.25, 0.5, 0.75),
     template: str = BEGINNING,
 ) -> tuple[str, ...]:
-    """Messages with ever more of a solution.
+    """Messages with increasing shares of a solution.
 
         solution[: round(length share)], half to even, in characters
 
     Args:
       row: The prompt's ``text`` and columns.
       column: The column with the solution, a text.
-      shares: Of the solution, each in [0, 1].
+      shares: Shares of the solution, each in [0, 1].
       template: With ``{question}`` and ``{hint}``.
 
     Returns:
-      One message a share.
+      One message per share.
 
     Raises:
       ValueError: If the row has no such column, or it is no text.

@@ -1,4 +1,4 @@
-"""A policy for models that denoise: parts of a reference answer stand in their places.
+"""A hint policy for denoising models: parts of a reference answer are fixed at their positions.
 
 ``threshold`` and ``metric`` are those of :mod:`~jaxrl_llm.curation.collectors.hints.policies`.
 """
@@ -95,28 +95,28 @@ def inpainted(
     threshold: float = 0.0,
     metric: str | None = None,
 ) -> HintPolicy:
-    """All of a group again, around tokens of a reference answer; right ones replace wrong ones.
+    """Samples a failed group again around reference tokens; right responses replace wrong ones.
 
-    A model that denoises writes what stands between them. The tokens are in the response and train
+    A denoising model writes the text between them. The tokens are part of the response and train
     with it; their version is -1, and the batch has them as ``hint_mask``.
 
     Args:
-      hold: ``(key, trace bool [G, L]) -> held bool [G, L]``, which tokens of the reference stand in
-        each response, such as :func:`jaxrl_llm.diffusion.draw_hints`.
-      replace: ``(rewards [G], new_rewards [G]) -> int [G]``, the new response that takes this
-        place, -1 for none, such as :func:`jaxrl_llm.diffusion.igpo_replace`; rewards are above 0
+      hold: ``(key, trace bool [G, L]) -> held bool [G, L]``, the tokens of the reference that are
+        fixed in each response, such as :func:`jaxrl_llm.diffusion.draw_hints`.
+      replace: ``(rewards [G], new_rewards [G]) -> int [G]``, the new response that replaces each
+        one, -1 for none, such as :func:`jaxrl_llm.diffusion.igpo_replace`; rewards are above 0
         for a right response.
       column: The column with the reference, a text.
-      answer: The column with its final answer, from which on nothing is held; None to hold any
+      answer: The column with its final answer, from which on nothing is fixed; None to allow any
         part.
-      seed: Of the key, with step and group.
+      seed: Seed of the key, with step and group.
       threshold, metric: See the module.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.
 
     Raises:
-      TypeError: If ``hold`` or ``replace`` is no function.
+      TypeError: If ``hold`` or ``replace`` is not a function.
       ValueError: If an option is out of its range; in a run, if a row has no reference, or one
         without its answer.
 

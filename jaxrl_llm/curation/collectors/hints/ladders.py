@@ -1,4 +1,4 @@
-"""Policies that ask a failed group again and again: one message after another.
+"""Hint policies that sample a failed group repeatedly: one message after another.
 
 ``messages``, ``threshold`` and ``metric`` are those of
 :mod:`~jaxrl_llm.curation.collectors.hints.policies`.
@@ -88,18 +88,18 @@ class _Ladder(HintedPolicy):
 def ladder(
     messages: Messages, *, plain: int = 0, threshold: float = 0.0, metric: str | None = None
 ) -> HintPolicy:
-    """One message after another, until a rollout is right; the last group is the row.
+    """Tries one message after another until a rollout is right; the last group is the row.
 
     Args:
       messages: See the module.
-      plain: Rollouts of the plain group that stay in the row; the rest are sampled again.
+      plain: Rollouts of the plain group that remain in the row; the rest are sampled again.
       threshold, metric: See the module.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.
 
     Raises:
-      TypeError: If ``messages`` is no function.
+      TypeError: If ``messages`` is not a function.
       ValueError: If ``plain`` is negative.
 
     Example:
@@ -109,7 +109,7 @@ def ladder(
 
     References:
       NuRL (arXiv:2509.25666) with one message and ``plain=1``; GHPO (arXiv:2507.10628) with
-      :func:`~jaxrl_llm.curation.share_messages`, which compares the accuracy alone.
+      :func:`~jaxrl_llm.curation.share_messages`, which compares only the accuracy.
     """
     if not callable(messages):
         raise TypeError(f"ladder: messages must be a function; got {messages!r}.")
@@ -122,16 +122,16 @@ def ladder(
 
 
 def parse_hints(text: str, *, levels: int = 3) -> tuple[str, ...]:
-    """Hints of a JSON object with the keys ``level_1``, ``level_2`` and so on; none if it has not.
+    """Hints of a JSON object with the keys ``level_1``, ``level_2`` and so on; none without them.
 
-    The object may stand anywhere in the text.
+    The object may occur anywhere in the text.
 
     Args:
-      text: What the model wrote.
-      levels: How many keys are read.
+      text: The model's reply.
+      levels: Number of keys to read.
 
     Returns:
-      The hints, weakest first, less those that are empty.
+      The nonempty hints, weakest first.
 
     Raises:
       ValueError: If ``levels`` is not above 0.
@@ -201,22 +201,22 @@ def self_hints(
 ) -> HintPolicy:
     """:func:`ladder` with hints that the policy itself writes when a group has failed.
 
-    It sees the solution and writes all levels at once; if they cannot be read, it is asked again.
-    A group without hints stays as it is.
+    It sees the solution and writes all levels at once; if they cannot be parsed, it is asked again.
+    A group without hints does not change.
 
     Args:
-      parse: ``text -> hints``, weakest first; none if they cannot be read.
+      parse: ``text -> hints``, weakest first; none if they cannot be parsed.
       column: The column with the solution.
-      question: What the model is asked, with ``{question}`` and ``{solution}``.
+      question: The message to the model, with ``{question}`` and ``{solution}``.
       template: The message with a hint, with ``{question}`` and ``{hint}``.
-      attempts: How often it is asked at most.
+      attempts: Maximum number of attempts.
       plain, threshold, metric: As in :func:`ladder`.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.
 
     Raises:
-      TypeError: If ``parse`` is no function.
+      TypeError: If ``parse`` is not a function.
       ValueError: If a template or a number is out of its range.
 
     Example:
@@ -313,20 +313,20 @@ def rethink(
     threshold: float = 0.0,
     metric: str | None = None,
 ) -> HintPolicy:
-    """Failed groups are asked to divide the problem; if they fail again, to mend a wrong answer.
+    """Asks failed groups to decompose the problem, and if they fail again, to refine an answer.
 
     Args:
       decompose: The first message, with ``{question}``.
-      refine: The second, with ``{question}`` and ``{answer}``, the first rollout that is there.
-      distill: Whether the right answers of the two also join the row after the plain prompt, as
-        demonstrations; the row may then have 2 G members.
+      refine: The second, with ``{question}`` and ``{answer}``, the first available rollout.
+      distill: Whether the right answers of both stages also join the row after the plain prompt,
+        as demonstrations; the row may then have 2 G members.
       threshold, metric: See the module.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.
 
     Raises:
-      ValueError: If a template has not its fields.
+      ValueError: If a template lacks its fields.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -334,8 +334,8 @@ def rethink(
       rethink(distill=False)
 
     References:
-      Cog-Rethinker (arXiv:2510.15979), ABSTRACT reading: one wrong answer serves its whole group;
-      the paper's memory of past decompositions is left out, and the wording is ours.
+      Cog-Rethinker (arXiv:2510.15979), ABSTRACT reading: one wrong answer is used for its full
+      group; the paper's memory of past decompositions is omitted, and the wording is ours.
     """
     check_template("rethink", decompose, "question")
     check_template("rethink", refine, "question", "answer")

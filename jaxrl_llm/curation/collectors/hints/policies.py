@@ -1,4 +1,4 @@
-"""Which help a failed group gets, and what its row is made of: the policies of ``hinted``.
+"""The policies of ``hinted``: the help for a failed group, and the rollouts of its row.
 
 ====================  =========================  ===========================  =====================
 policy                asks again                 with                         the row
@@ -16,10 +16,10 @@ inpainted             if no rollout is right     chunks held in their places  su
 Options that policies share:
 
 - ``messages``: ``row -> (message, ...)``, from the weakest help to the strongest.
-- ``threshold``: Greatest reward of a failure.
-- ``metric``: Name of the part of the reward that is compared; None for the reward.
+- ``threshold``: Largest reward of a failure.
+- ``metric``: Name of the reward component that is compared; None for the reward.
 
-A wrong kind of thing raises TypeError, an option that is unknown or out of its range ValueError.
+A wrong type raises TypeError, an option that is unknown or out of its range ValueError.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def no_reward(texts: Sequence[str]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class HintedPolicy:
-    """What the policies share."""
+    """The base of hint policies."""
 
     threshold: float = 0.0
     metric: str | None = None

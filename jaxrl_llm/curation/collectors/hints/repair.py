@@ -1,4 +1,4 @@
-"""A policy that puts wrong rollouts right: their right steps, continued by another.
+"""A hint policy that repairs wrong rollouts: their right steps with a new continuation.
 
 ``threshold`` and ``metric`` are those of :mod:`~jaxrl_llm.curation.collectors.hints.policies`.
 """
@@ -165,22 +165,22 @@ def repair(
     threshold: float = 0.0,
     metric: str | None = None,
 ) -> HintPolicy:
-    """A wrong rollout stays up to its first wrong step, another writes the rest; if it is right.
+    """Rewrites a wrong rollout from its first wrong step on, and uses the result if it is right.
 
-        repaired = tokens before the first wrong step + continuation, in the place of the rollout
+        repaired = tokens before the first wrong step + continuation, replacing the rollout
 
-    What the policy wrote has its log-probabilities; the continuation has none and version -1. The
+    The policy's tokens have log-probabilities; the continuation has none and version -1. The
     continuation is the teacher's, or the policy's with the solution in its prompt.
 
     Args:
       judge: ``(question, steps) -> scores``, of a process reward model; None to read ``steps``. It
-        is called several times with the same arguments and must answer alike.
+        is called several times with the same arguments and must be deterministic.
       teacher: ``(question, beginning) -> continuation``; None for the policy itself.
-      steps: The part of the reward that counts the steps before the first wrong one.
-      separator: Between steps.
-      score: Least score of a right step; only with a judge.
-      least: Right steps of a rollout that is repaired at least.
-      most: Repairs of a group, those with the most right steps.
+      steps: The reward component that counts the steps before the first wrong one.
+      separator: Text between steps.
+      score: Smallest score of a right step; only with a judge.
+      least: Minimum right steps of a rollout to repair.
+      most: Maximum repairs per group, of the rollouts with the most right steps.
       column: The column with the solution that the policy sees.
       threshold, metric: See the module.
 
@@ -188,8 +188,8 @@ def repair(
       A policy for :func:`~jaxrl_llm.curation.hinted`.
 
     Raises:
-      TypeError: If ``judge`` or ``teacher`` is no function.
-      ValueError: If a number is out of its range; in a run, if the reward has no such part.
+      TypeError: If ``judge`` or ``teacher`` is not a function.
+      ValueError: If a number is out of its range; in a run, if the reward lacks the component.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -197,8 +197,8 @@ def repair(
       repair(most=2)
 
     References:
-      SCOPE (arXiv:2602.24110), ABSTRACT reading: which rollouts are repaired and how many is ours,
-      and so is a policy that continues with the solution in its prompt.
+      SCOPE (arXiv:2602.24110), ABSTRACT reading: the choice and number of repaired rollouts are
+      ours, and so is a policy that continues with the solution in its prompt.
     """
     name = "repair"
     for option, function in {"judge": judge, "teacher": teacher}.items():

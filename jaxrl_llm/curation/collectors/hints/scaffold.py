@@ -1,4 +1,4 @@
-"""A policy that asks once with every message: the least help that leads to a right answer.
+"""A hint policy that tries every message once: the least help that leads to a right answer.
 
 ``messages``, ``threshold`` and ``metric`` are those of
 :mod:`~jaxrl_llm.curation.collectors.hints.policies`.
@@ -89,20 +89,20 @@ def scaffold(
     threshold: float = 0.0,
     metric: str | None = None,
 ) -> HintPolicy:
-    """One rollout with each message; the right one of least help takes the place of a wrong one.
+    """Samples one rollout per message; the right one with the least help replaces a wrong one.
 
     Args:
-      messages: See the module; all of them are asked at once.
-      after: What the right response trains after: the message with the hint, the plain message,
-        which makes it off-policy (a demonstration), or one of each in the place of two.
-      warmup: Batches before the first hint.
+      messages: See the module; all of them are requested at once.
+      after: The prompt of the right response in training: the message with the hint, the plain
+        message, which makes it off-policy (a demonstration), or both, replacing two rollouts.
+      warmup: Number of batches before the first hint.
       threshold, metric: See the module.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.
 
     Raises:
-      TypeError: If ``messages`` is no function.
+      TypeError: If ``messages`` is not a function.
       ValueError: If an option is unknown or out of its range.
 
     Example:

@@ -1,4 +1,4 @@
-"""Policies that help some rollouts of every group: a start of the solution, examples.
+"""Hint policies that help some rollouts of every group: a prefix of the solution, examples.
 
 ``metric`` is that of :mod:`~jaxrl_llm.curation.collectors.hints.policies`.
 """
@@ -83,7 +83,7 @@ def hint_share(
     seed: int = 0,
     metric: str | None = None,
 ) -> HintPolicy:
-    """Some rollouts begin with a part of a solution, the longer the harder the prompt is without.
+    """Some rollouts begin with a part of a solution, which is longer for harder prompts.
 
         w = clip(low + (high - low) (1 - mean reward of the plain rollouts) + u, 0, 1)
         u uniform in [-noise, noise];   hint = solution[: round(w length)]
@@ -93,10 +93,10 @@ def hint_share(
     Args:
       column: The column with the solution, a text, which is cut between characters, or token ids.
       plain: Share of the group without a hint, above 0; half of G is rounded to even.
-      low, high: Of the share that is shown, see :func:`~jaxrl_llm.curation.adhint_ratio`.
-      noise: Half width of its noise; 0 for none.
-      seed: Of the noise.
-      metric: See the module. The part, in [0, 1], by which difficulty is measured.
+      low, high: Bounds of the share that is shown, see :func:`~jaxrl_llm.curation.adhint_ratio`.
+      noise: Half-width of its noise; 0 for none.
+      seed: Seed of the noise.
+      metric: See the module. The component, in [0, 1], that measures difficulty.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.
@@ -187,11 +187,11 @@ def examples_in_prompt(
     """Some rollouts see other questions with their solutions, and train after the plain prompt.
 
     Args:
-      count: How many of a group, below G.
-      shots: Examples in a message, drawn anew for each rollout.
+      count: Number of such rollouts per group, below G.
+      shots: Number of examples in a message, drawn for each rollout.
       column: The column with the solutions of the data set, whose other prompts are the examples.
       examples: Pairs of question and solution to draw from instead; None for the data set's.
-      seed: Of the draw.
+      seed: Seed of the draw.
 
     Returns:
       A policy for :func:`~jaxrl_llm.curation.hinted`.

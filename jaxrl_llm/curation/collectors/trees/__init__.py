@@ -1,1 +1,1 @@
-"""Collectors that go on from beginnings of responses: some fork, and some end early."""
+"""Collectors that continue beginnings of responses: some fork, and some end early."""

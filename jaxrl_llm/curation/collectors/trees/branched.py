@@ -103,21 +103,21 @@ def branched(
     segment: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Asks for trees all of whose branches split at the same depths.
+    """Samples trees whose branches all split at the same depths.
 
-        at each of the splits a response pauses, and `branches` responses go on from it
+        at each of the splits a response pauses, and `branches` responses continue it
 
-    The group are the leaves. A split before the first token divides the prompt; where the group has
-    room for it, into more than ``branches``. A response that ends before a split does not split, so
-    that its group has fewer leaves.
+    The group consists of the leaves. A split before the first token divides the prompt, into more
+    than ``branches`` if the group is large enough. A response that ends before a split does not
+    split, so its group has fewer leaves.
 
     Args:
-      splits: How many, at equal distances from 0 as in :func:`~jaxrl_llm.curation.split_points`; or
-        their places, rising, in tokens; None for as many as a group has room for, or as there are
-        ``branches``.
-      branches: Of a split; or one number for each; or None for as wide a tree as a group has room
-        for, with ``splits`` levels, or fewer where not even two branches have room.
-      segment: Tokens between two splits, in place of equal distances, which are the most.
+      splits: Number of splits, at equal distances from 0 as in
+        :func:`~jaxrl_llm.curation.split_points`; or their positions in tokens, ascending; None for
+        as many as fit into a group, or as there are ``branches``.
+      branches: Branches of a split; or one number for each; or None for the widest tree that fits
+        into a group, with ``splits`` levels, or fewer if not even two branches fit.
+      segment: Tokens between two splits, instead of equal distances, which are the maximum.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:

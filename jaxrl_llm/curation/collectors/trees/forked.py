@@ -157,29 +157,29 @@ def forked(
     segment: int | Sequence[int] | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Asks for a few responses of each prompt, then for branches of them at tokens of a rule.
+    """Samples a few responses of each prompt, then branches of them at tokens of a rule.
 
         round 0: roots;   round r: at each fork of a response of round r - 1, `branches` more
 
-    A branch has the tokens before the fork in common with its parent and samples the rest. The
-    group are the leaves: all responses that ended. Without a ``segment`` responses are complete
+    A branch shares the tokens before the fork with its parent and samples the rest. The group
+    consists of the leaves: all responses that ended. Without a ``segment`` responses are complete
     before they fork, and a root has ``1 + forks branches + ...`` leaves, ``(forks branches)^r`` for
     round r. With one, a response pauses after ``segment`` tokens in each round but the last, so
     that it can fork at its end: ``(forks branches)^rounds`` leaves. A group of G has as many trees
-    as it has room for; without a segment, roots that do not fork fill it.
+    as fit; without a segment, roots that do not fork fill it.
 
     ``packing="tree"`` trains on the unique tokens of such a group.
 
     Args:
       rule: int32 ``[n, forks]``: the places of tokens before which each response forks, -1 for
-        none. It names what it takes of the responses of the last round: ``mask`` bool ``[n, T]``
+        none. Its parameters may be, of the responses of the last round: ``mask`` bool ``[n, T]``
         (True for the tokens that they sampled themselves), ``old_entropy``, ``old_logp`` and
         ``behavior_logp`` ``[n, T]``, ``lengths`` and ``unfinished`` (whether they paused) ``[n]``,
         ``count`` (= forks). Such as :func:`~jaxrl_llm.curation.top_entropy_forks` and, with a
         segment, :func:`~jaxrl_llm.curation.segment_forks`.
-      forks: Of a response, at most.
-      branches: Of a fork; or as many numbers as there are rounds.
-      rounds: How often responses fork.
+      forks: Maximum forks of a response.
+      branches: Branches of a fork; or one number per round.
+      rounds: Number of rounds of forks.
       segment: Tokens after which responses pause in each round but the last, at most
         ``max_new_tokens / (rounds + 1)``; or the lengths at which they pause, rising, one of each
         of these rounds.

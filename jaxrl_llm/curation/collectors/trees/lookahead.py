@@ -1,7 +1,7 @@
-"""A collector whose responses branch at uncertain tokens and lose the branches that turn out alike.
+"""A collector whose responses branch at uncertain tokens and drop branches that become similar.
 
-The tree of a group grows greedily, a segment of tokens a round. It is a function of what has
-finished: each round is entered once, and what it gave is remembered by identity.
+The tree of a group grows greedily, by a segment of tokens per round. It is a function of the
+finished requests: each round is processed once, and its result is cached by identity.
 """
 
 import dataclasses
@@ -329,28 +329,29 @@ def lookahead(
 ) -> Collector:
     """Grows a greedy tree that branches at uncertain tokens; its leaves then sample to their ends.
 
-        a row branches where p_2 > min_prob and p_1 - p_2 < max_gap; the branch takes the second
-        a branch ends where its r tokens and its parent's are alike, r in ages
+        a row branches where p_2 > min_prob and p_1 - p_2 < max_gap, with the second token
+        a branch ends where its r tokens and its parent's are similar, r in ages
         round(share G) leaves; share = that of the last start <= step; the others sample plainly
 
     A tree grows until it has all its leaves and each is older than the last of ``ages``, or until
     ``limit`` tokens. Missing leaves are copies of the root, which sample on independently. The
-    tokens of a tree are not drawn from the policy, so their ``behavior_logp`` is not known. What
-    ended while the tree grew is graded again as a leaf.
+    tokens of a tree are not drawn from the policy, so their ``behavior_logp`` is not known.
+    Responses that ended while the tree grew are graded again as leaves.
 
-    Tokens are sampled a segment a round: a branch of a segment catches up in the next one, and the
-    bound on leaves counts those of earlier segments first. With ``segment=1`` all rows advance
+    Tokens are sampled by a segment per round: a branch of a segment catches up in the next one, and
+    the bound on leaves counts those of earlier segments first. With ``segment=1`` all rows advance
     together.
 
     Args:
-      min_prob: Least probability of the second token.
-      max_gap: Greatest distance of the first two probabilities.
-      ages: Tokens after which a branch is compared; at most ``limit`` in a run.
-      max_distance: Edit distance over r below which two rows are alike; None for no such rule.
-      min_suffix: Common suffix above which they are, see
-        :func:`~jaxrl_llm.curation.suffix_match`; None likewise.
-      min_overlap: :func:`~jaxrl_llm.curation.rouge_l` above which they are; None likewise.
-      segment: Tokens of a round; None for the last of ``ages``.
+      min_prob: Smallest probability of the second token.
+      max_gap: Largest difference of the first two probabilities.
+      ages: Numbers of tokens after which a branch is compared; at most ``limit`` in a run.
+      max_distance: Edit distance over r below which two rows are similar; None for no such rule.
+      min_suffix: Common suffix above which they are similar, see
+        :func:`~jaxrl_llm.curation.suffix_match`; None for no such rule.
+      min_overlap: :func:`~jaxrl_llm.curation.rouge_l` above which they are similar; None for no
+        such rule.
+      segment: Tokens per round; None for the last of ``ages``.
       limit: Tokens up to which a tree grows, below those of a response; None for half of them.
       starts: Steps of the run, rising from 0.
       shares: Share of a group that comes from its tree from each of them on.
@@ -370,9 +371,9 @@ def lookahead(
 
     References:
       LATR (arXiv:2510.24302), the released code, with two candidates and ``sample_nk="none"``. It
-      advances by a token, leaves the tree when 98% of all groups' leaves are there, has no limit
-      unless it is set, and copies a root also where that has ended; here what is missing then
-      begins with the prompt.
+      advances by a token, ends the tree when 98% of all groups' leaves exist, has no limit unless
+      it is set, and copies a root even if that has ended; here missing leaves then start from the
+      prompt.
     """
     name = "lookahead"
     ages, starts, shares = tuple(ages), tuple(starts), tuple(shares)

@@ -1,4 +1,4 @@
-"""A collector that gives up beginnings of responses: a rule says which of them go on."""
+"""A collector that drops beginnings of responses: a rule selects those that continue."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,18 +41,18 @@ from jaxrl_llm.curation.trees.pruning import (
 
 
 class SurvivalRule(NamedTuple):
-    """Which beginnings go on, where that is learned from how others ended; host side.
+    """A rule that selects the beginnings to continue, and learns from their outcomes; host side.
 
-    Both functions name what they take of the beginnings of a group: ``mask`` bool ``[n, T]``,
+    Both functions may have as parameters, for the beginnings of a group: ``mask`` bool ``[n, T]``,
     ``old_entropy``, ``old_logp`` and ``behavior_logp`` ``[n, T]``, ``lengths`` and ``unfinished``
     ``[n]``, ``step`` (of the run) and ``key`` (of step and group).
 
     Attributes:
       init: ``init() -> state``, a pytree of arrays.
-      keep: ``keep(state, **named) -> bool [n]``, True for those that go on; what has ended is part
-        of the group in any case.
-      learn: ``learn(state, **named) -> state``, which may name ``rewards`` and ``where`` ``[n]``
-        too, True for those that have one.
+      keep: ``keep(state, **named) -> bool [n]``, True for those that continue; finished responses
+        are part of the group in any case.
+      learn: ``learn(state, **named) -> state``, which may also name ``rewards`` and ``where``
+        ``[n]``, True for those that have a reward.
     """
 
     init: Callable
@@ -185,17 +185,19 @@ def pruned(
     first: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Samples the beginnings of responses; a rule says which of them go on.
+    """Samples beginnings of responses; a rule selects those that continue.
 
-        round 0: `first` beginnings of `limit` tokens;   round 1: those that the rule keeps go on
+        round 0: `first` beginnings of `limit` tokens;   round 1: those that the rule keeps continue
 
-    A group is what ended, early or not. What is dropped costs `limit` tokens and is not graded.
+    A group consists of the finished responses. A dropped beginning costs `limit` tokens and is not
+    graded.
 
     Args:
-      rule: Bool ``[n]``, True for those that go on; it names what it takes, see
-        :class:`SurvivalRule`. Such a record, as of :func:`quality_survivors`, learns from rewards.
+      rule: Function that returns bool ``[n]``, True for those that continue; for its parameters see
+        :class:`SurvivalRule`. A :class:`SurvivalRule`, such as :func:`quality_survivors`, also
+        learns from rewards.
       limit: Tokens of a beginning, below those of a response; None for a quarter of them.
-      first: Beginnings of a group, and the width of the batch; None for G.
+      first: Number of beginnings of a group, and the width of the batch; None for G.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
@@ -228,7 +230,7 @@ class QualityState(NamedTuple):
 
     Attributes:
       head: float32 ``[5]``, a bias and weights of four statistics of a beginning.
-      bins: How often beginnings of each score ended well.
+      bins: Counts of good outcomes of beginnings by score.
     """
 
     head: np.ndarray
@@ -308,19 +310,19 @@ def quality_survivors(
     bins: int = 20,
     learning_rate: float = 0.1,
 ) -> SurvivalRule:
-    """Beginnings that go on so that good and bad ends balance, by a score that learns online.
+    """Selects beginnings such that good and bad outcomes balance, by a score learned online.
 
         score = sigmoid(head . statistics of the beginning),   q = score_rates(score)
-        share of the group goes on, each with about survival_rates(q)
+        share of the group continues, each with about survival_rates(q)
 
-    What ended early counts as part of the share.
+    Responses that ended early count as part of the share.
 
     Args:
-      share: Share of a group that goes on, in (0, 1].
-      balance: Share of good ones among them, in [0, 1].
-      warmup: Steps of the run in which all go on, not negative.
-      bins: Of the scores.
-      learning_rate: Of the head, one step of gradient descent a group, above 0.
+      share: Share of a group that continues, in (0, 1].
+      balance: Target share of good ones among them, in [0, 1].
+      warmup: Steps of the run in which all continue, not negative.
+      bins: Number of bins of the scores.
+      learning_rate: Learning rate of the head, one gradient step per group, above 0.
 
     Returns:
       A :class:`SurvivalRule`, whose state is a :class:`QualityState`.

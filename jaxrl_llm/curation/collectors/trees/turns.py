@@ -138,21 +138,21 @@ def turn_branched(
     scale: float = 11.9,
     source: Collector | None = None,
 ) -> Collector:
-    """Plays part of a group; where an answer of the environment made a turn uncertain, it branches.
+    """Plays part of a group; turns branch, more often if a reply made the policy uncertain.
 
-        a turn behind an answer branches with chance clip(prob + weight (H - H_first), 0, 1)
+        a turn after a reply branches with probability clip(prob + weight (H - H_first), 0, 1)
         H = sum of the entropy of the first tokens of the turn, over scale
 
-    H_first is that of the first turn of the episode. A branch has all before the turn in common
-    with its episode, the state of the environment included, and samples the turn anew. Branches
-    branch as well. Once no turn branches, what the group lacks is played from its beginning.
+    H_first is that of the first turn of the episode. A branch shares everything before the turn
+    with its episode, including the state of the environment, and samples the turn again. Branches
+    may branch too. Once no turn branches, the missing episodes are played from the beginning.
 
     Args:
       first: Episodes before any branch; None for half of the group.
-      branches: That a turn may get at once.
-      prob: In [0, 1].
-      weight: Of a rise of entropy, not negative; with 0 no entropy is recorded.
-      tokens: Whose entropy counts.
+      branches: Maximum branches of a turn at once.
+      prob: Base probability, in [0, 1].
+      weight: Weight of an increase of entropy, not negative; with 0 no entropy is recorded.
+      tokens: Number of first tokens whose entropy counts.
       scale: In nats, above 0; the log of the size of the vocabulary, 11.9 for 151,936.
       source: The collector that proposes the tasks; None for :func:`in_order`.
 

@@ -1,4 +1,4 @@
-"""A collector whose responses branch where they have become more uncertain than they began."""
+"""A collector whose responses branch where their entropy has risen."""
 
 import dataclasses
 
@@ -156,23 +156,24 @@ def entropy_branched(
     scale: float = 11.9,
     source: Collector | None = None,
 ) -> Collector:
-    """Asks for part of a group; responses branch at random, more where entropy has risen.
+    """Samples part of a group; responses branch at random, more often where entropy has risen.
 
-        after each segment a response branches with chance clip(prob + weight (H - H_first), 0, 1)
+        after each segment a response branches with probability
+        clip(prob + weight (H - H_first), 0, 1)
         H = sum of the entropy of the first tokens of the segment, over scale
 
-    H_first is that of the first segment of the response. A branch has all tokens so far in common
-    with its response, and goes on apart from it. Once all responses of a group have ended, or in
-    the last segment, what the group still lacks is sampled from the prompt.
+    H_first is that of the first segment of the response. A branch shares all tokens so far with its
+    response and continues independently. Once all responses of a group have ended, or in the last
+    segment, the missing responses are sampled from the prompt.
 
     Args:
       first: Responses before any branch; None for half of the group.
       segment: Tokens after which responses may branch, below those of a response; None for a
         quarter of them.
-      branches: That a response may get at once.
-      prob: In [0, 1].
-      weight: Of a rise of entropy, not negative.
-      tokens: Whose entropy counts.
+      branches: Maximum branches of a response at once.
+      prob: Base probability, in [0, 1].
+      weight: Weight of an increase of entropy, not negative.
+      tokens: Number of first tokens whose entropy counts.
       scale: In nats, above 0; the log of the size of the vocabulary, 11.9 for 151,936.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 

@@ -1,4 +1,4 @@
-"""A collector that values prefixes of responses by rollouts that go on from them."""
+"""A collector that values prefixes of responses by rollouts that continue them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -169,25 +169,25 @@ def valued(
     segments: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
-    """Samples on from prefixes of each response; the mean reward is the value of the prefix.
+    """Samples continuations of prefixes of each response; their mean reward is the prefix's value.
 
         P groups of G -> the first tokens of segments, by the rule -> `rollouts` for each prefix
-        value of a prefix = mean reward of the responses that go on from it
+        value of a prefix = mean reward of its continuations
 
-    What goes on from a prefix does not train. Prefixes that responses of a group have in common,
-    such as the prompt, are valued once. The batch has ``segment_ids``, ``segment_where`` and
-    ``prefix_values``, see :func:`jaxrl_llm.advantages.segment_advantages`. A response whose reward
-    failed on all that goes on from one of its prefixes takes no part.
+    The continuations do not train. Prefixes that responses of a group share, such as the prompt,
+    are valued once. The batch has ``segment_ids``, ``segment_where`` and
+    ``prefix_values``, see :func:`jaxrl_llm.advantages.segment_advantages`. A response takes no part
+    if the reward failed for all continuations of one of its prefixes.
 
     Args:
-      rule: int32 ``[n, C]``: the places of the first tokens of segments, rising, -1 for none. It
-        names what it takes of the responses: ``mask`` bool ``[n, T]``, ``breaks`` (whether a
-        token's text has a line break), ``old_entropy``, ``old_logp`` and ``behavior_logp``
-        ``[n, T]``, ``lengths`` ``[n]``, ``count`` (= segments). Such as
+      rule: Function that returns int32 ``[n, C]``: the first tokens of segments, ascending, -1 for
+        none. Its parameters may be, of the responses: ``mask`` bool ``[n, T]``, ``breaks`` (whether
+        a token's text has a line break), ``old_entropy``, ``old_logp`` and ``behavior_logp`` ``[n,
+        T]``, ``lengths`` ``[n]``, ``count`` (= segments). Such as
         :func:`~jaxrl_llm.curation.line_starts`, :func:`~jaxrl_llm.curation.stretch_starts` and
         :func:`~jaxrl_llm.curation.spo_cutpoints`.
-      rollouts: For each prefix.
-      segments: C, of a response, at most; None for as many as it has.
+      rollouts: Number of rollouts for each prefix.
+      segments: C, maximum segments of a response; None for no limit.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
@@ -204,7 +204,8 @@ def valued(
 
     References:
       VinePPO (arXiv:2410.01679), 9 rollouts from each line; SPO-chain (arXiv:2505.23564). There
-      each response values its prompt anew; here tokens go on, and text is not tokenized again.
+      each response values its prompt separately; here tokens continue, and text is not tokenized
+      again.
     """
     name = "valued"
     if not callable(rule):
