@@ -187,6 +187,10 @@ PEER_NAMES = (
         "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='js'))", ("dpo",)),
     PeerName("TRL", "DPOConfig.f_divergence_type", "alpha_divergence",
         "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='alpha'))", ("dpo",)),
+    PeerName("TRL", "DPOConfig.loss_weights", "1.0, 1.0",
+        "jr.recipes.dpo(likelihood=1.0)", ("dpo",),
+        "With loss_type=['sigmoid', 'sft'] (RPO). TRL's likelihood is a mean over all tokens of a "
+        "batch, ours over the tokens of each response, then over the pairs."),
     PeerName("TRL", "DPOConfig.ld_alpha", "", "jr.recipes.ld_dpo(alpha=0.5)", ("ld_dpo",)),
     PeerName("TRL", "DPOConfig.use_weighting", "",
         "jr.recipes.wpo()", ("wpo",),
