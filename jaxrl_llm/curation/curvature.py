@@ -1,11 +1,11 @@
-"""Which tokens would move the policy too far: CAPO's curvature of the last layer.
+"""Tokens whose update would change the policy too much: CAPO's curvature of the last layer.
 
 The logits are ``W h``, so the gradient of ``A log pi(a)`` with respect to W is ``A v h'`` with
-``v = onehot(a) - pi``: everything about a token follows from its last hidden state, its
-distribution and its advantage.
+``v = onehot(a) - pi``. The effect of a token follows from its last hidden state, its distribution
+and its advantage.
 
 - ``advantages``: ``[..., T]``, or ``[...]`` for one value per sequence.
-- ``mask``: bool ``[..., T]``, True = keep; what is masked is not read.
+- ``mask``: bool ``[..., T]``, True = keep; masked entries are not read.
 - ``lr``: learning rate of the step, not negative.
 - ``fisher``: "sample" for the squared score of the sampled token, as released; "full" for its
   expectation, which is the KL divergence to second order.
@@ -31,7 +31,7 @@ _AT_ONCE = 16
 
 
 class CapoScores(NamedTuple):
-    """Predicted effects of the step that one token alone would make, ``[..., T]`` float32.
+    """Predicted effects of an update on one token alone, ``[..., T]`` float32.
 
     Attributes:
       objective: m_H, change of the objective to second order.
@@ -57,11 +57,11 @@ class CapoMoments(NamedTuple):
 
 
 class CapoSums(NamedTuple):
-    """What :func:`capo_adam` adds up over the tokens of an update.
+    """Sums of :func:`capo_adam` over the tokens of an update.
 
     Attributes:
-      total: ``[V, D]``, the gradients of the tokens left.
-      count: ``[V]``, how many of them have the token among their most likely ones.
+      total: ``[V, D]``, sum of the gradients of the selected tokens.
+      count: ``[V]``, number of selected tokens that have this token among their most likely.
     """
 
     total: Array
@@ -101,7 +101,7 @@ def capo_scores(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> CapoScores:
-    """How much the objective and the policy would change by a step on each token alone.
+    """Changes of the objective and of the policy by an update on each token alone.
 
         g = A v h',  v = onehot(a) - pi        gradient of the objective with respect to W
         G = g, or Adam's step with g as the gradient;  u = G h
@@ -109,13 +109,13 @@ def capo_scores(
         m_H = lr <g, G> + lr^2 / 2 A [(v.u)^2 - Var_pi(u)]
 
     With ``moments`` the step is Adam's, as if the token were the full batch; the moments do not
-    change. Tokens are then taken one by one, since each has a matrix ``[K, D]``.
+    change. Tokens are then processed one by one, since each has a matrix ``[K, D]``.
 
     Args:
       advantages, mask, lr, fisher: See the module.
-      hidden: ``[..., T, D]``, floating point, last hidden states, as the output matrix takes them.
+      hidden: ``[..., T, D]``, floating point, last hidden states, the input of the output matrix.
       probs: ``[..., T, K]``, floating point: the distribution, or its K most likely tokens.
-      actions: int ``[..., T]``, place of the sampled token in ``probs``.
+      actions: int ``[..., T]``, index of the sampled token in ``probs``.
       moments: Adam's state for the output matrix; None for plain ascent.
       support: int ``[..., T, K]``, the tokens of ``probs``, with ``moments``; None for all.
       betas: Adam's decay rates; only with ``moments``.
@@ -204,7 +204,7 @@ def capo_mask(
         keep = mask and m_F < tau_F and |m_H| < tau_H      symmetric
         keep = mask and m_F < tau_F and 0 <= m_H < tau_H   otherwise
 
-    A token whose score is NaN stays, so that the loss shows it.
+    A token whose score is NaN is kept, so that the NaN appears in the loss.
 
     Args:
       mask, tau_h, tau_f, symmetric: See the module.
@@ -298,19 +298,19 @@ def capo_adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> _CapoAdam:
-    """CAPO's curvature along the step of an Adam that models the optimizer, for a recipe.
+    """CAPO's curvature along the step of an Adam model of the optimizer, for a recipe.
 
         m_H, m_F   as in capo_scores, on the ``top`` most likely tokens, at the rate of the step
         g_j        mean of A v_j h over the tokens left that have j among their most likely ones
         mu_j       b1 mu_j + (1 - b1) g_j,   nu_j  b2 nu_j + (1 - b2) g_j^2;   j of no token stays
 
-    The moments are those of the gradient of the last layer alone, token by token as large as ``A v
-    h``. They are not those of the run's optimizer, which may be another one or move an adapter.
+    The moments are of the gradient of the last layer alone, with terms ``A v h`` per token. They
+    are not those of the run's optimizer, which may be another one or train an adapter.
 
     Args:
-      tau_h, tau_f, symmetric: See the module; the tokens out of bounds enter no mean.
-      lr: Learning rate of the scores; None for that of the update.
-      top: How many tokens a distribution is cut to.
+      tau_h, tau_f, symmetric: See the module; tokens out of bounds are not in the means.
+      lr: Learning rate of the scores; None for the learning rate of the update.
+      top: Number of most likely tokens to which a distribution is cut.
       betas: Adam's decay rates.
       eps: Adam's epsilon.
 
@@ -350,12 +350,12 @@ def capo_bounds(
     tau_f: float = 1e-4,
     symmetric: bool = True,
 ) -> Array:
-    """CAPO as the selection of a recipe that brings the effects of each token's step.
+    """CAPO as the selection of a recipe that computes the effects of each token's step.
 
     Args:
       advantages: Not read.
       mask, tau_h, tau_f, symmetric: As in :func:`capo_mask`.
-      step_effects: ``[..., T, 2]``: m_H and m_F, such as those of :func:`capo_adam`.
+      step_effects: ``[..., T, 2]``: m_H and m_F, such as the result of :func:`capo_adam`.
 
     Returns:
       bool ``[..., T]``.
@@ -391,7 +391,7 @@ def capo_selection(
     symmetric: bool = True,
     fisher: Fisher = "sample",
 ) -> Array:
-    """CAPO as the selection of a recipe: plain ascent, from four numbers per token.
+    """CAPO as the selection of a recipe: plain gradient ascent, from four numbers per token.
 
         |v|^2 = 1 - 2 p + sum pi^2,   Var_pi(v) = p - 2 p^2 + sum pi^3 - (p - sum pi^2)^2
         u = A |h|^2 v,  and m_F, m_H and the mask as in capo_scores and capo_mask

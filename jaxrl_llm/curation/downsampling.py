@@ -1,12 +1,12 @@
-"""Some rollouts of a group that is larger than what trains: extremes, clean ones, pairs.
+"""Selection of training rollouts from a larger group: extremes, clean ones, pairs.
 
 Shared arguments:
   ``rewards``: ``[..., G]``, floating point, of the rollouts of a group.
   ``where``: bool ``[..., G]``, True for the rollouts that take part; the others are not read and
     never chosen. None keeps all.
 
-Ties go by position. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an
-option out of range.
+Ties are broken by position. All raise TypeError for a wrong dtype and ValueError for a wrong shape
+or an option out of range.
 """
 
 from typing import Literal, NamedTuple
@@ -24,7 +24,7 @@ def first_rollouts(where: Array, *, count: int) -> Array:
 
     Args:
       where: bool ``[..., G]``.
-      count: How many, not negative.
+      count: Number of rollouts, not negative.
 
     Returns:
       bool ``[..., G]``.
@@ -45,17 +45,17 @@ def first_rollouts(where: Array, *, count: int) -> Array:
 
 
 def select_extremes(rewards: Array, *, best: int, worst: int, where: Array | None = None) -> Array:
-    """The rollouts of the highest rewards, and those of the lowest among the rest.
+    """The rollouts with the highest rewards, and those with the lowest among the rest.
 
         keep = best of the greatest  +  worst of the least
 
-    Of equal rewards the earlier comes first, at both ends. A group of no more than ``best + worst``
-    stays as it is. The advantage is taken over what stays.
+    Among equal rewards the earlier rollout comes first, at both ends. A group of no more than
+    ``best + worst`` is unchanged. The advantage is computed over the selected rollouts.
 
     Args:
       rewards, where: See the module.
-      best: How many of the highest, not negative.
-      worst: How many of the lowest, not negative.
+      best: Number of rollouts with the highest rewards, not negative.
+      worst: Number of rollouts with the lowest rewards, not negative.
 
     Returns:
       bool ``[..., G]``, for the slot ``curation``.
@@ -69,7 +69,7 @@ def select_extremes(rewards: Array, *, best: int, worst: int, where: Array | Non
 
     References:
       Sol-RL (arXiv:2604.06916), CODE reading: 12 best and 12 worst of 96 candidates that a
-      low-precision policy drew, which are made again and trained in full precision.
+      low-precision policy samples; they are generated again and trained in full precision.
     """
     function = "select_extremes"
     stats.check_group(function, rewards, where)

@@ -1,4 +1,4 @@
-"""Examples of one user in the prompt, so that a preference is learned from a few.
+"""Examples of one user in the prompt, so that a few examples convey the user's preference.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -12,7 +12,7 @@ from jaxrl_llm.core import Array, checks
 
 
 class FewShot(NamedTuple):
-    """What :func:`sample_few_shot` returns.
+    """Result of :func:`sample_few_shot`.
 
     Attributes:
       shots: int32 ``[M, K]``, rows of the examples of each query; -1 where there are too few.
@@ -28,8 +28,8 @@ def sample_few_shot(
 ) -> FewShot:
     """Draws other rows of the same user as the examples of each query, without replacement.
 
-    The context is made of the examples (question, preferred response, other response) and a loss of
-    pairs, such as ``preferences.ipo``, trains on the pair of the query alone. A query is not among
+    The context consists of the examples (question, preferred response, other response). A pairwise
+    loss, such as ``preferences.ipo``, trains on the pair of the query alone. A query is not among
     its examples. The draw of a query depends on its row and on no other query. Memory grows with
     the number of queries times the number of rows.
 

@@ -1,8 +1,8 @@
-"""Which groups and rollouts take part: by their rewards, and by how they ended.
+"""Which groups and rollouts are used: by their rewards, and by how they ended.
 
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all.
 - ``threshold``: the coverage at and below which a right answer is dropped.
-- ``width``: how far above it nothing is dropped, above 0.
+- ``width``: distance above ``threshold`` from which no answer is dropped, above 0.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
@@ -23,12 +23,12 @@ def informative_groups(
     name: str | None = None,
     keep_singletons: bool = False,
 ) -> Array:
-    """The groups whose members differ: dynamic sampling.
+    """The groups whose rollouts differ in reward: dynamic sampling.
 
         keep_g = max over g of metric > min over g of metric
 
-    A group whose rewards agree has advantage 0 in every group-relative method; dropping it changes
-    the denominators alone. :func:`refill` asks for others in their place.
+    A group with equal rewards has advantage 0 in every group-relative method; dropping it changes
+    only the denominators. :func:`refill` samples replacements.
 
     Args:
       where: As in the module; a group without one is dropped.
@@ -38,8 +38,8 @@ def informative_groups(
         components: ``given(bind(informative_groups, name="accuracy"),
         metric="reward_components")``. An entry of it that is NaN does not apply and is not
         compared.
-      name: Which entry of the mapping.
-      keep_singletons: Whether a group of one takes part; it has nothing to differ from.
+      name: The entry of the mapping to compare.
+      keep_singletons: Whether a group of one rollout, which cannot differ, is kept.
 
     Returns:
       bool ``[..., G]``: ``where``, less the groups that are dropped.
@@ -89,15 +89,15 @@ def spread_groups(
     threshold: float = 0.3,
     keep_singletons: bool = True,
 ) -> Array:
-    """The groups whose rewards vary enough.
+    """The groups whose rewards have a standard deviation above a threshold.
 
         keep_g = std(r) > threshold,  ddof 0
 
     Args:
       where: As in the module; a group without one is dropped.
       rewards: ``[..., G]``, floating point.
-      threshold: Deviation that is too small, in units of reward, not negative.
-      keep_singletons: Whether a group of one takes part.
+      threshold: Largest deviation of a dropped group, in units of reward, not negative.
+      keep_singletons: Whether a group of one rollout is kept.
 
     Returns:
       bool ``[..., G]``: ``where``, less the groups that are dropped.
@@ -127,7 +127,7 @@ class Compacted(NamedTuple):
     Attributes:
       tree: The arrays, each ``[n_target, ...]``.
       where: bool ``[n_target]``, True for rows that hold a group of ``keep``.
-      count: int32 ``[]``, how many groups ``keep`` has; it may exceed ``n_target``.
+      count: int32 ``[]``, number of groups in ``keep``; it may exceed ``n_target``.
     """
 
     tree: ArrayTree
@@ -143,9 +143,9 @@ def compact_groups(tree: ArrayTree, keep: Array, *, n_target: int) -> Compacted:
     Filler rows hold other groups; mask them with ``where``.
 
     Args:
-      tree: Arrays ``[P, ...]`` of one P.
+      tree: Arrays ``[P, ...]`` with the same P.
       keep: bool ``[P]``.
-      n_target: How many rows the result has, at most P.
+      n_target: Number of rows of the result, at most P.
 
     Returns:
       :class:`Compacted`.
@@ -183,7 +183,7 @@ def compact_groups(tree: ArrayTree, keep: Array, *, n_target: int) -> Compacted:
 
 
 def truncation_mask(advantages: Array, mask: Array, *, truncated: Array) -> Array:
-    """Drops the tokens of responses that were cut off: overlong filtering, as a selection.
+    """Drops the tokens of truncated responses: overlong filtering, as a selection.
 
         keep[..., t] = mask[..., t] and not truncated[...]
 
@@ -215,17 +215,17 @@ def truncation_mask(advantages: Array, mask: Array, *, truncated: Array) -> Arra
 
 
 def window_tokens(mask: Array, *, unfinished: Array, versions: Array, drop_tail: int = 0) -> Array:
-    """What a batch sampled of responses that go on from batch to batch.
+    """The tokens that this batch sampled, for responses that continue from batch to batch.
 
         keep = version of the token is the newest of the batch
                and not (unfinished and one of the last drop_tail tokens)
 
-    Each token trains once, in the batch that sampled it; in a chain the weights follow. The
-    estimates of the last tokens of what goes on hang on the value that stands for the rest.
+    Each token trains once, in the batch that sampled it. In an unfinished response the estimates of
+    the last tokens depend on the value that is bootstrapped for the rest.
 
     Args:
       mask: bool ``[..., T]``, True = keep.
-      unfinished: bool ``[...]``, True where the response goes on in a later batch.
+      unfinished: bool ``[...]``, True where the response continues in a later batch.
       versions: ``[..., T]`` integers, of the weights that sampled each token.
       drop_tail: Tokens, not negative.
 
@@ -290,11 +290,11 @@ def _newest(function: str, mask: Array, unfinished: Array, versions: Array) -> A
 def prs_keep_prob(
     coverage: Array, correct: Array, *, threshold: float = 0.3, width: float = 0.1
 ) -> Array:
-    """The probability of keeping a rollout, by the share of its time that its work covers.
+    """The probability of keeping a rollout, by the share of its run time that its own work covers.
 
         p = clip((coverage - threshold) / width, 0, 1) where correct, else 1
 
-    Right answers that avoid the work are dropped; wrong ones never are, since they teach.
+    Correct answers that avoid the work are dropped; wrong answers are always kept.
 
     Args:
       threshold, width: See the module.
@@ -333,7 +333,7 @@ def prs_where(
     threshold: float = 0.3,
     width: float = 0.1,
 ) -> Array:
-    """A draw of rollouts with :func:`prs_keep_prob`; the form for a curation slot.
+    """Random selection of rollouts by :func:`prs_keep_prob`, for a curation slot.
 
         keep_i = u_i < p_i,   u_i uniform in [0, 1),   correct_i = rewards_i > 0
 

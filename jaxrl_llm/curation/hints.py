@@ -1,9 +1,9 @@
-"""Hints for prompts that the policy cannot solve: which, how much of a hint, which rollouts change.
+"""Hints for prompts that the policy cannot solve: which prompts, how long a hint, which rollouts.
 
 A hint is text before the response: a clue in the prompt, the start of a reference solution, or a
-prefix of the response. A rule here takes the rewards of the rollouts that exist and decides what is
-sampled next; the caller samples, and computes log-probabilities after the prompt that a rollout was
-really sampled from. The methods differ in three choices.
+prefix of the response. A rule here takes the rewards of the present rollouts and decides what to
+sample next. The caller samples, and computes log-probabilities after the prompt that the rollout
+was sampled from. The methods differ in three choices.
 
 =============  ======================  ===========================  ===============================
 method         a group gets a hint if  how much                     which rollouts are sampled again
@@ -36,15 +36,15 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 def needs_hint(rewards: Array, *, where: Array | None = None, threshold: float = 0.0) -> Array:
-    """Groups in which no rollout is right.
+    """Groups in which no rollout is correct.
 
         needs_hint = every reward that takes part <= threshold
 
-    A group without a rollout needs none: nothing is known of it. A NaN counts as no failure.
+    A group without rollouts needs no hint, since its accuracy is unknown. A NaN is not a failure.
 
     Args:
-      rewards, where: See the module. Give the accuracy alone where a format is rewarded too.
-      threshold: Greatest reward of a failure.
+      rewards, where: See the module. Pass only the accuracy if a format is rewarded too.
+      threshold: Largest reward that counts as a failure.
 
     Returns:
       bool ``[...]``.
@@ -73,7 +73,7 @@ def hint_slots(trigger: Array, *, group_size: int, plain: int = 1) -> Array:
     Args:
       trigger: bool ``[...]``, :func:`needs_hint`.
       group_size: G, at least 1.
-      plain: Rollouts that stay as they were, from 0 to G. NuRL keeps one.
+      plain: Number of rollouts that are not replaced, from 0 to G. NuRL keeps one.
 
     Returns:
       bool ``[..., G]``.
@@ -103,7 +103,7 @@ def hint_level(
     high: float = 0.35,
     max_level: int = 3,
 ) -> Array:
-    """The detail of a prompt's hint at its next visit, from how it went at the last.
+    """The level of detail of a prompt's next hint, from its accuracy at the last visit.
 
         level + 1, at most max_level    accuracy <= low
         level - 1, at least 0           accuracy > high
@@ -112,9 +112,9 @@ def hint_level(
 
     Args:
       level: ``[...]`` integers, 0 for no hint.
-      accuracy: ``[...]``, floating point, share of right rollouts at that level.
-      low: Greatest accuracy of a prompt that gets more detail.
-      high: Greatest accuracy of a prompt that keeps its level, not below ``low``.
+      accuracy: ``[...]``, floating point, share of correct rollouts at that level.
+      low: Largest accuracy of a prompt that gets more detail.
+      high: Largest accuracy of a prompt that keeps its level, not below ``low``.
       max_level: The most detailed hint, at least 1.
 
     Returns:
@@ -149,8 +149,8 @@ def guidance_stage(stage: Array, hard: Array, *, stages: int = 3) -> Array:
 
     GHPO's stages are shares of a reference solution, 1/4, 1/2 and 3/4 (:func:`prefix_length`);
     Cog-Rethinker's two are templates, one that decomposes the problem and one that refines a wrong
-    answer. A group whose stage changes is sampled again completely; a prompt that is hard at the
-    last stage keeps what it has.
+    answer. A group whose stage changes is sampled again completely. A prompt that is hard at the
+    last stage keeps its rollouts.
 
     Args:
       stage: ``[...]`` integers, 0 for the plain prompt.
@@ -180,13 +180,13 @@ def guidance_stage(stage: Array, hard: Array, *, stages: int = 3) -> Array:
 
 
 def prefix_length(length: Array, ratio: float | Array) -> Array:
-    """How many tokens of a solution a hint shows.
+    """Number of tokens of a solution that a hint shows.
 
         round(length clip(ratio, 0, 1)), half to even
 
     Args:
       length: ``[...]`` integers, tokens of the solution.
-      ratio: Share of it, a number or ``[...]``.
+      ratio: Share of the solution to show, a number or ``[...]``.
 
     Returns:
       int32, of the two shapes broadcast.
@@ -207,7 +207,7 @@ def prefix_length(length: Array, ratio: float | Array) -> Array:
 
 
 def minimal_hint(rewards: Array, *, where: Array | None = None, threshold: float = 0.0) -> Array:
-    """The least hint that led to a right answer.
+    """The lowest hint level that led to a correct answer.
 
         min {level: reward[level] > threshold}, else -1
 
@@ -227,8 +227,8 @@ def minimal_hint(rewards: Array, *, where: Array | None = None, threshold: float
 
     References:
       Scaf-GRPO (arXiv:2510.19807): knowledge, then solution, each in four cumulative steps (the
-      planning tier is commented out in the released code). The rollout of that level takes the
-      place of the group's first (:func:`scaffold_slots`).
+      planning tier is commented out in the released code). The rollout of that level replaces
+      the group's first (:func:`scaffold_slots`).
     """
     stats.check_group("minimal_hint", rewards, where)
     right = masking.zero_masked(rewards, where) > threshold
@@ -240,18 +240,18 @@ def minimal_hint(rewards: Array, *, where: Array | None = None, threshold: float
 def scaffold_slots(
     level: Array, *, group_size: int, where: Array | None = None, count: int = 1
 ) -> Array:
-    """Which rollouts of a failed group give way to the one that a hint solved.
+    """Which rollouts of a failed group are replaced by the rollout that a hint solved.
 
         the first count that take part, where level >= 0
 
-    With ``count=2`` the first gets the response under the plain prompt, which makes it off-policy,
-    and the second gets prompt and response.
+    With ``count=2`` the first place holds the response under the plain prompt, which makes it
+    off-policy, and the second holds the hinted prompt and the response.
 
     Args:
       level: ``[...]`` integers, :func:`minimal_hint`.
       group_size: G, at least 1.
       where: bool ``[..., G]``, True for the rollouts that take part; None keeps all.
-      count: How many, from 1 to G.
+      count: Number of replaced rollouts, from 1 to G.
 
     Returns:
       bool ``[..., G]``.
@@ -281,13 +281,13 @@ def scaffold_slots(
 def distilled_where(
     rewards: Array, stage: Array, *, where: Array | None = None, threshold: float = 0.0
 ) -> Array:
-    """Right answers that needed help, to be imitated under the plain prompt.
+    """Correct answers that needed guidance, to be imitated under the plain prompt.
 
         reward > threshold  and  stage > 0
 
-    Their loss is the negative log-likelihood after the plain prompt, added to that of the policy
-    with a small coefficient. Log-probabilities after the prompt that they were sampled from would
-    teach nothing that holds at test time.
+    Their loss is the negative log-likelihood after the plain prompt, added to the policy loss with
+    a small coefficient. Training after the guided prompt would not help at test time, when there is
+    no guidance.
 
     Args:
       rewards, where: See the module.
@@ -325,19 +325,19 @@ def adhint_ratio(
     high: float = 0.8,
     noise: float | None = None,
 ) -> Array:
-    """How much of a solution to show, by how hard the prompt is without it.
+    """Share of a solution to show, by the difficulty of the prompt without it.
 
         w = clip(low + (high - low) (1 - mean reward) + u, 0, 1),   u uniform in [-noise, noise)
 
-    A prompt of which nothing is known gets ``low``.
+    A prompt without rollouts gets ``low``.
 
     Args:
-      rewards: ``[..., G]``, floating point, in [0, 1]: of the rollouts without a hint.
+      rewards: ``[..., G]``, floating point, in [0, 1]; rewards of the rollouts without a hint.
       where: See the module.
       key: Typed PRNG key; None for no noise.
       low: Share for a prompt that is always solved, in [0, 1].
       high: Share for one that never is, from ``low`` to 1.
-      noise: Half width, not negative; only with a key. None means 0.05.
+      noise: Half width of the noise, not negative; only with a key. None means 0.05.
 
     Returns:
       ``[...]`` float32 in [0, 1], for :func:`prefix_length`.
@@ -374,7 +374,7 @@ def adhint_ratio(
 def prefix_cuts(
     key: Array, length: Array, *, cuts: int = 3, low: float = 0.4, high: float = 0.8
 ) -> Array:
-    """Where to cut a right trace of a hard prompt, to make easier prompts of it.
+    """Where to cut a correct trace of a hard prompt, to make easier prompts from it.
 
         h = floor(u length),   u uniform in [low, high)
 
@@ -385,9 +385,9 @@ def prefix_cuts(
     Args:
       key: Typed PRNG key.
       length: ``[...]`` integers, tokens of the trace.
-      cuts: How many, at least 1.
-      low: Least share, in [0, 1].
-      high: Greatest share, from ``low`` to 1.
+      cuts: Number of cuts, at least 1.
+      low: Smallest share, in [0, 1].
+      high: Largest share, from ``low`` to 1.
 
     Returns:
       int32 ``[..., cuts]``.
@@ -449,7 +449,7 @@ def first_bad_step(scores: Array, *, where: Array | None = None, threshold: floa
     Args:
       scores: ``[..., S]``, floating point, one per step.
       where: See the module.
-      threshold: Least score of a good step.
+      threshold: Smallest score of a good step.
 
     Returns:
       int32 ``[...]``, from 0; S where no step is rejected.
@@ -471,7 +471,7 @@ def first_bad_step(scores: Array, *, where: Array | None = None, threshold: floa
 
 
 class Spliced(NamedTuple):
-    """Responses that begin with their first tokens and end with others.
+    """Responses whose first tokens are kept and whose end is replaced.
 
     Attributes:
       tokens: ``[..., T]`` integers; 0 after the end.
@@ -485,13 +485,13 @@ class Spliced(NamedTuple):
 
 
 def splice(tokens: Array, keep: Array, continuation: Array, length: Array) -> Spliced:
-    """Replaces the end of a response, from its first wrong step on.
+    """Replaces the end of a response, from its first wrong step.
 
         tokens[:keep] + continuation[:length], cut at T
 
-    The first part keeps the log-probabilities that it was sampled with. The continuation is
-    another model's: ``surrogates.luffy_shaping`` with ``steered=foreign``, or no training of it.
-    A repaired response takes the place of the failed one if the verifier accepts it.
+    The first part keeps its sampling log-probabilities. The continuation is from another model: use
+    ``surrogates.luffy_shaping`` with ``steered=foreign``, or do not train it. A repaired response
+    replaces the failed one if the verifier accepts it.
 
     Args:
       tokens: ``[..., T]`` integers, the response.
@@ -511,7 +511,7 @@ def splice(tokens: Array, keep: Array, continuation: Array, length: Array) -> Sp
       ([1, 2, 8, 0], 3, [False, False, True, False])
 
     References:
-      SCOPE (arXiv:2602.24110), ABSTRACT reading; what the loss of the continuation is, is ours.
+      SCOPE (arXiv:2602.24110), ABSTRACT reading; the loss of the continuation is ours.
     """
     function = "splice"
     checks.check_integer(

@@ -1,4 +1,4 @@
-"""A policy over latent strategies of utterances, solved by regrets as the run goes on.
+"""A policy over latent strategies of utterances, solved by regret matching during the run.
 
 A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -22,10 +22,10 @@ class LatentGame(NamedTuple):
     """State of :func:`latent_policy`.
 
     Attributes:
-      centers: ``[K, S]`` float32, of the clusters of utterances.
-      regrets: ``[Q, K]`` float32, cumulative, of each strategy at each state of the game.
+      centers: ``[K, S]`` float32, centers of the clusters of utterances.
+      regrets: ``[Q, K]`` float32, cumulative regret of each strategy at each state of the game.
       policies: ``[Q, K]`` float32, sum of the policies so far.
-      batches: int32 scalar, how many were seen.
+      batches: int32 scalar, number of batches so far.
     """
 
     centers: Array
@@ -110,21 +110,22 @@ class _Update:
 def latent_policy(
     *, num_prompts: int, clusters: int = 4, size: int = 32, every: int = 100
 ) -> Transform:
-    """The probability of each utterance's strategy in a policy that regret matching finds.
+    """The probability of each utterance's strategy in a policy computed by regret matching.
 
         strategy = the nearest of K centers, of k-means over the first batch of an iteration
         u_a = mean reward of the utterances of strategy a at a state;  p by the regrets R so far
         R_a += u_a - sum over b of p_b u_b     for the strategies that were played
         value of an utterance = mean over the visits so far of the policy of its strategy
 
-    A state of the game is a prompt; an iteration begins every so many batches with new clusters and
-    no regrets. p is over the strategies that were played; that of a visit includes its rewards.
+    A state of the game is a prompt. An iteration begins every ``every`` batches with new clusters
+    and zero regrets. p is over the strategies that were played; the policy of a visit includes its
+    rewards.
 
     Args:
       num_prompts: Q, states of the game.
-      clusters: K.
-      size: S, numbers to which embeddings are projected at random.
-      every: Batches of an iteration.
+      clusters: K, number of strategies.
+      size: S, dimension of the random projection of the embeddings.
+      every: Batches per iteration.
 
     Returns:
       A Transform ``rewards [P, G] -> values [P, G]`` over a :class:`LatentGame`, which reads
@@ -151,7 +152,7 @@ def latent_policy(
 
 
 def differing_values(advantages: Array, mask: Array) -> Array:
-    """The tokens of groups whose values differ, so that they have a better and a worse utterance.
+    """The tokens of groups whose values differ, which have a better and a worse utterance.
 
     Args:
       advantages: ``[..., G]``, floating point.

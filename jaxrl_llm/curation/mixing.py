@@ -1,4 +1,4 @@
-"""Where a group's rollouts come from: stored policies, teachers, demonstrations in the prompt.
+"""Sources of a group's rollouts: stored policies, teachers, demonstrations in the prompt.
 
 - ``key``: a typed PRNG key.
 - ``rewards``: floating point ``[..., G]``, one per rollout.
@@ -19,14 +19,14 @@ _OWN_TEACHER_PROBE = (0, 2, 4)
 
 
 def mix_source_mask(key: Array, *, prompts: int, probability: float | Array = 0.4) -> Array:
-    """Draws which prompts take their rollouts from a stored past policy.
+    """Draws the prompts whose rollouts come from a stored past policy.
 
         stored_p = u_p < probability,   u_p uniform in [0, 1)
 
     Args:
       key: See the module.
-      prompts: P.
-      probability: Share of stored prompts on average, in [0, 1]. After reincarnation it is 0.
+      prompts: P, number of prompts.
+      probability: Expected share of stored prompts, in [0, 1]. After reincarnation it is 0.
 
     Returns:
       bool ``[P]``, True for stored, False for fresh rollouts.
@@ -46,7 +46,7 @@ def mix_source_mask(key: Array, *, prompts: int, probability: float | Array = 0.
 
 
 def comprehension_score(answer_logp: Array, answer_mask: Array) -> Array:
-    """How well the policy follows a teacher's reasoning: the mean probability of the answer.
+    """The mean probability of the reference answer after a teacher's reasoning.
 
         mean over the tokens of the reference answer of exp(logp[t])
 
@@ -77,7 +77,7 @@ def comprehension_score(answer_logp: Array, answer_mask: Array) -> Array:
 
 
 class Replacement(NamedTuple):
-    """Which rollouts give way to which teacher answers.
+    """Which teacher answers replace which rollouts.
 
     Attributes:
       rollouts: int32 ``[..., k_max]``, places in the group; -1 for none.
@@ -99,7 +99,7 @@ def ampo_select(
     key: Array | None = None,
     probability: float | None = None,
 ) -> Replacement:
-    """Puts teacher answers in the place of wrong rollouts, where the group needs them.
+    """Replaces wrong rollouts by teacher answers, where the group needs them.
 
         k = min(k_max, wrong rollouts, available answers), if
             no rollout is right                "adaptive"
@@ -107,18 +107,21 @@ def ampo_select(
             always                             "always"
         the first k wrong rollouts give way to the k answers of the highest scores
 
-    A rollout is wrong if its reward is not above 0. Of equal scores the earlier answer comes first.
-    A teacher's answer gets at least the reward 1; the group's mean is over the policy's rollouts.
+    A rollout is wrong if its reward is not above 0. Among equal scores the earlier answer comes
+    first. A teacher's answer gets at least reward 1; the group's mean is over the policy's
+    rollouts.
 
     Args:
       rewards: See the module.
-      scores: ``[..., M]``, floating point, of the teacher answers: :func:`comprehension_score`.
-      k_max: Most answers a group takes, at least 1 and at most G and M.
-      where: As in the module; the rest are not replaced.
+      scores: ``[..., M]``, floating point, scores of the teacher answers, such as
+        :func:`comprehension_score`.
+      k_max: Maximum number of teacher answers in a group, from 1 to the smaller of G and M.
+      where: As in the module; the other rollouts are not replaced.
       available: bool ``[..., M]``, True for answers that exist.
       mode: When a group takes answers.
       key: Typed PRNG key; only in mode "hybrid", which needs one.
-      probability: Of a group to take answers, in [0, 1]; only in mode "hybrid". None means 0.3.
+      probability: Probability that a group takes answers, in [0, 1]; only in mode "hybrid". None
+        means 0.3.
 
     Returns:
       :class:`Replacement`.
@@ -133,7 +136,7 @@ def ampo_select(
       ([[0], [-1]], [[1], [-1]])
 
     References:
-      AMPO (SII-Enigma/AMPO, about arXiv:2510.02227). Which of the wrong rollouts give way is ours.
+      AMPO (SII-Enigma/AMPO, about arXiv:2510.02227). The choice among the wrong rollouts is ours.
     """
     function = "ampo_select"
     stats.check_group(function, rewards, where)
@@ -192,7 +195,7 @@ def best_teachers(
       roles: Integers ``[..., G]``: ``OWN``, ``DEMONSTRATION`` and, for probes, ``JUDGE``.
       mask: bool ``[..., G, T]``; of a probe, the tokens of the reference answer.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy at the start of the step.
-      k_max: Most answers that stay, from 1 to G.
+      k_max: Maximum number of answers that are kept, from 1 to G.
 
     Returns:
       bool ``[..., G]``, for the slot ``curation``.
@@ -243,17 +246,18 @@ def icpo_merge(
     where: Array | None = None,
     delta: float = 1.0,
 ) -> Array:
-    """Good steered rollouts take part, each in the place of another.
+    """Keeps good steered rollouts; each one replaces a rollout of the plain prompt.
 
         a steered rollout stays iff reward >= delta
         for each that stays, one rollout of the plain prompt, drawn at random, leaves its group
 
-    So a group has the size of its plain rollouts, and is those without a good steered one.
+    A group thus has as many rollouts as there are plain ones. Without a good steered rollout it is
+    the plain rollouts.
 
     Args:
       rewards, key, where: See the module.
       steered: bool ``[..., G]``, True for rollouts sampled with demonstrations in the prompt.
-      delta: Least reward of a steered rollout that stays.
+      delta: Smallest reward of a steered rollout that is kept.
 
     Returns:
       bool ``[..., G]``, for the slot ``curation``.

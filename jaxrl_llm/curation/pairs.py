@@ -1,4 +1,4 @@
-"""Pairs of a group for losses of preferences, and how often each response wins.
+"""Pairs of a group for preference losses, and the win rate of each response.
 
 Shared arguments:
   ``rewards``: ``[..., G]``, floating point, of the responses of a group.
@@ -17,7 +17,7 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 class SelectedPairs(NamedTuple):
-    """What :func:`select_pairs` returns.
+    """Result of :func:`select_pairs`.
 
     Attributes:
       indices: int32 ``[..., M, 2]``, the better and the worse response; -1 where there is no pair.
@@ -36,20 +36,20 @@ def select_pairs(
     where: Array | None = None,
     key: Array | None = None,
 ) -> SelectedPairs:
-    """Which responses of a group become chosen and rejected.
+    """Selects the chosen and the rejected responses of each group.
 
         "max_min"    the greatest reward against the least            M = 1
         "first_two"  the first two that take part                     M = 1
         "random"     two that take part, at random                    M = 1
         "all_pairs"  every two                                        M = G (G - 1) / 2
 
-    The one with the greater reward is chosen. Equal rewards are no pair, nor are those less than
-    ``min_gap`` apart. Of several greatest or least the first is taken.
+    The response with the larger reward is the chosen one. Two equal rewards, or two that differ by
+    less than ``min_gap``, give no pair. Of several largest or smallest rewards the first is taken.
 
     Args:
       rewards, where: See the module.
       mode: As above.
-      min_gap: In units of reward, not negative.
+      min_gap: Smallest difference of the rewards of a pair, not negative.
       key: A typed key; only with "random".
 
     Returns:
@@ -114,20 +114,20 @@ def right_over_wrong(
     lengths: Array | None = None,
     where: Array | None = None,
 ) -> SelectedPairs:
-    """Right responses of a group as chosen and wrong ones as rejected, as a verifier tells them.
+    """Pairs correct responses as chosen with wrong ones as rejected, by a verifier's rewards.
 
         right where reward >= success, R of them; the other W are wrong
         pair m = (right response m mod R, wrong response m mod W),   m < min(pairs, max(R, W))
         with lengths: (shortest right response, wrong response m),   m < min(pairs, W)
 
-    A group without a right response or without a wrong one has no pair. No pair comes twice.
+    A group without a correct or without a wrong response has no pair. No pair occurs twice.
 
     Args:
       rewards, where: See the module.
-      pairs: M, the most pairs of a group, at least 1.
-      success: The least reward of a right response.
-      lengths: ``[..., G]``, not negative, such as tokens; of equal ones the first is the shortest.
-        None takes the responses in their order.
+      pairs: M, the maximum number of pairs of a group, at least 1.
+      success: The smallest reward of a correct response.
+      lengths: ``[..., G]``, not negative, such as numbers of tokens; among equal lengths the
+        first counts as the shortest. None takes the responses in their order.
 
     Returns:
       :class:`SelectedPairs`.
@@ -171,7 +171,7 @@ def right_over_wrong(
 
 
 def win_rate_matrix(scores: Array) -> Array:
-    """The probability that one response beats another, of scores as of Bradley and Terry.
+    """The probability that one response beats another, from Bradley-Terry scores.
 
         P_ij = sigmoid(s_i - s_j)
 
@@ -199,7 +199,7 @@ def win_rate_matrix(scores: Array) -> Array:
 def mean_win_rate(
     probabilities: Array, *, where: Array | None = None, include_self: bool = True
 ) -> Array:
-    """How often each response of a group beats the others.
+    """Mean probability that each response of a group beats the others.
 
         p_i = mean over j of P_ij
 
@@ -207,10 +207,10 @@ def mean_win_rate(
       probabilities: ``[..., K, K]``, floating point, in [0, 1]: that i beats j, of
         :func:`win_rate_matrix` or of a judge.
       where: bool ``[..., K]``, True for the responses that take part; None for all.
-      include_self: Whether the response itself, which it beats half of the time, is one of the j.
+      include_self: Whether the mean includes j = i, with probability 1/2.
 
     Returns:
-      ``[..., K]`` float32, 0 where masked; without itself 0 for a group of one.
+      ``[..., K]`` float32, 0 where masked; 0 for a group of one if ``include_self`` is False.
 
     Example:
       >>> import jax.numpy as jnp
@@ -241,15 +241,15 @@ def mean_win_rate(
 def missing_eos_penalty(
     rewards: Array, *, truncated: Array, penalty: float, where: Array | None = None
 ) -> Array:
-    """Less reward for responses that did not end, so that they are not chosen.
+    """Lowers the reward of truncated responses, so that they are not chosen.
 
         r_i - penalty where truncated_i, else r_i
 
     Args:
-      rewards, where: See the module; what is masked gets 0.
+      rewards, where: See the module; masked responses get 0.
       truncated: bool ``[..., G]``, True where the response ended by its length, not by a stop.
-      penalty: In units of reward, above 0; beyond the range of the rewards none of them is chosen
-        over one that ended.
+      penalty: In units of reward, above 0. If it exceeds the range of the rewards, no truncated
+        response is chosen over a complete one.
 
     Returns:
       ``[..., G]`` float32.

@@ -1,4 +1,4 @@
-"""Structured preferences of plans: a score of several criteria, and easy tasks first.
+"""Structured preferences over plans: a score from several criteria, and easy tasks first.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -19,14 +19,14 @@ def structured_score(
     grounding_weight: float = 1 / 3,
     history_weight: float = 1 / 3,
 ) -> Array:
-    """The score of a chain of reasoning, of which the best and the worst of a group are a pair.
+    """The score of a chain of reasoning; the best and the worst of a group form a pair.
 
         task_weight task + grounding_weight grounding + history_weight history
 
     Args:
       task: ``[...]``, floating point, how relevant the chain is to the task.
-      grounding: ``[...]``, likewise, how well it rests on what is seen.
-      history: ``[...]``, likewise, how consistent it is with the steps before.
+      grounding: ``[...]``, likewise, how well it is grounded in the observations.
+      history: ``[...]``, likewise, how consistent it is with the previous steps.
       task_weight: Not negative; likewise ``grounding_weight`` and ``history_weight``.
       grounding_weight: See ``task_weight``.
       history_weight: See ``task_weight``.
@@ -63,14 +63,14 @@ def structured_score(
 
 
 def stage_mask(stages: Array, step: int | Array, *, boundaries: Sequence[int]) -> Array:
-    """The tasks that take part so far, from easy to hard.
+    """The tasks of the stages reached so far, from easy to hard.
 
         stages <= number of boundaries that are at most step
 
     Args:
       stages: integers ``[...]``, the stage of each task, from 0, such as by the length of its plan.
       step: ``[]``, updates made so far.
-      boundaries: Steps at which the next stage opens, increasing.
+      boundaries: Steps at which the next stage begins, increasing.
 
     Returns:
       bool ``[...]``.

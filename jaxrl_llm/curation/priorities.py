@@ -1,7 +1,8 @@
-"""Priorities of replayed items: scores of groups, and probabilities of a draw by them.
+"""Priorities of replayed items: scores of groups, and sampling probabilities from scores.
 
-``versions`` and ``version`` are those of the weights that sampled. Priorities of places are
-``[C]``; ``where`` (bool, True = takes part) excludes entries, which may hold anything.
+``versions`` and ``version`` are versions of the weights that sampled the items. Priorities have
+shape ``[C]``, one per place. ``where`` (bool, True = takes part) excludes entries, which may hold
+anything.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -81,7 +82,7 @@ def advantage_sizes(advantages: Array, *, where: Array | None = None) -> Array:
 
 
 def replay_priorities(scores: Array, *, power: float = 1.0, where: Array | None = None) -> Array:
-    """Probabilities of a draw by score.
+    """Sampling probabilities in proportion to a power of the scores.
 
         p_i = score_i^power / sum of score^power
 
@@ -91,7 +92,7 @@ def replay_priorities(scores: Array, *, power: float = 1.0, where: Array | None 
       where: ``[C]``. See the module.
 
     Returns:
-      ``[C]`` float32, adding up to 1; all 0 where nothing scores.
+      ``[C]`` float32, adding up to 1; all 0 if all scores are 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -119,13 +120,13 @@ def replay_priorities(scores: Array, *, power: float = 1.0, where: Array | None 
 
 
 def replay_importance(probs: Array, *, power: float = 1.0, where: Array | None = None) -> Array:
-    """Importance weights that undo a draw by priority; the greatest is 1.
+    """Importance weights that correct for sampling by priority; the largest is 1.
 
         (n p_i)^(-power) / max over j of (n p_j)^(-power),   n items that take part
 
     Args:
-      probs: ``[C]``, floating point, as :func:`replay_priorities` gives them.
-      power: 1 undoes the draw, 0 leaves it.
+      probs: ``[C]``, floating point, as :func:`replay_priorities` returns them.
+      power: 1 for a full correction, 0 for none.
       where: ``[C]``. See the module.
 
     Returns:
@@ -155,14 +156,14 @@ def replay_importance(probs: Array, *, power: float = 1.0, where: Array | None =
 def recency_weights(
     versions: Array, *, version: int | Array, scale: float, where: Array | None = None
 ) -> Array:
-    """Factors of scores that fall with the age of the item.
+    """Factors of scores that decrease with the age of the item.
 
         exp(-(version - versions_i) / scale)
 
     Args:
       versions: int ``[C]``.
-      version: Of the weights being trained.
-      scale: Versions after which 37% are left, above 0.
+      version: Version of the weights being trained.
+      scale: Number of versions after which the factor is 1/e, above 0.
       where: ``[C]``. See the module.
 
     Returns:
@@ -190,7 +191,7 @@ def recency_weights(
 def fading_probs(
     order: Array, *, factor: float = 7.0, form: Literal["smooth", "sharp"] = "smooth"
 ) -> Array:
-    """Probabilities of a draw by age alone; the oldest item has probability 0.
+    """Sampling probabilities by age alone; the oldest item has probability 0.
 
         x_i = i / L for the i-th oldest of L items, from 0
         "smooth":  p_i proportional to tanh(factor x_i^2)
@@ -232,7 +233,7 @@ def fading_probs(
 
 
 class SelectiveSample(NamedTuple):
-    """The origin of each item of a batch.
+    """The source of each item of a batch.
 
     Attributes:
       index: int32 ``[k]``, the item among the fresh or the stored ones; -1 for none.
@@ -260,8 +261,8 @@ def ssb_sample(
         min(|E|, count) of E, with replacement, in proportion to |A|^power
         the rest of what is stored, with replacement, in proportion to |A|^power + floor
 
-    As a policy improves, fewer of its groups have rollouts that differ, and stored rollouts take
-    their places. Store E afterwards (:func:`~jaxrl_llm.curation.replay_add` with "oldest").
+    As a policy improves, fewer of its groups have rollouts that differ, and stored rollouts
+    replace them. Store E afterwards (:func:`~jaxrl_llm.curation.replay_add` with "oldest").
 
     Args:
       key: Typed PRNG key.
@@ -269,12 +270,12 @@ def ssb_sample(
       stored_advantages: ``[C]``, floating point.
       count: k, the size of the batch, above 0.
       power: Not negative; 0 draws uniformly.
-      floor: Least weight of a stored rollout, not negative.
+      floor: Smallest weight of a stored rollout, not negative.
       where: ``[B]``. See the module.
       stored_where: bool ``[C]``, the same for the stored ones.
 
     Returns:
-      :class:`SelectiveSample`; -1 where neither has an advantage.
+      :class:`SelectiveSample`; -1 where neither source has a non-zero advantage.
 
     Example:
       >>> import jax

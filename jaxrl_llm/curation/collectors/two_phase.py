@@ -46,12 +46,12 @@ class Memory(Protocol):
 
     @property
     def read(self) -> Callable[..., Mapping[str, Any]]:
-        """``(state, ...) -> mapping``: what the allocator may name besides."""
+        """``(state, ...) -> mapping``: further arguments that the allocator may name."""
         ...
 
     @property
     def learn(self) -> Callable[..., ArrayTree]:
-        """``(state, ...) -> state`` once a batch is complete."""
+        """``(state, ...) -> state``: the update after a complete batch."""
         ...
 
 
@@ -59,8 +59,8 @@ class TwoPhaseState(NamedTuple):
     """State of a :func:`two_phase` with a memory.
 
     Attributes:
-      source: Of the collector that proposes the prompts.
-      memory: Of the memory.
+      source: State of the collector that proposes the prompts.
+      memory: State of the memory.
     """
 
     source: ArrayTree
@@ -103,7 +103,7 @@ def remembered_rates(*, prior: tuple[float, float] = (1.0, 1.0), retain: float =
         rates = alpha / (alpha + beta)      before the batch
 
     Args:
-      prior: Pseudo-counts of success and failure of a prompt never seen.
+      prior: Pseudo-counts of success and failure of a prompt without rollouts.
       retain: See :func:`~jaxrl_llm.curation.belief_update`.
 
     Returns:
@@ -120,8 +120,8 @@ def remembered_rates(*, prior: tuple[float, float] = (1.0, 1.0), retain: float =
       [0.5]
 
     References:
-      SPO (arXiv:2509.13232) tracks success rates so; V0 (arXiv:2602.03584) and V_0.5
-      (arXiv:2603.10848) predict them by a model of their own.
+      SPO (arXiv:2509.13232) tracks success rates this way; V0 (arXiv:2602.03584) and V_0.5
+      (arXiv:2603.10848) predict them with a separate model.
     """
     prior = (float(prior[0]), float(prior[1]))
     belief_init(1, prior=prior)  # checks it
@@ -295,26 +295,26 @@ def two_phase(
     memory: Memory | None = None,
     text: Callable | None = None,
 ) -> Collector:
-    """Asks for a few rollouts of each prompt, then for more of those that an allocator names.
+    """Samples a few rollouts of each prompt, then more for the prompts that an allocator selects.
 
         first rollouts of P prompts -> rewards -> allocate -> extra rollouts -> one group each
 
-    Groups differ in size: the batch is ``[P, max_rollouts]``, and what a group does not have is
-    masked. A round waits for the one before it.
+    Groups differ in size: the batch is ``[P, max_rollouts]``, and unused places are masked. Each
+    round waits for the previous one.
 
     Args:
       allocate: Integers ``[P]`` of rollouts that each group gets in the next round, or bools for
         one more each. It names what it takes: ``rewards`` and ``where`` ``[P, max_rollouts]``,
         ``accuracy`` ``[P]`` (mean reward), ``counts`` ``[P]`` (rollouts so far), ``rollouts`` (of
-        the first round), ``max_rollouts``, ``budget`` (what is left of P G rollouts, divided by
-        the rounds to come), what the memory reads, and columns of numbers of the data; such as
+        the first round), ``max_rollouts``, ``budget`` (the rest of P G rollouts, divided by
+        the remaining rounds), the results of the memory, and numeric columns of the data. See
         :func:`~jaxrl_llm.curation.dars_extra_rollouts` and
         :func:`~jaxrl_llm.curation.xrpo_extra_rollouts`.
-      max_rollouts: Most rollouts of a group.
+      max_rollouts: Maximum number of rollouts of a group.
       first: Rollouts of the first round; None for G.
-      rounds: How often the allocator is asked; it ends earlier once it names no group.
+      rounds: Maximum number of calls of the allocator; sampling ends when it selects no group.
       source: The collector that proposes the prompts; None for :func:`in_order`.
-      memory: What the allocator remembers, such as :func:`remembered_rates`; None for nothing.
+      memory: State for the allocator, such as :func:`remembered_rates`; None for no state.
       text: The message of the further rollouts of each group, a list of P with None for the
         prompt's own. It names what it takes of the allocator's context and ``memory``, the state.
 
@@ -322,9 +322,9 @@ def two_phase(
       A collector; its state is that of ``source``, or a :class:`TwoPhaseState` with a memory.
 
     Raises:
-      TypeError: If ``allocate`` is no function, or a number no integer.
-      ValueError: If a number is out of its range; in a run, if an allocation is, or a prompt lacks
-        a column that the allocator names.
+      TypeError: If ``allocate`` is not a function, or a number is not an integer.
+      ValueError: If a number is out of its range; in a run, if an allocation is out of range or
+        a prompt lacks a column that the allocator names.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -1,8 +1,9 @@
-"""Collectors that name their prompts, in shuffled epochs of a seed.
+"""Collectors that choose their prompts, in epochs shuffled by a seed.
 
-:func:`in_order` takes the next prompts of the run, which are known only once they have been asked
-for. What a request holds may depend on the prompt: the level of its hint, a part of a right
-response. These collectors go through the data in an order of their seed and remember the place.
+:func:`in_order` takes the next prompts of the run, which the collector learns only after its
+request. A request may depend on the prompt, for example on the level of its hint or on a part of a
+correct response. The collectors here go through the data in the order given by their seed and store
+their position.
 """
 
 import dataclasses
@@ -33,12 +34,12 @@ from jaxrl_llm.curation.plans import stage_mask
 def next_visits(
     visits: Mapping[str, np.ndarray], *, count: int, seed: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The next entries of endless shuffled epochs, and the place after them.
+    """The next entries of endless shuffled epochs, and the position after them.
 
     Args:
       visits: ``epoch``, ``index`` and ``size``, the entries of an epoch: int32 ``[]`` each.
-      count: How many.
-      seed: Of the order.
+      count: Number of entries.
+      seed: Seed of the order.
 
     Returns:
       int ``[count]``, from 0 to ``size`` - 1, and the visits after them.
@@ -93,15 +94,15 @@ class _InEpochs:
 
 
 def in_epochs(*, seed: int = 0) -> Collector:
-    """Each prompt once an epoch, in an order of this collector's, which it remembers.
+    """Each prompt once per epoch, in an order that the collector chooses and stores.
 
-    Unlike :func:`in_order` it names its prompts, for collectors whose requests depend on them.
+    Unlike :func:`in_order` it chooses its prompts, for collectors whose requests depend on them.
 
     Args:
-      seed: Of the order, not negative.
+      seed: Seed of the order, not negative.
 
     Returns:
-      A collector; its state is the place in the epochs.
+      A collector; its state is the position in the epochs.
 
     Raises:
       ValueError: If ``seed`` is negative.
@@ -192,22 +193,22 @@ class _Staged:
 
 
 def staged(boundaries: Sequence[int], *, column: str = "stage", seed: int = 0) -> Collector:
-    """Prompts of the stages that are open so far, from easy to hard, in shuffled epochs.
+    """Prompts of the stages reached so far, from easy to hard, in shuffled epochs.
 
         a prompt takes part if stage <= number of boundaries that are at most the step
 
     Args:
-      boundaries: Steps at which the next stage opens, increasing.
-      column: The column with the stage of each prompt, an integer from 0 on, such as by the length
-        of its plan.
-      seed: Of the order, not negative.
+      boundaries: Steps at which the next stage begins, increasing.
+      column: The column with the stage of each prompt, an integer from 0, for example by the
+        length of its plan.
+      seed: Seed of the order, not negative.
 
     Returns:
       A collector; its state is the place in the epochs.
 
     Raises:
-      ValueError: If the boundaries do not increase or ``seed`` is negative; in a run, if a row has
-        no stage, has one that never opens, or none is open.
+      ValueError: If the boundaries do not increase or ``seed`` is negative; in a run, if a row
+        has no stage or a stage that never begins, or if no row is in a stage reached so far.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -310,22 +311,22 @@ def hint_levels(
     threshold: float = 0.0,
     source: Collector | None = None,
 ) -> Collector:
-    """Each prompt with the hint of a level that moves with its accuracy at the last visit.
+    """Each prompt with a hint whose level follows the prompt's accuracy at its last visit.
 
         level + 1 where accuracy <= low, level - 1 where accuracy > high, 0 at the first visit
 
     Args:
-      messages: ``row -> (message, ...)`` of the levels from 1; the last serves all above.
+      messages: ``row -> (message, ...)``, one per level from 1; higher levels use the last.
       low, high, max_level: See :func:`~jaxrl_llm.curation.hint_level`.
-      threshold: Greatest reward of a failure.
-      source: A collector that names its prompts; None for :func:`in_epochs`.
+      threshold: Largest reward that counts as a failure.
+      source: A collector that chooses its prompts; None for :func:`in_epochs`.
 
     Returns:
       A collector; its state is the level and the accuracy of each prompt, and that of ``source``.
 
     Raises:
-      TypeError: If ``messages`` is no function.
-      ValueError: If an option is out of its range, or the source names no prompts.
+      TypeError: If ``messages`` is not a function.
+      ValueError: If an option is out of its range, or the source does not choose its prompts.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -421,22 +422,22 @@ def prefixed(
     high: float = 0.8,
     seed: int = 0,
 ) -> Collector:
-    """The prompts, and each of them again with several beginnings of a right response.
+    """The prompts, and each of them again with several prefixes of a correct response.
 
         epoch = N plain prompts and N cuts more that begin with trace[:h], h = floor(u length)
         u uniform in [low, high), drawn once
 
-    Each is a prompt with a group and a baseline of its own. No token of a beginning is trained. A
-    prompt without a trace comes as often without a beginning.
+    Each of these is a separate prompt with its own group and baseline. No token of a prefix is
+    trained. A prompt without a trace occurs equally often, without a prefix.
 
     Args:
-      column: The column with a right response, a text or token ids.
-      cuts: Beginnings of each trace.
-      low, high: Least and greatest share, see :func:`~jaxrl_llm.curation.prefix_cuts`.
-      seed: Of the cuts and of the order.
+      column: The column with a correct response, a text or token ids.
+      cuts: Number of prefixes of each trace.
+      low, high: Smallest and largest share, see :func:`~jaxrl_llm.curation.prefix_cuts`.
+      seed: Seed of the cuts and of the order.
 
     Returns:
-      A collector; its state is the place in the epochs.
+      A collector; its state is the position in the epochs.
 
     Raises:
       ValueError: If an option is out of its range; from its ``check_data``, if no prompt has a

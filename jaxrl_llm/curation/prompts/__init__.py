@@ -1,1 +1,1 @@
-"""Which prompts are rolled out: what is believed of them, scores, draws, and their weights."""
+"""Selection of prompts: beliefs about success rates, scores, draws, and weights."""

@@ -22,8 +22,8 @@ def choose_arms(
         argmax of sum over b of log_probs[b, arm_b]
         with      sum over b of counts_b arms[arm_b] = total
 
-    If no choice has the total, the nearest sum is taken, and of two the more probable. Runs on the
-    host, by dynamic programming over the sums.
+    If no choice has exactly the total, the nearest sum is used, and of two equally near sums the
+    more probable one. Runs on the host, by dynamic programming over the sums.
 
     Args:
       log_probs: ``[Nb, M]``, floating point: the logarithm of :func:`exponential_weights` of the
@@ -90,17 +90,17 @@ def arm_scores_update(
     price: float | Array,
     mean_rollouts: float,
 ) -> Array:
-    """Scores of the arms after a batch: the loss of the bin, less the price of its rollouts.
+    """Scores of the arms after a batch: the loss of the bin minus the price of its rollouts.
 
         scores[b, chosen_b] += means_b - price (arms[chosen_b] - mean_rollouts)
 
     Args:
       scores: ``[Nb, M]``, floating point, 0 at first.
-      chosen: int ``[Nb]``, as :func:`choose_arms` gives it; a bin with -1 learns nothing.
+      chosen: int ``[Nb]``, as :func:`choose_arms` returns it; a bin with -1 is not updated.
       means: ``[Nb]``, floating point, the mean loss of each bin, or its rate of failure.
       arms: M numbers of rollouts.
-      price: Of a rollout, as :func:`shadow_price` moves it.
-      mean_rollouts: The target of the mean rollouts per prompt.
+      price: Price of a rollout, as :func:`shadow_price` updates it.
+      mean_rollouts: Target of the mean number of rollouts per prompt.
 
     Returns:
       ``[Nb, M]`` float32.
@@ -136,15 +136,15 @@ def arm_scores_update(
 def shadow_price(
     price: float | Array, realized: float | Array, *, mean_rollouts: float, rate: float = 0.05
 ) -> Array:
-    """The price of a rollout, which rises while the mean number of rollouts is above its target.
+    """The price of a rollout; it rises while the mean number of rollouts exceeds its target.
 
         price + rate (realized - mean_rollouts)
 
     Args:
-      price: The price before, 0 at first. It may fall below 0.
-      realized: Mean rollouts per prompt of the batch.
-      mean_rollouts: Their target.
-      rate: Above 0.
+      price: The previous price, 0 at first. It may fall below 0.
+      realized: Mean number of rollouts per prompt of the batch.
+      mean_rollouts: Target of this mean.
+      rate: Step size, above 0.
 
     Returns:
       Float32 scalar.
@@ -171,17 +171,17 @@ def gdro_extra_rollouts(
     eta: float = 0.65,
     explore: float = 0.01,
 ) -> np.ndarray:
-    """The rollouts that the arms of all bins give the prompts of a batch, less those so far.
+    """The further rollouts of each prompt by the arms of all bins.
 
         choose_arms by the logarithm of exponential_weights(scores of the arms), total = all
 
     A prompt without a bin gets the mean number. Runs on the host.
 
     Args:
-      bins: int ``[P]``, of the prompts.
+      bins: int ``[P]``, bins of the prompts.
       arm_scores: ``[Nb, M]``, floating point.
       counts: int ``[P]``, rollouts so far, at most the first arm.
-      budget: Rollouts to hand out, 0 or more.
+      budget: Number of rollouts to distribute, 0 or more.
       arms: See the module.
       eta: As in :func:`exponential_weights`.
       explore: As in :func:`exponential_weights`.

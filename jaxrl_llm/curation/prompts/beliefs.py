@@ -1,7 +1,7 @@
 """Beliefs about the success rate of every prompt of the dataset, as Beta distributions.
 
-The state is two arrays over the N prompts, part of the train state. The counts include the prior:
-a prompt never seen has ``alpha, beta = prior``. Prompt ids are integers in [0, N); a row with
+The state is two arrays over the N prompts, part of the train state. The counts include the prior: a
+prompt without rollouts has ``alpha, beta = prior``. Prompt ids are integers in [0, N); a row with
 another id changes nothing. Any NamedTuple with fields ``alpha`` and ``beta`` serves as state, such
 as ``advantages.BetaTracker``.
 
@@ -19,7 +19,7 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 class PromptBelief(NamedTuple):
-    """Pseudo-counts of success and failure of each prompt, the prior among them.
+    """Pseudo-counts of success and failure of each prompt, including the prior.
 
     Attributes:
       alpha: ``[N]`` float32, of success, above 0.
@@ -47,7 +47,7 @@ def belief_init(
       prior: Pseudo-counts of success and failure, each above 0. (1, 1) is the uniform prior.
       successes: ``[N]``, sum of the rewards (in [0, 1]) of earlier rollouts; None for none.
       samples: ``[N]``, the number of earlier rollouts; required with ``successes``.
-      weight: Pseudo-counts of an earlier rollout, not negative. MoPPS takes 3.
+      weight: Pseudo-count of an earlier rollout, not negative. MoPPS uses 3.
 
     Returns:
       :class:`PromptBelief`.
@@ -88,15 +88,15 @@ def belief_update(
     prior: tuple[float, float] = (1.0, 1.0),
     where: Array | None = None,
 ) -> PromptBelief:
-    """The belief after a batch: visited prompts decay, then count; the others may decay as well.
+    """The belief after a batch: counts of visited prompts decay and grow; others may decay too.
 
         visited:   alpha <- retain alpha + (1 - retain) prior_a + sum(r)
                    beta  <- retain beta  + (1 - retain) prior_b + sum(1 - r)
         the rest:  the same with retain_rest, and nothing to count
 
-    The decay is towards the prior. MoPPS and InSight leave the rest unchanged. VADE decays at two
+    The decay is toward the prior. MoPPS and InSight leave the rest unchanged. VADE decays at two
     rates, ``retain=0.2, retain_rest=0.999``; it stores its counts without the prior of (1, 1),
-    which is the same recursion. ``prior=(0, 0)`` decays towards 0, as the tracker of SPO does.
+    which is the same recursion. ``prior=(0, 0)`` decays toward 0, as the tracker of SPO does.
 
     Args:
       state: :class:`PromptBelief` over N prompts.
@@ -154,7 +154,7 @@ def belief_update(
 
 
 def belief_mean(state: PromptBelief) -> Array:
-    """The success rate that is expected of every prompt.
+    """The expected success rate of every prompt.
 
         alpha / (alpha + beta)
 
@@ -172,7 +172,7 @@ def belief_mean(state: PromptBelief) -> Array:
       [0.75]
 
     References:
-      InSight (arXiv:2603.01907) ranks by it, since a draw adds noise to the order.
+      InSight (arXiv:2603.01907) ranks by this rate, since a random draw adds noise to the order.
     """
     checks.check_float("belief_mean", alpha=state.alpha, beta=state.beta)
     alpha, beta = (jnp.asarray(x, jnp.float32) for x in (state.alpha, state.beta))
@@ -324,7 +324,7 @@ def variance_reduction(alpha: Array, beta: Array, *, rollouts: int) -> Array:
 
         m (1 - m) K / ((n + 1) (n + K)),   n = alpha + beta,  m = alpha / n
 
-    A factor of difficulty times a factor of evidence: the cheap substitute for
+    A factor of difficulty times a factor of evidence: a cheap substitute for
     :func:`beta_bernoulli_information`.
 
     Args:

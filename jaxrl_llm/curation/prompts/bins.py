@@ -1,6 +1,6 @@
 """Bins of prompts by difficulty, their statistics in a batch, and weights of an adversary.
 
-Prompts are sorted into Nb bins by the share of their latest groups that had a right answer. Bins
+Prompts are sorted into Nb bins by the share of their latest groups that had a correct answer. Bins
 are int32; -1 means none. Statistics of bins are ``[Nb]``: ``scores`` (recent difficulty),
 ``present`` (bool, whether the batch has prompts of the bin) and ``seen`` (bool, whether any batch
 had). ``where`` (bool, True = takes part) excludes entries, which may hold anything.
@@ -19,11 +19,11 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 class PassHistory(NamedTuple):
-    """Whether the last H groups of each prompt had a right answer.
+    """Whether the last H groups of each prompt had a correct answer.
 
     Attributes:
-      hits: bool ``[N, H]``, a ring.
-      count: int32 ``[N]``, groups so far.
+      hits: bool ``[N, H]``, a ring buffer.
+      count: int32 ``[N]``, number of groups so far.
     """
 
     hits: Array
@@ -35,7 +35,7 @@ def pass_history_init(num_prompts: int, window: int) -> PassHistory:
 
     Args:
       num_prompts: N, above 0.
-      window: H, how many groups are remembered, above 0.
+      window: H, number of groups that are remembered, above 0.
 
     Returns:
       :class:`PassHistory`.
@@ -102,13 +102,13 @@ def pass_history_update(
 
 
 def pass_history_rate(history: PassHistory) -> Array:
-    """The share of the remembered groups that had a right answer.
+    """The share of the remembered groups that had a correct answer.
 
     Args:
       history: :class:`PassHistory`.
 
     Returns:
-      ``[N]`` float32; 0 for a prompt never seen.
+      ``[N]`` float32; 0 for a prompt without groups.
 
     Example:
       >>> import jax.numpy as jnp
@@ -145,7 +145,7 @@ def difficulty_bins(
       edges: Inner borders in ascending order, within (0, 1); Nb is one more than they are.
       last: int ``[...]``, the bins before; negative for none. None for no hysteresis.
       hysteresis: Distance past a border at which a prompt changes its bin, not negative.
-      extremes: Whether rates of exactly 0 or 1 have a bin; where not, theirs is -1.
+      extremes: Whether rates of exactly 0 or 1 have a bin; if not, their bin is -1.
 
     Returns:
       int32 ``[...]``.
@@ -160,8 +160,8 @@ def difficulty_bins(
       [0, 0, 1]
 
     References:
-      Prompt-GDRO (arXiv:2601.19280). In the released code a fall over two bins or more is held
-      against the edge of the new bin, and with bins of equal width a fall never gets through.
+      Prompt-GDRO (arXiv:2601.19280). In the released code a fall over two bins or more is
+      compared with the edge of the new bin, and with bins of equal width it never succeeds.
     """
     name = "difficulty_bins"
     checks.check_min_rank(name, 0, rates=rates)
@@ -261,13 +261,13 @@ class BinScores(NamedTuple):
 def bin_scores_update(
     state: BinScores, means: Array, present: Array, *, rate: float = 0.12
 ) -> BinScores:
-    """Moving averages of the bins of a batch; the others stay.
+    """Updates the moving averages of the bins of a batch; the others are unchanged.
 
         score <- mean at first sight, then (1 - rate) score + rate mean
 
     Args:
       state: :class:`BinScores`.
-      means: ``[Nb]``, floating point, as :func:`bin_means` gives them.
+      means: ``[Nb]``, floating point, as :func:`bin_means` returns them.
       present: bool ``[Nb]``. See the module.
       rate: Share of the new mean, in (0, 1].
 
@@ -307,7 +307,7 @@ def exponential_weights(
     standardize: bool = False,
     seen: Array | None = None,
 ) -> Array:
-    """Weights of an adversary, which grow with the scores.
+    """Weights of an adversary, which increase with the scores.
 
         q_b = (1 - explore) exp(eta s_b) / sum exp(eta s) + explore / count    over present bins
 
@@ -316,11 +316,11 @@ def exponential_weights(
     Args:
       scores: ``[..., Nb]``, floating point.
       eta: Sharpness, not negative; 0 for equal weights.
-      explore: Share that is uniform, in [0, 1].
+      explore: Share of the uniform distribution, in [0, 1].
       present: bool ``[..., Nb]``; None for all. See the module.
       bound: Scores are clipped to [-bound, bound], above 0; None for no bound.
-      standardize: Whether the scores are first taken less the mean of all ``seen`` bins, over
-        their deviation (of the population, at least 0.001), and clipped to [-3, 3].
+      standardize: Whether to first subtract the mean of all ``seen`` bins, divide by their
+        deviation (of the population, at least 0.001), and clip to [-3, 3].
       seen: bool ``[..., Nb]``, for ``standardize`` only; None for all. See the module.
 
     Returns:

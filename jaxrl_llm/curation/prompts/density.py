@@ -1,4 +1,4 @@
-"""How much more often prompts occur with good responses than with bad ones."""
+"""Density ratios: how much more often a prompt occurs with good responses than with bad ones."""
 
 import numpy as np
 
@@ -20,15 +20,15 @@ def density_ratios(
         p = sigmoid(w e + b),   w, b = argmin sum_i c_i log loss_i + penalty |w|^2 / 2
         ratio = p / (1 - p), in [low, high];   c_i = N / (2 rows of the class of i)
 
-    Bad responses that count so much have the prompts that the good ones have: where all prompts
-    occur with both, each ratio is 1.
+    Bad responses with these weights have the same distribution of prompts as the good ones. If all
+    prompts occur equally with both, each ratio is 1.
 
     Args:
       embeddings: ``[N, D]``, floating point, finite, such as :func:`hashed_words` of each prompt.
       desirable: bool ``[N]``, with at least one of each.
-      low: The least ratio, above 0.
-      high: The greatest.
-      penalty: Not negative.
+      low: The smallest ratio, above 0.
+      high: The largest ratio.
+      penalty: L2 penalty of the classifier, not negative.
 
     Returns:
       ``[N]`` float32.

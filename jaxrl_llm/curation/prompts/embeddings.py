@@ -11,11 +11,11 @@ from jaxrl_llm.core import checks
 
 
 def hashed_words(text: str, *, size: int = 256) -> np.ndarray:
-    """A text as the counts of its words, hashed to a fixed length and scaled to norm 1.
+    """The word counts of a text, hashed to a fixed length and scaled to norm 1.
 
         e_j = sum over words w with hash(w) mod size = j of sign(w);   e / |e|
 
-    Texts that share words have a cosine above 0. It stands in for an encoder where a run has none.
+    Texts that share words have a cosine above 0. It replaces an encoder in a run without one.
     Words are lower case; numbers and symbols count as words.
 
     Args:

@@ -1,4 +1,4 @@
-"""Prompt-GDRO: an adversary sets the weights of bins of prompts, by how much they lose.
+"""Prompt-GDRO: an adversary weights bins of prompts by their loss.
 
 Bins are those of :mod:`jaxrl_llm.curation.prompts.bins`, int32; -1 means none. ``where`` (bool,
 True = takes part) excludes entries, which may hold anything.
@@ -36,10 +36,10 @@ def bin_advantage_weights(
         w_j = min(q[bin_j] / mean of q[bin] over the batch, most)
 
     Args:
-      weights: ``[Nb]``, floating point, as :func:`exponential_weights` gives them.
+      weights: ``[Nb]``, floating point, as :func:`exponential_weights` returns them.
       bins: int ``[...]``, of prompts or of sequences. Entries without a bin (-1) get 1 and are
         not in the mean.
-      most: Greatest factor, above 0.
+      most: Largest factor, above 0.
       where: ``[...]``. See the module.
 
     Returns:
@@ -218,7 +218,7 @@ def clipped_losses(
         mean_t max(-A ratio, -A clip(ratio, 1 - eps_low, 1 + eps_high)),  ratio = exp(logp - old)
 
     Args:
-      logp: ``[..., T]``, nats, of the policy before the update that takes the sequence.
+      logp: ``[..., T]``, nats, of the policy before the update on the sequence.
       old_logp: ``[..., T]``, of the policy at the start of the step.
       advantages: ``[...]``, or ``[..., T]``.
       mask: bool ``[..., T]``.
@@ -265,16 +265,16 @@ def prompt_gdro(
     most: float = 15.0,
     correct: float = 0.5,
 ) -> Transform:
-    """Advantages with weights of an adversary, which raises the bins of the greatest loss.
+    """Weights advantages by an adversary that raises the bins with the largest loss.
 
         bin of a prompt       difficulty_bins of its last `window` groups
         weight of the batch   exponential_weights of the bins' scores, of mean 1, up to `most`
         after the update      score <- moving average of the bin's mean loss, over its share
 
-    A batch has the weights of the state before it. The loss of a sequence is :func:`clipped_losses`
-    of its advantage without the weight, for the policy before the minibatch that takes it. With
-    centered advantages it is 0 on average at a ratio of 1, so that the scores move by what the
-    earlier minibatches of the same batch did.
+    A batch uses the weights of the state before it. The loss of a sequence is
+    :func:`clipped_losses` of its advantage without the weight, for the policy before the sequence's
+    minibatch. With centered advantages the loss is 0 on average at a ratio of 1, so the scores
+    change by the effect of the earlier minibatches of the same batch.
 
     Reads ``prompt_ids [P]``, ``rewards [P, G]`` and ``where`` from the batch, and after the update
     ``logp``, ``old_logp``, ``advantages`` and ``mask`` too. Put it after an advantage with
@@ -285,7 +285,7 @@ def prompt_gdro(
       edges: As in :func:`difficulty_bins`.
       window: Groups of a prompt that are remembered.
       hysteresis: As in :func:`difficulty_bins`.
-      extremes: Whether prompts of rate 0 or 1 have a bin; where not, their weight is 1.
+      extremes: Whether prompts of rate 0 or 1 have a bin; if not, their weight is 1.
       signal: "loss", or "failure" for the mean of 1 - reward.
       eps_low: As in :func:`clipped_losses`.
       eps_high: As in :func:`clipped_losses`.
@@ -293,7 +293,7 @@ def prompt_gdro(
       explore: As in :func:`exponential_weights`.
       rate: As in :func:`bin_scores_update`.
       most: As in :func:`bin_advantage_weights`.
-      correct: A reward above it counts as a right answer.
+      correct: A reward above it counts as a correct answer.
 
     Returns:
       A Transform ``advantages [P, G] or [P, G, T] -> the same`` with :class:`PromptGdroState`,

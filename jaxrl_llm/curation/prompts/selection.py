@@ -1,7 +1,7 @@
-"""Which prompts are rolled out next: scores of a success rate, and draws by score or weight.
+"""Selection of the next prompts: scores of success rates, and draws by score or weight.
 
 ``rates`` ``[...]``, floating point, are success rates in [0, 1]: expected (:func:`belief_mean`),
-drawn (:func:`thompson_rates`), tracked or predicted. A score is one number per prompt; greater is
+drawn (:func:`thompson_rates`), tracked or predicted. A score is one number per prompt; larger is
 better. A selection takes scores, weights or logits ``[N]`` and returns ``count`` prompt ids, int32
 ``[count]``, each at most once, with -1 at the end if there are fewer prompts. ``where`` (bool
 ``[N]``, True = may be selected) excludes prompts, and so does a NaN; excluded entries may hold
@@ -26,13 +26,13 @@ from jaxrl_llm.curation.prompts.beliefs import (
 
 
 def learnability(rates: Array, *, power: float = 1.0) -> Array:
-    """The variance of one outcome: greatest where a prompt is right half of the time.
+    """The variance of one outcome: largest for a success rate of 1/2.
 
         (p (1 - p))^power
 
     Args:
       rates: See the module.
-      power: Above 0; the higher, the nearer to 1/2.
+      power: Above 0; a larger power prefers rates nearer to 1/2.
 
     Returns:
       ``[...]`` float32.
@@ -56,7 +56,7 @@ def vade_information_gain(rates: Array) -> Array:
 
         p (1 - p)^2         greatest at p = 1/3
 
-    VADE takes the prompts whose gain is greatest at a rate drawn by :func:`thompson_rates`.
+    VADE selects the prompts with the largest gain at a rate drawn by :func:`thompson_rates`.
 
     Args:
       rates: See the module.
@@ -82,11 +82,11 @@ def nearest_target(rates: Array, *, target: float = 0.5) -> Array:
 
         -(p - target)^2
 
-    MoPPS takes the prompts nearest to the target at a rate drawn by :func:`thompson_rates`.
+    MoPPS selects the prompts nearest to the target at a rate drawn by :func:`thompson_rates`.
 
     Args:
       rates: See the module.
-      target: In [0, 1].
+      target: Target rate, in [0, 1].
 
     Returns:
       ``[...]`` float32, 0 or less.
@@ -106,7 +106,7 @@ def nearest_target(rates: Array, *, target: float = 0.5) -> Array:
 
 
 def within_band(key: Array, rates: Array, *, low: float, high: float) -> Array:
-    """Prompts of a band of rates in random order, then the others by their distance from it.
+    """Prompts within a band of rates in random order, then the others by distance from the band.
 
         u,  uniform in [0, 1)                  where low <= p <= high
         -max(low - p, p - high)                elsewhere
@@ -114,8 +114,8 @@ def within_band(key: Array, rates: Array, *, low: float, high: float) -> Array:
     Args:
       key: Typed PRNG key.
       rates: See the module.
-      low: Least rate of the band, in [0, 1].
-      high: Greatest rate, not below ``low``, in [0, 1].
+      low: Smallest rate of the band, in [0, 1].
+      high: Largest rate of the band, not below ``low``, in [0, 1].
 
     Returns:
       Scores ``[...]`` float32.
@@ -149,7 +149,7 @@ def insight_scores(
     sharpness: float = 3.0,
     information: Literal["mutual", "variance"] = "mutual",
 ) -> Array:
-    """A weight of the expected difficulty, times the information of the next rollouts.
+    """A weight of the expected difficulty times the information of the next rollouts.
 
         w(m) I(S; Phi),   w(m) = m (1 - m) exp(-sharpness (m - target)^2)
         m = alpha / (alpha + beta)
@@ -162,8 +162,8 @@ def insight_scores(
       state: :class:`PromptBelief` with arrays ``[...]``.
       rollouts: K, the rollouts a prompt will get, 1 or more.
       target: mu, the preferred rate, in [0, 1].
-      sharpness: eta, not negative; 0 for no preference but that for 1/2.
-      information: "mutual", or "variance" for the cheaper one.
+      sharpness: eta, not negative; 0 prefers only rates near 1/2.
+      information: "mutual", or "variance" for the cheaper approximation.
 
     Returns:
       ``[...]`` float32, 0 or more.
@@ -177,8 +177,8 @@ def insight_scores(
       Array([0.1699, 0.0085], dtype=float32)
 
     References:
-      InSight (arXiv:2603.01907), equations 15 and 16, PAPER reading: the prompts of the greatest
-      score among candidates, 16 times as many as are taken. Its appendix prints mu = 3.0 where the
+      InSight (arXiv:2603.01907), equations 15 and 16, PAPER reading: the prompts with the
+      largest scores among 16 times as many candidates. Its appendix prints mu = 3.0 where the
       tables have 0.3; "variance" in place of the information is ours.
     """
     name = "insight_scores"
@@ -221,7 +221,7 @@ def target_logits(rates: Array, *, target: float = 0.5, temperature: float = 1e-
 
 
 def select_top(scores: Array, *, count: int, where: Array | None = None) -> Array:
-    """The prompts of the greatest scores, best first; of equal ones the first.
+    """The prompts with the largest scores, best first; ties go to the first.
 
     Args:
       scores: ``[N]``, floating point; -inf is never selected.
@@ -269,7 +269,7 @@ def gumbel_top(key: Array, logits: Array, *, count: int, where: Array | None = N
       [2, 0, -1]
 
     References:
-      Kool et al. (arXiv:1903.06059) for the identity. DOTS (arXiv:2506.05316) draws so.
+      Kool et al. (arXiv:1903.06059) for the identity. DOTS (arXiv:2506.05316) draws this way.
     """
     logits = _pool("gumbel_top", "logits", logits, count, where)
     return select_top(logits + jax.random.gumbel(key, logits.shape), count=count)
@@ -283,7 +283,7 @@ def draw_prompts(
     uniform: float = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Draws prompts without replacement, in part by weight and in part uniformly.
+    """Draws prompts without replacement, partly by weight and partly uniformly.
 
         round((1 - uniform) count) by weight, then the others uniformly from the rest
 
@@ -333,7 +333,7 @@ def draw_prompts(
 
 
 def candidate_pool(key: Array, *, num_prompts: int, size: int) -> Array:
-    """Prompts drawn uniformly, one of each stretch of the dataset: candidates for costly scores.
+    """Prompts drawn uniformly, one from each section of the dataset: candidates for costly scores.
 
         id_i uniform in the i-th of `size` stretches, whose lengths differ by one at most
 
@@ -343,7 +343,7 @@ def candidate_pool(key: Array, *, num_prompts: int, size: int) -> Array:
     Args:
       key: Typed PRNG key.
       num_prompts: N, the prompts of the dataset, above 0.
-      size: How many to draw, from 1 to N. InSight and MoPPS take 16 times the batch.
+      size: Number of candidates, from 1 to N. InSight and MoPPS use 16 times the batch.
 
     Returns:
       Prompt ids, int32 ``[size]``.
@@ -357,7 +357,7 @@ def candidate_pool(key: Array, *, num_prompts: int, size: int) -> Array:
 
     References:
       InSight (arXiv:2603.01907) and MoPPS (arXiv:2507.04632) take a random part of the dataset;
-      one of each stretch, in place of a shuffle, is ours.
+      one prompt per section, instead of a shuffle, is ours.
     """
     name = "candidate_pool"
     checks.check_count(name, num_prompts=num_prompts)

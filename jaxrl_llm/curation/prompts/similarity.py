@@ -1,4 +1,4 @@
-"""Rules over embeddings of prompts: predicted success rates, and solved problems that are alike.
+"""Rules on embeddings of prompts: predicted success rates, and similar solved problems.
 
 Embeddings come from a frozen encoder, one vector a prompt. ``reference_rates`` ``[R]`` are the mean
 rewards, in [0, 1], of the few reference prompts that are rolled out each round; ``where`` (bool,
@@ -26,7 +26,7 @@ def attention_rates(
     top: int | None = None,
     where: Array | None = None,
 ) -> Array:
-    """Success rates by attention to the references: near prompts are about as hard.
+    """Success rates by attention to the references: similar prompts are about equally hard.
 
         p_i = sum over j of softmax_j(<q_i, k_j> / (sqrt(H) temperature)) rate_j
 
@@ -35,7 +35,7 @@ def attention_rates(
       references: ``[R, H]``, floating point: projected embeddings of the references.
       reference_rates: ``[R]``. See the module.
       temperature: Above 0.
-      top: How many references a prompt attends to, those of the greatest products; None for all.
+      top: Number of references that a prompt attends to, by the largest products; None for all.
       where: ``[R]``. See the module.
 
     Returns:
@@ -80,7 +80,7 @@ def attention_rates(
 
 
 class RateCalibration(NamedTuple):
-    """Weights of a small network from mean and deviation of the references to a correction.
+    """Weights of a small network that maps mean and deviation of the references to a correction.
 
     Attributes:
       hidden: ``[2, M]``.
