@@ -192,6 +192,21 @@ def test_a_policy_earns_more_of_a_learned_reward(tmp_path, exported):
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
 
 
+def test_a_policy_earns_more_of_graded_steps(tmp_path, exported):
+    """The rewards of its turns are those of a process reward model that another run trained."""
+    folder = exported / "process_reward_model"
+    config = tiny_run(
+        tmp_path,
+        recipe="trloo",
+        reward=jr.train.reward_model(folder, tokenizer=ByteTokenizer(), chat=False),
+        steps=12,
+        sampling=SamplingConfig(group_size=8, max_new_tokens=4),
+        optimizer=OptimizerConfig(learning_rate=2e-2),
+    )
+    rewards = [row["reward"] for row in train(config).history]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
+
+
 def test_a_reward_model_has_no_output_matrix_of_words(tmp_path):
     model, params = tiny_model(num_layers=1, tied=False)
     recipe = jr.recipes.reward_model()
