@@ -92,20 +92,20 @@ def filtration_weights(
     where: Array | None = None,
     power: float | None = None,
 ) -> Array:
-    """How often each rollout is drawn: the more, the better its reward tells right from wrong.
+    """Sampling weights of rollouts: larger where the reward is more reliable.
 
         "best"          1 for the best
         "best_random"   0.4 for the best, 0.1 for every other one
         "best_worst"    1 for the best and the worst
         "power"         |reward|^power
 
-    A reward model is most reliable at its extremes. :func:`r_squared` on rollouts of known quality
-    shows which rule suits it. Of equal rewards the last is the best and the first the worst.
+    A reward model is most reliable at its extremes. Use :func:`r_squared` on rollouts of known
+    quality to choose a rule. Among equal rewards the last is the best and the first the worst.
 
     Args:
       rewards, where: See the module.
       rule: As above.
-      power: Not negative; only with "power". None means 2.
+      power: Exponent, not negative; only with "power". None means 2.
 
     Returns:
       ``[..., G]`` float32, not negative, 0 where dropped; for :func:`resample_rollouts`.
@@ -118,8 +118,8 @@ def filtration_weights(
       [1.0, 0.0, 0.0, 1.0]
 
     References:
-      PF-PPO (arXiv:2409.06957); ties as in the released code, which sorts. verl takes all that
-      equal the extremes, of the batch and not of the group.
+      PF-PPO (arXiv:2409.06957); ties as in the released code, which sorts. verl takes all
+      rollouts that equal the extremes of the batch, not of the group.
     """
     function = "filtration_weights"
     stats.check_group(function, rewards, where)
@@ -147,12 +147,12 @@ def resample_rollouts(key: Array, weights: Array, *, count: int) -> Array:
 
     Args:
       key: Typed PRNG key.
-      weights: ``[...]``, floating point, not negative: :func:`filtration_weights`. All alike if
-        all are 0.
-      count: How many, at least 1; the released code draws as many as there are.
+      weights: ``[...]``, floating point, not negative, such as :func:`filtration_weights`. If
+        all are 0, the draw is uniform.
+      count: Number of draws, at least 1; the released code draws as many as there are rollouts.
 
     Returns:
-      int32 ``[count]``, places in the flattened ``weights``.
+      int32 ``[count]``, indices into the flattened ``weights``.
 
     Example:
       >>> import jax
@@ -184,17 +184,17 @@ def resample_groups(
     where: Array | None = None,
     power: float | None = None,
 ) -> Array:
-    """How often each rollout of a group trains: as many draws as train, by their reliability.
+    """Number of times that each rollout of a group trains, drawn by the reliability of its reward.
 
         times ~ multinomial(count, weights / sum of weights),   weights: filtration_weights
 
-    A group whose weights are all 0 is drawn evenly, and one without a rollout not at all.
+    A group whose weights are all 0 is drawn uniformly; a group without rollouts is not drawn.
 
     Args:
       key: Typed PRNG key.
       rewards, where: See the module.
       count: Draws of each group, at least 1.
-      rule, power: As of :func:`filtration_weights`.
+      rule, power: As in :func:`filtration_weights`.
 
     Returns:
       int32 ``[..., G]``.
@@ -226,13 +226,13 @@ def resample_groups(
 
 
 def contrasts(rewards: Array, *, count: int, where: Array | None = None) -> Array:
-    """Half of what trains from the top of a group, the other half from its bottom.
+    """Half of the training rollouts from the top of a group, the other half from its bottom.
 
         select_extremes(rewards, best=floor(count / 2), worst=ceil(count / 2))
 
     Args:
       rewards, where: See the module.
-      count: Rollouts of a group that train, at least 1.
+      count: Number of rollouts of a group that train, at least 1.
 
     Returns:
       bool ``[..., G]``.
@@ -245,18 +245,18 @@ def contrasts(rewards: Array, *, count: int, where: Array | None = None) -> Arra
       [1, 2, 5, 6]
 
     References:
-      Sol-RL (arXiv:2604.06916), CODE reading, where one of equal rewards may be of both halves.
+      Sol-RL (arXiv:2604.06916), CODE reading, where a tied rollout may be in both halves.
     """
     checks.check_positive("contrasts", finite=True, count=count)
     return select_extremes(rewards, best=count // 2, worst=count - count // 2, where=where)
 
 
 def r_squared(rewards: Array, quality: Array, *, weights: Array | None = None) -> Array:
-    """How much of the true quality a straight line in the reward explains.
+    """Share of the variance of the true quality that a linear function of the reward explains.
 
         R^2 = cov(r, y)^2 / (var(r) var(y)),   over all entries, weighted
 
-    The rule of :func:`filtration_weights` with the greatest value on a probe set is the one to use.
+    Use the rule of :func:`filtration_weights` with the largest value on a probe set.
 
     Args:
       rewards: ``[...]``, floating point.
@@ -303,7 +303,7 @@ def trace_penalty(
     closed: Array,
     turns: Array,
 ) -> Array:
-    """How untidy the trace of an agent is.
+    """A penalty for tool errors and format errors in the trace of an agent.
 
         tools  = tool_errors / tool_calls,  1/2 without a call
         format = 1                              no tag, opened or closed != answers, or no turn
@@ -311,7 +311,7 @@ def trace_penalty(
         penalty = tools + format
 
     Args:
-      tool_errors: ``[...]`` integers, calls that failed.
+      tool_errors: ``[...]`` integers, number of failed calls.
       tool_calls: ``[...]`` integers.
       answers: ``[...]`` integers, pairs of answer tags.
       opened: ``[...]`` integers, opening answer tags.
@@ -363,24 +363,24 @@ def resample_on_correct(
     min_right: int = 2,
     where: Array | None = None,
 ) -> Array:
-    """Clean right traces and the first wrong ones, in the shares that the group has.
+    """Clean correct traces and the first wrong ones, in the proportions of the group.
 
         a = round(count wrong / N), half to even;   b = count - a
         a = min(min_wrong, wrong) where a is not above that, and b = count - a
         b = min(min_right, right) where b is not above that, and a = count - b
         keep the b right ones of the lowest penalty and the first a wrong ones
 
-    A rollout is right if its reward is above 0. A group of fewer than ``count`` is dropped and one
-    of ``count`` stays as it is. Groups whose rewards agree are dropped by
-    :func:`informative_groups` before.
+    A rollout is correct if its reward is above 0. A group of fewer than ``count`` rollouts is
+    dropped, and a group of exactly ``count`` is unchanged. Drop groups with equal rewards before,
+    with :func:`informative_groups`.
 
     Args:
       rewards, where: See the module.
-      count: Rollouts of a group that train, at least 1.
-      penalty: ``[..., G]``, floating point: :func:`trace_penalty`; None for equal ones, of which
-        the first stay.
-      min_wrong: Least number of wrong ones, where there are so many; not negative.
-      min_right: Least number of right ones; with ``min_wrong`` at most ``count``.
+      count: Number of rollouts of a group that train, at least 1.
+      penalty: ``[..., G]``, floating point, such as :func:`trace_penalty`; None for equal
+        penalties, which keep the first rollouts.
+      min_wrong: Minimum number of wrong rollouts, if the group has so many; not negative.
+      min_right: Minimum number of correct rollouts; with ``min_wrong`` at most ``count``.
 
     Returns:
       bool ``[..., G]``, for the slot ``curation``.
@@ -437,7 +437,7 @@ class Pairs(NamedTuple):
     """A better and a worse rollout of each group.
 
     Attributes:
-      chosen: int32 ``[...]``, a place in the group; -1 where there is no pair.
+      chosen: int32 ``[...]``, an index in the group; -1 where there is no pair.
       rejected: int32 ``[...]``, likewise.
       where: bool ``[...]``, True where there is a pair.
     """
@@ -453,7 +453,8 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
         chosen   = argmax of rewards among the satisfied
         rejected = argmin of rewards among the violating, or among all where none violates
 
-    A group without a satisfied rollout has no pair, nor has one whose two are the same.
+    A group without a satisfied rollout has no pair, and neither has a group whose chosen and
+    rejected rollout are the same.
 
     Args:
       rewards, where: See the module.
@@ -471,8 +472,8 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
       (0, 1, True)
 
     References:
-      CGPO (arXiv:2409.20370), its CODPO. The code that was read multiplies rewards by the verdict,
-      which chooses a violating response where rewards are negative; here it cannot be chosen.
+      CGPO (arXiv:2409.20370), its CODPO. The code that we read multiplies rewards by the verdict,
+      which chooses a violating response if rewards are negative; here it cannot be chosen.
     """
     function = "constrained_pairs"
     stats.check_group(function, rewards, where)
@@ -493,14 +494,14 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
 def best_constrained(
     rewards: Array, *, reference: Array | None = None, where: Array | None = None
 ) -> Array:
-    """The weight of the best rollout of each group, 0 for the others; an advantage for imitation.
+    """The reward of the best rollout of each group, 0 for the others; an advantage for imitation.
 
         A_i = rewards_i    i = argmax of rewards, if that is above 0
         A_i = rewards_i    the best of the reference answers, if no other one is above 0
 
     Args:
       rewards, where: See the module; ``rewards.constrained_rewards(soft=False)``.
-      reference: bool ``[..., G]``, True for answers of a data set that stand by; their calibrated
+      reference: bool ``[..., G]``, True for reference answers of the dataset; their calibrated
         reward is 1/2. None for none.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Rollouts that are used again: as tasks for a judge, by another trainer, in place of failures.
+"""Reuse of rollouts: as tasks for a judge, by another trainer, as replacements of failures.
 
 Shared arguments:
   ``key``: typed PRNG key.
@@ -27,15 +27,15 @@ def _draw(key: Array, where: Array) -> Array:
 
 
 class JudgeItems(NamedTuple):
-    """Tasks with known answers, made of one group each; int32 ``[...]``.
+    """Tasks with known answers, each made from one group; int32 ``[...]``.
 
     Attributes:
       kind: 0 for no task, 1 to judge one answer, 2 to compare two.
-      first: The rollout that is shown, or shown first; -1 for none.
+      first: The only or the first rollout that is shown; -1 for none.
       second: The rollout that is shown second; -1 for none.
-      label: Of a single answer 1 if it is right, else 0; of two the place of the right one, 0 or
-        1; -1 without a task.
-      reflect: A wrong rollout to be refined, with the ground truth for its answer; -1 for none.
+      label: For one answer, 1 if it is correct, else 0; for two, the index of the correct one, 0
+        or 1; -1 without a task.
+      reflect: A wrong rollout to refine, whose correct answer is known; -1 for none.
     """
 
     kind: Array
@@ -61,13 +61,13 @@ def judge_items(
                     else a right and a wrong one, in a drawn order
         reflection  one of the wrong ones, drawn
 
-    The same policy is rolled out on the tasks and rewarded by rule.
+    The same policy is rolled out on these tasks, with a rule-based reward.
 
     Args:
       key, rewards, where: See the module.
       answered: bool ``[..., G]``, True for rollouts whose answer could be extracted; only those
         are shown to a judge. None means all.
-      point: Probability, in [0, 1].
+      point: Probability of a task with one answer, in [0, 1].
 
     Returns:
       :class:`JudgeItems`.
@@ -82,9 +82,9 @@ def judge_items(
       ([1, 2], [-1, 1])
 
     References:
-      SPARK (arXiv:2509.22624), the released code, which draws without regard to the answers of a
-      mixed group and drops the task if one is missing. It shows a reflection the complete reasoning
-      in the first half of the batch and the answer alone in the second.
+      SPARK (arXiv:2509.22624), the released code, which draws from a mixed group whether or not the
+      answers could be extracted, and drops the task if one is missing. Its reflection tasks show
+      the complete reasoning in the first half of the batch and only the answer in the second.
     """
     function = "judge_items"
     stats.check_group(function, rewards, where)
@@ -132,7 +132,7 @@ def cap_items(key: Array, flags: Array, *, count: int) -> Array:
     Args:
       key: See the module.
       flags: bool ``[N]``.
-      count: How many stay, not negative.
+      count: Maximum number of entries, not negative.
 
     Returns:
       bool ``[N]``.
@@ -146,7 +146,7 @@ def cap_items(key: Array, flags: Array, *, count: int) -> Array:
       2
 
     References:
-      SPARK (arXiv:2509.22624): 32 tasks of judging and 32 of reflection a step.
+      SPARK (arXiv:2509.22624): 32 judging tasks and 32 reflection tasks per step.
     """
     checks.check_min_rank("cap_items", 1, flags=flags)
     checks.check_bool("cap_items", flags=flags)
@@ -171,12 +171,12 @@ class SharedGroups(NamedTuple):
 def swarm_groups(
     key: Array, informative: Array, *, local: Array, count: int, foreign: int
 ) -> SharedGroups:
-    """Local groups, and groups of other trainers that still teach something.
+    """Local groups, and informative groups of other trainers.
 
         local    ``count`` of those that are local, drawn without replacement
         foreign  ``foreign`` of those that are not local and whose rewards differ, likewise
 
-    All are scored by the local model and rewarded again: foreign rollouts come as text, and
+    All groups are scored by the local model and rewarded again: foreign rollouts are text, and
     no importance weight corrects for the policy that wrote them.
 
     Args:
@@ -184,8 +184,8 @@ def swarm_groups(
       informative: bool ``[N]``, True for groups whose rewards differ
         (:func:`informative_groups`).
       local: bool ``[N]``, True for local groups.
-      count: Local groups, not negative.
-      foreign: Groups of others, not negative.
+      count: Number of local groups, not negative.
+      foreign: Number of foreign groups, not negative.
 
     Returns:
       :class:`SharedGroups`.
@@ -203,8 +203,9 @@ def swarm_groups(
 
     References:
       SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES reading; 4 and 4 is best
-      there. The released code draws evenly too, among all groups with as many rollouts as its own,
-      also those whose rewards agree; before version 0.5.8 it took those of the highest accuracy.
+      there. The released code also draws uniformly, but among all groups with as many rollouts as
+      its own, including those with equal rewards; before version 0.5.8 it took the groups with the
+      highest accuracy.
     """
     function = "swarm_groups"
     checks.check_rank(function, 1, informative=informative, local=local)
@@ -231,10 +232,10 @@ def swarm_groups(
 
 
 class PooledGroups(NamedTuple):
-    """What becomes of the groups of a pool.
+    """Decisions on the groups of a pool.
 
     Attributes:
-      replace: int32 ``[...]``, the rollout that gives way to a stored success; -1 for none.
+      replace: int32 ``[...]``, the rollout that a stored success replaces; -1 for none.
       keep: bool ``[...]``, False for tasks that are dropped.
     """
 
@@ -251,7 +252,7 @@ def pooled_groups(
     where: Array | None = None,
     max_accuracy: float = 1.0,
 ) -> PooledGroups:
-    """A stored success for a task at which every rollout failed; no group without a signal.
+    """Adds a stored success to tasks whose rollouts all failed; drops groups without a signal.
 
         dropped   fewer than count rollouts, or mean reward >= max_accuracy,
                   or all failed and nothing is stored
@@ -261,10 +262,10 @@ def pooled_groups(
 
     Args:
       rewards, where: See the module.
-      age: ``[..., G]``, numbers, greater for older rollouts; of equal ages the first gives way.
+      age: ``[..., G]``, numbers, larger for older rollouts; among equal ages the first is replaced.
       stored: bool ``[...]``, True where a success of the task is stored.
-      count: Rollouts a group needs, at least 1.
-      max_accuracy: Mean reward from which a task is mastered.
+      count: Minimum number of rollouts of a group, at least 1.
+      max_accuracy: Mean reward from which a task counts as mastered.
 
     Returns:
       :class:`PooledGroups`.
@@ -300,13 +301,13 @@ def pooled_groups(
 
 
 def mixed_subset(key: Array, rewards: Array, *, count: int, where: Array | None = None) -> Array:
-    """A random part of a group that still has a right and a wrong rollout, if the group has both.
+    """A random part of a group with a correct and a wrong rollout, if the group has both.
 
         one right, one wrong, and count - 2 of the others, each drawn uniformly
 
     Args:
       key, rewards, where: See the module.
-      count: How many stay, at least 2. A group of no more stays as it is.
+      count: Number of rollouts to keep, at least 2. A group of at most ``count`` is unchanged.
 
     Returns:
       bool ``[..., G]``.
@@ -343,7 +344,7 @@ def mixed_subset(key: Array, rewards: Array, *, count: int, where: Array | None 
 def adaptive_rollouts(
     success: Array, *, low: int = 1, high: int = 8, threshold: float = 0.6
 ) -> Array:
-    """How many rollouts a task gets, by how often it succeeded lately.
+    """Number of rollouts of a task, by its recent success rate.
 
         high                                     success < threshold
         max(low, min(high, int(9 / success - 7)))  else
@@ -351,10 +352,10 @@ def adaptive_rollouts(
     Continuous at the defaults: 8 at 0.6, 2 at 1.
 
     Args:
-      success: ``[...]``, floating point, in [0, 1]: the mean over a task's latest ones.
-      low: Least number, at least 1.
-      high: Greatest number, not below ``low``.
-      threshold: Share from which a task gets fewer, above 0.
+      success: ``[...]``, floating point, in [0, 1]: the mean over a task's latest rollouts.
+      low: Smallest number of rollouts, at least 1.
+      high: Largest number of rollouts, not below ``low``.
+      threshold: Success rate from which a task gets fewer rollouts, above 0.
 
     Returns:
       int32 ``[...]``.
@@ -388,21 +389,21 @@ def top_entropy_steps(
     turns: int,
     keep: float = 0.8,
 ) -> Array:
-    """The tokens of the steps in which the policy was least certain.
+    """The tokens of the steps in which the policy was most uncertain.
 
         H[s]  = mean entropy of the tokens of step s of a rollout
         stays = H[s] >= the k-th greatest of the group,   k = floor(keep * steps of the group)
 
-    Steps of equal entropy at the border all stay, and at least one step does. The advantage is
-    taken before, over all rollouts.
+    Steps tied at the border are all kept, and at least one step is kept. The advantage is
+    computed before, over all rollouts.
 
     Args:
-      advantages: ``[..., G]`` or ``[..., G, T]``; not read, a selection is handed them.
+      advantages: ``[..., G]`` or ``[..., G, T]``; not read, but passed to every selection.
       mask: bool ``[..., G, T]``, True for the tokens that are trained.
       old_entropy: ``[..., G, T]``, nats, floating point, of the policy that sampled.
       turn_ids: ``[..., G, T]`` integers, the step of each token; -1 where an environment wrote.
-      turns: Most steps a rollout has, at least 1.
-      keep: Share of the steps that stay, in (0, 1].
+      turns: Maximum number of steps of a rollout, at least 1.
+      keep: Share of the steps that are kept, in (0, 1].
 
     Returns:
       bool ``[..., G, T]``, for the slot ``selection``.

@@ -1,9 +1,9 @@
-"""Replay of rollouts: a buffer of fixed size, its eviction, and draws from it.
+"""Replay of rollouts: a buffer of fixed size, its eviction rules, and sampling from it.
 
 The buffer is a pytree of arrays with C places, part of the train state. An item is a group, with
 tokens, masks, rewards and ``behavior_logp`` (never recomputed, so that ``surrogates.decoupled_ppo``
-can correct for the stale sampler), or one rollout. ``versions`` and ``version`` are those of the
-weights that sampled; ``where`` is bool, True = takes part.
+can correct for the stale sampler), or one rollout. ``versions`` and ``version`` are versions of the
+weights that sampled the items; ``where`` is bool, True = takes part.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -18,7 +18,7 @@ from jaxrl_llm.core import Array, ArrayTree, checks, masking
 
 
 class ReplayBuffer(NamedTuple):
-    """Stored items, in no order of places.
+    """Stored items; their places have no order.
 
     Attributes:
       items: Arrays ``[C, ...]``.
@@ -41,7 +41,7 @@ def replay_init(item: ArrayTree, *, capacity: int) -> ReplayBuffer:
     """An empty buffer.
 
     Args:
-      item: One item: arrays, or their shapes and dtypes, without the axis of places.
+      item: One item: arrays, or their shapes and dtypes, without the leading axis of the buffer.
       capacity: C, above 0.
 
     Returns:
@@ -90,9 +90,9 @@ def replay_add(
 
     Args:
       buffer: :class:`ReplayBuffer` with C places.
-      items: Arrays ``[B, ...]``, of the structure of the buffer's.
+      items: Arrays ``[B, ...]``, with the structure of the buffer's items.
       prompt_ids: int ``[B]``.
-      version: An integer, or ``[B]``: of the weights that sampled.
+      version: An integer, or ``[B]``: version of the weights that sampled.
       scores: ``[B]``, floating point; None for 0. A NaN is not added.
       where: bool ``[B]``, True for items to add, such as groups whose rewards differ.
       evict: "oldest" or "lowest".
@@ -113,8 +113,8 @@ def replay_add(
       ([3.0, 2.0], [2, 1])
 
     References:
-      "oldest" and ``unique``: DOTS (arXiv:2506.05316). Its released code drops the older items of
-      a prompt when it draws, after it has cut the buffer, and so may hold fewer. "lowest": TRL's
+      "oldest" and ``unique``: DOTS (arXiv:2506.05316). Its released code drops the older items of a
+      prompt when it samples, after it has cut the buffer, and so may store fewer. "lowest": TRL's
       GRPO with a replay buffer.
     """
     name = "replay_add"
@@ -184,14 +184,14 @@ def _check_items(function: str, stored: ArrayTree, items: ArrayTree, size: int) 
 def replay_fresh(
     buffer: ReplayBuffer, *, version: int | Array, max_lag: int | None = None
 ) -> Array:
-    """The places whose items are within a bound on their age.
+    """The places whose items are not older than a bound.
 
         version - versions_i <= max_lag
 
     Args:
       buffer: :class:`ReplayBuffer`.
-      version: Of the weights being trained.
-      max_lag: Greatest age in versions, not negative; None for no bound. 0 is on-policy data.
+      version: Version of the weights being trained.
+      max_lag: Maximum age in versions, not negative; None for no bound. 0 is on-policy data.
 
     Returns:
       bool ``[C]``, False for empty places.
@@ -244,12 +244,12 @@ def replay_sample(
     Args:
       key: Typed PRNG key.
       buffer: :class:`ReplayBuffer` with C places.
-      count: k, how many to draw, above 0; without replacement at most C.
+      count: k, number of items to draw, above 0; without replacement at most C.
       weights: ``[C]``, floating point, not negative: such as
         :func:`~jaxrl_llm.curation.replay_priorities` or
         :func:`~jaxrl_llm.curation.fading_probs`. None draws uniformly. A weight of 0 or NaN is
         never drawn.
-      where: ``[C]``, such as :func:`replay_fresh`. Empty places are left out anyway.
+      where: ``[C]``, such as :func:`replay_fresh`. Empty places are always excluded.
       replace: Whether an item may be drawn twice.
 
     Returns:
@@ -296,7 +296,7 @@ def replay_sample(
 
 
 def replacements(keep: Array, available: int | Array) -> Array:
-    """The replayed groups that take the places of uninformative ones.
+    """The replayed groups that replace uninformative ones.
 
     Args:
       keep: bool ``[P]``, True for groups that stay (``informative_groups``).
@@ -314,7 +314,7 @@ def replacements(keep: Array, available: int | Array) -> Array:
       [-1, 0, 1, -1, -1]
 
     References:
-      TRL's GRPO with a replay buffer, where the replayed groups bring their advantages.
+      TRL's GRPO with a replay buffer, where the replayed groups keep their stored advantages.
     """
     checks.check_rank("replacements", 1, keep=keep)
     checks.check_bool("replacements", keep=keep)

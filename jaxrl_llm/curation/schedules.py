@@ -1,4 +1,4 @@
-"""Numbers that change as training goes on, as functions and as controllers of a recipe.
+"""Numbers that change during training, as functions and as controllers of a recipe.
 
 - ``step``: int ``[...]``, updates made so far.
 - Results are float32 ``[...]``. A number out of its range raises ValueError.
@@ -19,7 +19,7 @@ def linear_schedule(progress: Array, *, start: float, end: float) -> Array:
         (1 - p) start + p end,   p = clip(progress, 0, 1)
 
     Args:
-      progress: ``[...]``, how much of the training is done, in [0, 1].
+      progress: ``[...]``, share of the training that is done, in [0, 1].
       start: Value at 0.
       end: Value at 1 and beyond.
 
@@ -35,7 +35,7 @@ def linear_schedule(progress: Array, *, start: float, end: float) -> Array:
       0.5
 
     References:
-      As D3S (arXiv:2509.22115) relaxes what it keeps.
+      D3S (arXiv:2509.22115) relaxes its shares in this way.
     """
     checks.check_min_rank("linear_schedule", 0, progress=progress)
     p = jnp.clip(jnp.asarray(progress, jnp.float32), 0.0, 1.0)
@@ -43,13 +43,13 @@ def linear_schedule(progress: Array, *, start: float, end: float) -> Array:
 
 
 def training_progress(step: Array, *, steps: int) -> Array:
-    """How much of the training is done.
+    """The share of the training that is done.
 
         min(step / steps, 1)
 
     Args:
       step: See the module.
-      steps: Updates in all, above 0.
+      steps: Total number of updates, above 0.
 
     Returns:
       ``[...]`` in [0, 1].
@@ -67,7 +67,7 @@ def training_progress(step: Array, *, steps: int) -> Array:
 
 
 def no_update(advantages: Array) -> Array:
-    """The scale of an update that leaves the parameters as they are: 0.
+    """The scale of an update that leaves the parameters unchanged: 0.
 
         params + 0 * update
 
@@ -99,9 +99,9 @@ def sqrt_lr(lr: float, *, old_size: float, new_size: float) -> float:
         lr sqrt(new_size / old_size)
 
     Args:
-      lr: Learning rate that served ``old_size``.
-      old_size: Rollouts a step before, above 0.
-      new_size: Rollouts a step now, above 0.
+      lr: Learning rate for ``old_size``.
+      old_size: Previous number of rollouts per step, above 0.
+      new_size: New number of rollouts per step, above 0.
 
     Returns:
       A number.
@@ -119,14 +119,14 @@ def sqrt_lr(lr: float, *, old_size: float, new_size: float) -> float:
 
 
 def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
-    """Factor of the reward of a steered rollout, which fades.
+    """Factor of the reward of a steered rollout, which decays to 1.
 
         1 + beta max(0, 1 - step / anneal)
 
     Args:
       step: See the module.
       beta: Bonus at the start, 0 or above, as a share of the reward.
-      anneal: Updates until it is gone, above 0.
+      anneal: Number of updates until the bonus is 0, above 0.
 
     Returns:
       ``[...]``, 1 or above.

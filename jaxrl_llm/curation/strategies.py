@@ -1,9 +1,9 @@
-"""What improves outside of the weights: experiences in words, a policy over kinds of actions.
+"""Learning outside of the weights: written experiences, and a policy over kinds of actions.
 
-Experiences are a mapping of ids to texts that stands in the prompt; a language model compares the
+Experiences are a mapping of ids to texts that is part of the prompt. A language model compares the
 rollouts of a group and proposes operations (:func:`apply_operations`, on the host). Latent
-strategies are clusters of utterances; a game is solved over them by regrets, and preference pairs
-teach the language model to speak as the solution acts.
+strategies are clusters of utterances. Regret matching solves a game over them, and preference pairs
+train the language model toward the strategies of the solution.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -24,8 +24,8 @@ class Operation(NamedTuple):
 
     Attributes:
       kind: "add", "update" or "delete".
-      text: The new text. An operation without one is ignored, also "delete".
-      id: Of the experience to change; None with "add".
+      text: The new text. An operation without text is ignored, even "delete".
+      id: Id of the experience to change; None with "add".
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
 
 
 def apply_operations(library: Mapping[str, str], operations: Iterable[Operation]) -> dict[str, str]:
-    """A library of experiences after a batch of operations, in their order, numbered again.
+    """Applies a batch of operations to a library of experiences, in order, and renumbers it.
 
         add      a new experience at the end
         update   the text of an experience; a new one if the id is unknown
@@ -47,7 +47,7 @@ def apply_operations(library: Mapping[str, str], operations: Iterable[Operation]
       operations: :class:`Operation` values.
 
     Returns:
-      A new dict; the old one stays as it was.
+      A new dict; ``library`` is unchanged.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -91,7 +91,7 @@ def nearest_centroid(embeddings: Array, centroids: Array) -> Array:
       centroids: ``[K, D]``, floating point.
 
     Returns:
-      int32 ``[...]``; of equal distances the first.
+      int32 ``[...]``; ties go to the first center.
 
     Example:
       >>> import jax.numpy as jnp
@@ -117,17 +117,18 @@ def nearest_centroid(embeddings: Array, centroids: Array) -> Array:
 def k_means(
     embeddings: Array, key: Array, *, clusters: int, rounds: int = 20, where: Array | None = None
 ) -> Array:
-    """The centers of clusters of utterances: k-means by Lloyd's rounds.
+    """The centers of clusters of utterances: k-means by Lloyd's algorithm.
 
-    The first centers are drawn one by one, each with a chance that grows with the squared distance
-    from those before (k-means++). A cluster that loses all its points keeps its center.
+    The initial centers are drawn one by one, with probabilities proportional to the squared
+    distance from the previous centers (k-means++). A cluster that loses all its points keeps its
+    center.
 
     Args:
       embeddings: ``[N, D]``, floating point.
       key: A typed key.
       clusters: K, at least 1.
-      rounds: At least 1.
-      where: bool ``[N]``, True for the utterances that there are; None for all.
+      rounds: Number of iterations, at least 1.
+      where: bool ``[N]``, True for utterances that exist; None for all.
 
     Returns:
       ``[K, D]`` float32.
@@ -140,7 +141,7 @@ def k_means(
       [0.5, 9.5]
 
     References:
-      Lloyd (1982); Arthur and Vassilvitskii (2007) for the first centers. LSPO (arXiv:2502.04686)
+      Lloyd (1982); Arthur and Vassilvitskii (2007) for the initial centers. LSPO (arXiv:2502.04686)
       clusters utterances by k-means, ABSTRACT reading.
     """
     function = "k_means"
@@ -176,12 +177,12 @@ def k_means(
 
 
 class StrategyPair(NamedTuple):
-    """What :func:`strategy_pair` returns.
+    """Result of :func:`strategy_pair`.
 
     Attributes:
-      chosen: int32 ``[...]``, the candidate of the strategy of the greatest value.
-      rejected: int32 ``[...]``, that of the least.
-      where: bool ``[...]``, False where all candidates have one value.
+      chosen: int32 ``[...]``, the candidate whose strategy has the largest value.
+      rejected: int32 ``[...]``, the candidate whose strategy has the smallest value.
+      where: bool ``[...]``, False where all candidates have the same value.
     """
 
     chosen: Array
@@ -194,16 +195,16 @@ def strategy_pair(strategies: Array, values: Array, *, where: Array | None = Non
 
         chosen = argmax over c of values[strategy of c],   rejected = argmin
 
-    ``preferences.dpo`` then teaches the language model to speak as the solved policy acts.
+    ``preferences.dpo`` then trains the language model toward the strategies of the solved policy.
 
     Args:
       strategies: integers ``[..., C]``, the strategy of each candidate, from 0.
-      values: ``[..., A]``, floating point, of each strategy: its probability in the solution of the
-        game, or what it earns.
-      where: bool ``[..., C]``, True for the candidates that there are; None for all.
+      values: ``[..., A]``, floating point, value of each strategy: its probability in the solution
+        of the game, or its payoff.
+      where: bool ``[..., C]``, True for candidates that exist; None for all.
 
     Returns:
-      :class:`StrategyPair`; of equal values the first.
+      :class:`StrategyPair`; ties go to the first candidate.
 
     Example:
       >>> import jax.numpy as jnp
@@ -252,7 +253,7 @@ def regret_matching(regrets: Array) -> Array:
 
     References:
       Hart and Mas-Colell (Econometrica 68, 2000). LSPO (arXiv:2502.04686) solves a game over latent
-      strategies; that it does by these regrets is an ABSTRACT reading.
+      strategies; the use of these regrets is an ABSTRACT reading.
     """
     checks.check_min_rank("regret_matching", 1, regrets=regrets)
     checks.check_float("regret_matching", regrets=regrets)
@@ -268,7 +269,7 @@ def regret_update(regrets: Array, utilities: Array, policy: Array) -> Array:
         R_a += u_a - sum over b of p_b u_b
 
     Args:
-      regrets: ``[..., A]``, floating point, before.
+      regrets: ``[..., A]``, floating point, before the round.
       utilities: ``[..., A]``, floating point, what each action would have earned.
       policy: ``[..., A]``, floating point, the policy of the round.
 

@@ -1,7 +1,7 @@
-"""Which rollouts and tokens of a batch train: by rank (D3S), and without those mastered (UloRL).
+"""Which rollouts and tokens of a batch train: by rank (D3S), or all but mastered ones (UloRL).
 
-- ``mask``: bool, with the token axis ``T`` last, True = keep; what is masked is not read.
-- ``tau``: the probability from which a token is mastered, in (0, 1].
+- ``mask``: bool, with the token axis ``T`` last, True = keep; masked entries are not read.
+- ``tau``: the probability from which a token counts as mastered, in (0, 1].
 - ``sigma``: the entropy below which the rule applies to a response, in nats, not negative.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -27,23 +27,23 @@ def _ranks(x: Array, valid: Array) -> tuple[Array, Array]:
 
 
 def max_variance_subset(x: Array, n: int | Array, *, where: Array | None = None) -> Array:
-    """The ``n`` entries with the greatest variance among all subsets of that size.
+    """The ``n`` entries with the largest variance among all subsets of that size.
 
         keep = argmax over subsets S of size n of  mean_S x^2 - (mean_S x)^2
 
-    The best subset is always the k greatest and the n - k least entries for some k, so sorting and
-    prefix sums find it exactly in O(B log B). The order is descending and stable (of equal values
-    the earlier comes first); of equal variances the smallest k wins.
+    The best subset is always the k largest and the n - k smallest entries for some k, so sorting
+    and prefix sums find it exactly in O(B log B). The order is descending and stable (among equal
+    values the earlier comes first). Among equal variances the smallest k is used.
 
     Args:
       x: ``[..., B]``, floating point.
-      n: How many to keep: an int, or an integer array ``[]`` or ``[..., 1]``, which may be traced.
-        If fewer take part, all of them are selected.
+      n: Number of entries to keep: an int, or an integer array ``[]`` or ``[..., 1]``, which may be
+        traced. If fewer take part, all of them are selected.
       where: bool ``[..., B]``, True for entries that take part; the rest are not read.
 
     Returns:
       bool ``[..., B]``, at most n True in each row. A row with a NaN that takes part keeps its n
-      greatest, the NaN before all numbers.
+      largest entries, where NaN ranks above all numbers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,9 +53,9 @@ def max_variance_subset(x: Array, n: int | Array, *, where: Array | None = None)
       [True, False, False, True, True, False]
 
     References:
-      D3S (arXiv:2509.22115). PAPER reading, from a note; ties are ours. Inside one group it is the
-      subset of greatest reward variance (PODS), since an advantage is an affine map of the reward.
-      Variances that agree to 1e-6 of the greatest count as equal.
+      D3S (arXiv:2509.22115). PAPER reading, from a note; ties are ours. Inside one group this is
+      the subset of largest reward variance (PODS), since an advantage is an affine map of the
+      reward. Variances that agree to 1e-6 of the largest count as equal.
     """
     function = "max_variance_subset"
     checks.check_min_rank(function, 1, x=x)
@@ -104,7 +104,8 @@ def top_fraction_token_mask(scores: Array, mask: Array, fraction: float | Array)
 
         keep[t] = mask[t] and rank(scores[t]) among unmasked tokens < round(fraction * their count)
 
-    The rank is over the full array, not a sequence; of equal scores the earlier comes first.
+    The rank is over the full array, not over a sequence; among equal scores the earlier comes
+    first.
 
     Args:
       mask: See the module.
@@ -148,7 +149,7 @@ def d3s_selection(
     rollouts: tuple[float, float] = (0.25, 0.75),
     tokens: tuple[float, float] = (0.2, 1.0),
 ) -> Array:
-    """Trains on the rollouts of greatest advantage variance, and on their most telling tokens.
+    """Trains on the rollouts with the largest advantage variance and on their informative tokens.
 
         N, K      = linear in progress between the pairs ``rollouts`` and ``tokens``
         rollouts: max_variance_subset(A, round(N * number of rollouts))
@@ -158,14 +159,14 @@ def d3s_selection(
 
     Args:
       mask: See the module.
-      advantages: ``[..., G]``, or ``[..., G, T]``, of which a rollout counts with its mean token.
+      advantages: ``[..., G]``, or ``[..., G, T]``, which are averaged over the tokens of a rollout.
       old_entropy: ``[..., G, T]``, floating point, nats: entropy of the policy that sampled.
       where: bool ``[..., G]``, True for rollouts that take part.
-      progress: How much of the training is done, in [0, 1]: a number, or an array of one value
-        repeated, as a controller gives it.
-      scope: What the variance is taken over: the "batch", or each "group" with its N.
-      rollouts: Shares of the rollouts that train at the start and at the end.
-      tokens: Shares of their tokens that train at the start and at the end.
+      progress: Share of the training that is done, in [0, 1]: a number, or an array of one
+        repeated value, as a controller returns it.
+      scope: Where the variance is computed: over the "batch", or over each "group" with its N.
+      rollouts: Shares of the rollouts that train, at the start and at the end.
+      tokens: Shares of their tokens that train, at the start and at the end.
 
     Returns:
       bool ``[..., G, T]``, for the slot ``selection``; pair it with ``aggregate.token_mean``.
@@ -225,18 +226,18 @@ def mpt_mask(
     tau: float | Array = 0.99,
     sigma: float | Array = 0.2,
 ) -> Array:
-    """Drops well-mastered tokens of right responses whose entropy is too low.
+    """Drops mastered tokens of correct responses whose entropy is too low.
 
         drop[i, t] = rewards[i] > 0  and  exp(logp[i, t]) >= tau  and  H_i < sigma
         H_i        = mean entropy of the unmasked tokens of response i
 
-    ``sigma=0`` drops nothing; an infinite one drops mastered tokens whatever the entropy.
+    ``sigma=0`` drops no token; an infinite ``sigma`` drops mastered tokens at any entropy.
 
     Args:
       mask, tau, sigma: See the module.
       logp: ``[..., T]`` log-probabilities (nats) under the policy.
       entropy: ``[..., T]`` entropy (nats) of the policy at each token.
-      rewards: ``[...]``, floating point, above 0 for a right response.
+      rewards: ``[...]``, floating point, above 0 for a correct response.
 
     Returns:
       Keep: bool ``[..., T]``, False where masked.
@@ -250,7 +251,7 @@ def mpt_mask(
 
     References:
       UloRL (arXiv:2507.19766), PAPER reading; rewards are 0 and 1 there. Its equation of the
-      entropy has no minus sign, which is taken for a slip.
+      entropy has no minus sign, which we take for a typo.
     """
     function = "mpt_mask"
     checks.check_mask(function, mask)
@@ -277,12 +278,12 @@ def mpt_advantages(
     tau: float | Array = 0.99,
     sigma: float | Array = 0.2,
 ) -> Array:
-    """:func:`mpt_mask` as the last of a chain of advantages, so that no denominator changes.
+    """:func:`mpt_mask` as the last step of a chain of advantages; no denominator changes.
 
         A'[i, t] = A[i] where mpt_mask keeps the token, else 0
 
-    A token without an advantage still counts in the mean; a ``selection`` would take it out of the
-    mean as well, which is another method.
+    A token with advantage 0 still counts in the mean; a ``selection`` would also remove it from
+    the mean, which is another method.
 
     Args:
       mask, tau, sigma: See the module.

@@ -1,7 +1,7 @@
-"""What the policy reads besides its rollouts: as its own teacher, and of reference answers.
+"""Additional texts that the policy scores: as its own teacher, and with reference answers.
 
-The teacher reads the same response after another prompt: with a right response of the group, or
-with what a grader said. These functions run on the host, where a batch is made, as
+The teacher scores the same response after another prompt, which contains a correct response of the
+group or the feedback of a grader. These functions run on the host, where a batch is made, as
 ``Computed("teacher_texts", function, "responses")``.
 """
 
@@ -33,26 +33,26 @@ def solution_messages(
     solution_template: str = SOLUTION,
     feedback_template: str = FEEDBACK,
 ) -> list[list[str | None]]:
-    """The question with a right response of a sibling, or with feedback on the response.
+    """The question with a correct response of the group, or with feedback on the response.
 
         solution of i = the first j != i of the group with reward_j >= success
         feedback of i = what the reward says of i, where there is no solution
         message of i  = None without either
 
-    Thinking (``<think> ... </think>``) is cut out of a solution.
+    Thinking (``<think> ... </think>``) is removed from a solution.
 
     Args:
       texts: P lists of G responses.
       prompts: P messages of the user.
       rewards: ``[P, G]``.
-      where: bool ``[P, G]``, True for responses that take part; others teach nobody.
-      feedback: P lists of G texts, the entry "feedback" of the reward; None or an empty text says
-        nothing. None for a reward without.
-      success: Least reward of a right response.
-      feedback_with_solution: Whether feedback stands behind a solution as well.
-      template: Has ``{prompt}``, ``{solution}`` and ``{feedback}``; the next two have one of them.
-      solution_template: Of a solution.
-      feedback_template: Of feedback.
+      where: bool ``[P, G]``, True for responses that take part; others are not used as solutions.
+      feedback: P lists of G texts, the entry "feedback" of the reward; None or an empty text for
+        no feedback on a response. None for a reward without feedback.
+      success: Smallest reward of a correct response.
+      feedback_with_solution: Whether feedback is added after a solution as well.
+      template: Has the fields ``{prompt}``, ``{solution}`` and ``{feedback}``.
+      solution_template: Template of a solution, with the field ``{solution}``.
+      feedback_template: Template of feedback, with the field ``{feedback}``.
 
     Returns:
       P lists of G messages or None.
@@ -73,7 +73,7 @@ def solution_messages(
     References:
       SDPO (arXiv:2601.20802) and its released code (``success_reward_threshold`` 0.5, a response is
       not its own solution, feedback only without a solution, the first solution of the group); the
-      words of the templates are ours. SRPO (arXiv:2604.02288) takes the same prompts.
+      words of the templates are ours. SRPO (arXiv:2604.02288) uses the same prompts.
     """
     rewards, where = np.asarray(rewards), np.asarray(where)
     shape = (len(prompts), len(texts[0]) if len(texts) else 0)
@@ -104,15 +104,15 @@ def solution_messages(
 def answer_texts(
     texts: Sequence[Sequence[str]], *, metadata: Sequence[Mapping], before: str = BEFORE_ANSWER
 ) -> list[tuple[str, str]]:
-    """The reference answer of each prompt, and what stands before it in a response.
+    """The reference answer of each prompt, with the text that precedes it in a response.
 
-    As ``Computed("answer_texts", function, "responses")`` it is what the policy reads after each
-    turn, so that a turn earns what it tells about the answer.
+    As ``Computed("answer_texts", function, "responses")``, the policy scores this text after each
+    turn, so that a turn is rewarded for its information about the answer.
 
     Args:
       texts: P lists of G responses.
       metadata: P mappings with the text "answer".
-      before: What a response says before it answers, such as the end of its thinking.
+      before: Text of a response before its answer, such as the end of its thinking.
 
     Returns:
       P pairs of ``before`` and an answer.
@@ -127,8 +127,8 @@ def answer_texts(
 
     References:
       IGPO (arXiv:2510.14967) and its released code, with its words: there the prompt ends with
-      ``<think>``, which begins ``before`` here. What closes the answer there is not scored and is
-      left out.
+      ``<think>``, which begins ``before`` here. The closing text of the answer is not scored there
+      and is left out here.
     """
     del texts
     for row in metadata:

@@ -1,4 +1,4 @@
-"""Which turns take part: whose tokens they are, how many there are, and where an expert helps.
+"""Selection of turns: by role, by number, and by an expert's corrections.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -11,24 +11,24 @@ import jax.numpy as jnp
 from jaxrl_llm.core import Array, checks, segments
 
 ROLES = ("system", "user", "assistant", "tool", "generation_prompt")
-"""Roles of the tokens of a conversation; a role id is a place in it."""
+"""Roles of the tokens of a conversation; a role id is an index into this tuple."""
 
 
 def role_loss_mask(
     role_ids: Array, *, trainable: tuple[str, ...] = ("assistant",), where: Array | None = None
 ) -> Array:
-    """The tokens that train, by who wrote them.
+    """The tokens that train, by the role of their author.
 
         mask = where  and  role in trainable
 
-    What an assistant writes includes its calls of tools and the token that ends its turn. Messages
-    of a simulated user, results of tools and the header of the assistant's turn do not train.
+    Tokens of the assistant include its tool calls and the token that ends its turn. Messages of a
+    simulated user, tool results and the header of the assistant's turn do not train.
 
     Args:
-      role_ids: Integers ``[..., T]``, places in ``("system", "user", "assistant", "tool",
+      role_ids: Integers ``[..., T]``, indices into ``("system", "user", "assistant", "tool",
         "generation_prompt")``.
       trainable: Names of the roles that train.
-      where: bool ``[..., T]``, True for tokens that there are; None for all.
+      where: bool ``[..., T]``, True for tokens that exist; None for all.
 
     Returns:
       bool ``[..., T]``.
@@ -55,10 +55,10 @@ def role_loss_mask(
 
 
 class PatchDecision(NamedTuple):
-    """What becomes of a rollout after a turn; both bool ``[...]``.
+    """Decision on a rollout after a turn; both bool ``[...]``.
 
     Attributes:
-      patch: The expert's response goes into the history in place of the policy's.
+      patch: The expert's response replaces the policy's response in the history.
       stop: The rollout ends.
     """
 
@@ -67,17 +67,18 @@ class PatchDecision(NamedTuple):
 
 
 def patch_decision(matches: Array, used: Array, *, limit: int | None = 2) -> PatchDecision:
-    """Whether the expert steps in where the policy left its path, or the rollout ends.
+    """Whether the expert's turn replaces a deviating turn of the policy, or the rollout ends.
 
         patch = not matches  and  used < limit
         stop  = not matches  and  not patch
 
-    The policy's response stays a training sample, with its reward. Runs on the host or in a trace.
+    The policy's response remains a training sample, with its reward. Runs on the host or in a
+    trace.
 
     Args:
-      matches: bool ``[...]``, whether the turn did what the expert did.
-      used: Integers ``[...]``, how often the expert has stepped in before.
-      limit: How often it may, not negative; None for always.
+      matches: bool ``[...]``, whether the turn matches the expert's turn.
+      used: Integers ``[...]``, number of patches so far.
+      limit: Maximum number of patches, not negative; None for no limit.
 
     Returns:
       A :class:`PatchDecision`.
@@ -104,16 +105,16 @@ def patch_decision(matches: Array, used: Array, *, limit: int | None = 2) -> Pat
 
 
 def downsample_mask(key: Array, where: Array, *, multiple: int) -> Array:
-    """As many samples as a multiple, by dropping some at random.
+    """Drops samples at random until their number is a multiple of ``multiple``.
 
         n = multiple floor(count / multiple) of the samples that there are, uniformly
 
-    Fewer than ``multiple`` are all dropped; none is doubled.
+    Fewer than ``multiple`` samples are all dropped; no sample is duplicated.
 
     Args:
       key: A typed random key.
-      where: bool ``[...]``, the samples that there are, over all axes.
-      multiple: Devices that share them, at least 1.
+      where: bool ``[...]``, True for samples that exist, over all axes.
+      multiple: Number of devices that share them, at least 1.
 
     Returns:
       bool ``[...]``.
@@ -142,7 +143,7 @@ def downsample_mask(key: Array, where: Array, *, multiple: int) -> Array:
 def downsample_turns(
     advantages: Array, mask: Array, *, turn_ids: Array, key: Array, multiple: int
 ) -> Array:
-    """The tokens of as many turns of the batch as a multiple, by dropping turns at random.
+    """Drops turns at random until the number of turns of the batch is a multiple of ``multiple``.
 
         keep = the turn of the token is in downsample_mask(turns with a token)
 

@@ -1,4 +1,4 @@
-"""The latest numbers of a series, in a ring of fixed size.
+"""The latest numbers of a series, in a ring buffer of fixed size.
 
 Raises TypeError for an array of the wrong dtype, and ValueError for shapes that do not match.
 """
@@ -14,8 +14,8 @@ class Window(NamedTuple):
     """The latest numbers of a series, such as lengths of finished responses.
 
     Attributes:
-      values: ``[H]``, a ring.
-      count: int32 ``[]``, numbers so far; the first ``min(count, H)`` places are filled.
+      values: ``[H]``, a ring buffer.
+      count: int32 ``[]``, total count of numbers; the first ``min(count, H)`` places are filled.
     """
 
     values: Array

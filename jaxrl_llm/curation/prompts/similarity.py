@@ -200,16 +200,17 @@ def nearest_solved(
 
         the count greatest of  cos(q, c_j)
 
-    XRPO puts the K = 2 nearest solved problems of a corpus, which training fills, before a prompt
-    whose rollouts have all failed. The corpus may be the items of a :class:`ReplayBuffer`.
+    XRPO puts the K = 2 nearest solved problems before a prompt whose rollouts have all failed. The
+    corpus of solved problems grows during training. The corpus may be the items of a
+    :class:`ReplayBuffer`.
 
     Args:
       queries: ``[..., D]``, floating point: embeddings of the prompts.
       corpus: ``[C, D]``, floating point: embeddings of solved problems.
-      count: How many for each prompt, from 1 to C.
+      count: Number of problems per prompt, from 1 to C.
       where: bool ``[C]``, True for entries of the corpus that hold a solved problem; the rest may
         hold anything.
-      threshold: Least cosine, in [-1, 1]; None for none.
+      threshold: Smallest cosine, in [-1, 1]; None for no threshold.
 
     Returns:
       Entries of the corpus, nearest first, int32 ``[..., count]``; -1 where there is none.

@@ -1,1 +1,1 @@
-"""Trees of rollouts: where they fork, and which branches stay."""
+"""Trees of rollouts: where they fork, and which branches are kept."""

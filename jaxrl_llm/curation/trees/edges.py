@@ -1,4 +1,4 @@
-"""Which tokens of responses that fork train."""
+"""Selections of the training tokens of forked responses."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -23,13 +23,13 @@ def branch_tokens(
     stop: int | None = None,
     max_depth: int | None = None,
 ) -> Array:
-    """The tokens that train: each node once, less those that are pruned.
+    """The tokens that train: each node once, without the pruned nodes.
 
         keep = first row of the node  and  not pruned
 
     With ``ratio``, leaves are pruned by :func:`width_prune`, with ``window`` depths by
-    :func:`depth_prune`. What is pruned still counts in rewards and in the statistics of a depth. Of
-    equal advantages the lower number counts as the greater.
+    :func:`depth_prune`. Pruned nodes still count in rewards and in the statistics of a depth. Among
+    equal advantages the rollout with the lower index counts as the larger.
 
     Args:
       advantages: ``[..., G, T]``, floating point, equal for all tokens of a node.
@@ -39,10 +39,10 @@ def branch_tokens(
       ratio: Share of the leaves that train; None for all.
       keep: "extremes" of the leaves of a group, or the "best" of those of a last split; only with
         ``ratio``. None means "extremes".
-      window: Depths that do not train; None for none.
+      window: Depths that do not train; None for no window.
       interval: Steps after which the window slides up by one; None for a fixed one.
-      stop: Depth that the window does not pass; None for 0.
-      max_depth: The greatest depth of a node; None for floor(log2(G)).
+      stop: Depth beyond which the window does not slide; None for 0.
+      max_depth: The largest depth of a node; None for floor(log2(G)).
 
     Returns:
       bool ``[..., G, T]``.
@@ -59,8 +59,8 @@ def branch_tokens(
       [[True, True], [False, True]]
 
     References:
-      BranchGRPO (arXiv:2509.06040), the released code. There edges end at nodes of steps of
-      denoising; here at those of a text.
+      BranchGRPO (arXiv:2509.06040), the released code. There the nodes are denoising steps; here
+      they are segments of a text.
     """
     function = "branch_tokens"
     checks.check_float(function, advantages=advantages)
@@ -125,7 +125,7 @@ def segment_tokens(
     *,
     max_prob: float | None = 0.9,
 ) -> Array:
-    """The tokens that train: uncertain ones, of segments that differ from their siblings, once.
+    """The tokens that train: uncertain tokens of segments that differ from their siblings, once.
 
         keep = A != 0  and  exp(old_logp) < max_prob  and  the first response that has the token
 

@@ -1,7 +1,8 @@
-"""Trees of rollouts: where they fork, which forks are given up, which edges train.
+"""Trees of rollouts: where they fork, which forks are pruned, and which edges train.
 
-Rules of shapes and numbers; the caller samples, copies slots and ends rows.
-``advantages.node_rewards`` and ``advantages.depth_advantages`` credit the nodes of a tree.
+These rules are functions of arrays; the caller samples, copies slots and ends rows.
+``advantages.node_rewards`` and ``advantages.depth_advantages`` assign credit to the nodes of a
+tree.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -16,19 +17,19 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 def top_entropy_forks(old_entropy: Array, mask: Array, *, count: int) -> Array:
-    """The tokens of a response before which it forks: those of the greatest entropy.
+    """The tokens of a response before which it forks: the tokens with the largest entropy.
 
-    A fork keeps the tokens before its place and samples the rest again, the token at the place
-    included. M roots with N forks of B branches give M (1 + B N) rollouts, for about
+    A fork keeps the tokens before its position and samples the rest again, including the token at
+    the position. M roots with N forks of B branches give M (1 + B N) rollouts, for about
     (1 + B N / 2) / (1 + B N) of the tokens of as many independent ones.
 
     Args:
       old_entropy: ``[..., T]`` entropy (nats) of the policy that sampled, floating point.
       mask: bool ``[..., T]``, True for the tokens of the response.
-      count: Forks a response, at least 1.
+      count: Number of forks per response, at least 1.
 
     Returns:
-      int32 ``[..., count]``, places of falling entropy, of equal ones the earlier first; -1 where
+      int32 ``[..., count]``, positions by decreasing entropy, ties in order of position; -1 where
       the response has fewer tokens.
 
     Example:
@@ -39,8 +40,8 @@ def top_entropy_forks(old_entropy: Array, mask: Array, *, count: int) -> Array:
       [1, 2]
 
     References:
-      ETTRL (arXiv:2508.11356), NOTES reading: 12 roots, 2 forks, 2 branches. That the token at the
-      fork is sampled again is ours.
+      ETTRL (arXiv:2508.11356), NOTES reading: 12 roots, 2 forks, 2 branches. Resampling the token
+      at the fork is ours.
     """
     function = "top_entropy_forks"
     masking.check_tokens(function, mask, old_entropy=old_entropy)
@@ -54,7 +55,7 @@ def top_entropy_forks(old_entropy: Array, mask: Array, *, count: int) -> Array:
 
 
 def segment_forks(lengths: Array, unfinished: Array) -> Array:
-    """Responses that paused fork at their end.
+    """Forks of paused responses, at their end.
 
         place = length where unfinished, else -1
 
@@ -86,8 +87,8 @@ class Candidates(NamedTuple):
     """The most probable tokens of each row.
 
     Attributes:
-      tokens: int32 ``[..., m]``, of falling probability.
-      keep: bool ``[..., m]``, True where a branch goes on with the token; the first always.
+      tokens: int32 ``[..., m]``, by decreasing probability.
+      keep: bool ``[..., m]``, True where a branch continues with the token; always for the first.
     """
 
     tokens: Array
@@ -102,11 +103,11 @@ def branch_candidates(
     max_gap: float = 0.15,
     done: Array | None = None,
 ) -> Candidates:
-    """Tokens at which a row splits: the runners-up that are almost as probable as the first.
+    """Tokens at which a row splits: those almost as probable as the most probable token.
 
         keep_j = p_j > min_prob  and  p_1 - p_j < max_gap,   j = 2 .. candidates
 
-    The row itself goes on with the first, a copy of it with each other one.
+    The row itself continues with the first token, and a copy of it with each other token.
 
     Args:
       probs: ``[..., V]``, floating point: probabilities of the next token at temperature 1.
@@ -147,14 +148,14 @@ def branch_candidates(
 
 
 def branch_capacity(keep: Array, roots: Array, *, capacity: int) -> Array:
-    """Of the branches of one root as many as there are slots for.
+    """Limits the branches of each root to the number of slots.
 
-    All first candidates come before all second ones, and within a rank the rows in their order.
+    All first candidates have priority over all second ones; within a rank, rows are taken in order.
 
     Args:
       keep: bool ``[R, m]``, :func:`branch_candidates`.
       roots: ``[R]`` integers, the root of each row.
-      capacity: Rows a root may have, at least 1.
+      capacity: Maximum number of rows per root, at least 1.
 
     Returns:
       bool ``[R, m]``.
@@ -186,7 +187,7 @@ def branch_capacity(keep: Array, roots: Array, *, capacity: int) -> Array:
 
 
 def edit_distance(a: Array, b: Array) -> Array:
-    """Levenshtein distance: the least insertions, deletions and substitutions from a to b.
+    """Levenshtein distance: the minimum number of insertions, deletions and substitutions.
 
         d[i, j] = min(d[i-1, j] + 1, d[i, j-1] + 1, d[i-1, j-1] + [a_i != b_j])
 
@@ -204,7 +205,7 @@ def edit_distance(a: Array, b: Array) -> Array:
       1
 
     References:
-      As LATR (arXiv:2510.24302) compares branches.
+      LATR (arXiv:2510.24302) compares branches by it.
     """
     a, b = _sequences("edit_distance", a, b)
     size = b.shape[-1]
@@ -231,7 +232,7 @@ def _sequences(function: str, a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def suffix_match(a: Array, b: Array) -> Array:
-    """How much of the end of either sequence occurs anywhere in the other.
+    """The share of the end of either sequence that occurs anywhere in the other.
 
         max(longest suffix of a that occurs in b, longest suffix of b that occurs in a) / N
 
@@ -317,21 +318,21 @@ def lookahead_prune(
     min_overlap: float | None = None,
     eos_id: int,
 ) -> Array:
-    """Branches that turn out like their parents.
+    """Prunes branches that are too similar to their parents.
 
         dropped at age r in ages, if of the last r tokens of branch and parent
             edit_distance / r < max_distance,  suffix_match > min_suffix  or  rouge_l > min_overlap
 
-    Both are read from the token at which they differ. A pair in which either has ended stays, and
-    so do roots.
+    Both are compared from the token at which they differ. A branch is kept if it or its parent has
+    ended; roots are always kept.
 
     Args:
-      tokens: ``[R, T]`` integers, what the rows wrote up to ``step``.
+      tokens: ``[R, T]`` integers, the tokens of the rows up to ``step``.
       parents: ``[R]`` integers, the row of the parent; -1 for a root.
       birth: ``[R]`` integers, the step at which the branch took another token.
-      step: How many tokens the rows have.
+      step: Number of tokens of the rows.
       ages: Ages at which a branch is compared, each from 1 to T.
-      max_distance: In [0, 1]; None switches the rule off, as it does for the other two.
+      max_distance: In [0, 1]; None disables the rule, also for the next two options.
       min_suffix: In [0, 1].
       min_overlap: In [0, 1].
       eos_id: The token that ends a response.
@@ -391,15 +392,15 @@ def tree_rollouts(
     starts: Sequence[int] = (0, 100, 200, 300),
     shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25),
 ) -> Array:
-    """How many rollouts of a group come from the tree; the others are sampled plainly.
+    """Number of rollouts of a group from the tree; the others are sampled independently.
 
         round(share group_size), half to even;   share = that of the last start <= step
 
     Args:
       step: ``[...]`` integers, the training step, not before the first start.
       group_size: G, at least 1.
-      starts: Rising steps, from 0.
-      shares: One for each start, in [0, 1].
+      starts: Increasing steps, from 0.
+      shares: One share per start, in [0, 1].
 
     Returns:
       int32 ``[...]``.
@@ -436,12 +437,12 @@ def split_points(
         i * (length // rounds),  i = 0 .. rounds - 1;   or the points themselves, in order
         cut to 0 .. length - 1
 
-    With s splits a tree has 2^s leaves. A step is whatever a depth is: tokens, a turn, a denoising
-    step.
+    With s splits a tree has 2^s leaves. A step is one unit of depth: a token, a turn or a
+    denoising step.
 
     Args:
       length: Steps of a rollout, at least 1.
-      rounds: How many splits, from 1 to ``length``; None with ``points``.
+      rounds: Number of splits, from 1 to ``length``; None with ``points``.
       points: The steps; None with ``rounds``.
 
     Returns:
@@ -476,7 +477,7 @@ def depth_prune(
     interval: int | None = None,
     stop: int = 0,
 ) -> Array:
-    """Edges that train: those that do not end in a window of depths.
+    """Edges that train: edges that do not end in a window of depths.
 
         keep = depth not in window - shift
         shift = min(step // interval, max(min(window) - stop, 0))
@@ -485,10 +486,10 @@ def depth_prune(
 
     Args:
       depth: ``[...]`` integers, the depth of the node that an edge leads to.
-      window: Depths that are left out.
+      window: Depths that are excluded.
       step: The training step.
       interval: Steps after which the window slides up by one; None for a fixed one.
-      stop: Depth that the window does not pass, such as the last split.
+      stop: Depth beyond which the window does not slide, such as the last split.
 
     Returns:
       bool ``[...]``.
@@ -528,14 +529,14 @@ def width_prune(
         "best"      the max(1, floor(ratio n)) of the greatest advantage
         "extremes"  max(2, floor(ratio n)): half of them the greatest (rounded down), else the least
 
-    Of equal advantages the earlier counts as the greater. With "best" a row is a branch of the last
-    split, with "extremes" a tree.
+    Among equal advantages the earlier counts as the larger. With "best" a row is a branch of the
+    last split, with "extremes" a tree.
 
     Args:
       advantages: ``[..., N]``, floating point, of the edges of a row.
-      ratio: Share that stays, in [0, 1].
+      ratio: Share of the edges that is kept, in [0, 1].
       keep: As above.
-      where: bool ``[..., N]``, True for the edges that there are. None for all.
+      where: bool ``[..., N]``, True for edges that exist. None for all.
 
     Returns:
       bool ``[..., N]``.

@@ -1,4 +1,4 @@
-"""Where the segments of a response begin whose prefixes are valued, and which tokens train.
+"""Starts of the segments whose prefixes are valued, and selections of training tokens.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -9,17 +9,17 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 def line_starts(breaks: Array, mask: Array, *, count: int) -> Array:
-    """The first token of each line: that of the response, and those after a line break.
+    """The first token of each line: the first of the response, and those after a line break.
 
     Empty lines, and lines of one token that ends with a break, belong to the line before.
 
     Args:
       breaks: bool ``[..., T]``, True for tokens whose text has a line break.
       mask: bool ``[..., T]``, True for the tokens of the response.
-      count: C, most lines, at least 1; what is left belongs to the last.
+      count: C, maximum number of lines, at least 1; the last line includes the rest.
 
     Returns:
-      int32 ``[..., C]``, rising places; -1 where there are fewer lines.
+      int32 ``[..., C]``, increasing positions; -1 where there are fewer lines.
 
     Example:
       >>> import jax.numpy as jnp
@@ -43,15 +43,15 @@ def line_starts(breaks: Array, mask: Array, *, count: int) -> Array:
 
 
 def stretch_starts(mask: Array, *, count: int, length: int) -> Array:
-    """The first token of each stretch of ``length`` tokens.
+    """The first token of each segment of ``length`` tokens.
 
     Args:
       mask: bool ``[..., T]``, True for the tokens of the response.
-      count: C, most stretches, at least 1; what is left belongs to the last.
-      length: Tokens, at least 1.
+      count: C, maximum number of segments, at least 1; the last segment includes the rest.
+      length: Tokens of a segment, at least 1.
 
     Returns:
-      int32 ``[..., C]``, rising places; -1 where there are fewer.
+      int32 ``[..., C]``, increasing positions; -1 where there are fewer.
 
     Example:
       >>> import jax.numpy as jnp
@@ -72,20 +72,20 @@ def stretch_starts(mask: Array, *, count: int, length: int) -> Array:
 def spo_cutpoints(
     old_logp: Array, mask: Array, *, count: int, rho: float = 0.9, interval: int = 5
 ) -> Array:
-    """Segments that hold a fixed number of uncertain tokens; each begins with one.
+    """Segments with a fixed number of uncertain tokens; each begins with an uncertain token.
 
         uncertain = exp(old_logp) < rho;   every interval-th of them, the first included
 
     Args:
       old_logp: ``[..., T]`` log-probabilities (nats) of the policy that sampled.
       mask: bool ``[..., T]``, True for the tokens of the response.
-      count: C, most segments, at least 1; what is left belongs to the last.
+      count: C, maximum number of segments, at least 1; the last segment includes the rest.
       rho: Probability from which a token counts as certain, above 0.
       interval: Uncertain tokens of a segment, at least 1.
 
     Returns:
-      int32 ``[..., C]``, rising places of the first tokens; -1 where there are fewer. What stands
-      before the first is of no segment.
+      int32 ``[..., C]``, increasing positions of the first tokens; -1 where there are fewer. Tokens
+      before the first position belong to no segment.
 
     Example:
       >>> import jax.numpy as jnp
@@ -96,7 +96,8 @@ def spo_cutpoints(
       [0, 2, 4, -1]
 
     References:
-      SPO-chain (arXiv:2505.23564), the released code, whose cut is the last token before the place.
+      SPO-chain (arXiv:2505.23564), the released code, whose cut is the last token before the
+      position.
     """
     name = "spo_cutpoints"
     masking.check_tokens(name, mask, old_logp=old_logp)
@@ -118,7 +119,7 @@ def _places(function: str, flags: Array, count: int) -> Array:
 
 
 def uncertain_tokens(advantages: Array, mask: Array, *, old_logp: Array, rho: float = 0.9) -> Array:
-    """A selection: the tokens of which the policy that sampled was not certain.
+    """A selection: the tokens of which the sampling policy was uncertain.
 
         keep = exp(old_logp) < rho
 
@@ -139,7 +140,7 @@ def uncertain_tokens(advantages: Array, mask: Array, *, old_logp: Array, rho: fl
       [True, False]
 
     References:
-      SPO-chain (arXiv:2505.23564), the released code: also the KL term leaves the others out.
+      SPO-chain (arXiv:2505.23564), the released code, whose KL term also excludes the other tokens.
     """
     del advantages
     name = "uncertain_tokens"

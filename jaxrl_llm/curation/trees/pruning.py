@@ -1,9 +1,9 @@
-"""Rollouts that end early: by a quality score of the part that exists, by predictions of the rest.
+"""Early stopping of rollouts: by a quality score of the partial rollout, or by predictions.
 
-ARRoL: a head reads the hidden state of a rollout at a fixed token and predicts whether it will be
-right; :class:`ScoreBins` turn its score into a rate, and about half of the group goes on, so chosen
-that right and wrong ones balance. MASA: rollouts that predict the pass rate and the length of a
-solution decide which prompts to skip and where to stop.
+ARRoL: a head reads the hidden state of a rollout at a fixed token and predicts whether the rollout
+  will be correct. :class:`ScoreBins` turns its score into a rate, and about half of the group
+  continues, chosen so that correct and wrong rollouts are balanced. MASA: rollouts that predict the
+  pass rate and the length of a solution decide which prompts to skip and where to stop.
 
 ``where`` is bool of the shape of the first array, True for the entries that take part; the others
 are not read. None keeps all. All raise TypeError for a wrong dtype and ValueError for a wrong shape
@@ -19,7 +19,7 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 def quality_loss(logits: Array, rewards: Array, *, where: Array | None = None) -> Array:
-    """Cross entropy of a quality head: whether a partial rollout will be right.
+    """Cross entropy of a quality head, which predicts whether a partial rollout will be correct.
 
         loss = mean of softplus(x) - [r > 0] x
 
@@ -50,11 +50,11 @@ def quality_loss(logits: Array, rewards: Array, *, where: Array | None = None) -
 
 
 class ScoreBins(NamedTuple):
-    """Outcomes by the score that a head gave, in bins of equal width over [0, 1].
+    """Outcomes by the score of the head, in bins of equal width over [0, 1].
 
     Attributes:
-      count: float32 ``[B]``, rollouts of each bin.
-      right: float32 ``[B]``, those of them that were right.
+      count: float32 ``[B]``, number of rollouts in each bin.
+      right: float32 ``[B]``, number of correct rollouts in each bin.
     """
 
     count: Array
@@ -62,7 +62,7 @@ class ScoreBins(NamedTuple):
 
 
 def score_bins_init(*, bins: int = 20) -> ScoreBins:
-    """Bins before anything was observed.
+    """Bins before the first observation.
 
     Args:
       bins: B, at least 1.
@@ -104,7 +104,7 @@ def score_bins_update(
       scores: ``[...]``, floating point, in [0, 1].
       rewards: ``[...]``, floating point, above 0 for a right rollout.
       where: See the module.
-      decay: Share of the past that stays, in [0, 1].
+      decay: Share of the past counts that remains, in [0, 1].
 
     Returns:
       :class:`ScoreBins`.
@@ -135,7 +135,7 @@ def score_bins_update(
 
 
 def score_rates(state: ScoreBins, scores: Array) -> Array:
-    """The chance to be right that a score stands for.
+    """The probability of being correct for each score.
 
         q = (right + 1) / (count + 2)    of the bin of the score
 
@@ -164,17 +164,17 @@ def score_rates(state: ScoreBins, scores: Array) -> Array:
 def survival_rates(
     rates: Array, *, keep: float = 0.5, balance: float = 0.5, where: Array | None = None
 ) -> Array:
-    """How likely each rollout is to go on, so that right and wrong ones balance among survivors.
+    """Survival probability of each rollout, which balances correct and wrong survivors.
 
         m    = mean rate of the group, cut to [0.02, 0.98]
         rate = clip(keep (q balance / m + (1 - q) (1 - balance) / (1 - m)), 0, 1)
 
-    Without a cut they add up to ``keep`` times the group.
+    Without clipping, the rates add up to ``keep`` times the group size.
 
     Args:
       rates: ``[..., G]``, floating point, in [0, 1]: :func:`score_rates`.
-      keep: Share of the group that goes on, in (0, 1].
-      balance: Share of right ones among them, in [0, 1].
+      keep: Share of the group that continues, in (0, 1].
+      balance: Share of correct rollouts among the survivors, in [0, 1].
       where: See the module.
 
     Returns:
@@ -188,7 +188,7 @@ def survival_rates(
 
     References:
       ARRoL (arXiv:2603.24840), ABSTRACT reading: the shares 0.5 and 0.5, a score that is calibrated
-      in bins, no pruning in the first 20 steps and detection at token 512 are known, the formula is
+      in bins, no pruning in the first 20 steps and detection at token 512 are known; the formula is
       ours.
     """
     function = "survival_rates"
@@ -209,12 +209,12 @@ def systematic_survivors(
         rates are scaled to add up to count, those above 1 cut and the others raised
         i survives iff a point u, u + 1, u + 2, ... lies in its piece of the running sum
 
-    u is uniform in [0, 1). A rollout that is finished before it is scored goes on with rate 1.
+    u is uniform in [0, 1). A rollout that finishes before it is scored has rate 1.
 
     Args:
       key: Typed PRNG key.
       rates: ``[..., G]``, floating point, not negative: :func:`survival_rates`.
-      count: Survivors a group, at least 1. A group of no more goes on as it is.
+      count: Number of survivors per group, at least 1. A group of at most ``count`` is unchanged.
       where: See the module.
 
     Returns:
@@ -268,7 +268,7 @@ def predictive_gate(
     low: float = 0.0,
     high: float = 1.0,
 ) -> Array:
-    """Prompts that are worth rolling out, by predictions of their pass rate.
+    """Prompts to roll out, by predictions of their pass rate.
 
         dropped = std of the predictions < max_std  and  (mean <= low or mean >= high)
 
@@ -277,7 +277,7 @@ def predictive_gate(
     Args:
       predicted: ``[..., K]``, floating point, in [0, 1], of K predicting rollouts.
       where: See the module.
-      max_std: Deviation (dividing by n) below which they agree, not negative.
+      max_std: Standard deviation (dividing by n) below which the predictions agree, not negative.
       low: Mean at which a prompt counts as hopeless.
       high: Mean at which it counts as mastered.
 
@@ -291,8 +291,8 @@ def predictive_gate(
       [False, True, True]
 
     References:
-      MASA (arXiv:2510.03259), NOTES reading of its efficient form; the released code has the reward
-      alone.
+      MASA (arXiv:2510.03259), NOTES reading of its efficient form; the released code has only the
+      reward.
     """
     function = "predictive_gate"
     stats.check_group(function, predicted, where)
@@ -309,13 +309,13 @@ def predictive_gate(
 def length_cutoff(
     predicted: Array, *, max_length: int, where: Array | None = None, factor: float = 2.0
 ) -> Array:
-    """Where to stop rollouts, by predictions of the length of a solution.
+    """The length at which rollouts stop, by predictions of the length of a solution.
 
         min(ceil(factor * mean prediction), max_length);   max_length without a prediction
 
     Args:
       predicted: ``[..., K]``, integers or floating point, tokens; of K predicting rollouts.
-      max_length: The most a rollout may have, at least 1.
+      max_length: Maximum length of a rollout, at least 1.
       where: See the module.
       factor: Above 0.
 
@@ -329,7 +329,7 @@ def length_cutoff(
       [300, 1024]
 
     References:
-      MASA (arXiv:2510.03259), NOTES reading; that the mean is doubled is ours.
+      MASA (arXiv:2510.03259), NOTES reading; doubling the mean is ours.
     """
     function = "length_cutoff"
     checks.check_min_rank(function, 1, predicted=predicted)
