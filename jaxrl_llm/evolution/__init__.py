@@ -10,8 +10,8 @@ leaf, the epoch and the id. An update is four steps::
     grads = jr.evolution.eggroll_grad(params, classes, key, epoch, fitness, sigma=1e-3)
 
 ====================================  ==============================================================
-leaf_classes, leaf_table, moving      which leaves move, by which noise, as a table, as a mask
-leaf_key, antithetic                  where noise comes from, and the sides of a pair
+leaf_classes, leaf_table, moving      the noise class of each leaf, as a table, as a mask
+leaf_key, antithetic                  the keys of the noise, and the sides of a pair
 lowrank_noise, full_noise             the noise of some members for one leaf
 eggroll_matmul, eggroll_embed         a layer and a table with a member's noise
 perturb, model_delta                  a tree of one member; a population as a model's delta
@@ -53,13 +53,13 @@ Arguments that the functions share, and what they raise:
 ``shape``                    of the leaf, ``[a, b]`` of a matrix
 ``sigma``                    scale of the noise: 0 for the plain model, above 0 in an update
 ``rank``                     r of the noise of matrices, at most the smaller side of each
-``dtype``                    of the noise. It decides what is drawn, not only how it is stored
-``noise_reuse``              for how many epochs a draw stays; 1 draws afresh at each, 0 never
+``dtype``                    of the noise. It changes the draws, not only their storage
+``noise_reuse``              epochs that share a draw: 1 for a new draw per epoch, 0 for one draw
 ``pairs``                    whether members 2k and 2k+1 share draw k, with opposite signs
-``baseline``                 how many of the first members carry no noise; even with pairs
+``baseline``                 number of first members without noise; even with pairs
 ``draws``                    int, the draw of each pair (of each member without pairs); None for
                              0, 1, 2, ...
-``chunk``                    how many draws are in memory at a time; it changes nothing else
+``chunk``                    number of draws in memory at a time; it does not change the result
 ``x``                        activations ``[..., T, in]``, axes of members in front: ``[N, T, in]``
 ``tokens``                   int ``[..., T]``, axes of members in front
 ``perturbation``             the noise of ``w`` of the shape of ``w``; None for the plain layer
@@ -71,10 +71,10 @@ Arguments that the functions share, and what they raise:
 ===========================  =======================================================================
 
 An update draws the noise again, so ``sigma``, ``rank``, ``dtype``, ``noise_reuse``, ``pairs`` and
-``shift`` must be those that the members had. Every function raises TypeError for a wrong dtype, a
+``shift`` must be the same as for the members. Every function raises TypeError for a wrong dtype, a
 ``key`` that is not one typed key, and a count that is not an integer; ValueError for shapes that
 disagree, ``classes`` of another form, an odd number of members with ``pairs``, and an option that
-is unknown or out of its range. Its ``Raises`` lists only what goes beyond that.
+is unknown or out of its range. Its ``Raises`` lists only further errors.
 """
 
 from jaxrl_llm.evolution.fitness import (

@@ -1,9 +1,9 @@
-"""Scores of members to shaped fitness: what each counts in the update.
+"""From scores of members to shaped fitness: the weight of each member in the update.
 
 ``scores`` are floating point and finite, higher is better, with members along the last axis:
 ``[..., N]``. Leading axes are groups of members that share a prompt: ``[P, G]``, whose shaped
-values, flattened, are those of the population. Functions of several questions take ``[Q, N]``,
-question by member. What is shaped is float32; where all scores of a group are equal, its members
+values, flattened, are the fitness of the population. Functions of several questions take ``[Q,
+N]``, question by member. Shaped fitness is float32; if all scores of a group are equal, its members
 get exactly 0.
 
 Scores that are not floating point raise TypeError, except for :func:`pair_sign`; a wrong number of
@@ -29,18 +29,19 @@ def _scores(function: str, scores: Array, *, rank: int = 1) -> Array:
 
 
 def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
-    """A member without a score counts as the worst of its group.
+    """Gives members without a score the worst score of their group.
 
     A score is missing where ``where`` is False, and where it is not finite. A group without any
-    score gets 0 throughout. The functions that shape fitness take finite scores; this makes them.
+    score gets 0 for all members. The functions that shape fitness need finite scores; use this
+    function before them.
 
     Args:
       scores: ``[..., N]``, floating point, higher is better.
       where: bool ``[..., N]``, True for members that were scored. None keeps all.
 
     Returns:
-      ``(scores, missing)``: float32 ``[..., N]``, and how many were missing of each group, int32
-      ``[...]``.
+      ``(scores, missing)``: float32 ``[..., N]``, and the number of missing scores of each group,
+      int32 ``[...]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,8 +51,8 @@ def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, A
       ([0.5, 0.25, 0.25], 1)
 
     References:
-      Ours. The integer code of EGGROLL (arXiv:2511.16652) puts them 100 below the worst, which
-      would dominate a z-score.
+      Ours. The integer code of EGGROLL (arXiv:2511.16652) sets missing scores to 100 below the
+      worst, which would dominate a z-score.
     """
     stats.check_group("fill_missing", scores, where)
     valid = jnp.isfinite(scores) if where is None else where & jnp.isfinite(scores)
@@ -73,7 +74,7 @@ def zscore(
 
     Args:
       scores: See the module.
-      deviation: Of "all" scores, or of each "group"; the same for ``[N]``.
+      deviation: Standard deviation of "all" scores, or of each "group"; the same for ``[N]``.
       eps: Added to the variance, in squared units of score; not negative.
 
     Returns:
@@ -86,8 +87,8 @@ def zscore(
       [-1.069..., 0.0, -0.534..., 1.603...]
 
     References:
-      EGGROLL (arXiv:2511.16652). Its code takes the deviation over all scores also where the mean
-      is that of a group, which ``deviation="all"`` is. ``eps=0`` is safe.
+      EGGROLL (arXiv:2511.16652). Its code computes the deviation over all scores even if the mean
+      is over a group; this is ``deviation="all"``. ``eps=0`` is safe.
     """
     scores = _scores("zscore", scores)
     checks.check_option("zscore", "deviation", deviation, ("all", "group"))
@@ -100,7 +101,7 @@ def zscore(
 
 
 def question_fitness(scores: Array) -> Array:
-    """One fitness a member from its scores on several questions.
+    """One fitness per member from its scores on several questions.
 
         F_n = mean_q (S[q, n] - mean_n S[q, n]) / std(S)          std over all of S, population form
 
@@ -108,7 +109,7 @@ def question_fitness(scores: Array) -> Array:
       scores: See the module.
 
     Returns:
-      float32 ``[N]``; 0 throughout where all scores are equal.
+      float32 ``[N]``; all 0 if all scores are equal.
 
     Example:
       >>> import jax.numpy as jnp
@@ -118,15 +119,15 @@ def question_fitness(scores: Array) -> Array:
       [0.507..., -0.16..., -0.16..., -0.16...]
 
     References:
-      EGGROLL (arXiv:2511.16652), as the paper has it for language models. Its script sums the
-      scores over questions and takes one z-score, which is in the same direction.
+      EGGROLL (arXiv:2511.16652), as in the paper for language models. Its script sums the scores
+      over questions and computes one z-score, which has the same direction.
     """
     checks.check_rank("question_fitness", 2, scores=scores)
     return jnp.mean(zscore(_scores("question_fitness", scores), eps=0.0), axis=0)
 
 
 def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> Array:
-    """One fitness a member from the mean of its scores on several questions.
+    """One fitness per member from the mean of its scores on several questions.
 
         F = shape(mean_q S[q, n])
 
@@ -147,8 +148,8 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
       [0.5, -0.5, -0.16..., 0.16...]
 
     References:
-      EGGROLL (arXiv:2511.16652), the script for several devices, which takes the sum; with a
-      z-score that differs by ``eps`` alone.
+      EGGROLL (arXiv:2511.16652), the script for several devices, which uses the sum; with a z-score
+      the two differ only by ``eps``.
     """
     checks.check_rank("mean_fitness", 2, scores=scores)
     return shape(jnp.mean(_scores("mean_fitness", scores), axis=0))
@@ -159,13 +160,13 @@ def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -
 
         F = rank / (N - 1) - 1/2             rank from 0, ascending
 
-    A group that is all equal, or of one member, gets 0.
+    A group with equal scores, or with one member, gets 0.
 
     Args:
       scores: See the module.
-      ties: Of equal scores the "index" gives the earlier member the lower rank; "mean" gives all
-        the mean of their ranks. With few distinct scores only the latter is fair to the two sides
-        of a pair.
+      ties: For equal scores, "index" gives the earlier member the lower rank; "mean" gives all
+        members the mean of their ranks. With few distinct scores only "mean" treats the two sides
+        of a pair equally.
 
     Returns:
       float32 ``[..., N]``, adding up to 0 over a group.
@@ -179,8 +180,8 @@ def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -
       [-0.5, 0.25, 0.25]
 
     References:
-      OpenAI-ES (arXiv:1703.03864); EGGROLL (arXiv:2511.16652), experiment on trading. Both leave
-      ties to the sort, also where all are equal.
+      OpenAI-ES (arXiv:1703.03864); EGGROLL (arXiv:2511.16652), experiment on trading. Both break
+      ties by the sort order, even if all scores are equal.
     """
     scores = _scores("centered_ranks", scores)
     checks.check_option("centered_ranks", "ties", ties, ("index", "mean"))
@@ -208,7 +209,7 @@ def pair_sign(scores: Array) -> Array:
       scores: ``[..., N]``, floating point or integer; members 2k and 2k+1 are a pair.
 
     Returns:
-      int8 ``[..., N / 2]``. :func:`pair_fitness` makes fitness of members of it.
+      int8 ``[..., N / 2]``. :func:`pair_fitness` converts it to the fitness of members.
 
     Example:
       >>> import jax.numpy as jnp
@@ -235,7 +236,7 @@ def pair_fitness(values: Array) -> Array:
         F_2k = d_k / 2,  F_2k+1 = -d_k / 2
 
     Args:
-      values: ``[..., K]``, one per pair: of :func:`pair_sign`, or any difference.
+      values: ``[..., K]``, one per pair: from :func:`pair_sign`, or any difference.
 
     Returns:
       float32 ``[..., 2 K]``.
@@ -247,7 +248,8 @@ def pair_fitness(values: Array) -> Array:
       [0.5, -0.5, -0.5, 0.5]
 
     References:
-      EGGROLL (arXiv:2511.16652): an update depends on fitness by the differences of pairs alone.
+      EGGROLL (arXiv:2511.16652): an update depends on the fitness only through the differences of
+      pairs.
     """
     checks.check_min_rank("pair_fitness", 1, values=values)
     half = jnp.asarray(values, jnp.float32) / 2
@@ -259,13 +261,13 @@ def best_of(scores: Array, *, k: int | None = None) -> Array:
 
         f = sum_i C(i - 1, k - 1) / C(S, k) s_(i)         s_(1) <= ... <= s_(S)
 
-    The mean, over all ways to take k of the S tries, of the best of them. With right and wrong
-    answers it is the unbiased estimate of pass@k. Fitness may be any function of what a member
-    does, so that evolution climbs pass@k itself.
+    The mean, over all subsets of k of the S tries, of the best try. For scores 0 and 1 it is the
+    unbiased estimate of pass@k. Fitness may be any function of the outputs of a member, so
+    evolution can optimize pass@k itself.
 
     Args:
       scores: ``[..., S]``, floating point and finite: the tries of a member along the last axis.
-      k: How many tries count, at most S; None takes all, the plain maximum.
+      k: Number of tries, at most S; None uses all of them: the maximum.
 
     Returns:
       float32 ``[...]``.

@@ -1,4 +1,4 @@
-"""The perturbed model: products, rows of a table, a tree of one member, a delta of a population.
+"""The perturbed model: layers, the parameters of one member, and the delta of a population.
 
 The package describes shared arguments, and the TypeError and ValueError that every function raises.
 """
@@ -17,13 +17,13 @@ from jaxrl_llm.evolution.noise import LowRank
 def eggroll_matmul(
     x: Array, w: Array, perturbation: LowRank | None, *, sigma, transpose: bool = False
 ) -> Array:
-    """A linear layer whose weights carry a member's noise that is never made dense.
+    """A linear layer with a member's low-rank noise, which is never made dense.
 
         y = x W + (sign sigma / sqrt(r)) (x A) B^T               W [in, out]
         y = x W^T + (sign sigma / sqrt(r)) (x B) A^T             transpose:  W [out, in]
 
-    The first product has the same weights for all members, so that a batch of them is one product;
-    only ``x A`` and what follows differ by member. The mean over a pair is the plain layer.
+    The first product has the same weights for all members, so a batch of members is one product;
+    only the low-rank term differs by member. The mean over a pair is the plain layer.
 
     Args:
       x, perturbation, sigma: See the package.
@@ -65,7 +65,7 @@ def eggroll_matmul(
 
 
 def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigma) -> Array:
-    """Rows of an embedding that carries a member's noise; only the rows that are read are made.
+    """Rows of an embedding with a member's noise; only the rows that are read are computed.
 
         y[t] = W[t] + (sign sigma / sqrt(r)) A[t] B^T
 
@@ -87,7 +87,8 @@ def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigm
       ((2, 4, 3), True)
 
     References:
-      EGGROLL (arXiv:2511.16652), as its paper and its integer code; the float code has none.
+      EGGROLL (arXiv:2511.16652), its paper and its integer code; the float code has no noise for
+      embeddings.
     """
     checks.check_min_rank("eggroll_embed", 1, tokens=tokens)
     checks.check_integer("eggroll_embed", tokens=tokens)
@@ -131,8 +132,8 @@ def perturb(
 
         W_n = W + sign sigma A B^T / sqrt(r)               full:  W_n = W + sign sigma eps
 
-    ``jax.vmap`` over ``member`` gives a population. What a language model costs this way is why
-    :func:`model_delta` exists; both have the same noise.
+    ``jax.vmap`` over ``member`` gives a population. For a language model this needs too much
+    memory; use :func:`model_delta`, which has the same noise.
 
     Args:
       params, classes, key, epoch, member, sigma, rank, dtype, noise_reuse, pairs, baseline: See the
@@ -197,7 +198,7 @@ def model_delta(
 ) -> dict:
     """A population as the low-rank delta that a model of this library takes.
 
-    An entry stands where the module of its leaves stands:
+    Each entry is at the path of the module of its leaves:
 
         kernel      (A [..., in, r], B^T [..., r, out], scale [..., 1, 1])
         and bias    a fourth entry [..., 1, out], already scaled; alone, the first three are None
@@ -210,17 +211,17 @@ def model_delta(
     Args:
       params, classes, key, epoch, sigma, rank, dtype, noise_reuse, pairs, baseline: See the
         package.
-      members: int ``[P, G]``, or ``[N]`` for the sampler: which member each row is.
-      share_pairs: Whether the factors of a pair are stored once, ``[N / 2, ...]``, with a scale
-        for each member. ``model.apply`` and the sampler of a population take that as well, in half
-        of the memory.
+      members: int ``[P, G]``, or ``[N]`` for the sampler: the member of each row.
+      share_pairs: Whether the factors of a pair are stored once, ``[N / 2, ...]``, with a scale for
+        each member. ``model.apply`` and the sampler of a population accept this form too; it halves
+        the memory.
 
     Returns:
-      Nested dict, without what is frozen.
+      Nested dict, without frozen leaves.
 
     Raises:
-      ValueError: If a leaf that moves is none of those above, or pairs are to be shared and
-        ``members`` is not a numpy array of complete pairs, side by side.
+      ValueError: If a leaf that is not frozen is none of the above, or if ``share_pairs`` is True
+        and ``members`` is not a numpy array of complete pairs, side by side.
 
     Example:
       >>> import jax

@@ -1,4 +1,4 @@
-"""The update: shaped fitness and noise that is drawn again, contracted to a gradient a leaf.
+"""The update: a gradient per leaf from shaped fitness and from noise that is drawn again.
 
 The package describes shared arguments, and the TypeError and ValueError that every function raises.
 """
@@ -18,7 +18,7 @@ SCALES: tuple[Scale, ...] = ("step", "gradient", "mean")
 
 
 def coefficient(scale: Scale, population: int, sigma) -> Array | float:
-    """What stands before ``sum_n F_n E_n``."""
+    """The coefficient of ``sum_n F_n E_n``."""
     if scale == "step":
         return sigma / math.sqrt(population)
     return 1.0 / population if scale == "mean" else 1.0 / (population * sigma)
@@ -35,7 +35,7 @@ def check_scale(function: str, scale: str, allowed: tuple[str, ...], sigma) -> N
 
 
 def weights_of(fitness: Array, *, pairs: bool) -> Array:
-    """What each draw counts: the difference of its pair, or the fitness of its one member."""
+    """The weight of each draw: the difference of its pair, or the fitness of its only member."""
     return fitness[::2] - fitness[1::2] if pairs else fitness
 
 
@@ -78,7 +78,7 @@ def eggroll_grad(
     sign: bool = False,
     chunk: int = 64,
 ) -> ArrayTree:
-    """The gradient that an optax optimizer takes, from the fitness of a population.
+    """The gradient for an optax optimizer, from the fitness of a population.
 
         grad = -c sum_n F_n E_n         E_n: noise of member n, drawn again
 
@@ -87,24 +87,25 @@ def eggroll_grad(
         scale="gradient":  c = 1 / (N sigma)       an estimate of minus the gradient of the fitness
         scale="mean":      c = 1 / N
 
-    The sign is that of a loss, so that descent raises the fitness. A leaf takes one product a
-    chunk, of contraction length ``chunk r``, in which a pair is one draw; only the noise of
-    ``full`` leaves is made dense. The rank of a matrix's gradient is at most r times the number of
-    draws. Frozen leaves get zeros; keep weight decay off them with :func:`moving`.
+    The sign is that of a loss: descent raises the fitness. A leaf needs one product per chunk, of
+    contraction length ``chunk r``, in which a pair is one draw; only the noise of ``full`` leaves
+    is made dense. The rank of a matrix's gradient is at most r times the number of draws. Frozen
+    leaves get zeros; exclude them from weight decay with :func:`moving`.
 
     Args:
       params, classes, key, epoch, fitness, rank, dtype, noise_reuse, pairs, draws, chunk: See the
         package.
       sigma: Above 0; None with ``scale="mean"``.
       scale: The coefficient c.
-      sign: Whether the update takes the signs of the factors; the members have the factors.
+      sign: Whether the update uses the signs of the factors; the members use the factors
+        themselves.
 
     Returns:
       Pytree of the form of ``params``, in the dtypes of its leaves; float32 for integer leaves.
 
     Raises:
-      ValueError: If a group ends inside a pair, ``sigma`` is missing or without effect, or ``sign``
-        is.
+      ValueError: If a group ends inside a pair, ``sigma`` is missing, or ``sigma`` or ``sign`` has
+        no effect.
 
     Example:
       >>> import jax
@@ -121,9 +122,9 @@ def eggroll_grad(
       True
 
     References:
-      EGGROLL (arXiv:2511.16652), sec. 4. ``scale="step"`` is the code: sigma multiplies, and SGD
-      with ``lr`` is the paper's rule with ``alpha = lr sigma sqrt(N)``, which ``scale="mean"``
-      writes out. ``sign=True`` is the variant of its repository that updates by signs.
+      EGGROLL (arXiv:2511.16652), sec. 4. ``scale="step"`` follows the code: sigma multiplies, and
+      SGD with ``lr`` is the paper's rule with ``alpha = lr sigma sqrt(N)``, which is
+      ``scale="mean"``. ``sign=True`` is the variant of its repository that updates by signs.
     """
     leaves.check_evolution("eggroll_grad", params, classes, key, rank=rank, noise_reuse=noise_reuse)
     check_scale("eggroll_grad", scale, SCALES, sigma)

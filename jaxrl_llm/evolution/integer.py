@@ -1,9 +1,9 @@
 """EGG: a network of int8 weights and activations, with noise in the same integers.
 
-All is fixed point with 16 for 1.0, clipped to +-127. The only nonlinearity is that saturation.
-Activations and weights, noisy or not, are int8; other dtypes raise TypeError, and shapes that
-disagree ValueError. The noise of a leaf ``w`` is by :func:`int8_noise`. The package describes
-shared arguments and errors.
+All values are fixed point, with 16 for 1.0, clipped to +-127. This saturation is the only
+nonlinearity. Activations and weights, noisy or not, are int8; other dtypes raise TypeError, and
+shapes that disagree ValueError. The noise of a leaf ``w`` is from :func:`int8_noise`. The package
+describes shared arguments and errors.
 """
 
 import math
@@ -22,7 +22,7 @@ LIMIT = 127
 
 
 def saturate(x: Array) -> Array:
-    """Integers within +-127, as int8.
+    """Integers clipped to +-127, as int8.
 
     Args:
       x: Integers of any shape.
@@ -44,11 +44,11 @@ def saturate(x: Array) -> Array:
 
 
 def int8_table(key: Array, *, size: int = 2**20) -> Array:
-    """The table that all integer noise is read from: ``trunc(16 normal)``.
+    """The table from which all integer noise is read: ``trunc(16 normal)``.
 
     Args:
       key: See the package.
-      size: How many entries, a power of two.
+      size: Number of entries, a power of two.
 
     Returns:
       int8 ``[size]``.
@@ -70,7 +70,7 @@ def int8_table(key: Array, *, size: int = 2**20) -> Array:
 
 
 def read_table(table, key, epoch, draws, shape, *, rank, noise_reuse) -> tuple[Array, Array]:
-    """int8 factors of a leaf's draws, by one contiguous slice of the table each; unchecked."""
+    """int8 factors of a leaf's draws, each one contiguous slice of the table; unchecked."""
     fresh = 0 if noise_reuse == 0 else jnp.asarray(epoch, jnp.int32) // noise_reuse
     word = jnp.ravel(jax.random.key_data(jax.random.fold_in(key, fresh)))[0].astype(jnp.uint32)
     draws = jnp.asarray(draws).astype(jnp.uint32)
@@ -163,12 +163,12 @@ def _wide(x: Array) -> Array:
 
 
 def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
-    """An integer linear layer whose weights carry a member's noise.
+    """An integer linear layer with a member's noise.
 
         y = sat((x W^T + ((x B) (sign A)^T >> (4 + shift))) // (16 isqrt(in)))
 
-    Sums are int32: safe whatever the values up to ``in r = 1048``, and far beyond for activations
-    of usual size. The shift rounds down, so that a pair is not exactly antithetic.
+    Sums are int32: safe for all values up to ``in r = 1048``, and far beyond for activations of
+    usual size. The shift rounds down, so a pair is not exactly antithetic.
 
     Args:
       perturbation, shift: See the package.
@@ -210,7 +210,7 @@ def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int =
 
 
 def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
-    """Rows of an integer table that carries a member's noise.
+    """Rows of an integer embedding with a member's noise.
 
         y[t] = sat(W[t] + ((sign A[t] B^T) >> (4 + shift)))
 
@@ -249,7 +249,7 @@ def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: i
 
 
 def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
-    """An integer vector, of a norm or a bias, that carries noise: one row a member.
+    """An integer vector (of a norm or a bias) with noise, one row per member.
 
         y = sat(w + ((sign e1 e2) >> (4 + shift)))
 
@@ -291,13 +291,13 @@ _LOG2 = np.array([int(np.ceil(_ONE * 2.0 ** (i / _ONE))) for i in range(1, 27 * 
 
 
 def egg_norm(x: Array, w: Array) -> Array:
-    """Integers over their mean size, times a weight.
+    """Integers divided by their mean absolute value, times a weight.
 
         y = sat((x w) // max(mean|x|, 1))             mean|x| = sum|x| // n
 
     Args:
       x: int8 ``[..., n]``.
-      w: int8 ``[n]``, or ``[..., n]`` where it carries noise; 16 is 1.0.
+      w: int8 ``[n]``, or ``[..., n]`` with noise; 16 is 1.0.
 
     Returns:
       int8 ``[..., n]``, of mean size about 16 for ``w`` of 16.
@@ -312,8 +312,8 @@ def egg_norm(x: Array, w: Array) -> Array:
       [0, 0, 0, 0]
 
     References:
-      The integer form of EGGROLL (arXiv:2511.16652), app. G. Its code keeps the sum above 0, not
-      the mean, so that it still divides by 0 where the sum is below n.
+      The integer form of EGGROLL (arXiv:2511.16652), app. G. Its code keeps the sum above 0 instead
+      of the mean, so it still divides by 0 if the sum is below n.
     """
     check_int8("egg_norm", x=x, w=w)
     checks.check_min_rank("egg_norm", 1, x=x, w=w)
@@ -331,8 +331,8 @@ def egg_gru(state: Array, forget: Array, propose: Callable[[Array], Array]) -> A
 
     Args:
       state: int8 ``[..., D]``, s.
-      forget: int8 ``[..., D]``, f: the saturated sum of what the layers make of input and state.
-      propose: From g, int8 ``[..., D]``, to the proposed state of the same shape and dtype.
+      forget: int8 ``[..., D]``, f: the saturated sum of the layers of input and state.
+      propose: Function from g, int8 ``[..., D]``, to the proposed state, same shape and dtype.
 
     Returns:
       int8 ``[..., D]``, between the old state and the proposed one.
@@ -357,7 +357,7 @@ def egg_gru(state: Array, forget: Array, propose: Callable[[Array], Array]) -> A
 
 
 def egg_log_likelihood(logits: Array, targets: Array) -> Array:
-    """Score of tokens in sixteenths of a bit, by tables of integers.
+    """Log-likelihood of tokens in sixteenths of a bit, by integer tables.
 
         o = y[t] - LOG2[sum EXP2[y]],   y = logits + 128
         EXP2[i] = int(16 2^(i / 16)),   LOG2[S] = int(16 log2(S / 16))

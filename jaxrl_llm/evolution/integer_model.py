@@ -1,6 +1,6 @@
 """EGG: a small recurrent language model that computes in integers alone.
 
-``params`` is a nested dict of int8 matrices ``[out, in]`` and vectors, by :func:`egg_init`. The
+``params`` is a nested dict of int8 matrices ``[out, in]`` and vectors, from :func:`egg_init`. The
 package describes the other shared arguments, and the TypeError and ValueError that every function
 raises.
 """
@@ -36,9 +36,9 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
 
     Args:
       key: See the package.
-      vocab: V, how many tokens there are.
+      vocab: V, size of the vocabulary.
       width: D.
-      layers: How many layers, each a recurrent cell and an MLP of width 4 D.
+      layers: Number of layers, each a recurrent cell and an MLP of width 4 D.
 
     Returns:
       Nested dict of int8; matrices are ``[out, in]``.
@@ -149,9 +149,9 @@ def egg_scores(
     Args:
       params, shift: See the package.
       tokens: int ``[..., T + 1]``, with the axes of the members in front if there are any.
-      state: int8 ``[layers, ..., D]``, what the text before left; None for its beginning.
-      perturbations: By :func:`egg_noise` of members with the leading axes of ``tokens``; None for
-        the plain model.
+      state: int8 ``[layers, ..., D]``, the state after the previous text; None for its beginning.
+      perturbations: Noise from :func:`egg_noise`, of members with the leading axes of ``tokens``;
+        None for the plain model.
 
     Returns:
       ``(scores, state)``: int32 ``[..., T]`` and int8 ``[layers, ..., D]``.

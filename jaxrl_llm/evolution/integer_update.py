@@ -1,4 +1,4 @@
-"""EGG's update: pairs vote on every weight, and those moved by more than chance move by one.
+"""EGG's update: pairs vote on every weight; weights with enough votes change by 1.
 
 The package describes shared arguments, and the TypeError and ValueError that every function raises.
 """
@@ -16,13 +16,13 @@ _TRITS = 5  # of three values each, in a byte
 
 
 def egg_alpha(step: Array | int, *, decay: float = 0.015) -> Array:
-    """What share of the weights moves, if chance alone voted: less with time.
+    """The share of weights that would move under random votes; it decreases with the step.
 
         alpha = 1 / (decay t + 1)
 
     Args:
       step: int ``[...]``, t, updates made so far.
-      decay: How fast it falls, not negative.
+      decay: Rate of the decrease, not negative.
 
     Returns:
       float32 ``[...]``, in (0, 1].
@@ -40,12 +40,12 @@ def egg_alpha(step: Array | int, *, decay: float = 0.015) -> Array:
 
 
 def egg_threshold(alpha: Array | float) -> Array:
-    """How many sixteenths of a deviation a vote must reach, for a share alpha to by chance.
+    """Vote threshold, in sixteenths of a deviation, that a share alpha passes by chance.
 
         th = int(16 Phi^-1(1 - alpha / 2))
 
     Args:
-      alpha: float ``[...]``, in (0, 1]; 1 lets every weight move that any pair votes on.
+      alpha: float ``[...]``, in (0, 1]; with 1 every weight moves that any pair votes on.
 
     Returns:
       int32 ``[...]``.
@@ -66,7 +66,7 @@ def egg_threshold(alpha: Array | float) -> Array:
 
 
 def egg_step(w: Array, votes: Array, *, num_pairs: int, threshold: Array | int) -> Array:
-    """Weights that got enough votes move by one, and stay within +-127.
+    """Changes weights with enough votes by 1, within +-127.
 
         w <- sat(w + sign(Z))   where |Z| >= th 16 isqrt(pairs)
 
@@ -76,7 +76,7 @@ def egg_step(w: Array, votes: Array, *, num_pairs: int, threshold: Array | int) 
       threshold: See the package.
       w: int8 of any shape.
       votes: int32 of the same shape, Z: the sum of ``F_k A_k B_k^T`` over pairs.
-      num_pairs: How many pairs voted, or were tied.
+      num_pairs: Number of pairs, including tied ones.
 
     Returns:
       int8 of the same shape.
@@ -90,7 +90,7 @@ def egg_step(w: Array, votes: Array, *, num_pairs: int, threshold: Array | int) 
 
     References:
       The integer form of EGGROLL (arXiv:2511.16652), app. H. At threshold 0 its code subtracts 1
-      where no pair voted; here such a weight stays.
+      where no pair voted; here such a weight is unchanged.
     """
     check_int8("egg_step", w=w)
     checks.check_integer("egg_step", votes=votes)
@@ -159,7 +159,7 @@ def egg_update(
 
 
 def pack_ternary(values: Array) -> Array:
-    """Values of -1, 0 and 1, five a byte: what a population sends.
+    """Packs values of -1, 0 and 1, five per byte, to send between devices.
 
         byte = sum_i (1 - v_i) 3^i
 
@@ -192,13 +192,13 @@ def unpack_ternary(packed: Array, count: int) -> Array:
 
     Args:
       packed: uint8 ``[..., K]``.
-      count: How many values there were along the last axis, at most 5 K.
+      count: Number of values along the last axis, at most 5 K.
 
     Returns:
       int8 ``[..., count]``, each -1, 0 or 1.
 
     Raises:
-      ValueError: If there are fewer than ``count`` values, or a byte too many.
+      ValueError: If there are fewer than ``count`` values, or surplus bytes.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,7 +1,7 @@
-"""Which noise each leaf of a model's parameters gets: classes by a rule, and a table of them.
+"""The noise class of each leaf of a model's parameters: by rules, and as a table.
 
-The package describes ``params`` and ``classes``. What does not match, and an unknown class, raises
-ValueError.
+The package describes ``params`` and ``classes``. Trees that do not match, and an unknown class,
+raise ValueError.
 """
 
 import fnmatch
@@ -30,22 +30,22 @@ def leaf_classes(
     rules: Sequence[tuple[str, LeafClass]] = (),
     others: Literal["frozen", "full"] = "frozen",
 ) -> ArrayTree:
-    """The class of every leaf: what noise it gets, if any.
+    """The noise class of every leaf.
 
         lowrank     a matrix that multiplies activations: noise of rank r
         embedding   a table ``[V, D]`` that rows are read from: noise of rank r, row by row
         full        any other leaf: a draw for each of its entries
         frozen      none, and no update
 
-    A leaf has the class of the first rule whose pattern matches its path. Of the rest, a matrix of
-    floating point is ``lowrank``, other floating leaves are ``others``, and the tables of
-    the vocabulary (``embed/...``, ``head/...``) and integers are frozen.
+    A leaf has the class of the first rule whose pattern matches its path. Without a matching rule,
+    a floating-point matrix is ``lowrank``, other floating-point leaves are ``others``, and the
+    tables of the vocabulary (``embed/...``, ``head/...``) and integers are frozen.
 
     Args:
       params: See the package.
       rules: ``(pattern, class)``; in a pattern ``*`` stands for any text, also with ``/`` in it:
         ``("*/mlp/*", "frozen")``.
-      others: Class of norms, biases and other leaves that are no matrix.
+      others: Class of norms, biases and other leaves that are not matrices.
 
     Returns:
       Pytree of the class names, in the form of ``params``.
@@ -63,9 +63,9 @@ def leaf_classes(
       'full'
 
     References:
-      EGGROLL (arXiv:2511.16652): its scripts for language models freeze what is not low rank,
-      embedding and head. Its float code has no noise for embeddings; the paper and the integer
-      code have.
+      EGGROLL (arXiv:2511.16652): its scripts for language models freeze the embedding, the head and
+      all leaves that are not low rank. Its float code has no noise for embeddings; the paper and
+      the integer code do.
     """
     checks.check_option("leaf_classes", "others", others, ("frozen", "full"))
     matched = set()
@@ -105,10 +105,10 @@ def leaf_classes(
 
 
 def moving(classes: ArrayTree) -> ArrayTree:
-    """Which leaves an optimizer may touch: all but the frozen ones.
+    """The leaves that an optimizer may change: all but the frozen ones.
 
-    ``optax.masked(optax.adamw(...), moving(classes))`` keeps weight decay off frozen leaves, whose
-    gradient is zero but whose weights are not, and holds no state for them.
+    ``optax.masked(optax.adamw(...), moving(classes))`` excludes frozen leaves from weight decay
+    (their gradient is zero but their weights are not) and stores no state for them.
 
     Args:
       classes: See the package.
@@ -123,7 +123,7 @@ def moving(classes: ArrayTree) -> ArrayTree:
       True
 
     References:
-      Ours; in the code of EGGROLL (arXiv:2511.16652) decay moves excluded leaves, too.
+      Ours; in the code of EGGROLL (arXiv:2511.16652) weight decay also changes excluded leaves.
     """
 
     def one(name: str) -> bool:
@@ -165,9 +165,9 @@ def by_leaf(params: ArrayTree, classes: ArrayTree) -> list[tuple[str, jax.Array,
 def map_alike(params, classes, key: Array, one: Callable) -> list:
     """``one(leaf_key, class, leaf)`` of every leaf that moves, None for the others, in tree order.
 
-    A model has many leaves of few kinds. Those alike in all layers, which on a mesh are laid out
-    alike too, are done one after the other by one piece of program, which compiles in a fraction of
-    the time of compiling each alone. Without ``jit`` it would compile at every call.
+    A model has many leaves of few kinds. Leaves that are alike in all layers, and have the same
+    sharding on a mesh, are processed one after the other by one loop, which compiles in a fraction
+    of the time of compiling each alone. Without ``jit`` it would compile at every call.
     """
     rows = by_leaf(params, classes)
     results: list = [None] * len(rows)
@@ -194,14 +194,14 @@ def _in_any_layer(path: str) -> str:
 
 
 def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
-    """The classes as a table for people: one line for leaves alike, numbers in paths as ``*``.
+    """The classes as a readable table: one line per kind of leaf, with numbers in paths as ``*``.
 
     Args:
       params, classes, rank: See the package.
 
     Returns:
-      Lines without a final newline: path, class, shape, how many such leaves, their parameters, and
-      how many random numbers a member draws for them.
+      Lines without a final newline: path, class, shape, number of such leaves, number of their
+      parameters, and number of random values that a member draws for them.
 
     Example:
       >>> import jax.numpy as jnp

@@ -48,12 +48,12 @@ def leaf_key(key: Array, path: str) -> Array:
 
         k = fold_in(fold_in(key, h0), h1)        h: 64 bits of a hash of the path
 
-    A leaf keeps its noise whatever other leaves the tree has, so that a tree may be split, merged
-    or partly loaded.
+    The noise of a leaf does not depend on the other leaves, so a tree may be split, merged or
+    partly loaded.
 
     Args:
       key: See the package.
-      path: Where the leaf stands, ``layers/0/mlp/up/kernel``.
+      path: Path of the leaf, such as ``layers/0/mlp/up/kernel``.
 
     Returns:
       A typed key.
@@ -68,7 +68,7 @@ def leaf_key(key: Array, path: str) -> Array:
 
     References:
       Ours. The code of EGGROLL (arXiv:2511.16652) splits the key over the leaves in the order of
-      the tree, so that one more leaf changes the noise of all.
+      the tree, so one more leaf changes all noise.
     """
     _inputs.check_key("leaf_key", key)
     return leaf_keys(key, [path])[0]
@@ -86,7 +86,7 @@ def leaf_keys(key: Array, paths: Sequence[str]) -> Array:
 
 
 def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tuple[Array, Array]:
-    """Which draw a member has, and its sign.
+    """The draw of each member, and its sign.
 
         draw = n // 2,  sign = +1 for even n, -1 for odd n
         draw = n,       sign = +1                                       pairs=False
@@ -96,8 +96,8 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
 
     Args:
       pairs, baseline: See the package.
-      members: int ``[...]``, ids from 0. What is made of a numpy array is one, too, so that it is
-        known while tracing which draws are there twice.
+      members: int ``[...]``, ids from 0. For a numpy array the results are numpy arrays too, so
+        that duplicate draws are known while tracing.
 
     Returns:
       ``(draw, sign)``, int32 and float32 ``[...]``.
@@ -124,9 +124,9 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
 
 
 class Draws(NamedTuple):
-    """Which noise of a leaf: everything that decides it but its shape.
+    """The arguments that determine the noise of a leaf, except its shape.
 
-    Where ``ids``, int ``[...]``, are a numpy array of pairs side by side, each is drawn once.
+    If ``ids``, int ``[...]``, is a numpy array of pairs side by side, each pair is drawn once.
     """
 
     key: Array
@@ -160,7 +160,7 @@ class Draws(NamedTuple):
 
 
 def everywhere(x: Array) -> Array:
-    """On a mesh that is known while tracing: every device draws all of it, and none sends any."""
+    """On a mesh that is known while tracing, every device draws all noise, without transfers."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or set(mesh.axis_types) != {AxisType.Auto}:
         return x
@@ -179,13 +179,13 @@ def lowrank_noise(
     pairs: bool = True,
     baseline: int = 0,
 ) -> LowRank:
-    """Noise of rank r for a matrix, as two thin factors a member.
+    """Noise of rank r for a matrix, as two thin factors per member.
 
         Z = normal(fold_in(fold_in(key, epoch // noise_reuse), draw), [a + b, r])
         B = first b rows,  A = the rest,  E = sign A B^T / sqrt(r)
 
-    The entries of E have mean 0 and variance 1 and are uncorrelated, whatever the rank; their
-    kurtosis is ``3 + 6 / r``. Two calls with the same arguments draw the same, on any number of
+    The entries of E have mean 0 and variance 1 and are uncorrelated, for any rank; their kurtosis
+    is ``3 + 6 / r``. Two calls with the same arguments draw the same noise, on any number of
     devices.
 
     Args:
@@ -206,7 +206,7 @@ def lowrank_noise(
 
     References:
       EGGROLL (arXiv:2511.16652), sec. 4. There the noise has the dtype of the leaf and
-      ``noise_reuse`` is 0 by default; the same draws come out for the same key of a leaf.
+      ``noise_reuse`` is 0 by default; for the same key of a leaf the draws are the same.
     """
     _inputs.check_key("lowrank_noise", key)
     _inputs.check_matrix("lowrank_noise", shape, rank)
@@ -255,10 +255,10 @@ def full_noise(
 
 
 def sign_and_scale(sign: Array, sigma, rank: int | None = None) -> Array:
-    """``sign sigma / sqrt(rank)`` in float32: what stands before the draw of a member."""
+    """``sign sigma / sqrt(rank)`` in float32: the coefficient of a member's draw."""
     return sign * jnp.asarray(sigma, jnp.float32) / (1.0 if rank is None else math.sqrt(rank))
 
 
 def take_rows(a: Array, tokens: Array) -> Array:
-    """Rows of a factor ``[..., V, r]``, of each member: ``[..., T, r]``."""
+    """Rows of a factor ``[..., V, r]``, for each member: ``[..., T, r]``."""
     return a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)

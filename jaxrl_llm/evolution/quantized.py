@@ -1,9 +1,9 @@
-"""Fine-tuning of int8 weights by evolution: floats propose, and weights move by one unit.
+"""Fine-tuning of int8 weights by evolution: float updates move weights by one unit.
 
-``updates`` are what an optax optimizer proposes to add, floating point, of the form of the weights.
-A weight moves where its update is at least ``tau`` deviations from the mean of its leaf; ``tau``
-is not negative. A wrong dtype raises TypeError; shapes or forms that differ, and an option out of
-its range, ValueError.
+``updates`` are the updates of an optax optimizer, floating point, with the structure of the
+weights. A weight moves if its update is at least ``tau`` deviations from the mean of its leaf;
+``tau`` is not negative. A wrong dtype raises TypeError; shapes or forms that differ, and an option
+out of its range, ValueError.
 """
 
 import jax
@@ -14,14 +14,14 @@ from jaxrl_llm.evolution.integer import LIMIT, check_int8, saturate
 
 
 def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Array, Array]:
-    """A matrix as int8 with one scale for each output channel.
+    """Quantizes a matrix to int8 with one scale per output channel.
 
         scale_i = max|W_i| / 127,   Q = round(W / scale)
 
     Args:
       w: Floating point, ``[in, out]``.
-      axis: That of the output channels; -2 for ``[out, in]``.
-      eps: Least scale, above 0: that of a channel of zeros.
+      axis: Axis of the output channels; -2 for ``[out, in]``.
+      eps: Smallest scale, above 0: the scale of a channel of zeros.
 
     Returns:
       ``(Q, scale)``: int8 of the shape of ``w``, and float32 that broadcasts with it; ``Q scale``
@@ -35,8 +35,8 @@ def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Arra
       ([[127, -32], [32, 127]], [[1.0, 2.0]])
 
     References:
-      EGGROLL (arXiv:2511.16652), app. K, PAPER reading; the largest weight of a channel as its
-      scale is how we read the text.
+      EGGROLL (arXiv:2511.16652), app. K, PAPER reading; taking the scale from the largest weight of
+      a channel is our interpretation.
     """
     checks.check_rank("quantize_int8", 2, w=w)
     checks.check_float("quantize_int8", w=w)
@@ -49,7 +49,7 @@ def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Arra
 
 
 def quantized_step(q: Array, updates: Array, *, tau: float) -> Array:
-    """Weights whose proposed update stands out move by one unit, and stay within +-127.
+    """Moves weights with an outlying update by one unit, within +-127.
 
         z = (u - mean(u)) / (std(u) + 1e-8),   Q <- sat(Q + sign(z) [|z| >= tau])
 
@@ -69,7 +69,7 @@ def quantized_step(q: Array, updates: Array, *, tau: float) -> Array:
 
     References:
       EGGROLL (arXiv:2511.16652), app. K, PAPER reading; it does not give tau. A tensor without
-      updates stays as it is, at any tau.
+      updates is unchanged, at any tau.
     """
     check_int8("quantized_step", q=q)
     checks.check_float("quantized_step", updates=updates)
@@ -83,7 +83,7 @@ def quantized_step(q: Array, updates: Array, *, tau: float) -> Array:
 
 
 def apply_quantized(params: ArrayTree, updates: ArrayTree, *, tau: float) -> ArrayTree:
-    """The parameters after an update: int8 leaves by :func:`quantized_step`, floats as ever.
+    """Applies an update: to int8 leaves by :func:`quantized_step`, to float leaves by addition.
 
     The gradient is that of :func:`eggroll_grad` with the int8 leaves named ``lowrank``: members
     perturb the integers as numbers, in units of the scale.
@@ -126,14 +126,14 @@ def apply_quantized(params: ArrayTree, updates: ArrayTree, *, tau: float) -> Arr
 
 
 def distillation_fitness(logits: Array, teacher_logits: Array, mask: Array) -> Array:
-    """How near a member stays to a teacher: minus the sum of its tokens' divergences.
+    """Fitness by similarity to a teacher: minus the sum of the KL divergences of the tokens.
 
         f = -sum_t KL(teacher_t || member_t)                              nats
 
     Args:
       logits: ``[..., T, V]``, floating point, of the member.
       teacher_logits: ``[..., T, V]``, floating point: such as those of the float model.
-      mask: bool ``[..., T]``, True = keep; what is masked is not read.
+      mask: bool ``[..., T]``, True = keep; masked tokens are not read.
 
     Returns:
       float32 ``[...]``, at most 0.

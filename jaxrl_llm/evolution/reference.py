@@ -1,7 +1,8 @@
-"""Evolution strategies with noise of full rank, the reference for those of low rank.
+"""Evolution strategies with full-rank noise, the reference for low-rank noise.
 
 The package describes shared arguments, and the TypeError and ValueError that every function raises.
-Every leaf that is not frozen moves, and a draw is as large as the parameters: so ``chunk`` is 1.
+Every leaf that is not frozen gets noise, and a draw is as large as the parameters, so ``chunk`` is
+1.
 """
 
 import jax
@@ -13,7 +14,7 @@ from jaxrl_llm.evolution.gradient import Scale, eggroll_grad
 
 
 def full_rank(classes: ArrayTree) -> ArrayTree:
-    """The same leaves move, all with noise of full rank: the limit of a rank without bound.
+    """The same classes with full-rank noise for all leaves that are not frozen.
 
     Args:
       classes: See the package.
@@ -48,13 +49,13 @@ def open_es_grad(
     scale: Scale = "gradient",
     chunk: int = 1,
 ) -> ArrayTree:
-    """The gradient of OpenAI-ES: every entry that moves has independent noise.
+    """The gradient of OpenAI-ES: every entry of a leaf that is not frozen has independent noise.
 
         grad = -1 / (N sigma) sum_n F_n s_n eps_n
 
-    The members are ``perturb(params, full_rank(classes), ...)``. With two members and fitness that
-    is not shaped it is the estimate of MeZO, of the loss L = -F:
-    ``g = (L(theta + sigma eps) - L(theta - sigma eps)) / (2 sigma) eps``.
+    The members are ``perturb(params, full_rank(classes), ...)``. With two members and unshaped
+    fitness this is the estimate of MeZO, for the loss L = -F: ``g = (L(theta + sigma eps) - L(theta
+    - sigma eps)) / (2 sigma) eps``.
 
     Args:
       params, classes, key, epoch, fitness, sigma, dtype, noise_reuse, pairs, draws, chunk: See the
@@ -137,8 +138,8 @@ def es_qiu_grad(
 
     References:
       Qiu et al. (arXiv:2509.24372). Their first code draws all tensors of a member from one seed,
-      so that the noise of tensors is partly the same; its later scripts and ours do not. They add
-      1e-8 to the deviation.
+      so the noise of different tensors is partly equal; their later scripts and ours do not. They
+      add 1e-8 to the deviation.
     """
     return eggroll_grad(
         params,

@@ -1,7 +1,7 @@
-"""Variants of EGGROLL: a baseline of the unperturbed model, and noise at a few entries alone.
+"""Variants of EGGROLL: a baseline of the unperturbed model, and noise at only a few entries.
 
-The third of its repository, an update by signs, is an option of the gradient. The package describes
-shared arguments, and the TypeError and ValueError that every function raises.
+The third variant of its repository, an update by signs, is an option of the gradient. The package
+describes shared arguments, and the TypeError and ValueError that every function raises.
 """
 
 from typing import Literal, NamedTuple
@@ -19,7 +19,7 @@ class Sparse(NamedTuple):
     Attributes:
       rows: int32 ``[..., k]``.
       columns: int32 ``[..., k]``.
-      values: ``[..., k]``, standard normal; where an entry is drawn twice they add up.
+      values: ``[..., k]``, standard normal; values of an entry that is drawn twice are added.
       sign: float32 ``[...]``.
     """
 
@@ -30,7 +30,7 @@ class Sparse(NamedTuple):
 
 
 def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
-    """Scores against those of the unperturbed model, which the first two members are.
+    """Scores relative to the unperturbed model, which is the first two members.
 
         Z = (S - S[:, 0]) / (std(S) + eps),  Z[:, :2] = 0,  F = mean_q Z       std of each question
 
@@ -128,7 +128,7 @@ def sparse_noise(
 
 
 def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> Array:
-    """A linear layer whose weights carry a member's sparse noise.
+    """A linear layer with a member's sparse noise.
 
         y = x W,   y[..., c_j] += sign sigma v_j x[..., i_j]
 
@@ -196,7 +196,7 @@ def sparse_grad(
 
     Args:
       key, epoch, fitness, shape, sigma, dtype, noise_reuse, pairs: See the package.
-      scale: What stands before the sum.
+      scale: The coefficient of the sum.
 
     Returns:
       float32 ``[a, b]``, for an optimizer that descends.
@@ -211,8 +211,8 @@ def sparse_grad(
       True
 
     References:
-      The sparse variant in the repository of EGGROLL (arXiv:2511.16652) multiplies by q, where an
-      estimate of the gradient divides by it; its author marks that as to be verified.
+      The sparse variant in the repository of EGGROLL (arXiv:2511.16652) multiplies by q, although
+      an estimate of the gradient divides by it; its author marks this as to be verified.
     """
     _inputs.check_key("sparse_grad", key)
     _inputs.check_matrix("sparse_grad", shape, 1)

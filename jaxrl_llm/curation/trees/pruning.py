@@ -1,9 +1,9 @@
 """Early stopping of rollouts: by a quality score of the partial rollout, or by predictions.
 
 ARRoL: a head reads the hidden state of a rollout at a fixed token and predicts whether the rollout
-  will be correct. :class:`ScoreBins` turns its score into a rate, and about half of the group
-  continues, chosen so that correct and wrong rollouts are balanced. MASA: rollouts that predict the
-  pass rate and the length of a solution decide which prompts to skip and where to stop.
+will be correct. :class:`ScoreBins` turns its score into a rate, and about half of the group
+continues, chosen so that correct and wrong rollouts are balanced. MASA: rollouts that predict the
+pass rate and the length of a solution decide which prompts to skip and where to stop.
 
 ``where`` is bool of the shape of the first array, True for the entries that take part; the others
 are not read. None keeps all. All raise TypeError for a wrong dtype and ValueError for a wrong shape
