@@ -1,4 +1,4 @@
-"""Attention over several sets of keys, computed apart and merged exactly.
+"""Attention over several sets of keys, computed separately and merged exactly.
 
 For a query and a set A of keys with scores ``s``, let ``l_A = log sum exp s`` and ``o_A`` the
 softmax average of the values. Two disjoint sets merge into their union by
@@ -6,10 +6,9 @@ softmax average of the values. Two disjoint sets merge into their union by
     m = max(l_A, l_B),  w_A = exp(l_A - m),  w_B = exp(l_B - m)
     o = (w_A o_A + w_B o_B) / (w_A + w_B),   l = m + log(w_A + w_B)
 
-so the keys of a prompt can be held once and attended to by every rollout of its group.
+so the keys of a prompt are stored once, and every rollout of its group attends to them.
 
-In a mask argument None is all: every key is seen. What a query that sees no key gives is
-meaningless.
+A mask argument of None allows every key. The output of a query that sees no key is undefined.
 """
 
 import functools
@@ -37,7 +36,7 @@ IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
 class Sight(NamedTuple):
-    """The earliest keys that queries see, by position: of a prompt, key j has position j.
+    """The earliest keys that queries see, by position; key j of a prompt has position j.
 
     Attributes:
       first: int32 ``[P, G, T]``, the position of the first key that each query sees.
@@ -102,8 +101,8 @@ def attend_set(
 ) -> tuple[Array, Array]:
     """Softmax attention to one set of keys, with its log-sum-exp.
 
-    Long inputs are computed in blocks of queries, forward and backward, so that memory grows with
-    the queries and with the keys but not with their product.
+    Long inputs are computed in blocks of queries, forward and backward, so that memory is linear
+    in the number of queries and keys.
 
     Args:
       query: ``[..., N, d]``, already scaled.
@@ -112,11 +111,11 @@ def attend_set(
       key_mask: bool, broadcastable to ``[..., S]``: which keys exist.
       segments: Ids of the queries, broadcastable to ``[..., N]``, and of the keys, ``[..., S]``: a
         query sees the keys of its segment.
-      ends: int32, broadcastable to ``[..., S]``: the query that is the first not to see a key,
-        counted as in ``last``, which it needs.
+      ends: int32, broadcastable to ``[..., S]``: the first query that does not see a key, counted
+        as in ``last``, which is then required.
       sight: The earliest keys that queries see: ``first`` broadcastable to ``[..., N]``, ``places``
         to ``[..., S]``.
-      blocks: Into how many blocks the queries are split; chosen by the shapes where None.
+      blocks: Number of blocks of queries; None chooses it from the shapes.
 
     Returns:
       Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is seen the
@@ -135,7 +134,7 @@ def attend_set(
     size = math.ceil(count / blocks)
 
     def split(x: Array, axis: int) -> Array:
-        """``[..., N, ...]`` as ``[blocks, ..., size, ...]``, filled up with zeros."""
+        """``[..., N, ...]`` as ``[blocks, ..., size, ...]``, padded with zeros."""
         axis += x.ndim
         padding = [(0, blocks * size - count if i == axis else 0) for i in range(x.ndim)]
         x = jnp.pad(x, padding)
@@ -207,7 +206,7 @@ def plain_attention(
     sight: Sight | None,
     scale: float | None,
 ) -> Array:
-    """:func:`attend`, whose arguments it takes, in plain products: the reference of other forms."""
+    """:func:`attend` by plain products, with the same arguments: the reference implementation."""
     P, G, T, heads, d = query.shape
     kv_heads = kv.keys.shape[-3]
     repeat = heads // kv_heads
@@ -262,10 +261,10 @@ def fused_attention(
     scale: float | None,
     implementation: str,
 ) -> Array:
-    """:func:`attend`, whose arguments it takes, by one call of ``jax.nn.dot_product_attention``.
+    """:func:`attend` by one call of ``jax.nn.dot_product_attention``, with the same arguments.
 
-    Its residual has the dtype of the model and no gradient, too little for a merge. So the keys of
-    the prefix are put before those of each rollout.
+    Its residual has the dtype of the model and no gradient, so it cannot be merged. Instead the
+    keys of the prefix are put before those of each rollout.
     """
     P, G, T, _, d = query.shape
     pair = None if segments is None else (segments, segments)
@@ -336,13 +335,13 @@ def attend(
       sight: The earliest keys that tokens see, of a layer with a window.
       scale: Multiplies the scores; None for ``d ** -0.5``.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
-        None takes cuDNN's where the GPU and the shapes allow it, else the plain one.
+        None uses cuDNN where the GPU and the shapes allow it, else ``"plain"``.
 
     Returns:
       ``[P, G, T, Hq, d]`` in the query's dtype.
 
     Raises:
-      ValueError: If ``implementation`` is unknown, or it does not take these shapes.
+      ValueError: If ``implementation`` is unknown, or it does not support these shapes.
     """
     if implementation is None:
         # cuDNN's for many tokens in half precision. While decoding, the cache would have to be

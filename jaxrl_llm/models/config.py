@@ -1,4 +1,4 @@
-"""The shape of a decoder, and how it is read from a Hugging Face config.json."""
+"""The configuration of a decoder, and its conversion from a Hugging Face config.json."""
 
 import math
 from collections.abc import Mapping
@@ -12,17 +12,16 @@ from jaxrl_llm.models.rope import LinearScaling, Rope, RopeScaling, Scaling, Yar
 
 
 class Family(NamedTuple):
-    """How the config.json of a class of transformers is read.
+    """Rules to read the config.json of one class of transformers.
 
     Attributes:
       model_type: The name of the family.
-      defaults: What the class fills in where an entry is absent.
-      fields: Of :class:`ModelConfig`, where they are not the default ones.
+      defaults: Defaults of the class for absent entries.
+      fields: Fields of :class:`ModelConfig` that differ from their defaults.
       windows: Whether the class has layers with windows.
-      full_every: One layer in so many has no window where `layer_types` is absent; None where flags
-        decide.
+      full_every: Without `layer_types`, every n-th layer has no window; None if flags decide.
       window_rope: Entry with the base of the rotary frequencies of layers with a window, which are
-        then not scaled; None where they are as those of the others.
+        then not scaled; None if these layers use the same frequencies as the others.
     """
 
     model_type: str
@@ -129,7 +128,7 @@ _MOST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a dense decoder: Llama, Qwen, Mistral, SmolLM3, OLMo, Gemma 3 and their like.
+    """The configuration of a dense decoder, such as Llama, Qwen, Mistral, SmolLM3, OLMo or Gemma 3.
 
     Args:
       architecture: One of `ARCHITECTURES`; only names the family, the fields below decide.
@@ -139,30 +138,29 @@ class ModelConfig:
       head_dim: Size of one head, even; num_heads * head_dim need not be the width.
       mlp_width: Hidden size of the gated MLP.
       norm_eps: Added to the mean square inside every RMS norm.
-      rope_theta, rope_scaling: Base of the rotary frequencies, and how they are scaled if at all:
+      rope_theta, rope_scaling: Base of the rotary frequencies, and their scaling, if any:
         `RopeScaling` (Llama 3), `YarnScaling` or `LinearScaling`.
       tied: The head is the embedding.
       attention_bias: q, k and v have a bias (Qwen2); the output projection has none.
       mlp_bias: gate, up and down have a bias.
       qk_norm: RMS norm of q and k before the rotary embedding (Qwen3).
-      qk_norm_over: "head", each by itself, or "projection", all heads together (OLMo 2).
-      norm_placement: Of attention and MLP, "before" their input, "after" their output (OLMo 2), or
-        "both" (Gemma 3).
-      norm_offset: Added to the scale of every norm: 1 in Gemma, whose scales lie around 0.
-      activation: Of the MLP, "silu" or "gelu_tanh".
+      qk_norm_over: "head" for each head separately, or "projection" for all together (OLMo 2).
+      norm_placement: Norms "before" attention and MLP, "after" them (OLMo 2), or "both" (Gemma 3).
+      norm_offset: Added to the scale of every norm: 1 in Gemma, whose scales are around 0.
+      activation: Activation of the MLP, "silu" or "gelu_tanh".
       embedding_scale: Multiplies the embedding; `width ** 0.5` in Gemma.
-      query_scale: Multiplies the scores of attention; None for `head_dim ** -0.5`.
-      layers: One `LayerKind` a layer, for windows and rotary embeddings of some layers; None where
-        all are plain.
+      query_scale: Multiplies the attention scores; None for `head_dim ** -0.5`.
+      layers: One `LayerKind` per layer, for windows and rotary embeddings of some layers; None if
+        all layers are plain.
       dtype: The dtype of matrix products; norms and statistics are float32.
       quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
         `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
         `dtype`.
-      causal: A token sees those before it alone. False for a masked-diffusion model, whose tokens
-        see all others.
-      block_length: With `causal=False`, the tokens of a block: a token sees its block and those
-        before it, counted by positions from 0. None for one block of any length.
-      mask_id: The id that stands for a hidden token; None for a model without.
+      causal: Whether a token sees only the tokens before it. False for a masked-diffusion model,
+        whose tokens see all others.
+      block_length: With `causal=False`, the tokens of a block: a token sees its block and the
+        blocks before it, counted by positions from 0. None for one block of any length.
+      mask_id: The id of a masked token; None for a model without masks.
 
     Raises:
       ValueError: If a size is not positive or beyond all decoders, the heads do not group, a name
@@ -259,7 +257,7 @@ class ModelConfig:
             )
 
     def kind_of(self, layer: int) -> LayerKind:
-        """What the layer has of its own."""
+        """The kind of a layer."""
         return LayerKind() if self.layers is None else self.layers[layer]
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -278,11 +276,11 @@ class ModelConfig:
         Args:
           config: The parsed file, written by any transformers version (`rope_theta` and
             `rope_scaling` of 4, `rope_parameters` of 5).
-          dtype: Compute dtype; that of the file is only of the stored weights.
+          dtype: Compute dtype; the dtype in the file is only that of the stored weights.
 
         Raises:
-          ValueError: If the architecture is unknown, a size is missing, or the file asks for
-            something that this decoder does not compute.
+          ValueError: If the architecture is unknown, a size is missing, or the file requires a
+            feature that this decoder does not have.
 
         Example:
           >>> ModelConfig.from_hf({"architectures": ["LlamaForCausalLM"], "vocab_size": 64,

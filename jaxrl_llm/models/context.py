@@ -1,4 +1,4 @@
-"""Attention of the tokens of one call to what its :class:`AttentionContext` holds."""
+"""Attention of the tokens of one call to the contents of its :class:`AttentionContext`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +17,8 @@ class Window(NamedTuple):
     """The window of a layer.
 
     Attributes:
-      size: Tokens that a token sees, itself the last of them.
-      positions: int32, of the tokens of the call.
+      size: Number of tokens that a token sees, including itself.
+      positions: int32, positions of the tokens of the call.
     """
 
     size: int
@@ -57,7 +57,7 @@ def look_ahead(
 
     Args:
       positions: int32 ``[P, G, T]``, of tokens that follow each other without gaps.
-      context: Of the call; one whose caller has set ``ahead`` stays as it is.
+      context: Context of the call; unchanged if the caller has set ``ahead``.
       block_length: Tokens of a block; None for one block of any length.
 
     Raises:
@@ -88,7 +88,7 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
     Args:
       cache: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
       new: The same of T tokens.
-      index: int32, the first place to write: ``[]`` for all rows, or ``[P, G]``.
+      index: int32, the first position to write: ``[]`` for all rows, or ``[P, G]``.
 
     Returns:
       The cache of the same shape.
@@ -138,13 +138,13 @@ def context_attention(
       query: ``[P, G, T, Hq, d]``, rotary embedding applied, not scaled.
       new: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
       context: Masks, prefix and cache.
-      layer: Which layer's prefix and cache to read.
-      window: Of the layer, if it has one.
+      layer: The layer whose prefix and cache are read.
+      window: Window of the layer, if it has one.
       scale: Multiplies the scores; None for ``d ** -0.5``.
 
     Returns:
-      Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
-      or ``new``.
+      Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to return: the updated cache, or
+      ``new``.
     """
     if context.prompt_mask is not None:
         # Rows of a prompt and the responses to it, [P, 1, Lp + G T].

@@ -49,19 +49,19 @@ def save_safetensors(
 ) -> None:
     """Writes config.json and weights under the names of Hugging Face.
 
-    Kernels are stored as [out, in]. One file is in memory at a time; above ``file_bytes`` another
-    one is begun, with an index.
+    Kernels are stored as [out, in]. One file is in memory at a time; above ``file_bytes`` a new
+    file begins, with an index.
 
-    A model that the folder holds already is replaced once the new one is complete, so the disk
-    needs room for both. A kill leaves the old one, the new one, or a folder without config.json,
-    which does not load; never a mix. Other files stay.
+    An existing model in the folder is replaced when the new one is complete, so the disk needs
+    space for both. After a crash the folder has the old model, the new one, or no config.json, in
+    which case it does not load; never a mixture. Other files are unchanged.
 
     Args:
       params: Parameters of the decoder, without adapter; see `train.merge_lora`.
-      folder: Made if it is absent.
-      config: Of the decoder.
-      dtype: Of the stored weights.
-      file_bytes: Size of a file, at most.
+      folder: Created if it is absent.
+      config: Configuration of the decoder.
+      dtype: Dtype of the stored weights.
+      file_bytes: Maximum size of a file.
       head: For a reward model, whose parameters are those of :func:`~jaxrl_llm.models.with_head`,
         what its head reads: "response" (its last token) or "step" (the last one of each). They are
         a sequence or a token classifier of transformers with one label.
@@ -140,12 +140,13 @@ def save_safetensors(
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as config.json has it; the inverse of `ModelConfig.from_hf`.
+    """The contents of config.json for a configuration; the inverse of `ModelConfig.from_hf`.
 
-    Where transformers 4 and 5 differ it has the values of both.
+    Where transformers 4 and 5 differ, it includes the entries of both.
 
     Raises:
-      ValueError: If no class of transformers computes it: such as a Llama with normed queries.
+      ValueError: If no class of transformers computes this model, such as a Llama with normed
+        queries.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -266,8 +267,8 @@ def check_params(
 ) -> dict[tuple[str, ...], Any]:
     """The arrays of a decoder's parameters by path.
 
-    Raises ValueError unless there is one for each tensor of the configuration, in shape, and no
-    other.
+    Raises ValueError unless there is exactly one array of the right shape for each tensor of the
+    configuration.
     """
     leaves, table = dict(_leaves(params)), parameter_table(config, head=head)
     for path, weight in table.items():
@@ -298,5 +299,5 @@ def save_tensors(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes an object as transformers does."""
+    """Writes a JSON object in the format of transformers."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

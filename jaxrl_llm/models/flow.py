@@ -2,9 +2,9 @@
 
     x_sigma = (1 - sigma) x + sigma noise,      velocity = E[noise - x | x_sigma, prompt]
 
-It is there to try methods of flow policies on mixtures of the plane in seconds, with the loop, the
-checkpoints and the rewards of any other model. ``model`` is one of :func:`make_flow_model` and
-``params`` its parameters.
+It makes it possible to try methods for flow policies on 2D mixtures in seconds, with the same
+training loop, checkpoints and rewards as other models. ``model`` is one of :func:`make_flow_model`
+and ``params`` its parameters.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from jaxrl_llm.models.protocol import Model
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig:
-    """The shape of a flow model.
+    """The configuration of a flow model.
 
     Attributes:
-      latent_dim: D, numbers of a latent.
-      width: Of a hidden layer.
-      depth: Hidden layers.
-      vocab_size: Of the tokenizer; the prompt enters as the mean of its embeddings.
-      max_length: Tokens of a prompt and steps of denoising together.
+      latent_dim: D, dimension of a latent.
+      width: Width of a hidden layer.
+      depth: Number of hidden layers.
+      vocab_size: Vocabulary of the tokenizer; the model reads the mean embedding of the prompt.
+      max_length: Maximum number of prompt tokens plus denoising steps.
     """
 
     latent_dim: int = 2
@@ -55,9 +55,9 @@ class FlowConfig:
 
 
 class Velocity(nnx.Module):
-    """A perceptron over a latent, its level and what it is conditioned on.
+    """A multilayer perceptron of a latent, its noise level and a condition.
 
-    That is the mean embedding of a prompt, or, with ``condition``, a vector of so many numbers.
+    The condition is the mean embedding of a prompt, or, with ``condition``, a vector of that size.
     """
 
     def __init__(self, config: Any, rngs: nnx.Rngs, *, condition: int | None = None):
@@ -93,7 +93,7 @@ def make_flow_model(config: FlowConfig) -> Model:
     """The flow model as pure functions of a dict of arrays.
 
     Args:
-      config: Its shape.
+      config: The configuration.
 
     Returns:
       A :class:`Model` with a ``velocity``. It reads no tokens of a response: ``apply`` raises
@@ -189,14 +189,14 @@ def pretrain_flow(
     steps: int = 500,
     learning_rate: float = 3e-3,
 ) -> ArrayTree:
-    """Parameters after so many steps of Adam on :func:`flow_matching_loss`.
+    """Trains parameters by Adam on :func:`flow_matching_loss`.
 
     Args:
       model, params: See the module.
       key: Typed key.
       draw: ``key -> (x [P, D], prompts [P, L])``, data and their prompts, a new batch each step.
-      steps: How many.
-      learning_rate: At the start; it falls to 0 as a cosine.
+      steps: Number of steps.
+      learning_rate: Initial learning rate, with a cosine decay to 0.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,6 +1,6 @@
 """Weights and metadata of a GGUF file, under the tensor names of Hugging Face.
 
-A tensor is de-quantized when it is read and never before, so opening a file costs its header. The
+A tensor is de-quantized only when it is read, so opening a file reads only its header. The
 converter stores the query and key rows of the llama architecture interleaved, (first half, second
 half) of each rotary pair next to each other; they are read back in the order of transformers.
 """
@@ -97,7 +97,7 @@ class GgufFile:
         return frozenset(name for name in self._tensors if name != _ROPE_TENSOR)
 
     def label(self, name: str) -> str:
-        """How the file itself spells a tensor's name, for messages."""
+        """The name of a tensor in the file, for messages."""
         if name in self._tensors:
             return self._tensors[name].name
         outer = {value: key for key, value in _GLOBAL.items()}
@@ -113,7 +113,7 @@ class GgufFile:
         return self._tensors[name].shape
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """De-quantizes one slice an axis of a tensor, in float32; other rows are not touched."""
+        """De-quantizes one slice per axis of a tensor, in float32; other rows are not read."""
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
@@ -141,7 +141,7 @@ class GgufFile:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The shape of the decoder, from the metadata and from which tensors there are."""
+        """The configuration of the decoder, from the metadata and the names of the tensors."""
         with parsing("GgufFile", self.path, "GGUF model"):
             kind = self.architecture
             scaling = self.metadata(f"{kind}.rope.scaling.type", "none")
@@ -231,7 +231,7 @@ class GgufFile:
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """Opens a GGUF file; the last two are cached, since a large vocabulary takes seconds to read.
 
-    A file that changed is read anew. Errors are those of :class:`GgufFile`.
+    A file that has changed is read again. Errors are those of :class:`GgufFile`.
     """
     full = Path(path).resolve()
     if not full.is_file():

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and where its tensors lie.
+"""The header of a GGUF file: its metadata and the offsets of its tensors.
 
-Every length is compared with what is left of the file before anything of that length is read. A
-header of a few bytes can therefore ask neither for memory nor for a loop of 2^40.
+Every length is compared with the rest of the file before data of that length is read. A malformed
+header therefore cannot cause a huge allocation or a loop of 2^40 steps.
 """
 
 import math
@@ -24,13 +24,13 @@ _PLAIN |= {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 
 
 class Tensor(NamedTuple):
-    """A tensor as the file has it.
+    """A tensor as stored in the file.
 
     Args:
-      name: In the file.
-      shape: Row-major, of numbers.
-      kind: Its block format.
-      data: Mapped from the file: numbers of a plain kind in ``shape``, else the bytes of each row.
+      name: Name in the file.
+      shape: Row-major shape, in elements.
+      kind: Block format.
+      data: Memory-mapped: an array of ``shape`` for a plain kind, else the bytes of each row.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Tensor(NamedTuple):
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
-    """The metadata, and the tensors, of which nothing is read yet.
+    """The metadata, and the tensors, whose data is not read yet.
 
     Raises:
-      ValueError: If it is not a little-endian GGUF file of version 2 or 3, or asks for more bytes
-        than it has.
+      ValueError: If it is not a little-endian GGUF file of version 2 or 3, or is shorter than its
+        header states.
     """
     data = np.memmap(path, np.uint8, mode="r")
     cursor = _Cursor(memoryview(data))

@@ -1,9 +1,10 @@
-"""A head of numbers on a model: the reward model, and the critic, of any model of ours.
+"""A value head on a model: reward models and critics from any model of this library.
 
     values[t] = hidden[t] kernel + bias
 
-The parameters are ``{"model": those of the body, "head": {"kernel" [D, C], "bias" [C]}}``; those of
-an adapter are split likewise, and the head is trained beside it. Without "bias" it is 0.
+The parameters are ``{"model": those of the body, "head": {"kernel" [D, C], "bias" [C]}}``; the
+parameters of an adapter are split likewise, and the head is trained with it. Without "bias" the
+bias is 0.
 """
 
 from collections.abc import Mapping
@@ -26,13 +27,13 @@ from jaxrl_llm.models.transformer import make_model
 
 
 def init_head(key: Array, width: int, heads: int = 1, *, bias: bool = True) -> dict[str, Array]:
-    """A head for hidden states ``[..., width]``, which starts small so that values are near 0.
+    """A head for hidden states ``[..., width]``, initialized small so that values are near 0.
 
     Args:
       key: A typed key.
       width: D.
       heads: C.
-      bias: Whether a constant is added, which a loss of differences never moves.
+      bias: Whether a constant is added, which a loss of differences does not train.
 
     Example:
       >>> import jax
@@ -55,10 +56,10 @@ def with_head(
     """A reward model whose body starts from a language model, with or without an adapter.
 
     Args:
-      model: Any model of ours.
+      model: Any model of this library.
       params: Its parameters; they are not copied.
-      key: Of the head.
-      mesh: On which the parameters are, if on one.
+      key: Key to initialize the head.
+      mesh: Mesh of the parameters, if any.
 
     Returns:
       The model whose :attr:`~jaxrl_llm.models.Model.values` are those of the head, and its
@@ -84,9 +85,9 @@ def with_head(
 
 
 def without_output(model: Model, params: ArrayTree) -> tuple[Model, ArrayTree]:
-    """A built-in decoder without an output matrix of its own, which a head does not read.
+    """A built-in decoder without a separate output matrix, which a head does not read.
 
-    So it is in no memory, and neither are its moments.
+    This saves the memory of the matrix and of its moments.
 
     Args:
       model: Of :func:`make_model`.
@@ -99,14 +100,14 @@ def without_output(model: Model, params: ArrayTree) -> tuple[Model, ArrayTree]:
 
 
 def with_vocabulary(model: Model, size: int) -> Model:
-    """A model whose distribution is over its first tokens alone.
+    """Restricts a model's distribution to the first tokens of its vocabulary.
 
-    Models of one family often have one tokenizer and tables of several sizes, whose last rows are
-    of no token.
+    Models of one family often share a tokenizer but have embedding tables of different sizes, whose
+    last rows belong to no token.
 
     Args:
-      model: Of at least as many tokens.
-      size: How many there are.
+      model: A model with at least ``size`` tokens.
+      size: Number of tokens.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -150,7 +151,7 @@ def split_head(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
 
 
 def merge_headed(params: Adapted, config: LoRAConfig) -> ArrayTree:
-    """The parameters of a reward model without adapter that computes the same."""
+    """The parameters of an equivalent reward model without adapter."""
     body, head = split_head(params)
     return {"model": merge_lora(body, config), "head": head}
 
@@ -195,14 +196,14 @@ def reward_model_config(
 def load_reward_model(
     name_or_path: str | Path, *, dtype: str = "float32"
 ) -> tuple[Model, ArrayTree]:
-    """A reward model that ``jaxrl-llm export`` or transformers wrote.
+    """Loads a reward model written by ``jaxrl-llm export`` or by transformers.
 
     Args:
       name_or_path: A folder or repository with a sequence or token classifier of one label.
       dtype: Of the matrix products.
 
     Returns:
-      The model and its parameters, as of :func:`with_head`.
+      The model and its parameters, as from :func:`with_head`.
 
     Raises:
       FileNotFoundError: If there is no such model.

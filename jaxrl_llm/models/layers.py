@@ -1,4 +1,4 @@
-"""What one layer of a decoder has of its own."""
+"""Options of single layers of a decoder."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class LayerKind:
     """How a layer attends; the plain one sees every token before it.
 
     Args:
-      window: Tokens that a token sees, itself the last of them: those with
+      window: Number of tokens that a token sees, including itself: those with
         ``position - window < key's position <= position``. None for all before it.
       rotary: Whether queries and keys are rotated by their positions.
       rope_theta: Base of the rotary frequencies, which then are not scaled; None for base and

@@ -1,7 +1,7 @@
 """Pretrained weights as the parameters of the decoder, on one device or over a mesh.
 
-``dtype`` is that of the parameters and of the matrix products; ``matrices`` that of the parameters
-with two axes, if it is another.
+``dtype`` is the dtype of the parameters and of the matrix products; ``matrices`` is the dtype of
+parameters with two axes, if it differs.
 """
 
 import functools
@@ -57,7 +57,7 @@ class TensorSource(Protocol):
         ...
 
     def label(self, name: str) -> str:
-        """The tensor's name as the file spells it."""
+        """The tensor's name in the file."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """One slice an axis of the tensor."""
+        """One slice per axis of the tensor."""
         ...
 
 
@@ -82,8 +82,8 @@ def parameter_table(
 ) -> dict[tuple[str, ...], Weight]:
     """Maps the path of every parameter to the tensor that holds it.
 
-    ``head`` is one of ``config.HEADS``: a head of one number takes the place of the output matrix,
-    under the path "score".
+    ``head`` is one of ``config.HEADS``: a head with one output replaces the output matrix, under
+    the path "score".
 
     Example:
       >>> config = ModelConfig(architecture="llama", vocab_size=16, width=8, num_layers=1,
@@ -133,9 +133,9 @@ def parameter_table(
 
 
 def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) -> None:
-    """Raises ValueError unless the source holds every tensor of the table, in shape, and no other.
+    """Raises ValueError unless the source has exactly the tensors of the table, with their shapes.
 
-    With an unread tensor the decoder would be another model.
+    A tensor that is not read would mean a different model.
     """
     held = source.names()
     wanted = {weight.name: weight for weight in table.values()}
@@ -180,7 +180,7 @@ def load_params(
       The parameter tree, kernels as [in, out].
 
     Raises:
-      ValueError: If a tensor is missing, left over, or has another shape.
+      ValueError: If a tensor is missing, unexpected, or has another shape.
     """
     table = parameter_table(config, head=head)
     check_source(source, table)
@@ -226,7 +226,7 @@ def load_model(
         `smollm2-135m-instruct`, or a Hugging Face repository `owner/name`.
       mesh: Spreads the parameters by the rules of `models.sharding`; None uses one device.
       dtype: See the module.
-      matrices: See the module: what `cast_params` makes of them, without the memory of both.
+      matrices: See the module; equivalent to `cast_params` afterward, without the memory of both.
 
     Returns:
       (model, params).
@@ -272,7 +272,7 @@ def open_model(
 def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
     """The configuration of a model from its config.json or .gguf file, without its weights.
 
-    The mask id of a model that denoises is that of its tokenizer where config.json has none. Raises
+    If config.json has no mask id, a denoising model uses that of its tokenizer. Raises
     ValueError, which names the file, for a decoder that `ModelConfig` does not describe.
     """
     if path.suffix == ".gguf":

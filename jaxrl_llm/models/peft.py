@@ -1,4 +1,4 @@
-"""An adapter as the folder that PEFT loads for a Hugging Face model."""
+"""Writes an adapter as a folder that PEFT loads for a Hugging Face model."""
 
 import os
 from pathlib import Path
@@ -30,10 +30,10 @@ def save_adapter(
 
     Args:
       adapter: From a run, float32.
-      folder: Made if it is not there.
-      lora: That of the adapter.
-      config: Of the decoder that it adapts.
-      base: The name of that model, which PEFT loads where none is named.
+      folder: Created if it is absent.
+      lora: Configuration of the adapter.
+      config: Configuration of the adapted decoder.
+      base: Name of the adapted model, which PEFT loads by default.
 
     Raises:
       ValueError: If the adapter has a layer that the decoder does not have.

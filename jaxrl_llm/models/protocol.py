@@ -1,8 +1,8 @@
-"""What the rest of the library asks of a model: four functions and a configuration.
+"""The interface of a model to the rest of the library: functions and a configuration.
 
-Sampling, scoring, training and evolution see a model only through :class:`Model`, pure functions of
-a pytree. Whatever provides them can be trained; the decoder in ``transformer.py`` is one. In what
-follows ``model`` is a :class:`Model` and ``params`` its parameters.
+Sampling, scoring, training and evolution use a model only through :class:`Model`, a record of pure
+functions of a pytree. Any model that provides them can be trained, such as the decoder in
+``transformer.py``. Below, ``model`` is a :class:`Model` and ``params`` its parameters.
 """
 
 from collections.abc import Callable
@@ -40,25 +40,25 @@ class AttentionContext(NamedTuple):
 
     Attributes:
       mask: bool ``[P, G, T]``, which tokens of this call exist.
-      prefix: One :class:`KV` a layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once a
-        prompt and shared by its G rollouts.
+      prefix: One :class:`KV` per layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once
+        per prompt and shared by its G rollouts.
       prefix_mask: bool ``[P, Lp]``. Without a prefix, the prompts are in this call themselves: its
         tokens are ``[P, 1, Lp + G T]``, each row a prompt and the responses to it, while ``mask``,
         ``segments`` and ``ends`` are those of the responses. See :attr:`Model.takes_prompts`.
-      cache: One :class:`KV` a layer with leading axes ``[P, G]`` and C positions, into which the
+      cache: One :class:`KV` per layer with leading axes ``[P, G]`` and C positions, into which the
         keys and values of this call are written.
       index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of
         this call goes. Positions below it are read, positions after it are not.
-      segments: int32 ``[P, G, T]``, where several responses to one prompt lie one after the other
-        in a row: a token attends to the prefix and to the tokens before it in its segment. None
-        where a row is one response, and always with a cache.
-      ends: int32 ``[P, G, T]``, where a row is a tree of responses, depth first, in which common
-        beginnings lie once: the place behind the last token that follows this one. Token i attends
-        to the prefix and to tokens ``j <= i < ends[j]``. None where rows are no trees, and always
-        with a cache or segments.
-      ahead: int32 ``[T]`` or ``[P, G, T]``: how many of the tokens behind it each token of this
-        call sees. None where a token sees those before it alone. A model that is not causal sets
-        it where its caller does not.
+      segments: int32 ``[P, G, T]``, if a row holds several responses to one prompt, one after the
+        other; a token attends to the prefix and to the tokens before it in its segment. None if a
+        row is one response, and always with a cache.
+      ends: int32 ``[P, G, T]``, if a row is a tree of responses, depth first, which stores common
+        prefixes once: the position after the last token that follows this one. Token i attends to
+        the prefix and to tokens ``j <= i < ends[j]``. None if rows are not trees, and always with a
+        cache or segments.
+      ahead: int32 ``[T]`` or ``[P, G, T]``: number of later tokens that each token of this call
+        sees. None if a token sees only earlier tokens. A model that is not causal sets it where its
+        caller does not.
     """
 
     mask: Array
@@ -72,7 +72,7 @@ class AttentionContext(NamedTuple):
 
     @property
     def prompt_mask(self) -> Array | None:
-        """``prefix_mask`` where the rows of this call begin with their prompts, else None."""
+        """``prefix_mask`` if the rows of this call begin with their prompts, else None."""
         return self.prefix_mask if self.prefix is None else None
 
 
@@ -80,17 +80,17 @@ class Model(NamedTuple):
     """A language model as pure functions of ``params``.
 
     Attributes:
-      config: Its shape; at least ``vocab_size``, ``max_length``, ``num_layers``, ``num_kv_heads``,
-        ``head_dim`` and ``dtype``.
+      config: Its configuration, with at least ``vocab_size``, ``max_length``, ``num_layers``,
+        ``num_kv_heads``, ``head_dim`` and ``dtype``.
       init: ``init(key) -> params``.
       apply: ``apply(params, tokens, positions, context, *, delta=None, remat="none") -> (hidden,
         kv)`` with ``tokens`` and ``positions`` int32 ``[P, G, T]`` and ``hidden`` ``[P, G, T, D]``
-        after the last norm. ``kv`` holds one :class:`KV` a layer: the updated cache if there was
+        after the last norm. ``kv`` holds one :class:`KV` per layer: the updated cache if there was
         one, else the keys and values of this call.
       output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
-      reads_segments: Whether ``apply`` keeps the segments of a context apart. Without, responses
-        are never packed.
-      reads_trees: Whether ``apply`` reads the ends of a context. Without, responses never share
+      reads_segments: Whether ``apply`` separates the segments of a context. If not, responses are
+        never packed.
+      reads_trees: Whether ``apply`` reads the ends of a context. If not, responses never share
         cells.
       takes_prompts: Whether ``apply`` takes prompts in the rows of the responses to them, so that
         training makes one pass over the layers instead of two.
@@ -137,17 +137,18 @@ def prefill(
       model, params: See the module.
       tokens: int32 ``[P, Lp]``, right padded.
       mask: bool ``[P, Lp]``, True for the tokens that rollouts may attend to.
-      shared_prefix_len: How many first tokens all prompts share, none masked; below Lp. They are
-        computed once, and the rest of each prompt attends to them.
+      shared_prefix_len: Number of first tokens that all prompts share, none masked; below Lp. They
+        are computed once, and the rest of each prompt attends to them.
       delta: Low-rank delta that is shared by all rows, if any.
       remat: As ``model.apply`` takes it.
 
     Returns:
-      One :class:`KV` a layer, without a group axis: the ``prefix`` of an :class:`AttentionContext`.
+      One :class:`KV` per layer, without a group axis: the ``prefix`` of an
+      :class:`AttentionContext`.
 
     Raises:
-      ValueError: If ``shared_prefix_len`` is not below Lp. Whether the prompts do share these
-        tokens is for the caller to check.
+      ValueError: If ``shared_prefix_len`` is not below Lp. The caller must check that the prompts
+        share these tokens.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
     if not shared_prefix_len:
@@ -179,7 +180,7 @@ def prefill(
 
 
 def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV, ...]:
-    """A cache of zeros for ``length`` positions of each row: one :class:`KV` a layer."""
+    """A cache of zeros for ``length`` positions of each row: one :class:`KV` per layer."""
 
     def blank(c: Any) -> KV:
         keys = (*leading, c.num_kv_heads, c.head_dim, length)
@@ -191,11 +192,11 @@ def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV
 
 
 def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> ArrayTree:
-    """Parameters as matrix products take them: matrices in the model's dtype, the rest as it is.
+    """Casts matrices to the model's dtype for matrix products; other parameters are unchanged.
 
-    A model casts its matrices wherever it uses them, so that training can keep them in float32. A
-    loop over tokens would cast all of them at every token; cast before it, they give the same. The
-    weights of linear layers that the model rounds to 8 bits are rounded here too, unless
+    A model casts its matrices where it uses them, so that training can keep them in float32. A loop
+    over tokens would cast all of them at every token; casting them before gives the same result.
+    The weights of linear layers that the model rounds to 8 bits are rounded here too, unless
     ``rounded`` is False.
 
     Example:

@@ -1,7 +1,7 @@
-"""Matrix products of operands rounded to 8 bits, the same wherever a policy samples or trains.
+"""Matrix products of operands rounded to 8 bits, equal in sampling and training.
 
-``mode`` is "fp8" or "int8". An unknown one, and shapes that disagree, raise ValueError; what is not
-floating point TypeError; a missing qwix ImportError.
+``mode`` is "fp8" or "int8". An unknown mode, and shapes that disagree, raise ValueError; an array
+that is not floating point raises TypeError; a missing qwix raises ImportError.
 """
 
 import importlib
@@ -34,7 +34,7 @@ QUANTIZATIONS = (None, *_MODES)
 
 
 class RoundedWeights(NamedTuple):
-    """Weights that are rounded once, for a loop that would round them again at every token.
+    """Weights that are rounded once, before a loop that would otherwise round them per token.
 
     Attributes:
       q: ``[K, N]`` in 8 bits.
@@ -71,12 +71,12 @@ def quantize_block(
         mode="fp8":   e4m3, bound 448: an error of at most 2^-4 |x| down to 2^-6 scale
         mode="int8":  bound 127: an error of at most scale / 2
 
-    Where a block does not divide its axis, the last one is smaller. Rounding what has been rounded
-    to "fp8" changes nothing; a block of zeros stays zero, and NaN makes all of its block NaN.
+    If a block does not divide its axis, the last block is smaller. Rounding to "fp8" twice has no
+    further effect; a block of zeros remains zero, and a NaN makes all of its block NaN.
 
     Args:
       x: Floating point ``[..., n_1, ..., n_k]``.
-      block: Sizes along the last k axes, each positive; None is all of the axis. Each index of the
+      block: Sizes along the last k axes, each positive; None for the full axis. Each index of the
         other axes has separate blocks.
       mode: See the module.
 
@@ -136,15 +136,15 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
     ``Q`` is :func:`quantize_block` and back. For "fp8" its blocks are 128 inputs of one token, or
     128 x 128 weights; ``Q'`` takes 128 tokens of one column, since the sum of ``dw`` runs over
     tokens. For "int8" a block is a token, or a column of the weights. Sums are float32, or int32.
-    A row of ``y`` depends on its row of ``x`` alone, so decoding token by token rounds as
-    scoring all of a response does.
+    A row of ``y`` depends only on its row of ``x``, so decoding token by token rounds in the same
+    way as scoring a full response.
 
     qwix rounds, and multiplies for "int8". The backward pass is ours, since qwix has none for
     blocks of two axes; and "fp8" operands return to the dtype of ``x`` before they are multiplied,
     which shows what training in "fp8" does to a policy but is no faster.
 
     Args:
-      x: Activations ``[..., T, K]``; blocks of tokens lie along T and never cross to another row.
+      x: Activations ``[..., T, K]``; blocks of tokens are along T and never cross rows.
       w: Weights ``[K, N]``, taken in the dtype of ``x``; or :func:`round_weights` of them, which
         have no gradient.
       mode: See the module.
@@ -160,9 +160,9 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
       [[16.0, 448.0]]
 
     References:
-      Jet-RL (arXiv:2601.14243), PAPER reading; that the blocks of ``Q'`` end with a row of ``x`` is
-      ours: so what a row adds to ``dw`` does not depend on other rows. "int8" is ours, its gradient
-      straight through.
+      Jet-RL (arXiv:2601.14243), PAPER reading; ending the blocks of ``Q'`` with a row of ``x`` is
+      ours, so that the contribution of a row to ``dw`` does not depend on other rows. "int8" is
+      ours, its gradient straight through.
     """
     name = "quantized_matmul"
     checks.check_option(name, "mode", mode, _MODES)

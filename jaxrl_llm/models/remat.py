@@ -1,4 +1,4 @@
-"""What the backward pass stores of a layer, and what it computes again."""
+"""Rematerialization: what the backward pass of a layer stores and what it recomputes."""
 
 from collections.abc import Callable
 
@@ -21,16 +21,16 @@ POLICIES: dict[str, Callable | None] = {
 
 
 def product(x: Array) -> Array:
-    """Marks what a linear layer gives, for the policy that stores it."""
+    """Marks the output of a linear layer, for the policy that stores it."""
     return checkpoint_name(x, _PRODUCT)
 
 
 def rematerialized(function: Callable, policy: Callable) -> Callable:
     """``jax.checkpoint`` that recomputes on CPUs too.
 
-    There XLA drops the barriers between the two computations before it searches for common ones,
-    and so stores everything after all. Here what is stored passes through a choice whose outcome
-    the compiler cannot know, made from the cotangent.
+    On CPUs XLA removes the barriers between the two computations before it eliminates common
+    subexpressions, and so it stores everything. Here the stored values pass through a conditional
+    on the cotangent, whose outcome the compiler cannot know.
     """
     if jax.default_backend() != "cpu":
         return jax.checkpoint(function, policy=policy)
@@ -55,15 +55,15 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
 
 
 def recomputed(function: Callable) -> Callable:
-    """A function whose backward pass stores nothing but the arguments."""
+    """A function whose backward pass stores only the arguments."""
     return rematerialized(function, jax.checkpoint_policies.nothing_saveable)
 
 
 def all_gather_after(weights: ArrayTree, *, after: Array) -> ArrayTree:
     """Weights of a layer whose all-gather waits for ``after``, and is repeated in each pass.
 
-    Where a mesh splits weights, the compiler for CPUs puts the all-gathers of all layers before the
-    first one and holds the results until the backward pass: the full model at once.
+    Where a mesh splits weights, the CPU compiler moves the all-gathers of all layers before the
+    first layer and keeps their results until the backward pass, which is the full model at once.
     """
     if jax.default_backend() != "cpu" or not splits_weights():
         return weights

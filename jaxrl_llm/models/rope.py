@@ -1,10 +1,10 @@
-"""Rotary position embedding: its frequencies, how they are stretched, and the rotation.
+"""Rotary position embedding: its frequencies, their scaling, and the rotation.
 
-Of a head of d numbers, number i turns together with number i + d/2 by the angle
+In a head of dimension d, dimensions i and i + d/2 are rotated together by the angle
 
     position * f_i,    f_i = theta^(-2 i / d),    i = 0 .. d/2 - 1
 
-A scaling changes the frequencies so that a model reads more tokens than it was first trained on.
+A scaling changes the frequencies so that a model can read more tokens than in its pretraining.
 ``frequency`` is float32 ``[d/2]`` and ``theta`` its base.
 """
 
@@ -21,7 +21,7 @@ from jaxrl_llm.core.axes import Array
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How Llama 3.1 and later stretch the slow rotary frequencies over a longer context.
+    """Scaling of the low rotary frequencies for a longer context, as in Llama 3.1 and later.
 
     With wavelength w = 2 pi / f and L the original context, a frequency f becomes
 
@@ -84,7 +84,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN: fast frequencies stay, slow ones are divided, with a ramp over the index in between.
+    """YaRN: high frequencies are unchanged, low ones are divided, with a ramp in between.
 
     With L the original context, frequency i makes ``L f_i / (2 pi)`` turns over it. The index of r
     turns is ``c(r) = d log(L / (2 pi r)) / (2 log theta)``; with ``l = max(c(beta_fast), 0)`` and
@@ -99,8 +99,8 @@ class YarnScaling:
       original_max_length: L, tokens.
       beta_fast: Turns above which a frequency is not stretched.
       beta_slow: Turns below which it is fully stretched.
-      attention_factor: Of the table; ``0.1 log(factor) + 1`` in the paper.
-      truncate: l is rounded down and h up, as all but a few released models have it.
+      attention_factor: Factor of the table; ``0.1 log(factor) + 1`` in the paper.
+      truncate: Whether l is rounded down and h up, as in almost all released models.
 
     References:
       YaRN (arXiv:2309.00071); the bounds and their rounding are those of transformers.
@@ -143,7 +143,7 @@ Scaling = RopeScaling | LinearScaling | YarnScaling
 
 
 class Rope(NamedTuple):
-    """The base of the rotary frequencies, and how they are scaled if at all."""
+    """The base of the rotary frequencies, and their scaling, if any."""
 
     theta: float
     scaling: Scaling | None = None
@@ -163,7 +163,7 @@ def rotary_tables(positions: Array, head_dim: int, rope: Rope) -> tuple[Array, A
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of ``x`` ``[..., T, H, d]``: dimension i turns with dimension i + d/2."""
+    """Rotary embedding of ``x`` ``[..., T, H, d]``: rotates dimension i with dimension i + d/2."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)

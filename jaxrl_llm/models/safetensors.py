@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsFolder:
-    """Tensors of a folder by name; a read touches only the bytes of its slice.
+    """Tensors of a folder by name; only the bytes of the requested slice are read.
 
     The folder holds model.safetensors, or model.safetensors.index.json and the files it names.
 
@@ -71,7 +71,7 @@ class SafetensorsFolder:
         return frozenset(self._where)
 
     def label(self, name: str) -> str:
-        """How the files spell a tensor's name, for messages."""
+        """The name of a tensor in the files, for messages."""
         return name
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class SafetensorsFolder:
         return tuple(self._where[name].get_slice(name).get_shape())
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """One slice an axis of a tensor, in the stored dtype; bfloat16 is that of `ml_dtypes`."""
+        """One slice per axis of a tensor, in the stored dtype; bfloat16 is that of `ml_dtypes`."""
         with parsing("SafetensorsFolder", self.path, "folder of safetensors"):
             tensor = self._where[name].get_slice(name)
             kind = tensor.get_dtype()
@@ -92,7 +92,7 @@ class SafetensorsFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that must hold an object; every failure names the file."""
+    """Reads a JSON file that must hold an object; every error names the file."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)

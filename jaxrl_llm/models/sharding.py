@@ -1,8 +1,8 @@
-"""Where parameters and batches live on a mesh, as data.
+"""The sharding of parameters and batches over a mesh, as data.
 
-One table decides it: which mesh axis splits each axis of a parameter, by the end of the parameter's
-path. An axis that the mesh does not divide is not split, so the same rules serve a laptop and a
-pod.
+One table gives the mesh axis that splits each axis of a parameter, by the end of the parameter's
+path. An axis that the mesh does not divide is not split, so the same rules work on a laptop and on
+a pod.
 
 ``rules`` is such a table: that of the built-in decoder by default, or ``Model.sharding_rules``.
 ``mesh`` may lack axes of :data:`AXES`, which then count as size one. ``path`` is that of a leaf,
@@ -108,11 +108,11 @@ def _warn_unused(axis: str, size: int) -> None:
 
 
 def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
-    """The partition of a gradient, and of what an optimizer stores for a parameter.
+    """The partition of a gradient and of the optimizer state of a parameter.
 
-    That of the parameter, with whose path ``path`` ends, split over ``data`` as well along the
-    first axis that allows it, so no two devices compute the same elements of an update. It is
-    :func:`param_spec` where ``data`` is 1, the leaf is a vector, or no axis divides.
+    The partition of the parameter whose path is the end of ``path``, split also over ``data`` along
+    the first axis that allows it, so that no two devices compute the same elements of an update. It
+    is :func:`param_spec` where ``data`` is 1, the leaf is a vector, or no axis divides.
 
     Example:
       >>> mesh = jax.sharding.AbstractMesh((2, 4, 1), AXES)

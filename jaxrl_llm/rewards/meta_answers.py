@@ -41,7 +41,7 @@ def parse_meta_answer(text: str, *, scale: int = 8) -> MetaAnswer:
     It is the last JSON object with a key "math_notion" (a list of texts, or texts divided by
     commas), "pass_rate" or "solution_length" (integers); without one, the notions of a line
     ``math_notion: [...]``. Plural notions become singular. An entry that is missing or has another
-      type does not affect the others.
+    type does not affect the others.
 
     Args:
       text: The response.

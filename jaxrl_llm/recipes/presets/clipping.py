@@ -83,7 +83,7 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
     References:
       MiniMax-M1 (arXiv:2506.13585), with its 16 updates per batch. The bounds are those of TRL and
       ScaleRL: a cap of 5, no lower bound. verl's setting of that name is a distance from 1 and
-        defaults to 0.2.
+      defaults to 0.2.
     """
     return from_base(
         name="cispo",
