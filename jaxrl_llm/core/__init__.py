@@ -1,4 +1,4 @@
-"""Layer 0: the vocabulary that every method is written in; nothing here knows about RL."""
+"""Layer 0: the building blocks of every method; nothing here depends on RL."""
 
 from jaxrl_llm.core import checks, kl, masking, segments, stats, trees
 from jaxrl_llm.core.axes import Array, ArrayTree

@@ -9,7 +9,7 @@ V       vocabulary
 D       width of the model
 ======  ==========================================================================
 
-Leading axes are free: ``[..., G]`` reads "groups along the last axis, whatever stands before".
+Leading axes are free: ``[..., G]`` means "groups along the last axis, with any leading axes".
 Masks are bool and True means keep. A float array of a mask's shape is called a weight, never a
 mask.
 """

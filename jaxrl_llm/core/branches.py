@@ -1,4 +1,4 @@
-"""The nodes of responses that fork, from the numbers of the rollouts that sampled their tokens."""
+"""The nodes of forked responses, from the ids of the rollouts that sampled their tokens."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ from jaxrl_llm.core.axes import Array
 
 
 class Branches(NamedTuple):
-    """Nodes of the G responses of each group; those of depth d are the d-th stretches of the rows.
+    """Nodes of the G responses of each group; a node of depth d is the d-th segment of its rows.
 
     Attributes:
       depth: int32 ``[..., G, T]``, the depth of each token; -1 where it is masked.
-      first: int32 ``[..., G, D]``, of the node of each row at each depth the first row that has it;
-        -1 where the row has none.
+      first: int32 ``[..., G, D]``, for each row and depth, the first row that has the same node;
+        -1 where the row has no node.
       nodes: bool ``[..., G, D]``, True for the first row of each node.
-      leaves: bool ``[..., G, D]``, True for those of them that no other node follows.
+      leaves: bool ``[..., G, D]``, True for nodes without children.
     """
 
     depth: Array
@@ -34,16 +34,16 @@ class Branches(NamedTuple):
 def branches(function: str, node_ids: Array, mask: Array, *, max_depth: int | None) -> Branches:
     """The nodes of groups of responses.
 
-    A node is a stretch of tokens that one rollout sampled; a response that paused and went on has
-    several, and rows that share tokens have their number in common.
+    A node is a segment of tokens that one rollout sampled. A response that was paused and continued
+    has several nodes, and rows that share tokens have the same rollout id for them.
 
     Args:
       function: Named in messages.
       node_ids: ``[..., G, T]`` integers, the number of the rollout that sampled each token; below 0
-        for none, which is a stretch that no other row shares.
+        for none, which is a segment that no other row shares.
       mask: bool ``[..., G, T]``.
-      max_depth: The greatest depth; later stretches belong to it. None for floor(log2(G)), as of
-        trees whose branches split in two.
+      max_depth: The largest depth; later segments belong to it. None for floor(log2(G)), as in
+        binary trees.
     """
     checks.check_min_rank(function, 2, node_ids=node_ids)
     checks.check_integer(function, node_ids=node_ids)
@@ -84,7 +84,7 @@ def sampled_here(
 ) -> Array:
     """The tokens ``[..., G, T]`` of nonzero advantage, each in the first response that has it.
 
-    With ``max_prob``, those alone that the old policy samples with less than this probability.
+    With ``max_prob``, only tokens that the old policy samples with less than this probability.
 
     Args:
       function: Named in messages.

@@ -1,12 +1,12 @@
-"""Checks of shapes, dtypes and options at trace time, each ending in one sentence.
+"""Checks of shapes, dtypes and options at trace time, each with a one-sentence error.
 
-They read only what is static, so they cost nothing in a compiled program and work under ``jit``,
+They read only static properties, so they cost nothing in a compiled program and work under ``jit``,
 ``vmap`` and ``grad``. Values (a NaN reward, a token outside the vocabulary) are checked on the
 host, where a rollout becomes a training batch.
 
-``function`` is the name that begins the message. Arrays, numbers and options are passed by name;
-those that may be None are then skipped. Of numbers the concrete are checked: traced and batched
-ones pass. ``finite`` refuses infinity, which is a bound that never acts.
+``function`` is the name at the start of the message. Arrays, numbers and options are passed by
+name; None is skipped where it is allowed. Only concrete numbers are checked: traced and batched
+numbers pass. ``finite`` rejects infinity, which otherwise means no bound.
 """
 
 import dataclasses
@@ -162,7 +162,7 @@ def check_option(function: str, name: str, value, allowed: Iterable) -> None:
 def check_no_effect(function: str, because: str, **options) -> None:
     """Raises ValueError if an option is set where it would be ignored.
 
-    ``because`` is what makes it so, in words: "with scale='none'".
+    ``because`` is the reason in words: "with scale='none'".
     """
     for name, value in options.items():
         if value is not None:
@@ -202,7 +202,7 @@ def check_bound(function: str, parameters: Mapping[str, inspect.Parameter], opti
     """Raises unless each option whose annotation is a number is one: as a function is bound.
 
     A truth value raises TypeError, NaN and a finite number beyond 1e18 ValueError. Infinity passes,
-    for a bound that never acts; what the function itself refuses it refuses when it runs.
+    as a bound without effect; the function checks its other conditions when it runs.
     """
     for name, value in options.items():
         kind = parameters[name].annotation if name in parameters else None

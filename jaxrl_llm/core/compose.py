@@ -35,11 +35,11 @@ def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
 
 @reprlib.recursive_repr()
 def stable_repr(value: Any) -> str:
-    """``repr`` of a value, the same in every process: no place in memory, functions by name.
+    """``repr`` of a value, equal in every process: no memory addresses, functions by name.
 
-    A resumed run compares what is printed of its recipe with what a checkpoint holds. It goes into
-    files, so options with the name of a secret are masked, and an object of other packages is shown
-    by its type and plain options, since its own repr may show anything.
+    A resumed run compares this text of its recipe with the text in the checkpoint. The text is
+    written to files, so options with the name of a secret are masked. An object of another package
+    is shown by its type and plain options, since its own repr may contain anything.
     """
     kind = type(value)
     if isinstance(value, functools.partial):
@@ -72,9 +72,9 @@ def stable_repr(value: Any) -> str:
 
 
 def with_options(value: Any) -> str:
-    """An object by its type, and the numbers and texts that it was made with.
+    """Text of an object: its type, and the numbers and texts passed to its constructor.
 
-    Those are its attributes of the names that its constructor has; secrets are masked.
+    These are its attributes with the names of the constructor's parameters; secrets are masked.
 
     Example:
       >>> class Judge:
@@ -153,11 +153,11 @@ class Bound:
 
 
 def bind(function: Callable, **options) -> Bound:
-    """Fixes keyword options of a function: a partial that compares by value and prints itself.
+    """Fixes keyword options of a function: a partial with equality by value and a readable repr.
 
-    Two equal binds are equal and hash alike, so they may be static arguments of a compiled function
-    without tracing it again, which is not so for ``functools.partial``. Options are equal if their
-    types are too: 1, 1.0 and True are three.
+    Two binds with the same function and options are equal and have the same hash, so as static
+    arguments of a compiled function they do not cause a new trace, unlike ``functools.partial``.
+    Equal options have equal types: 1, 1.0 and True are different.
 
     Args:
       function: Any function, or the result of an earlier ``bind``.
@@ -169,7 +169,7 @@ def bind(function: Callable, **options) -> Bound:
 
     Raises:
       TypeError: If ``function`` cannot be called or has no option of a given name, or a value is
-        not hashable, or a truth value where a number is meant.
+        not hashable, or is a bool where a number is expected.
       ValueError: If a number is NaN, or finite and beyond 1e18.
 
     Example:
@@ -252,9 +252,9 @@ class _Given:
 def given(function: Callable, **names: str) -> Callable:
     """A function that reads parameters from context entries of other names.
 
-    A slot of a Recipe hands a function what it names. Where an entry has another name than the
-    parameter, this connects the two; the entry is then required. A first parameter that is
-    connected ignores what the slot hands over by position.
+    A slot of a Recipe passes a function the context entries that its parameters name. If an entry
+    has another name than the parameter, this function connects the two; the entry is then required.
+    A connected first parameter ignores the positional argument of the slot.
 
     Args:
       function: Any function, or the result of ``bind``.
@@ -288,10 +288,10 @@ class Transform(NamedTuple):
 
     Attributes:
       init: ``init() -> state``; a pytree of arrays, checkpointed with the train state.
-      update: ``update(x, state, **context) -> (x, state)``. It takes what it needs of the context
-        by keyword and ignores the rest.
+      update: ``update(x, state, **context) -> (x, state)``. It takes context entries by keyword and
+        ignores the others.
       learn: ``learn(state, **context) -> state``, called after the optimizer step that used ``x``,
-        with what only that shows, such as the losses; None for a state that only ``update`` moves.
+        with its results, such as the losses; None for a state that only ``update`` changes.
     """
 
     init: Callable[[], ArrayTree]
@@ -402,13 +402,14 @@ class _Piped:
 
 
 def pipe(*functions: Callable) -> Callable:
-    """One function that applies several: each gets what the one before returned.
+    """Composes functions: each gets the result of the previous one.
 
-    Keyword arguments reach every function that names them. For Transforms there is :func:`chain`.
+    Keyword arguments are passed to every function that names them. For Transforms use
+    :func:`chain`.
 
     Args:
       *functions: At least one, in the order of their application. Each takes one array by position
-        and the rest by name.
+        and other arguments by name.
 
     Returns:
       A callable that compares by value and prints itself.
@@ -426,9 +427,9 @@ def pipe(*functions: Callable) -> Callable:
 
 
 def functions_of(transform: Transform | None) -> tuple[Callable, ...]:
-    """The functions inside ``stateless``, also those in a ``chain``; none of other transforms.
+    """The functions inside ``stateless``, also in a ``chain``; empty for other transforms.
 
-    Their signatures name what the transform reads; other Transforms are opaque.
+    Their signatures name the entries that the transform reads; other Transforms are opaque.
     """
     update = None if transform is None else transform.update
     if isinstance(update, _ChainUpdate):
@@ -446,7 +447,7 @@ def chain(*transforms: Transform) -> Transform:
     """Applies transforms one after the other; the state is the tuple of their states.
 
     Args:
-      *transforms: In the order of their application; each gets what the one before returned, and
+      *transforms: In the order of their application; each gets the result of the previous one, and
         all get the same context.
 
     Returns:

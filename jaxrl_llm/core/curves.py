@@ -1,4 +1,4 @@
-"""Curves that more than one family of layer 1 draws."""
+"""Curves that more than one package of layer 1 uses."""
 
 import math
 

@@ -37,7 +37,7 @@ def estimate(d: Array, estimator: str, *, cap: float | None = None) -> Array:
     Args:
       d: ``[...]`` float32, log ratios (nats), already clamped.
       estimator: One of ``ESTIMATORS`` or ``STRAIGHT_THROUGH``.
-      cap: Greatest value of k3, with gradient 0 above it; None for none.
+      cap: Largest value of k3, with gradient 0 above it; None for no cap.
 
     Example:
       >>> import jax.numpy as jnp

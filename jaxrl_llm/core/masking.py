@@ -1,8 +1,8 @@
 """Masked reductions and the token arithmetic that surrogates and regularizers share.
 
-One rule runs through all of it: what is masked is replaced before any ``exp``, ``log`` or division,
-because a NaN that is multiplied by zero afterwards is still a NaN, in the value and in the
-gradient. Everything is float32 whatever comes in.
+All functions follow one rule: masked values are replaced before any ``exp``, ``log`` or division,
+because a NaN multiplied by zero afterward is still a NaN, in the value and in the gradient. All
+results are float32 for any input dtype.
 """
 
 import jax
@@ -22,7 +22,7 @@ def zero_masked(x: Array, mask: Array | None) -> Array:
 
 
 def unlikely(logp: Array, mask: Array, probability: float) -> Array:
-    """Unmasked tokens that are sampled with less than a probability."""
+    """Unmasked tokens whose sampling probability is below a threshold."""
     return mask & (jnp.exp(zero_masked(logp, mask)) < probability)
 
 
@@ -33,8 +33,8 @@ _LONG = 128
 def row_sum(x: Array, keepdims: bool = False) -> Array:
     """Sum over the last axis, in float32.
 
-    On CPUs a long one is a product with ones: XLA does not reorder the additions of a reduction
-    there, so that it takes several times as long.
+    On CPUs a long sum is computed as a product with ones: XLA does not reorder the additions of a
+    reduction there, which makes it several times slower.
     """
     x = jnp.asarray(x, jnp.float32)
     if x.shape[-1] < _LONG:
@@ -49,7 +49,7 @@ def row_sum(x: Array, keepdims: bool = False) -> Array:
 
 
 def lengths(mask: Array) -> Array:
-    """How many unmasked tokens each sequence has: ``[..., T] -> [...]`` float32."""
+    """Number of unmasked tokens of each sequence: ``[..., T] -> [...]`` float32."""
     length = jnp.shape(mask)[-1]
     # Integers may be added in any order: columns of bytes first, as many as a byte can count.
     if length % _LONG == 0 and 0 < length // _LONG <= 127:
@@ -100,7 +100,7 @@ def masked_std(
 def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
     """Whether the unmasked entries are all equal, one, or none.
 
-    Tested by max == min. A threshold on the deviation would not do: three float32 values of 0.1
+    Tested by max == min. A threshold on the deviation would not work: three float32 values of 0.1
     have a mean that is not 0.1.
     """
     valid = True if mask is None else mask

@@ -1,7 +1,7 @@
-"""Several responses to one prompt in a row: where each of them lies, and the way there and back.
+"""Packing of several responses to one prompt into a row: the layout, packing and unpacking.
 
-A :class:`Packing` puts them one after the other; in a :class:`Tree` the beginnings that they share
-lie once, so that a model reads each unique token once.
+A :class:`Packing` puts responses one after the other. A :class:`Tree` stores shared prefixes once,
+so that a model reads each unique token once.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 
 
 class Packing(NamedTuple):
-    """R rows of S cells in which the G responses to each of P prompts lie one after the other.
+    """R rows of S cells that hold the G responses to each of P prompts one after the other.
 
     Attributes:
-      members: int32 ``[P, R, S]``, whose token a cell holds: 0 to G - 1, or -1 for none.
+      members: int32 ``[P, R, S]``, the response of each cell: 0 to G - 1, or -1 for none.
       starts: int32 ``[P, G]``, the cell where a response begins, counted over all rows of its
-        prompt. Of an empty response it means nothing.
+        prompt. Undefined for an empty response.
     """
 
     members: Array
@@ -28,21 +28,21 @@ class Packing(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """R rows of S cells in which what responses to a prompt begin with in common lies once.
+    """R rows of S cells that store the common prefixes of the responses to a prompt once.
 
-    A cell is a node: a token after certain others. The nodes of a tree lie depth first, so those
-    that come after a node, its descendants, are a range of cells behind it.
+    A cell is a node: a token after certain other tokens. The nodes of a tree are in depth-first
+    order, so the descendants of a node are a range of cells after it.
 
     Attributes:
       sources: int32 ``[P, R, S]``, the token of a cell as ``g T + t``, of one of the responses that
         share it, or -1 for none.
       cells: int32 ``[P, G, T]``, the node of each token: its cell, counted over all rows of its
-        prompt. Behind the end of a response it means nothing.
-      ends: int32 ``[P, R, S]``, the place in its row behind the last descendant of a cell: cell i
+        prompt. Undefined after the end of a response.
+      ends: int32 ``[P, R, S]``, the position in the row after the last descendant of a cell: cell i
         sees cell j where ``j <= i < ends[j]``.
       parents: int32 ``[P, G, T]``, of responses that are trees themselves (:func:`row_trees`): the
         token that each one comes after, -1 for the prompt. None where it is the one before it.
-      depths: int32 ``[P, G, T]``, how many tokens of the response each of theirs comes after.
+      depths: int32 ``[P, G, T]``, number of preceding tokens of the response for each token.
     """
 
     sources: Array
@@ -53,10 +53,10 @@ class Tree(NamedTuple):
 
 
 def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0) -> Packing | None:
-    """Rows for responses of unequal length, as few as first fit decreasing needs.
+    """Packs responses of unequal length into rows by first-fit decreasing.
 
-    All prompts have as many rows as the one that needs most, rounded up to 1, 2, 3, 4, 6, 8, 12,
-    ..., so that few shapes are ever compiled. The plan depends on the lengths alone.
+    All prompts have as many rows as the prompt that needs most, rounded up to 1, 2, 3, 4, 6, 8, 12,
+    ..., so that few shapes are compiled. The plan depends only on the lengths.
 
     Args:
       mask: bool ``[P, G, T]`` on the host. A response ends with its last True: what stands between
@@ -111,12 +111,12 @@ def plan_tree(
     size: int | None = None,
     most: float = 1.0,
 ) -> Tree | None:
-    """Rows in which each unique token of a group lies once, as far as that saves time.
+    """Rows that store each unique token of a group once, where this saves time.
 
     Responses in the order of their tokens form a tree as long as each has a part of at least
     ``least`` in common with the one before, and the tree at most ``size`` nodes. Trees are put into
-    rows like the responses of :func:`plan_packing`; without anything in common, they are the
-    responses. The plan depends on tokens and mask alone.
+    rows like the responses of :func:`plan_packing`; a response without a common prefix is its own
+    tree. The plan depends only on tokens and mask.
 
     Args:
       tokens: ``[P, G, T]`` integers on the host.
@@ -187,7 +187,7 @@ def plan_tree(
 
 
 def row_trees(ends: np.ndarray) -> Tree:
-    """Responses that are trees themselves: some of their tokens, later ones do not come after.
+    """Responses that are trees themselves: some tokens are not seen by all later ones.
 
         token t comes after token s where s < t < ends[s]
 
@@ -312,9 +312,9 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
 def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> ArrayTree:
     """The inverse of :func:`pack`: ``[P, R, S, ...] -> [P, G, T, ...]``, 0 where ``mask`` is False.
 
-    All that share a cell get its value, and its gradient is the sum of theirs.
+    All tokens that share a cell get its value, and its gradient is the sum of their gradients.
 
-    The mask, bool ``[P, G, T]``, is True nowhere behind the end of a response in the plan.
+    The mask, bool ``[P, G, T]``, must be False after the end of a response in the plan.
     """
     if packing is None:
         return jax.tree.map(lambda x: _zero_masked(mask, x), tree)
@@ -354,7 +354,7 @@ def check_packing(
 
 
 def first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    """Where each response begins, the longest first, and how many rows the fullest prompt has."""
+    """The start of each response, longest first, and the largest number of rows of a prompt."""
     P, G = lengths.shape
     every, filled = np.arange(P), np.zeros((P, G), np.int64)
     starts = np.zeros((P, G), np.int32)

@@ -9,7 +9,7 @@ _BLOCK = 8
 
 
 def minimum_before(x: Array) -> Array:
-    """Least entry before each along the last axis; infinity before the first.
+    """Smallest entry before each position along the last axis; infinity before the first.
 
         out[t] = min over i < t of x[i]
 

@@ -1,4 +1,4 @@
-"""Secrets in what a program writes and shows: values whose name says that they are one.
+"""Masking of secrets in the output of a program, recognized by their names.
 
 A name is a secret's if it has a word such as secret, password or credential, or ends in key or
 token with a word that tells whose, as in ``api_key`` and ``HF_TOKEN``. What else ends in key or
@@ -106,7 +106,7 @@ def _elements(value: Any) -> Iterable[Any]:
 
 
 def find_secrets(value: Any) -> set[str]:
-    """Texts under the names of secrets in an object and in what it holds.
+    """Texts under the names of secrets in an object and in its contents.
 
     That are entries of mappings, fields and attributes, options that are bound, and of functions
     the variables of modules and functions around them that they read.

@@ -22,7 +22,7 @@ def check_group(function: str, rewards: Array, where: Array | None) -> None:
 
 
 def group_count(x: Array, where: Array | None = None) -> Array:
-    """How many entries of each group take part: ``[..., 1]`` float32."""
+    """Number of entries of each group that take part: ``[..., 1]`` float32."""
     valid = jnp.ones(jnp.shape(x), bool) if where is None else where
     return jnp.sum(valid, axis=-1, keepdims=True, dtype=jnp.float32)
 
@@ -70,7 +70,7 @@ def group_is_constant(x: Array, where: Array | None = None) -> Array:
 
 
 def order_and_ranks(x: Array) -> tuple[Array, Array]:
-    """Which entry comes at each place of the ascending order, and the place of each entry.
+    """The entry at each place of the ascending order, and the rank of each entry.
 
     Of ``[..., N]`` two int arrays ``[..., N]``, both from 0: places to entries, and its inverse. Of
     equal entries the earlier one comes first; a NaN comes last.

@@ -1,4 +1,4 @@
-"""Sets of tokens: the part of the vocabulary that a token was sampled from, one set a token.
+"""Sets of tokens: the part of the vocabulary that a token was sampled from, one set per token.
 
 A sampler that truncates (top-k, top-p, min-p, a list of allowed tokens) draws from the policy
 renormalized over a set. The set is stored exactly, since a threshold computed again from slightly
@@ -107,8 +107,8 @@ def check_support(
 ) -> None:
     """Raises unless a support (None is skipped) has one form, for tokens of shape ``leading``.
 
-    What is no :class:`Support`, ids that are not integers and bits that are not uint32 raise
-    TypeError; both forms, neither, and a shape that disagrees ValueError.
+    A value that is not a :class:`Support`, ids that are not integers and bits that are not uint32
+    raise TypeError; both forms, neither, and a shape that disagrees raise ValueError.
     """
     if support is None:
         return

@@ -1,9 +1,9 @@
-"""``traits``: what a function is, as far as a Recipe must know it to combine it with others.
+"""``traits``: properties of a function that a Recipe needs to combine it with others.
 
 A sequence-level surrogate repeats one value over the tokens of a sequence; token weights would
 count long sequences more, so the Recipe refuses them. It also refuses an advantage with a value for
 each token where the surrogate would average that value away, a second update with a surrogate that
-does not compare the policy with ``old_logp``, and an importance weight on a surrogate that is no
+does not compare the policy with ``old_logp``, and an importance weight on a surrogate that is not a
 mean over samples. Rewards outside an advantage's range stop a run.
 """
 
@@ -16,26 +16,26 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What a function is; the defaults are those of a function without :func:`traits`.
+    """Properties of a function; the defaults are those of a function without :func:`traits`.
 
     Attributes:
       level: ``"sequence"`` for a surrogate or correction with one value per sequence, and for a
         weighting under which that value keeps its meaning.
-      has_ratio: Whether a surrogate compares the policy with ``old_logp``. One that does not has
-        the right gradient only for the policy that sampled, so a batch serves one update.
+      has_ratio: Whether a surrogate compares the policy with ``old_logp``. Without a ratio the
+        gradient is correct only for the sampling policy, so a batch allows one update.
       token_values: Whether an advantage differs from token to token.
       token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
       policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of
         ``-advantages * logp``.
-      takes_correction: Whether an importance weight can correct a surrogate. It cannot where the
-        loss is one number of a full group, or is over data that no policy sampled.
-      orders_responses: Whether a surrogate puts the responses of a group in the order of their
-        advantages, as losses of preferences do.
-      compares_extremes: Whether a surrogate that orders responses compares the best of a group with
-        the worst alone.
-      reads_head: Whether a surrogate is of the values of a head, one per token, and not of
-        log-probabilities: the model that trains is then a reward model.
-      reward_range: The least and the greatest reward that an advantage is defined for.
+      takes_correction: Whether an importance weight can correct a surrogate. It cannot if the loss
+        is one number per group, or is over data that no policy sampled.
+      orders_responses: Whether a surrogate orders the responses of a group by their advantages, as
+        preference losses do.
+      compares_extremes: Whether a surrogate that orders responses compares only the best and the
+        worst of a group.
+      reads_head: Whether a surrogate takes the values of a head, one per token, instead of
+        log-probabilities: the trained model is then a reward model.
+      reward_range: The smallest and the largest reward for which an advantage is defined.
     """
 
     level: Literal["token", "sequence"] = "token"
@@ -85,11 +85,11 @@ def traits(**changes: Any) -> Callable[[Callable], Callable]:
       **changes: Fields of :class:`Traits` by name.
 
     Returns:
-      A decorator. Of a function or any other callable it returns a copy with the traits; a class
-      is changed in place, so that its instances have them. Traits stated before stay.
+      A decorator. For a function or another callable it returns a copy with the traits; a class is
+      changed in place, so that its instances have them. Earlier traits are preserved.
 
     Raises:
-      TypeError: If there is no field of a name.
+      TypeError: If there is no field with a given name.
 
     Example:
       >>> from jaxrl_llm.aggregate import token_mean

@@ -1,7 +1,7 @@
-"""What keeps a computation where it stands in programs for CPUs.
+"""Barriers that keep a computation in its place in programs for CPUs.
 
-There XLA drops the barriers of ``jax.lax.optimization_barrier`` before it searches for computations
-that it could join or repeat. It cannot see through a conditional.
+On CPUs XLA drops the barriers of ``jax.lax.optimization_barrier`` before it merges or duplicates
+computations. It cannot analyze a conditional.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ def always(x: Array) -> Array:
 
 
 def once(function: Callable, x: Array, *, after: Array) -> ArrayTree:
-    """``function(x)``, computed one time however many read it, and not before ``after``.
+    """``function(x)``, computed only once for all its uses, and not before ``after``.
 
     On CPUs XLA would compute sines again inside each elementwise function that reads them, in every
-    layer. It leaves the branch of a conditional in its place.
+    layer. It does not move the branch of a conditional.
     """
     if jax.default_backend() != "cpu":
         return function(x)

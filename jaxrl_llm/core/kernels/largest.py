@@ -10,11 +10,11 @@ _BLOCK = 32
 
 
 def largest(x: Array, count: int) -> tuple[Array, Array]:
-    """``jax.lax.top_k`` that does not put all in order: values and places ``[..., count]``.
+    """``jax.lax.top_k`` without a full sort: values and indices ``[..., count]``.
 
-    In descending order, the lower place first of equals. That many blocks with the greatest maxima
-    hold all that are wanted, so only their numbers are compared one by one. Compilers for
-    accelerators sort full rows for ``jax.lax.top_k``.
+    The order is descending, with ties by index. The ``count`` blocks with the largest maxima
+    contain all results, so only their entries are compared one by one. Compilers for accelerators
+    sort full rows for ``jax.lax.top_k``.
 
     Args:
       x: Floats ``[..., V]``, no NaN.

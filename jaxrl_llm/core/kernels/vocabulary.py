@@ -1,4 +1,4 @@
-"""Log-probability and entropy of tokens over blocks of the vocabulary, with a gradient to match.
+"""Log-probability and entropy of tokens over blocks of the vocabulary, with their gradient.
 
 Each block of words is projected for all tokens at once. The forward pass is an online softmax: its
 log-sum-exp and entropy grow block by block. The backward pass computes each block of logits again.
@@ -32,7 +32,7 @@ _NARROWEST = 8
 
 
 def block_words(vocab_size: int, tokens: int, width: int, chunk_size: int) -> int:
-    """How many words a block has, for so many tokens whose hidden states have this width."""
+    """Number of words of a block, from the number of tokens and the width of the hidden states."""
     stripes = math.gcd(vocab_size, _STRIPES)
     wanted = max(chunk_size * vocab_size // max(tokens, 1), _WORDS_PER_WIDTH * width)
     return min(vocab_size, stripes * max(wanted // stripes, _NARROWEST))
@@ -123,7 +123,8 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
       targets: Integers ``[N]``.
       support: Sets of the N tokens, or None.
       temperature: ``[]`` in the dtype of the results.
-      chunk_size: How many tokens' worth of logits exist at one time; see :func:`block_words`.
+      chunk_size: Memory bound: at most the logits of so many tokens exist at once; see
+        :func:`block_words`.
 
     Returns:
       ``(logp, entropy)``, each ``[N]``; logp of a target outside the vocabulary is NaN.

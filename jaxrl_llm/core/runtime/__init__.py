@@ -1,1 +1,1 @@
-"""What touches the machine: processes, interrupts, the heap, and imports made late."""
+"""Interfaces to the machine: processes, interrupts, the heap, and lazy imports."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and errors of files in words."""
+"""Files that are written completely or not at all, and readable file errors."""
 
 import contextlib
 import errno
@@ -152,7 +152,7 @@ def sync(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """The same for all that is in a folder, and the folder."""
+    """:func:`sync` for a folder and all of its contents."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
@@ -166,7 +166,7 @@ def free_name(path: Path) -> Path:
 
 
 def reason(error: BaseException) -> str:
-    """Why something could not be written, in a few words."""
+    """The reason of a write error, in a few words."""
     text = str(error)
     if "No space left on device" in text:
         return "no space is left on the device"
@@ -180,7 +180,7 @@ def reason(error: BaseException) -> str:
 
 
 def hindrance(error: BaseException) -> str | None:
-    """Why a file could not be read though nothing is wrong with it; None if something may be.
+    """The reason why an intact file could not be read; None if the file may be damaged.
 
     A damaged file does not parse or lacks a part. A machine without the memory for it, or without
     the permission to open it, says nothing about the file.

@@ -1,4 +1,4 @@
-"""Gives back what a compiler leaves in the heap of a process, before its program first runs."""
+"""Returns the memory that a compilation leaves in the heap, before the program first runs."""
 
 import ctypes
 import functools

@@ -71,7 +71,7 @@ class FolderLock:
         self._file = file
 
     def release(self) -> None:
-        """Lets go of the folder; a second call does nothing."""
+        """Releases the folder; a second call has no effect."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,9 +1,9 @@
-"""Several processes that run one program, as on a pod: what they share, and which one reports.
+"""Several processes that run one program, as on a pod: shared values, and the process that reports.
 
 Every process runs the same Python on the same values; arrays on a mesh are spread over the devices
 of all. What only one of them knows (a reward, a signal, a file) is shared here before anyone acts
 on it, so that no process waits for another in a computation that the other never starts. With one
-process each function is the plain thing.
+process these functions are trivial.
 """
 
 import os
@@ -49,10 +49,11 @@ def start(
 
     Args:
       coordinator: ``HOST:PORT``, free on the host of process 0 and reachable from all.
-      processes: How many there are.
-      process: Which one this is, from 0. None of the three asks the cluster: a TPU pod, Slurm, Open
-        MPI or Kubernetes reports.
-      silence: Seconds after which a process that gives no sign counts as dead, which ends all.
+      processes: Number of processes.
+      process: Index of this process, from 0. None for all three reads them from the cluster: a TPU
+        pod, Slurm, Open MPI or Kubernetes.
+      silence: Seconds without a sign after which a process counts as dead, which ends all
+        processes.
 
     Raises:
       RuntimeError: If jax has used a device already, or the others do not answer.
@@ -136,7 +137,7 @@ def to_host(tree: ArrayTree) -> ArrayTree:
 
 
 def share(value: T) -> list[T]:
-    """The value of each process, which pickles, in their order; all of them must call it."""
+    """The values of all processes, in order; all must call it with a value that can be pickled."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
@@ -155,12 +156,12 @@ def any_of(value: T | None) -> T | None:
 
 
 def from_first(function: Callable[[], T]) -> T:
-    """What a function gives in the first process, which alone calls it; an error is everyone's."""
+    """The result of a function that only the first process calls; errors are raised in all."""
     return together(lambda: function() if is_first() else None)[0]  # type: ignore[return-value]
 
 
 def together(function: Callable[[], T]) -> list[T]:
-    """What a function gives in each process; if it fails in one, it fails in all.
+    """The result of a function in each process; if it fails in one, it fails in all.
 
     A process where it failed raises that error, the others :class:`ProcessError`.
     """

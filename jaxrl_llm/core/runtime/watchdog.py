@@ -1,4 +1,4 @@
-"""Ends this process where nothing in it can: while one call holds the interpreter.
+"""Ends this process from outside while one call holds the interpreter.
 
 A regular expression that backtracks for years lets no other thread run and no handler of a signal,
 so no deadline that is minded here is heard. Another process minds it: this file, run as a script.
