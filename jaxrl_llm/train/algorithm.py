@@ -1,4 +1,4 @@
-"""What the loop knows of an algorithm: four functions, whatever stands behind them."""
+"""The interface of an algorithm to the training loop: four functions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ class Algorithm(NamedTuple):
 
     Attributes:
       sampler: ``(params, key, prompts, *, version) -> Rollout``, the rollouts of a batch.
-      score: ``(batch) -> (batch, metrics)``: puts a host batch on the devices, packed if that pays,
-        with the log-probabilities of a frozen reference. The metrics are of the packing.
+      score: ``(batch) -> (batch, metrics)``: puts a host batch on the devices, packed if that saves
+        time, with the log-probabilities of a frozen reference. The metrics describe the packing.
       step: ``(state, batch) -> (state, metrics)``, one compiled update.
-      inspect: ``(state, batch) -> (batch, logp)``: what the step prepared of a batch, and the
-        policy's log-probabilities of it ``[P, G, T]``; for a batch whose update was skipped.
+      inspect: ``(state, batch) -> (batch, logp)``: the batch as the step prepared it, and the
+        policy's log-probabilities ``[P, G, T]``; for a batch whose update was skipped.
     """
 
     sampler: Callable
@@ -33,11 +33,11 @@ class Algorithm(NamedTuple):
 
 
 def without_update(state: TrainState, reward: float) -> tuple[TrainState, dict[str, Array]]:
-    """The state after a step whose batch has no signal, and its metrics: nothing but time passes.
+    """The state after a step whose batch has no signal, and its metrics: only the step changes.
 
     Args:
-      state: Before it.
-      reward: Mean reward of what was sampled.
+      state: State before the step.
+      reward: Mean reward of the rollouts.
     """
     zeros = ("loss", "grad_norm", "update_norm", "skipped", "reward_std", "informative", "tokens")
     metrics = {name: jnp.zeros(()) for name in zeros} | {"reward": jnp.float32(reward)}
@@ -54,7 +54,7 @@ class CompiledStep:
       step: ``step(state, batch, key, base, teacher) -> (state, metrics)``, on a state without key,
         cursor and base.
       prepare: ``prepare(state, batch, key, teacher) -> (batch, algo_state)``.
-      donate: Whether the memory of the state that comes in is reused.
+      donate: Whether the memory of the input state is reused.
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
       teacher: Parameters of a frozen teacher, which no state holds.
     """

@@ -5,7 +5,7 @@ Shared arguments:
   ``where``: bool ``[Q, S]``, True for completions that were graded; None for all.
   ``k``: At most S. A question with fewer than k graded completions gives NaN.
 
-All of it is NumPy in float64, on the host. All raise ValueError for a wrong shape or k.
+All functions use NumPy in float64, on the host. All raise ValueError for a wrong shape or k.
 """
 
 import functools
@@ -36,11 +36,11 @@ class AtK(NamedTuple):
 
 
 def pass_at_k(right: np.ndarray, k: int, *, where: np.ndarray | None = None) -> np.ndarray:
-    """The probability that one of k completions is right, without bias.
+    """Unbiased estimate of the probability that at least one of k completions is right.
 
         1 - C(n - c, k) / C(n, k)
 
-    of n graded completions of which c are right: the share of all sets of k that have one.
+    for n graded completions of which c are right: the share of sets of k with a right completion.
 
     Args:
       right, k, where: See the module; ``right`` is bool here.
@@ -75,8 +75,8 @@ def majority_at_k(
 
         mean over all sets of k of [the most common answer is right]
 
-    Of answers with equal votes one is drawn. A completion without an answer has no vote; a set
-    without any is wrong. Exact, by counting sets, for any k.
+    Ties are broken at random. A completion without an answer has no vote; a set without any answer
+    is wrong. The result is exact for any k, by counting sets.
 
     Args:
       right, k, where: See the module.
@@ -146,7 +146,7 @@ def bootstrap(
 
     Args:
       values: float ``[Q]``; NaN entries are left out.
-      resamples: How many sets of Q questions are drawn, with replacement.
+      resamples: Number of sets of Q questions that are drawn with replacement.
       key: A typed key; None for a fixed one, so that equal values give equal intervals.
 
     Returns:
@@ -189,8 +189,8 @@ def at_k(
     Args:
       right, where: See the module; ``right`` is bool.
       ks: Values of k.
-      answers: As of :func:`majority_at_k`; None for no majority.
-      resamples: As of :func:`bootstrap`.
+      answers: As in :func:`majority_at_k`; None for no majority.
+      resamples: As in :func:`bootstrap`.
 
     Raises:
       ValueError: If no question has k graded completions.

@@ -89,8 +89,8 @@ def wilson(mean: float, n: float) -> tuple[float, float]:
 def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
     """Mean reward of Q questions with S completions each, with a 95% interval.
 
-    Completions of one question are alike, so they are not Q S independent trials. Rewards within
-    [0, 1] take Wilson's interval with the effective number of trials
+    Completions of one question are correlated, so they are not Q S independent trials.
+    Rewards within [0, 1] use Wilson's interval with the effective number of trials
 
         n = p (1 - p) / Var(mean),   Var(mean) = var(means of questions) / Q,   Q <= n <= Q S
 
@@ -102,7 +102,7 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
     Args:
       rewards: float ``[Q, S]``.
       where: bool ``[Q, S]``, True for completions that were graded; None for all. The others are
-        not read, and counted as ``failed``.
+        not read, but counted as ``failed``.
 
     Raises:
       ValueError: If there are no rewards.
@@ -160,9 +160,9 @@ def evaluate(
       key: A typed key; the same key gives the same evaluation.
       questions: From :func:`~jaxrl_llm.data.encode_prompts`.
       reward: As in training.
-      tokenizer: Of the model.
-      batch_size: Questions sampled at one time; the last batch is filled up, so that every batch
-        has one shape.
+      tokenizer: Tokenizer of the model.
+      batch_size: Questions sampled at a time; the last batch is padded, so that all batches have
+        the same shape.
       deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
       on_error: As there; a response whose call failed is left out and counted, unless it is "zero".
       k: Values of k for pass@k; also for maj@k where the reward returns ``answer_ids`` or names how
@@ -170,7 +170,7 @@ def evaluate(
       success: A completion is right where its reward is at least this.
 
     Returns:
-      The mean reward, and one record a completion: prompt, completion, reward, id.
+      The mean reward, and one record per completion: prompt, completion, reward, id.
 
     Raises:
       RewardError: If the reward fails, or every call of it.
@@ -220,19 +220,19 @@ def play_tasks(
     """Mean return of a policy on the tasks of an environment, and its pass@k.
 
     Args:
-      engine: Whose slots decode; its temperature may vary.
+      engine: The engine that decodes; its temperature may vary.
       params: Parameters of the policy.
       key: A typed key; the same key gives the same evaluation.
       tasks: From :func:`~jaxrl_llm.data.encode_prompts`.
       episodes: Plays the environment.
       decode: Text of token ids.
       samples: Episodes of each task.
-      temperature: Of the sampling; None for the engine's.
+      temperature: Sampling temperature; None for the engine's.
       max_new_tokens, pad_id: Of the engine.
-      k, success: As of :func:`evaluate`.
+      k, success: As in :func:`evaluate`.
 
     Returns:
-      The mean return, and one record an episode: prompt, completion, reward, id.
+      The mean return, and one record per episode: prompt, completion, reward, id.
 
     Raises:
       RewardError: If every episode fails.
@@ -282,7 +282,7 @@ def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> 
       reward: Returns ``answer_ids``, or says how an answer is extracted
         (:func:`~jaxrl_llm.rewards.answer_of`).
       completions: S texts of each question.
-      scores: What the reward gave for them.
+      scores: The result of the reward for them.
 
     Returns:
       int ``[S]`` of each question, below 0 without an answer; empty if the reward does not tell.

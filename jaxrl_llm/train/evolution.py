@@ -1,4 +1,4 @@
-"""Evolution strategies: how members answer, and one update from what they scored."""
+"""Evolution strategies: sampling by a population, and one update from its scores."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -28,23 +28,23 @@ def make_evolution_step(
     mesh: jax.sharding.Mesh | None = None,
     donate: bool = True,
 ) -> Step:
-    """A compiled function that makes the scores of a population into an update of the state.
+    """A compiled function that updates the state from the scores of a population.
 
     In order: missing scores become the worst of their prompt; the recipe shapes fitness; the noise
     of epoch ``state.step`` is drawn again and contracted to a gradient; one update of the
-    optimizer. Of the batch only ``rewards`` ``[P, G]`` and ``where`` decide; with a mesh every
-    device has all of them and draws the same noise, so that no more than numbers of the size of the
-    scores, and norms, go from device to device.
+    optimizer. The update depends only on ``rewards`` ``[P, G]`` and ``where`` of the batch. With a
+    mesh every device has all of them and draws the same noise, so only arrays of the size of the
+    scores, and norms, are communicated.
 
-    Leaves that the recipe freezes stay bit for bit what they were, whatever the optimizer makes of
-    their zero gradient. ``optax.masked(optimizer, jr.evolution.moving(classes))`` spares the memory
-    of its state for them. A non-finite update is not applied, as in :func:`make_step`.
+    Frozen leaves are unchanged bit for bit, for any optimizer. ``optax.masked(optimizer,
+    jr.evolution.moving(classes))`` saves the memory of their optimizer state. A non-finite update
+    is not applied, as in :func:`make_step`.
 
     Args:
       recipe: The method.
       optimizer: Any optax transformation; the one passed to ``init_state``.
       mesh: The mesh that the state lives on.
-      donate: Reuse the memory of the state that comes in, which then cannot be used again.
+      donate: Whether to reuse the memory of the input state, which then cannot be used again.
 
     Returns:
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``reward``, the mean
@@ -172,7 +172,7 @@ def make_population(
     shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Population:
-    """A sampler of a recipe's members, whose noise is drawn with every batch.
+    """A sampler of a recipe's population, whose noise is drawn with every batch.
 
     Args:
       model: The model.

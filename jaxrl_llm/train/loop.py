@@ -18,7 +18,7 @@ from jaxrl_llm.train.state import TrainState
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left.
+    """The result of a run.
 
     Attributes:
       state: The state after the last step.
@@ -47,30 +47,31 @@ def train(
     log: Callable[[str], Any] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Result:
-    """Trains a model: prompts, rollouts, rewards, update, metrics, checkpoint, and again.
+    """Trains a model: a loop of prompts, rollouts, rewards, update, metrics and checkpoint.
 
-    A run is resumed exactly: with the same configuration on the same devices, it goes on as if it
-    had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint,
+    A run is resumed exactly: with the same configuration on the same devices, it continues as if it
+    had not been stopped. Ctrl-C (or SIGTERM) ends it after the current step, with a checkpoint,
     and leaves an evaluation to the resumed run; a second Ctrl-C ends it at once. An error ends it
-    with a checkpoint of the last complete step. A step whose loss or gradient is non-finite changes
-    nothing (see :func:`make_step`); after ``config.max_skipped`` of them in a row the run ends,
-    with a checkpoint, and the batch of the last one is in ``skipped_step_*.npz``. Where rollouts
-    are sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint has those that are
-    finished; which weights sampled a batch then depends on how long things take, so a resumed run
-    is another one of the same kind, without losing or repeating a question.
+    with a checkpoint of the last complete step. A step whose loss or gradient is non-finite is
+    skipped (see :func:`make_step`); after ``config.max_skipped`` such steps in a row the run ends,
+    with a checkpoint, and the last batch is saved in ``skipped_step_*.npz``. If rollouts are
+    sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint includes the finished
+    rollouts. The weights that sample a batch then depend on timing, so a resumed run is not
+    identical, but no question is lost or repeated.
 
     Args:
       config: The run.
-      resume: Go on from the last checkpoint in ``config.run_dir`` that can be read; where there is
-        none at all, as after a kill before the first one, start from step 0 and log that.
-      allow_changed: Resume even where settings differ that change what is learned; sessions.jsonl
-        has them, old and new.
-      overwrite: Replace the run that the folder holds. Files that are not of a run never are.
+      resume: Whether to continue from the last readable checkpoint in ``config.run_dir``; without
+        any checkpoint, as after a crash before the first one, the run starts from step 0 and logs
+        it.
+      allow_changed: Resume even if settings that affect learning differ; sessions.jsonl records
+        the old and the new values.
+      overwrite: Replace the run in the folder. Files that do not belong to a run are not replaced.
       log: Called with lines for the user; None is silent and hides the progress bar.
       files: Texts to save in the run folder with its results, by file name.
 
     Returns:
-      The final state and what was measured.
+      The final state and the measurements.
 
     Raises:
       ValueError: If the configuration does not fit the model, the devices, the data, or the
@@ -78,7 +79,7 @@ def train(
         option has no effect.
       CheckpointError: If a checkpoint cannot be written, or none of those there can be read on
         resume.
-      InUseError: If a process under way has the run folder.
+      InUseError: If another running process uses the run folder.
       OccupiedError: If the run folder holds files that are not of a run, or a run that is neither
         resumed nor replaced.
       TrainingError: If too many updates in a row are skipped, or a file of results cannot be

@@ -1,4 +1,4 @@
-"""What happens around the steps of a run: metrics, skipped updates, evaluations, checkpoints."""
+"""Everything around the steps of a run: metrics, skipped updates, evaluations, checkpoints."""
 
 import contextlib
 import dataclasses
@@ -42,18 +42,18 @@ class Run:
     """One session of a run: everything that is not the algorithm.
 
     Args:
-      experiment: What is trained, on what.
-      algorithm: How.
-      checkpoints, folder: Of the run.
-      state: Where the session begins.
+      experiment: Model, data and configuration.
+      algorithm: The training algorithm.
+      checkpoints, folder: Checkpoints and folder of the run.
+      state: State at the start of the session.
       files: Texts to save in the run folder, by file name.
       changed: Settings that it changes where it is resumed; see :meth:`RunFolder.changed`.
 
     Attributes:
       state: After the last complete step.
-      rollouts: Where batches come from.
+      rollouts: The source of batches.
       clock: Seconds of the loop by phase.
-      interrupt: The signal that came, if one did.
+      interrupt: The received signal, if any.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Run:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Inside, a first Ctrl-C or SIGTERM lets the step under way end."""
+        """Inside, a first Ctrl-C or SIGTERM ends the run after the current step."""
         text = "\nStopping after this step; a second Ctrl-C stops at once.\n"
         notice = text if self.folder.talks else ""
         with catch_interrupt(notice=notice) as self.interrupt, watchdog.SHARED.hearing():

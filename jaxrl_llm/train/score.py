@@ -48,25 +48,24 @@ def score(
 
         logp[p, g, t] = log softmax(logits(prompt[p], y[p, g, :t]) / temperature)[y[p, g, t]]
 
-    The keys and values of a prompt are computed once and attended to by its G responses, so the
-    cost follows the unique tokens: Lp + G T a group and not G (Lp + T). The gradient flows through
-    both.
+    The keys and values of a prompt are computed once for its G responses, so the cost is that of
+    the unique tokens: Lp + G T per group instead of G (Lp + T). The gradient flows through both.
 
-    A prompt and the responses to it go through the layers together, where the model takes them so:
-    each product is computed once for both, and on a mesh the all-gather of a weight and the sum of
-    its gradient run once.
+    If the model supports it, a prompt and its responses go through the layers together: each
+    product is computed once for both, and on a mesh the all-gather of a weight and the sum of its
+    gradient run once.
 
-    What all prompts begin with, as with a chat template, can be computed once for all of them:
-    that is ``shared_prefix_len`` tokens. Then prompts go first. Where the batch is
-    spread over devices this would save next to nothing, so each prompt reads those tokens itself.
+    A common prefix of all prompts, such as a chat template, can be computed once: these are the
+    first ``shared_prefix_len`` tokens. Prompts are then computed before responses. If the batch is
+    sharded over devices this saves almost nothing, so each prompt reads those tokens itself.
 
-    With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
-    what the longest does. In a :class:`~jaxrl_llm.core.packing.Tree` they also share what they
-    begin with: the model reads and projects each unique token once.
+    With a ``packing`` several responses of a prompt share a row, so that short responses cost less
+    than the longest one. In a :class:`~jaxrl_llm.core.packing.Tree` they also share common
+    prefixes: the model reads and projects each unique token once.
 
-    The prompt's last token is the first input of each response. Tokens are attended to by position
-    whatever ``mask`` is, since a token that an environment wrote is context though it is not
-    trained on; so padding must stand behind the response.
+    The prompt's last token is the first input of each response. Attention ignores ``mask``, since a
+    token written by an environment is context although it is not trained on; so padding must come
+    after the response.
 
     Args:
       model: The model.
@@ -78,8 +77,8 @@ def score(
       temperature: The logits are divided by it, as in sampling.
       delta: Low-rank delta of the linear layers, if any; shared by all rows.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
-      packing: Where the responses lie; None for a row each.
-      shared_prefix_len: How many first tokens all prompts share; each prompt has more.
+      packing: Layout of the responses; None for one row each.
+      shared_prefix_len: Number of first tokens that all prompts share; each prompt has more.
       chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
         runs over them alone.

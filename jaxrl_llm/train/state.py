@@ -6,11 +6,11 @@ Shared arguments:
 
 - ``params``: those of the model, or their shapes.
 - ``optimizer``, ``recipe``: any optax transformation, and the method.
-- ``mesh``: it need not be there where only shapes are asked for.
+- ``mesh``: its devices need not exist if only shapes are computed.
 - ``rules``: how the mesh splits parameters, the ``sharding_rules`` of the model.
 - ``critic``, ``critic_optimizer``: for a recipe with a critic, parameters (or shapes) from
   :func:`~jaxrl_llm.train.init_critic`.
-- ``reference``: where a reference that moves begins, by default the policy.
+- ``reference``: the initial value of a moving reference, by default the policy.
 """
 
 import math
@@ -40,21 +40,21 @@ class TrainState(NamedTuple):
     """The complete state of a run between two steps.
 
     Attributes:
-      params: What the optimizer moves: the parameters of the model, or an adapter.
+      params: The trained parameters: those of the model, or an adapter.
       opt_state: State of the optimizer.
       algo_state: State of the recipe: trackers and controllers; often empty.
       key: A typed key that never changes; the randomness of a step comes from ``fold_in(key,
         step)``.
       step: int32 ``[]``, updates made so far.
-      data_cursor: Where the prompt order stands: Python integers, which stay on the host.
+      data_cursor: Position in the prompt order: Python integers, which stay on the host.
       critic: A :class:`~jaxrl_llm.train.CriticState`, of a critic or a process reward model, or
         ``()`` for a recipe without.
-      reference: A reference that moves, of the kind of ``params``, or what its rule remembers;
-        ``()`` without.
+      reference: A moving reference, of the kind of ``params``, or the state of its rule; ``()``
+        without.
       earlier: Policies of earlier iterations, each of the kind of ``params``, see
         ``regularizers.Earlier``; ``()`` without.
-      base: Frozen parameters below an adapter, or ``()``: handed on from step to step
-        by reference, and no part of a checkpoint.
+      base: Frozen parameters below an adapter, or ``()``: passed from step to step by reference,
+        and not part of a checkpoint.
       collector_state: State of the recipe's collector: NumPy arrays, which stay on the host.
     """
 
@@ -77,7 +77,7 @@ class TrainState(NamedTuple):
 
     @property
     def reference_params(self) -> ArrayTree:
-        """Parameters of a reference that moves, of the kind of ``params``."""
+        """Parameters of a moving reference, of the kind of ``params``."""
         state = self.reference
         return state.reference if isinstance(state, Iterates) else state
 
@@ -116,12 +116,12 @@ def init_state(
       params: Already placed on the mesh if there is one. Of :class:`~jaxrl_llm.train.Adapted` ones
         the adapter is trained, and the base never copied.
       key: A typed key, ``jax.random.key(seed)``.
-      data_cursor: Where the prompt order starts, integers only.
+      data_cursor: Initial position in the prompt order, integers only.
       mesh: Small leaves are replicated over it.
       output_shape: ``(V, D)`` of the model's output matrix, for a recipe with numbers computed from
         "optimizer", such as capo.
-      copy: Copy the parameters and those of the critic, since a step gives away (donates) those of
-        its state; False spares the memory where no other code holds them.
+      copy: Whether to copy the parameters and those of the critic, since a step donates those of
+        its state; False saves the memory if no other code uses them.
 
     Raises:
       TypeError: If ``key`` is not a typed key.
