@@ -1,6 +1,7 @@
 """Methods with a critic, and controllers of the KL penalty. One response per prompt is enough.
 
 Shared options:
+
     value_eps: Largest change of a value in one step before clipping.
     gamma: Discount per token, in [0, 1].
     lam: How much the estimate relies on rewards over values, in [0, 1].

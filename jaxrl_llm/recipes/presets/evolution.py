@@ -2,6 +2,7 @@
 
 Each returns an :class:`EvolutionRecipe` and raises ValueError if an option is out of its range.
 Shared options:
+
     sigma: Scale of the noise.
     temperature: Sampling temperature of the members.
 """

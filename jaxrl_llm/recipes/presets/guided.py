@@ -3,6 +3,7 @@
 The help comes from columns of the data, named by ``column``: ``hints``, a list of texts from the
 weakest to the strongest, each of which may be a list of parts; or ``demonstration``, a right
 solution. No help is given at test time. Options that these presets share:
+
     threshold: Largest reward of a failure.
     metric: Name of the reward component that is compared with it; None for the reward.
     eps_low, eps_high: See the package.

@@ -1,6 +1,7 @@
 """Methods that value prefixes of responses by rollouts that continue from them; no critic.
 
 Shared options:
+
     rollouts: Number of rollouts from each prefix (``curation.valued``).
     segments: Maximum segments of a response; None for no limit.
     eps_low, eps_high: See the package.

@@ -2,6 +2,7 @@
 
 A stored rollout has the log-probabilities of the weights that sampled it: ``behavior_logp``. Shared
 options:
+
     capacity: Number of stored groups.
     max_staleness: Groups older than this many versions of the weights are not drawn; None for no
       bound.

@@ -5,6 +5,7 @@ read. The tokens of an environment are skipped: they are masked, their values ar
 cost no discount.
 
 Shared options:
+
     gamma: Discount, in [0, 1]; per token, or per turn if the estimate is over turns.
     lam: How much the estimate relies on rewards over values, in [0, 1].
     value_eps: Largest change of a value in one step before clipping.

@@ -2,6 +2,7 @@
 
 The batch holds ``turn_rewards``, ``turn_where`` and ``turn_ids``, as an environment's episodes have
 them; the rewards of the rollouts are the sums of the turn rewards. Shared options:
+
     gamma: Discount per turn, in [0, 1].
     scale: "group" divides by a standard deviation, "none" does not.
 """
