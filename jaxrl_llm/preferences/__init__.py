@@ -34,11 +34,11 @@ Shared arguments of the losses of pairs:
     complete response under the policy being trained, summed over its tokens.
   ``chosen_ref_logp``, ``rejected_ref_logp``: ``[...]``, likewise under the reference.
   ``chosen_lengths``, ``rejected_lengths``: ``[...]``, numbers, tokens of a response, at least 1.
-  ``per_token``: Divides each score by the length of its response; without it no lengths are read.
-  ``where``: bool ``[...]``, True for the pairs that there are; the others are not read and get 0.
+  ``per_token``: Divides each score by the length of its response; without it, lengths are ignored.
+  ``where``: bool ``[...]``, True for valid pairs; the others are ignored and get a loss of 0.
     None keeps all.
   ``beta``: Above 0; the implicit reward of a response is ``beta (logp - ref_logp)``.
-  ``label_smoothing``: Share of the labels taken to be wrong, in [0, 0.5).
+  ``label_smoothing``: Share of the labels assumed to be wrong, in [0, 0.5).
 """
 
 from jaxrl_llm.preferences.anchored import apo_down, apo_zero, bco, mpo, nca_pair

@@ -2,9 +2,9 @@
 
     x = beta (logp - ref_logp)
 
-What the losses share is described in the package. They are one number a pair, to be averaged over
-the pairs. The gradient stops at the reference. All raise TypeError for a wrong dtype and ValueError
-for a wrong shape or an option out of range.
+The package describes the shared arguments. Each loss returns one value per pair, to be averaged
+over the pairs. No gradient flows into the reference. All raise TypeError for a wrong dtype and
+ValueError for a wrong shape or an option out of range.
 """
 
 import jax
@@ -30,7 +30,7 @@ def bco(
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
-      center: ``[]``, d: a running mean of the implicit rewards; the gradient stops at it.
+      center: ``[]``, d: a running mean of the implicit rewards, treated as a constant.
 
     Returns:
       ``[...]`` float32.
@@ -43,7 +43,7 @@ def bco(
       [1.386...]
 
     References:
-      Jung et al., binary classifier optimization (arXiv:2404.04656), as a loss of pairs; TRL's has
+      Jung et al., binary classifier optimization (arXiv:2404.04656), as a loss of pairs; TRL uses
       ``center=0``.
     """
     chosen, rejected = _implicit(
@@ -64,7 +64,7 @@ def nca_pair(
     beta: float = 0.1,
     where: Array | None = None,
 ) -> Array:
-    """Noise contrastive alignment of a pair: the likelihood of the chosen response does not fall.
+    """Noise contrastive alignment of a pair: the chosen response does not become less likely.
 
         loss = -log sigmoid(x_w) - log sigmoid(-x_w) / 2 - log sigmoid(-x_l) / 2
 
@@ -101,7 +101,7 @@ def apo_zero(
     beta: float = 0.1,
     where: Array | None = None,
 ) -> Array:
-    """Anchored preference optimization, where the chosen responses are better than the model's own.
+    """Anchored preference optimization, for chosen responses that are better than the model's own.
 
         loss = 1 - sigmoid(x_w) + sigmoid(x_l)
 
@@ -139,11 +139,11 @@ def apo_down(
     beta: float = 0.1,
     where: Array | None = None,
 ) -> Array:
-    """Anchored preference optimization, where the chosen responses are worse than the model's own.
+    """Anchored preference optimization, for chosen responses that are worse than the model's own.
 
         loss = sigmoid(x_w) + 1 - sigmoid(x_w - x_l)
 
-    Both likelihoods fall, that of the rejected response by more.
+    Both likelihoods fall, and the likelihood of the rejected response falls further.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
@@ -194,7 +194,7 @@ def mpo(
       chosen_lengths: See the package.
       preference: Weight of :func:`dpo`, not negative.
       quality: Weight of :func:`bco`, not negative.
-      likelihood: Weight of the mean negative log-likelihood a token, not negative.
+      likelihood: Weight of the mean negative log-likelihood per token, not negative.
       center: As in :func:`bco`.
 
     Returns:
@@ -210,7 +210,7 @@ def mpo(
     References:
       Wang et al., MPO (arXiv:2411.10442), with the weights of TRL's documentation; used with GRPO
       by Skywork R1V2 (arXiv:2504.16656). CODPO: CGPO (arXiv:2409.20370). TRL and the paper average
-      the likelihood over the tokens of a batch, here it is over those of a response.
+      the log-likelihood over the tokens of a batch; we average over the tokens of each response.
     """
     function = "mpo"
     chosen, rejected = _implicit(

@@ -1,9 +1,9 @@
-"""Self-supervised preferences: which of several degraded responses lost how much.
+"""Self-supervised preferences: predict how much each copy of a response was degraded.
 
-Of M copies of a response the k-th loses the share k / M of its most salient tokens; a head tells
-the copies apart by their last hidden states, and :func:`degree_loss` is added to a loss of
-preferences. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out
-of range.
+A response has M copies, and copy k loses the share k / M of its most salient tokens. A head
+predicts k from the last hidden state of a copy, and :func:`degree_loss` is added to a preference
+loss. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of
+range.
 """
 
 import jax
@@ -13,18 +13,18 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 def degrade_mask(key: Array, salience: Array, mask: Array, *, fraction: float | Array) -> Array:
-    """The tokens that remain of a response that loses its most salient ones.
+    """The tokens that remain after a response loses its most salient tokens.
 
         floor(fraction length) tokens of the greatest salience are removed, ties at random
 
     Args:
       key: Typed PRNG key.
-      salience: ``[..., T]``, floating point, such as how much a token tells of the content.
+      salience: ``[..., T]``, floating point, such as how much content a token carries.
       mask: bool ``[..., T]``, True for tokens of the response.
       fraction: A number or ``[...]``, in [0, 1]; 0 removes none.
 
     Returns:
-      bool ``[..., T]``. :func:`compact_left` closes the holes.
+      bool ``[..., T]``. :func:`compact_left` then closes the gaps.
 
     Example:
       >>> import jax
@@ -54,12 +54,12 @@ def degrade_mask(key: Array, salience: Array, mask: Array, *, fraction: float | 
 
 
 def compact_left(values: Array, keep: Array, *, fill: float = 0) -> Array:
-    """Moves what remains of each row to its left, in order.
+    """Packs the values to keep at the left of each row, in order.
 
     Args:
       values: ``[..., T]``, such as tokens.
-      keep: bool ``[..., T]``, True for what remains.
-      fill: What follows.
+      keep: bool ``[..., T]``, True for values to keep.
+      fill: The value of the positions after them.
 
     Returns:
       ``[..., T]`` of the dtype of ``values``.
@@ -71,7 +71,7 @@ def compact_left(values: Array, keep: Array, *, fill: float = 0) -> Array:
       [6, 7, 0]
 
     References:
-      None; the copies of :func:`degrade_mask` as responses.
+      None; it turns the masks of :func:`degrade_mask` into responses.
     """
     function = "compact_left"
     checks.check_mask(function, keep)
@@ -91,13 +91,13 @@ def degree_loss(
         loss = mean over n of -log softmax(logits_n)[degrees_n]
 
     Args:
-      logits: ``[..., N, M]``, floating point: of each copy, for each of the M degrees.
-      degrees: integers ``[..., N]``, from 0 to M - 1; None where copy k has degree k, so that N is
-        M.
-      where: bool ``[..., N]``, True for the copies that there are; None for all.
+      logits: ``[..., N, M]``, floating point, one for each copy and each of the M degrees.
+      degrees: integers ``[..., N]``, from 0 to M - 1; None where copy k has degree k, which
+        requires N = M.
+      where: bool ``[..., N]``, True for valid copies; None for all.
 
     Returns:
-      ``[...]`` float32, one number a response; log M for equal logits, 0 without a copy.
+      ``[...]`` float32, one value per response; log M for equal logits, 0 without a copy.
 
     Example:
       >>> import jax.numpy as jnp
@@ -132,17 +132,17 @@ def degree_loss(
 def degree_logits(
     logits: Array, targets: Array | None = None, *, classes: tuple[int, ...] = (0, 1, 2, 3)
 ) -> Array:
-    """A head of degrees on the last hidden state: rows of the output matrix, one a degree.
+    """A head that predicts degrees: rows of the output matrix, one per degree.
 
         out[k] = logits[classes[k]]
 
-    As a statistic of a Recipe from "policy", the logits of all tokens never exist. A head of rows
-    that the model has needs no parameters, no state and no export of its own.
+    When a Recipe computes it as a statistic from "policy", the logits of all tokens are never
+    stored. The head reuses rows of the model, so it adds no parameters, no state and no export.
 
     Args:
       logits: ``[..., V]``, floating point.
       targets: Not used.
-      classes: Ids of M different tokens that responses hardly have.
+      classes: Ids of M different tokens that rarely occur in responses.
 
     Returns:
       ``[..., M]`` float32; 0 where a truncated support leaves a class out.
@@ -154,8 +154,8 @@ def degree_logits(
       [4.0, 0.0]
 
     References:
-      Self-supervised preference optimization (arXiv:2409.17791) has a head of its own. Confidence:
-      ABSTRACT, that it is rows of the output matrix is ours.
+      Self-supervised preference optimization (arXiv:2409.17791) has a separate head. Confidence:
+      ABSTRACT, reusing rows of the output matrix is ours.
     """
     del targets
     function = "degree_logits"
@@ -172,7 +172,7 @@ def degree_logits(
 
 
 def degree_term(*, degree_logits: Array, rewards: Array, mask: Array, coef: float = 0.1) -> Array:
-    """The loss of degrees as a term beside a loss of preferences.
+    """:func:`degree_loss` as an additional term of a preference loss.
 
         degree of a response = (1 - reward) M, where that is one of 0, ..., M - 1
         term[i, t] = coef degree_loss(the logits at its last token)    at every token of the group
@@ -180,7 +180,7 @@ def degree_term(*, degree_logits: Array, rewards: Array, mask: Array, coef: floa
     Args:
       degree_logits: ``[..., G, T, M]``, floating point, such as :func:`degree_logits`.
       rewards: ``[..., G]``: 1 for the response itself, 1 - k / M for the copy that lost the share
-        k / M, as of ``curation.degraded_pairs``; others take no part.
+        k / M, as in ``curation.degraded_pairs``; responses with other rewards are ignored.
       mask: bool ``[..., G, T]``, True for tokens that count.
       coef: Weight, not negative.
 

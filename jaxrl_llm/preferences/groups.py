@@ -1,12 +1,13 @@
-"""Losses of preferences as surrogates: of the pairs of a group, of its list, of single responses.
+"""Preference losses as surrogates: over the pairs of a group, over its list, or per response.
 
-A surrogate sums the log-probabilities over the tokens of each response, hands a loss the arrays
-that it names, and repeats the loss over the tokens. With ``aggregate.group_mean`` the loss of a
-batch is the mean over groups, with ``aggregate.sequence_mean`` that over responses.
+A surrogate sums the log-probabilities over the tokens of each response, passes the arrays that a
+loss names to that loss, and repeats the result over the tokens. With ``aggregate.group_mean`` the
+loss of a batch is the mean over groups; with ``aggregate.sequence_mean`` it is the mean over
+responses.
 
-Several rollouts may be the best of their group, or the worst: with rewards 0 and 1 all right ones
-and all wrong ones. A group whose rollouts are all equal has no pair. All raise TypeError for a
-wrong dtype and ValueError for a wrong shape or an option out of range.
+Several rollouts may tie for the best or the worst of their group: with rewards 0 and 1, all correct
+ones and all incorrect ones. A group whose rollouts are all equal has no pair. All raise TypeError
+for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def paired(
     reference: Literal["fixed", "behavior"] = "fixed",
     loss: Callable = mpo,
 ) -> Array:
-    """A loss of pairs as a surrogate: of each group, the best rollouts against the worst.
+    """A loss of pairs as a surrogate: the best rollouts of each group against the worst.
 
         loss[i, t] = mean over w and l of loss(w, l)        at every token of the group
         w, l = the rollouts of the greatest and of the least advantage
@@ -63,31 +64,31 @@ def paired(
         gold:            the best is a third response, and w, l are of the others
 
     The log-probabilities are summed over the tokens of a rollout. A group without a pair has loss 0
-    and counts in a mean: :func:`jaxrl_llm.curation.informative_groups` leaves it out.
+    but still counts in a mean; :func:`jaxrl_llm.curation.informative_groups` leaves it out.
     ``aggregate.group_mean`` makes the loss the mean over the groups.
 
     Args:
       logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
-      old_logp: Not used; the reference takes its place.
+      old_logp: Not used; the loss compares with the reference instead.
       mask: bool ``[..., G, T]``, True for tokens that count.
-      ref_logp: ``[..., G, T]``, like ``logp`` under the reference; None for a loss without one.
-      advantages: ``[..., G]``, one value a rollout, of which the order counts.
+      ref_logp: ``[..., G, T]``, like ``logp``, under the reference; None for a loss without one.
+      advantages: ``[..., G]``, one value per rollout; only their order matters.
       behavior_logp: ``[..., G, T]``, under the policy that sampled: the ``previous`` policy of a
         loss that names it, such as :func:`inpo`.
-      win_rates: ``[..., G]``, of each rollout, for a loss that names them, such as :func:`sppo`.
-      center: ``[]`` or an array of one value, for a loss that names it; None for the loss's own.
-      margins: ``[...]``, of each group, the ``margin`` of a loss that names it.
-      alignment: ``[..., G]``, not negative: a pair counts with the product of its two, such as
-        :func:`alignment_weights`.
+      win_rates: ``[..., G]``, one per rollout, for a loss that names them, such as :func:`sppo`.
+      center: ``[]`` or an array of one value, for a loss that names it; None for its default.
+      margins: ``[...]``, one per group, the ``margin`` of a loss that names it.
+      alignment: ``[..., G]``, not negative, such as :func:`alignment_weights`; the weight of a pair
+        is the product of its two values.
       from_reference: bool ``[..., G]``, True for responses that the reference sampled; a loss that
-        names ``policy_chosen`` gets whether the policy sampled the chosen response.
+        names ``policy_chosen`` receives whether the policy sampled the chosen response.
       gold: Whether the best response of a group is the ``target`` of a loss that names it, such as
-        :func:`tpo`; of several the first.
-      excess: In [0, 1], what a token counts that the other response of its pair is too short for,
+        :func:`tpo`; the first of several.
+      excess: In [0, 1], the weight of a token past the length of the other response of its pair,
         as in :func:`desensitized_logp`.
-      reference: "behavior" takes the policy that sampled for the reference; ``ref_logp`` is None.
-      loss: A loss of pairs, such as ``bind(preferences.dpo, beta=0.5)``; it gets the arrays that it
-        names.
+      reference: "behavior" makes the policy that sampled the reference; ``ref_logp`` is then None.
+      loss: A loss of pairs, such as ``bind(preferences.dpo, beta=0.5)``; it receives the arrays
+        that it names.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 where masked.
@@ -104,7 +105,7 @@ def paired(
 
     References:
       Wang et al., MPO (arXiv:2411.10442), pairs of right and wrong samples of the policy; Skywork
-      R1V2 (arXiv:2504.16656). That every group counts the same is ours.
+      R1V2 (arXiv:2504.16656). Weighting every group equally is ours.
     """
     function = "paired"
     del old_logp
@@ -187,24 +188,24 @@ def listed(
     beta: float = 0.1,
     loss: Callable,
 ) -> Array:
-    """A loss of the list of a group as a surrogate, over all of its responses at once.
+    """A listwise loss as a surrogate, over all responses of a group at once.
 
         loss[i, t] = loss(scores, labels)        at every token of the group
         scores = beta (logp - ref_logp), summed over each response;   labels = rewards
 
     Args:
       logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
-      old_logp: ``[..., G, T]``, under the policy before the step, for a loss that names it; None is
-        the policy itself.
-      advantages: Not used; the rewards take their place.
+      old_logp: ``[..., G, T]``, under the policy before the step, for a loss that names it; None
+        means the policy itself.
+      advantages: Not used; the loss reads the rewards instead.
       mask: bool ``[..., G, T]``, True for tokens that count.
-      rewards: ``[..., G]``, of which a loss takes the order or the values.
+      rewards: ``[..., G]``; the loss uses their order or their values.
       ref_logp: ``[..., G, T]``, under the reference; None for a loss without one.
-      behavior_logp: ``[..., G, T]``, under the policy that sampled; None likewise.
+      behavior_logp: ``[..., G, T]``, under the policy that sampled; None if the loss needs none.
       beta: Scale of the scores, above 0.
-      loss: A loss of lists, such as :func:`lipo_lambda`, :func:`p3o` or :func:`brain`; of
-        ``scores``, ``labels``, ``logp``, ``old_logp``, ``ref_logp``, ``behavior_logp``, ``rewards``
-        and ``where``, all ``[..., G]``, it gets those that it names.
+      loss: A listwise loss, such as :func:`lipo_lambda`, :func:`p3o` or :func:`brain`. It receives
+        the arrays that it names among ``scores``, ``labels``, ``logp``, ``old_logp``, ``ref_logp``,
+        ``behavior_logp``, ``rewards`` and ``where``, all ``[..., G]``.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 where masked.
@@ -258,24 +259,24 @@ def single(
     density: Array | None = None,
     loss: Callable,
 ) -> Array:
-    """A loss of single responses as a surrogate: each is desirable or not.
+    """A loss of single responses as a surrogate: each response is either desirable or not.
 
         loss[i, t] = loss(response i, desirable[i])        at every token of the response
         desirable = rewards > 0
 
     Args:
       logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
-      old_logp, advantages: Not used; the reference and the rewards take their places.
+      old_logp, advantages: Not used; the loss reads the reference and the rewards instead.
       mask: bool ``[..., G, T]``, True for tokens that count.
-      rewards: ``[..., G]``, of which the sign counts.
+      rewards: ``[..., G]``; only their sign matters.
       ref_logp: ``[..., G, T]``, under the reference; None for a loss without one.
       kl: ``[]`` or an array of one value, for a loss that names it, such as :func:`kto`.
-      center: Likewise, as for :func:`bco_unpaired`.
-      density: ``[...]``, not negative, what an undesirable response of each group counts, such as
+      center: The same, for a loss such as :func:`bco_unpaired`.
+      density: ``[...]``, not negative, the weight of an undesirable response of each group, such as
         ``curation.density_ratios``; None for 1.
-      loss: A loss of responses; of ``logp``, ``ref_logp``, ``chosen_logp`` (the same as ``logp``),
-        ``chosen_lengths``, ``desirable`` and ``where``, all ``[..., G]``, it gets those that it
-        names.
+      loss: A loss of responses. It receives the arrays that it names among ``logp``, ``ref_logp``,
+        ``chosen_logp`` (the same as ``logp``), ``chosen_lengths``, ``desirable`` and ``where``, all
+        ``[..., G]``.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 where masked.
@@ -328,13 +329,13 @@ def played(
     ref_logp: Array,
     beta: float = 0.1,
 ) -> Array:
-    """Nash mirror descent as a surrogate: each response by how often it wins.
+    """Nash mirror descent as a surrogate: each response is weighted by how often it wins.
 
         loss[i, t] = nash_md(response i, win_rates[i])        at every token of the response
 
     Args:
       logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
-      old_logp, advantages: Not used; the win rates take their places.
+      old_logp, advantages: Not used; the loss reads the win rates instead.
       mask: bool ``[..., G, T]``, True for tokens that count.
       win_rates: ``[..., G]``, such as :func:`mixture_win_rates`.
       ref_logp: ``[..., G, T]``, under the reference.
@@ -401,9 +402,9 @@ def _call(function: str, loss: Callable, context: dict[str, Array]) -> Array:
 
 
 def best_and_worst(values: Array, where: Array) -> tuple[Array, Array]:
-    """Shares ``[..., G]`` of the rollouts of the greatest value of a group, and of the least.
+    """Weights ``[..., G]`` of the rollouts with the greatest value of a group, and with the least.
 
-    Those of a group add up to 1, or are 0 where all that take part are equal.
+    The weights of a group add up to 1, or are 0 where all valid values are equal.
 
     Example:
       >>> import jax.numpy as jnp
@@ -442,15 +443,15 @@ def trajectory_dpo(
 
     Args:
       logp: ``[..., G, T]``, floating point, log-probabilities (nats) of the model being trained.
-      ref_logp: ``[..., G, T]``, of the policy that sampled.
+      ref_logp: ``[..., G, T]``, under the policy that sampled.
       mask: bool ``[..., G, T]``, True for sampled tokens.
       rewards: ``[..., G]``, floating point.
       where: bool ``[..., G]``, True for rollouts that take part; None for all.
       beta: Above 0.
       turn_ids: integers ``[..., G, T]``, the turn of each token, below 0 for none, for a mean over
         the turns of a rollout; None for the sum.
-      pairs: ``[]``, how many pairs the mean is over: :func:`count_pairs` of a batch of which these
-        groups are a part; None for their own.
+      pairs: ``[]``, how many pairs the mean is over. When these groups are part of a larger batch,
+        pass :func:`count_pairs` of that batch; None counts the pairs of these groups.
 
     Returns:
       ``[]`` float32; 0 without a pair.
@@ -463,7 +464,7 @@ def trajectory_dpo(
       0.693...
 
     References:
-      OPRL or iStar (arXiv:2509.19199); the released code has the mean over turns.
+      OPRL or iStar (arXiv:2509.19199); the released code takes the mean over turns.
     """
     function = "trajectory_dpo"
     masking.check_tokens(function, mask, logp=logp, ref_logp=ref_logp)
@@ -512,7 +513,7 @@ def count_pairs(rewards: Array, mask: Array, *, where: Array | None = None) -> A
       2
 
     References:
-      Of :func:`trajectory_dpo`.
+      The denominator of :func:`trajectory_dpo`.
     """
     function = "count_pairs"
     checks.check_float(function, rewards=rewards)
@@ -536,7 +537,7 @@ class RunningCenter(NamedTuple):
 
     Attributes:
       mean: float32 ``[]``.
-      count: float32 ``[]``, groups with pairs that it is the mean of.
+      count: float32 ``[]``, how many groups with pairs the mean is over.
     """
 
     mean: Array
@@ -548,10 +549,10 @@ def running_center(*, beta: float = 0.1) -> Transform:
 
         d = mean over groups of (mean x_w + mean x_l) / 2,   x = beta (old_logp - ref_logp)
 
-    The groups of the batch count. It is 0 before the first pair.
+    The mean includes the current batch. It is 0 before the first pair.
 
     Args:
-      beta: That of the loss, above 0.
+      beta: The ``beta`` of the loss, above 0.
 
     Returns:
       A Transform ``rewards [..., G] -> []`` for ``Computed("center", ..., "controller")``; it takes
@@ -568,7 +569,7 @@ def running_center(*, beta: float = 0.1) -> Transform:
 
     References:
       Jung et al. (arXiv:2404.04656), the shift of the binary classifier; MPO (arXiv:2411.10442)
-      takes it over as a moving average.
+      uses a moving average of it.
     """
     checks.check_positive("running_center", finite=True, beta=beta)
 

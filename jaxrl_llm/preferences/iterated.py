@@ -1,21 +1,21 @@
-"""Losses of self-play: pairs of samples, against the policy of an earlier iteration.
+"""Self-play losses: pairs of samples, against the policy of an earlier iteration.
 
-An iteration samples from its first policy, judges the samples and trains on them; its last policy
-is the first of the next iteration. What a loss reads beside the policy:
+An iteration samples from its initial policy, judges the samples and trains on them; its final
+policy starts the next iteration. Each loss reads, besides the policy:
 
 ============  ======================================================================================
 sppo          the previous policy as the reference, and win rates of both responses
 inpo          a fixed reference and the previous policy
 mnpo          a fixed reference and several earlier policies
-nash_md       the reference, of each token, and the win rate against a mixed policy, which
-              mixture_win_rates makes of the policy's samples
+nash_md       the reference, token by token, and the win rate against a mixed policy, which
+              mixture_win_rates estimates from the policy's samples
 xpo           the reference, which samples one of the two responses
 seppo         a random earlier policy as the reference, which samples the rejected response
 ============  ======================================================================================
 
-What the losses share is described in the package. They are one number a pair (nash_md a response),
-to be averaged. The gradient stops at all but the policy being trained. All raise TypeError for a
-wrong dtype and ValueError for a wrong shape or an option out of range.
+The package describes the shared arguments. Each loss returns one value per pair (nash_md one per
+response), to be averaged. Gradients flow only into the policy being trained. All raise TypeError
+for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
 from collections.abc import Callable
@@ -45,14 +45,14 @@ def sppo(
         loss = ((r_w - (p_w - 1/2) / beta)^2 + (r_l - (p_l - 1/2) / beta)^2) / 2
         r = logp - ref_logp,   p = win rate against the previous policy
 
-    Win rates of 1 and 0, the defaults, are the hard labels; p and 1 - p with one p of a pair are
-    those of its two responses against each other.
+    The default win rates, 1 and 0, are hard labels. Win rates of p and 1 - p mean that the chosen
+    response beats the rejected one with probability p.
 
     Args:
       chosen_logp, rejected_logp, where: See the package.
       chosen_ref_logp, rejected_ref_logp: As in the package, under the previous policy.
       chosen_win_rate: A number or ``[...]``, in [0, 1].
-      rejected_win_rate: Likewise, of the rejected response.
+      rejected_win_rate: The same for the rejected response.
       beta: 1 / eta of the paper, above 0.
 
     Returns:
@@ -109,9 +109,9 @@ def inpo(
       chosen_previous_logp, rejected_previous_logp: ``[...]``, floating point, under the policy that
         sampled both responses.
       eta: Step size, above 0.
-      ratio: tau / eta, the pull of the reference, in [0, 1].
-      preference: p, a number or ``[...]``: how probable it is that the first response wins; None
-        for labels.
+      ratio: tau / eta, the strength of the pull toward the reference, in [0, 1].
+      preference: p, a number or ``[...]``: the probability that the chosen response wins; None for
+        hard labels.
 
     Returns:
       ``[...]`` float32.
@@ -124,7 +124,7 @@ def inpo(
       [0.111...]
 
     References:
-      Zhang et al., INPO (arXiv:2407.00617), in the form and with the defaults of MNPO's code.
+      Zhang et al., INPO (arXiv:2407.00617), in the form of MNPO's code and with its defaults.
     """
     checks.check_same_shape("inpo", chosen_logp=chosen_logp, chosen_previous=chosen_previous_logp)
     return mnpo(
@@ -167,8 +167,8 @@ def mnpo(
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where: See the package.
       chosen_history_logp, rejected_history_logp: ``[..., J]``, floating point, under J policies.
-      weights: ``[J]``, floating point, not negative; None for equal ones.
-      history_where: bool ``[J]``, True for the policies that there are; None for all.
+      weights: ``[J]``, floating point, not negative; None for equal weights.
+      history_where: bool ``[J]``, True for valid policies; None for all.
       eta, ratio, preference: As in :func:`inpo`.
 
     Returns:
@@ -234,18 +234,18 @@ def nash_md(
         loss = -(p - 1/2) sum_t logp_t + beta sum_t sg(logp_t - ref_logp_t) logp_t
 
     The opponent samples from a geometric mixture of policy and reference; :func:`mixture_win_rates`
-    makes p of the policy's samples alone. The value is of no use:
-    the gradient is that of REINFORCE with a baseline of 1/2 and a penalty a token.
+    estimates p from the policy's samples alone. Only the gradient of this loss has a meaning: it
+    is REINFORCE with a baseline of 1/2 and a penalty per token.
 
     Args:
       logp, ref_logp: ``[..., T]``, floating point, log-probabilities (nats) of the tokens that the
         policy sampled, under policy and reference.
       mask: bool ``[..., T]``, True for tokens of the response.
-      win_rate: ``[...]``, floating point, p: how probable it is that the response wins.
+      win_rate: ``[...]``, floating point, p: the probability that the response wins.
       beta: Weight of the penalty, not negative.
 
     Returns:
-      ``[...]`` float32, one number a response.
+      ``[...]`` float32, one value per response.
 
     Example:
       >>> import jax.numpy as jnp
@@ -283,18 +283,18 @@ def mixture_win_rates(
         p_i = sum_j w_j P_ij
 
     The weights turn samples of the policy into samples of ``policy^(1 - mixture) ref^mixture``, so
-    that nothing else is sampled; of a group of two the opponent is the other sample.
+    no further samples are needed. In a group of two the opponent is the other sample.
 
     Args:
-      probabilities: ``[..., G, G]``, floating point, in [0, 1]: that i beats j, such as
-        :func:`jaxrl_llm.curation.win_rate_matrix`.
+      probabilities: ``[..., G, G]``, floating point, in [0, 1]: the probability that i beats j,
+        such as :func:`jaxrl_llm.curation.win_rate_matrix`.
       logp, ref_logp: ``[..., G]``, floating point, log-probabilities (nats) of complete responses
         under the policy that sampled them and under the reference.
       mixture: Weight of the reference, in [0, 1]; 0 is the policy against itself.
-      where: bool ``[..., G]``, True for the samples that there are; None for all.
+      where: bool ``[..., G]``, True for valid samples; None for all.
 
     Returns:
-      ``[..., G]`` float32, without a gradient; 1/2 without another sample, 0 where masked.
+      ``[..., G]`` float32, without a gradient; 1/2 if a group has no other sample, 0 where masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -335,11 +335,12 @@ def xpo(
     loss: Callable = dpo,
     where: Array | None = None,
 ) -> Array:
-    """Exploratory preference optimization: a preference, and away from what the reference samples.
+    """Exploratory preference optimization: a preference loss, and less weight on reference samples.
 
         loss = dpo + alpha logp of the response that the reference sampled
 
-    The policy samples the other response, so that it explores what the reference would not do.
+    The policy samples the other response. The extra term drives it to explore responses that the
+    reference would not sample.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where: See the package.
@@ -384,7 +385,7 @@ def seppo(
     tolerance: float = 1e-5,
     where: Array | None = None,
 ) -> Array:
-    """Semi-policy preference optimization: against, or with, the sample of an earlier policy.
+    """Semi-policy preference optimization: push away or learn a sample of an earlier policy.
 
         loss = -log sigmoid(beta scale ((logp_w - ref_logp_w) - s (logp_l - ref_logp_l)))
         s = seppo_sign(chosen_logp, chosen_ref_logp, tolerance=tolerance)
@@ -409,8 +410,8 @@ def seppo(
       [0.62...]
 
     References:
-      Zhang et al., SePPO (arXiv:2410.05255), of diffusion models; that it is one of language models
-      as well is ours. Confidence: PAPER.
+      Zhang et al., SePPO (arXiv:2410.05255), for diffusion models; using it for language models is
+      ours. Confidence: PAPER.
     """
     function = "seppo"
     chosen, rejected = scores.log_ratios(
@@ -431,13 +432,14 @@ def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array, *, tolerance: float =
 
         +1 where chosen_logp >= chosen_ref_logp - tolerance |chosen_ref_logp|, else -1
 
-    A reference that predicts the chosen response better than the policy does samples well too. Two
-    equal policies whose numbers come from two programs differ by rounding, which is a tie.
+    A reference that predicts the chosen response better than the policy is likely to sample good
+    responses too. Two programs round the log-probabilities of one policy differently; the tolerance
+    counts such differences as ties.
 
     Args:
       chosen_logp, chosen_ref_logp: ``[...]``, floating point.
-      tolerance: Relative difference that is a tie, not negative; a model that computes in bfloat16
-        rounds more coarsely, by about 1e-2.
+      tolerance: Relative difference that counts as a tie, not negative; a model that computes in
+        bfloat16 rounds more coarsely and needs about 1e-2.
 
     Returns:
       ``[...]`` float32, without a gradient.
@@ -449,7 +451,7 @@ def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array, *, tolerance: float =
       [1.0, -1.0]
 
     References:
-      Zhang et al., SePPO (arXiv:2410.05255); that a tie is +1, and what is one, are ours.
+      Zhang et al., SePPO (arXiv:2410.05255); the tolerance and +1 for ties are ours.
       Confidence: PAPER.
     """
     function = "seppo_sign"
@@ -462,7 +464,7 @@ def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array, *, tolerance: float =
 
 
 def sample_reference(key: Array, count: int | Array) -> Array:
-    """Draws the earlier policy that is the reference of an iteration, each with one probability.
+    """Draws an earlier policy uniformly, as the reference of an iteration.
 
     Args:
       key: Typed PRNG key.
@@ -478,8 +480,8 @@ def sample_reference(key: Array, count: int | Array) -> Array:
       0
 
     References:
-      Zhang et al., SePPO (arXiv:2410.05255), better there than the first or the latest policy.
-      Confidence: PAPER.
+      Zhang et al., SePPO (arXiv:2410.05255), who report that it works better than the first or the
+      latest policy. Confidence: PAPER.
     """
     checks.check_positive("sample_reference", count=count)
     return jax.random.randint(key, (), 0, count, jnp.int32)

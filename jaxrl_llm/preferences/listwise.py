@@ -1,17 +1,17 @@
 """Losses of lists: several responses to one prompt, in the order of their labels.
 
 Shared arguments:
-  ``scores``: ``[..., K]``, floating point, one a response: an implicit reward
+  ``scores``: ``[..., K]``, floating point, one per response: an implicit reward
     (:func:`implicit_rewards`), or the output of a reward model.
-  ``labels``: ``[..., K]``, numbers, the greater the better; of ranks, where 1 is the best, the
-    negative. Such as a reward in [0, 1], or ``curation.mean_win_rate``.
-  ``where``: bool ``[..., K]``, True for the responses that there are; the others are not read.
-    None for all.
-  ``reduce``: "sum" adds the pairs of a list up; "mean" divides by how many there are, so that a
-    long list counts as much as a short one.
+  ``labels``: ``[..., K]``, numbers, the greater the better, such as a reward in [0, 1] or
+    ``curation.mean_win_rate``. Pass ranks negated, because rank 1 is the best.
+  ``where``: bool ``[..., K]``, True for valid responses; the others are ignored. None for
+    all.
+  ``reduce``: "sum" adds the losses of all pairs of a list; "mean" divides by the number of pairs,
+    so that a long list counts as much as a short one.
 
-The losses are one number a list, float32, to be averaged over the lists. A pair is two responses
-whose labels differ; a list without one has loss 0. A NaN label makes the loss NaN. All raise
+Each loss returns one float32 value per list, to be averaged over the lists. A pair is two responses
+whose labels differ; a list without a pair has loss 0. A NaN label makes the loss NaN. All raise
 TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
@@ -29,18 +29,18 @@ _LEAST = -1e30
 def implicit_rewards(
     logp: Array, ref_logp: Array, *, beta: float = 0.1, where: Array | None = None
 ) -> Array:
-    """The rewards that a policy implies against a reference: the scores of DPO and LiPO.
+    """The implicit rewards of a policy relative to a reference: the scores of DPO and LiPO.
 
         s = beta (logp - ref_logp)
 
-    The gradient stops at the reference.
+    No gradient flows into the reference.
 
     Args:
       logp: ``[...]``, floating point, log-probability (nats) of the response under the policy,
         summed over its tokens.
-      ref_logp: ``[...]``, likewise under the reference.
+      ref_logp: ``[...]``, the same under the reference.
       beta: Above 0.
-      where: As in the module; what is masked gets 0.
+      where: As in the module; masked entries are 0.
 
     Returns:
       ``[...]`` float32.
@@ -69,13 +69,13 @@ def lipo_lambda(
     where: Array | None = None,
     reduce: Literal["sum", "mean"] = "sum",
 ) -> Array:
-    """LiPO-lambda: each pair weighs as much as swapping it would change the discounted gain.
+    """LiPO-lambda: the weight of a pair is how much swapping it would change the discounted gain.
 
         loss = sum over pairs with y_i > y_j of w_ij log(1 + exp(-(s_i - s_j)))
         w_ij = |2^y_i - 2^y_j| |1 / log(1 + rank_i) - 1 / log(1 + rank_j)|
 
-    The rank is 1 for the greatest score; of equal scores the earlier comes first. The gradient
-    stops at the weights. Logarithms of base 2 would multiply the loss by log 2.
+    The rank is 1 for the greatest score; ties go to the earlier response. No gradient flows into
+    the weights. Logarithms of base 2 would multiply the loss by log 2.
 
     Args:
       scores, labels, where, reduce: See the module; the paper's labels are in [0, 1].
@@ -114,8 +114,8 @@ def pair_logistic(
 
         loss = sum over pairs with y_i > y_j of log(1 + exp(-(s_i - s_j)))
 
-    Of two responses it is :func:`dpo`, or :func:`bradley_terry`. With ``reduce="mean"`` it is the
-    loss with which InstructGPT trains its reward model on a ranked group; equal labels are no pair.
+    For two responses it is :func:`dpo`, or :func:`bradley_terry`. With ``reduce="mean"`` it is the
+    loss of InstructGPT's reward model on a ranked group. Equal labels form no pair.
 
     Args:
       scores, labels, where, reduce: See the module.
@@ -171,12 +171,12 @@ def pair_hinge(
 
 
 def list_softmax(scores: Array, labels: Array, *, where: Array | None = None) -> Array:
-    """The cross-entropy between the softmax of the labels and that of the scores.
+    """The cross-entropy between the softmax of the labels and the softmax of the scores.
 
         loss = -sum_i softmax(y)_i log softmax(s)_i
 
-    It is least, and not 0, where the scores are the labels up to a constant. A list with fewer than
-    two responses has loss 0.
+    The minimum, which is not 0, is where the scores equal the labels up to a constant. A list with
+    fewer than two responses has loss 0.
 
     Args:
       scores, labels, where: See the module.
@@ -205,17 +205,17 @@ def list_softmax(scores: Array, labels: Array, *, where: Array | None = None) ->
 def plackett_luce(
     scores: Array, labels: Array, *, top_m: int | None = None, where: Array | None = None
 ) -> Array:
-    """The likelihood of a ranking that is drawn from the best to the worst by softmax: ListMLE.
+    """The likelihood of a ranking drawn by softmax from the best response to the worst: ListMLE.
 
         loss = sum over i of [log(exp(s_i) + sum over j with y_j < y_i of exp(s_j)) - s_i]
 
-    Equal labels are no preference: such responses are not compared with each other. Of two
-    responses it is the logistic loss. With ``top_m`` only responses with fewer than m better ones
+    Responses with equal labels are not compared with each other. For two responses it is the
+    logistic loss. With ``top_m`` only the terms of responses with fewer than m better responses
     count.
 
     Args:
       scores, labels, where: See the module.
-      top_m: Places, at least 1; None for all.
+      top_m: How many of the top places count, at least 1; None for all.
 
     Returns:
       ``[...]`` float32; 0 for a list whose labels are all equal.
@@ -255,17 +255,17 @@ def brain(
     baseline: bool = True,
     where: Array | None = None,
 ) -> Array:
-    """BRAIn: the posterior of responses that are good, distilled from weighted samples.
+    """BRAIn: distills the posterior over good responses from weighted samples.
 
         a = softmax(ref_logp + rewards / temperature - behavior_logp)     over the samples
         b = softmax(logp - behavior_logp)
         loss = sum_i a_i (log a_i - log b_i),   gradient -sum_i (a_i - b_i) grad logp_i
         baseline=False:  loss = -sum_i a_i logp_i
 
-    a weighs the samples as the posterior does, b as the policy does; b is the baseline that takes
-    out most of the variance. The gradient stops at a. Log-probabilities of long responses make a
-    nearly one-hot; a greater temperature evens it out. Of two samples with rewards far apart it is
-    :func:`dpo` with ``beta=1`` against what sampled.
+    The weights a follow the posterior and the weights b follow the policy; b is a baseline that
+    removes most of the variance. No gradient flows into a. The log-probabilities of long responses
+    make a nearly one-hot; a higher temperature smooths it. For two samples with rewards far apart
+    it is :func:`dpo` with ``beta=1`` and the policy that sampled as the reference.
 
     Args:
       logp: ``[..., K]``, floating point, log-probability (nats) of each response under the policy
@@ -273,7 +273,7 @@ def brain(
       ref_logp: ``[..., K]``, under the prior: the model before any training on rewards.
       behavior_logp: ``[..., K]``, under the policy that sampled.
       rewards: ``[..., K]``, floating point.
-      temperature: Of the reward, above 0.
+      temperature: Temperature of the reward, above 0.
       baseline: Whether b is subtracted.
       where: See the module.
 
@@ -319,7 +319,7 @@ def snis_weights(log_weights: Array, *, where: Array | None = None) -> Array:
 
     Args:
       log_weights: ``[..., K]``, floating point.
-      where: See the module; what is masked gets 0.
+      where: See the module; masked entries get 0.
 
     Returns:
       ``[..., K]`` float32, adding up to 1, or all 0 for an empty group.
@@ -331,7 +331,7 @@ def snis_weights(log_weights: Array, *, where: Array | None = None) -> Array:
       [0.25, 0.75]
 
     References:
-      The weights of BRAIn (arXiv:2402.02479), and its released code.
+      The weights of BRAIn (arXiv:2402.02479) and of its released code.
     """
     checks.check_min_rank("snis_weights", 1, log_weights=log_weights)
     checks.check_float("snis_weights", log_weights=log_weights)

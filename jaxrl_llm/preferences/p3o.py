@@ -24,7 +24,7 @@ def p3o(
     pairs: Literal["all", "adjacent"] = "all",
     where: Array | None = None,
 ) -> Array:
-    """Pairwise PPO: of two responses the better one becomes likelier than the other, within a box.
+    """Pairwise PPO: makes the better of two responses likelier than the other, with clipping.
 
         R = exp(logp - old_logp)  of a response,   q = r - kl_coef (logp - ref_logp)
         "separate" (V1):  loss = sum over i in {1, 2} of max(c_i R_i, c_i clip(R_i)) / 2
@@ -33,28 +33,28 @@ def p3o(
                           d = (logp_1 - logp_2) - (old_logp_1 - old_logp_2),  clip to [-eps, eps]
                           c = -(q_1 - q_2) bound(R_1 R_2)
 
-    bound is to [1 / max_ratio, max_ratio], and the gradient stops at c. Inside the bounds and the
-    box both have the gradient ``-(q_1 - q_2) R_1 R_2 grad(logp_1 - logp_2) / 2``. The loss of a
-    group is the mean over its pairs; before the first update its gradient is that of
-    :func:`jaxrl_llm.advantages.rloo`, averaged over the group. What is added to all rewards of a
-    prompt changes nothing, and equal rewards have loss 0.
+    bound clips to [1 / max_ratio, max_ratio], and no gradient flows into c. Inside both clip
+    ranges both forms have the gradient ``-(q_1 - q_2) R_1 R_2 grad(logp_1 - logp_2) / 2``. The loss
+    of a group is the mean over its pairs. Before the first update its gradient equals that of
+    :func:`jaxrl_llm.advantages.rloo`, averaged over the group. Adding a constant to all rewards of
+    a prompt changes nothing, and equal rewards have loss 0.
 
     Args:
       logp: ``[..., G]``, floating point, log-probability (nats) of each response under the policy
         being trained, summed over its tokens.
-      old_logp: ``[..., G]``, likewise under the policy that sampled.
+      old_logp: ``[..., G]``, the same under the policy that sampled.
       rewards: ``[..., G]``, floating point, r.
       ref_logp: ``[..., G]``, under the reference; only for ``kl_coef``.
       kl_coef: Penalty for each nat of divergence of a response from the reference, not negative.
-      clip: What is clipped: each ratio, or the difference of the log-ratios.
-      eps: Half the width of the box, above 0.
+      clip: "separate" clips each ratio, "joint" the difference of the log-ratios.
+      eps: Half the width of the clip range, above 0.
       max_ratio: Bound of the ratios in the weight of a pair, at least 1.
-      pairs: "all" of a group, or those "adjacent" to each other.
-      where: bool ``[..., G]``, True for the responses that there are; the others are not read. None
-        for all.
+      pairs: "all" pairs of a group, or only pairs of "adjacent" responses.
+      where: bool ``[..., G]``, True for valid responses; the others are ignored. None for
+        all.
 
     Returns:
-      ``[...]`` float32, one a group; 0 without a pair.
+      ``[...]`` float32, one value per group; 0 without a pair.
 
     Example:
       >>> import jax.numpy as jnp
@@ -67,8 +67,8 @@ def p3o(
     References:
       Wu et al., Pairwise Proximal Policy Optimization (arXiv:2310.00212), and the first author's
       code: "separate" in its repository rlhf_sac, "joint" in its fork of trlx, both with eps 0.2
-      and ``max_ratio`` 10, ``kl_coef`` 0.05 or 0.01, two responses a prompt. Its joint loss has
-      another value, by a constant. Here log-ratios are clamped to +-20 as well.
+      and ``max_ratio`` 10, ``kl_coef`` 0.05 or 0.01, two responses per prompt. Its joint loss
+      differs by a constant. We also clamp log-ratios to +-20.
     """
     function = "p3o"
     named = {"logp": logp, "old_logp": old_logp, "ref_logp": ref_logp, "rewards": rewards}

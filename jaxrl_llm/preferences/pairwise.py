@@ -1,15 +1,15 @@
-"""Losses of the difference between two responses: one that is preferred and one that is not.
+"""Losses of the difference between two responses, a chosen one and a rejected one.
 
     h = g(log-ratio of the chosen) - g(log-ratio of the rejected),   log-ratio = logp - ref_logp
 
-Of a policy equal to its reference h is 0. What the losses share is described in the package.
-Two options are of h:
-  ``divergence``: which regularizer the policy is the optimum of, by its g: "reverse_kl" (g(x) = x),
+If the policy equals its reference, h is 0. The package describes the shared arguments.
+Two options change h:
+  ``divergence``: The regularizer, which determines g: "reverse_kl" (g(x) = x),
     "forward_kl" (1 - exp(-x)), "js" (log 2 + log sigmoid(x)) or "alpha"
     ((exp((alpha - 1) x) - 1) / (alpha - 1), the exponent at most 80).
-  ``alpha``: That of the divergence "alpha", None for 0.5; 1 is the reverse KL and 0 the forward KL.
+  ``alpha``: Order of the divergence "alpha", None for 0.5; 1 is the reverse KL, 0 the forward KL.
 
-The losses are one number a pair, to be averaged over the pairs. The gradient stops at the
+Each loss returns one value per pair, to be averaged over the pairs. No gradient flows into the
 reference. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out
 of range.
 """
@@ -39,26 +39,26 @@ def dpo(
     rejected_lengths: Array | None = None,
     where: Array | None = None,
 ) -> Array:
-    """Direct preference optimization: the chosen response is likelier than the rejected one.
+    """Direct preference optimization: makes the chosen response likelier than the rejected one.
 
         z = beta h - margin
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z),   e = label_smoothing
         robust:  loss = (-(1 - e) log sigmoid(z) + e log sigmoid(-z)) / (1 - 2 e)
         likelihood:  adds -likelihood chosen_logp / chosen_lengths
 
-    With ``label_smoothing`` it is the conservative DPO. The robust one is unbiased where a share e
-    of the labels is flipped, and may be negative. With ``per_token`` it is TRL's
-    ``sigmoid_norm``. With a ``margin`` it is DPO with an offset. With a ``likelihood`` it is RPO:
-    a difference alone may grow while the chosen response becomes less likely too.
+    With ``label_smoothing`` it is conservative DPO. The robust loss is unbiased if a share e of the
+    labels is flipped, and it may be negative. With ``per_token`` it is TRL's ``sigmoid_norm``. With
+    a ``margin`` it is DPO with an offset. With a ``likelihood`` it is RPO: without that term the
+    difference may grow while the chosen response becomes less likely.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where: See the package.
       chosen_lengths, rejected_lengths, per_token, beta, label_smoothing: See the package.
       divergence, alpha: See the module.
-      robust: Corrects for wrong labels, the share of which is ``label_smoothing``.
-      margin: A number or ``[...]``, by how much the reward of the chosen response is to exceed that
-        of the other, such as the difference of their grades.
-      likelihood: Weight of the mean negative log-likelihood a token of the chosen response, not
+      robust: Corrects for wrong labels; their share is ``label_smoothing``.
+      margin: A number or ``[...]``, by how much the reward of the chosen response should exceed the
+        reward of the rejected one, such as the difference of their grades.
+      likelihood: Weight of the mean negative log-likelihood per token of the chosen response, not
         negative; it needs ``chosen_lengths``.
 
     Returns:
@@ -121,7 +121,7 @@ def ipo(
     rejected_lengths: Array | None = None,
     where: Array | None = None,
 ) -> Array:
-    """Identity preference optimization: the difference is to reach a margin, and not to exceed it.
+    """Identity preference optimization: regresses the difference to a margin.
 
         loss = (h - 1 / (2 beta))^2
 
@@ -142,7 +142,7 @@ def ipo(
       [9.0]
 
     References:
-      Azar et al., IPO (arXiv:2310.12036), of sums; TRL has ``per_token``.
+      Azar et al., IPO (arXiv:2310.12036), with sums; TRL uses ``per_token``.
     """
     function = "ipo"
     h = _difference(
@@ -174,7 +174,7 @@ def hinge(
     alpha: float | None = None,
     where: Array | None = None,
 ) -> Array:
-    """The hinge of the difference: no gradient once the margin is met.
+    """The hinge loss of the difference: no gradient once the margin is met.
 
         loss = max(0, margin - beta h)
 
@@ -196,7 +196,7 @@ def hinge(
       [0.5]
 
     References:
-      Liu et al. (arXiv:2309.06657), who name it SLiC-norm; TRL's ``hinge``.
+      Liu et al. (arXiv:2309.06657), who call it SLiC-norm; TRL's ``hinge``.
     """
     function = "hinge"
     h = _difference(

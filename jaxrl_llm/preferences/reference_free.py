@@ -1,9 +1,9 @@
-"""Losses of pairs that read no reference.
+"""Losses of pairs that need no reference.
 
-What the losses share is described in the package. They are one number a pair, to be averaged over
-the pairs; a negative log-likelihood is the mean over the tokens of a response, and not over those
-of a batch as in TRL. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an
-option out of range.
+The package describes the shared arguments. Each loss returns one value per pair, to be averaged
+over the pairs. A negative log-likelihood is the mean over the tokens of a response; TRL takes the
+mean over the tokens of a batch. All raise TypeError for a wrong dtype and ValueError for a wrong
+shape or an option out of range.
 """
 
 import math
@@ -25,13 +25,13 @@ def sft(
     chosen_lengths: Array | None = None,
     where: Array | None = None,
 ) -> Array:
-    """Negative log-likelihood of the chosen response, a term beside losses of preferences.
+    """Negative log-likelihood of the chosen response, often added to a preference loss.
 
         loss = -chosen_logp / chosen_lengths
 
     Args:
       chosen_logp, chosen_lengths, where: See the package.
-      per_token: The mean over the tokens; False for the sum, which reads no lengths.
+      per_token: Takes the mean over the tokens; False takes the sum, which needs no lengths.
 
     Returns:
       ``[...]`` float32.
@@ -62,20 +62,20 @@ def simpo(
     label_smoothing: float = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Simple preference optimization: mean log-probabilities a token that differ by a margin.
+    """Simple preference optimization: mean log-probabilities per token should differ by a margin.
 
         a = logp / lengths;   with alpha:  a = (1 - exp(-alpha logp / lengths)) / alpha
         z = beta (a_w - a_l) - gamma
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z),   e = label_smoothing
 
-    The authors give gamma as a share of beta.
+    The authors report gamma as a share of beta.
 
     Args:
       chosen_logp, rejected_logp, chosen_lengths, rejected_lengths, where: See the package.
       label_smoothing: See the package.
       beta: Above 0.
       gamma: Margin, not negative.
-      alpha: Of AlphaPO, which bends the rewards; 0 for SimPO.
+      alpha: Shape of the rewards of AlphaPO; 0 for SimPO.
 
     Returns:
       ``[...]`` float32.
@@ -116,7 +116,7 @@ def cpo(
     label_smoothing: float = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Contrastive preference optimization: preference, and likelihood of the chosen response.
+    """Contrastive preference optimization: a preference, and the likelihood of the chosen response.
 
         z = beta (chosen_logp - rejected_logp)
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z) - likelihood chosen_logp / chosen_lengths
@@ -137,7 +137,7 @@ def cpo(
       [2.693...]
 
     References:
-      Xu et al., CPO (arXiv:2401.08417), whose likelihood is a sum over the tokens; TRL has a mean.
+      Xu et al., CPO (arXiv:2401.08417), who sum the log-likelihood over tokens; TRL takes the mean.
     """
     function = "cpo"
     chosen, rejected = _policy(function, chosen_logp, rejected_logp, where)
@@ -159,7 +159,7 @@ def orpo(
     chosen_nll: Array | None = None,
     where: Array | None = None,
 ) -> Array:
-    """Odds ratio preference optimization: likelihood, and odds in favor of the chosen response.
+    """Odds ratio preference optimization: the likelihood and the odds of the chosen response.
 
         a = logp / lengths,   log odds = a - log(1 - exp(a))
         loss = -a_w - beta log sigmoid(log odds_w - log odds_l)
@@ -169,8 +169,8 @@ def orpo(
     Args:
       chosen_logp, rejected_logp, chosen_lengths, rejected_lengths, where: See the package.
       beta: lambda of the paper, above 0.
-      chosen_nll: ``[...]``, floating point, in place of ``-a_w``: such as a mean over the tokens of
-        prompt and response, as in TRL.
+      chosen_nll: ``[...]``, floating point, replaces ``-a_w``, for example by the mean over the
+        tokens of prompt and response, as in TRL.
 
     Returns:
       ``[...]`` float32.
@@ -216,16 +216,16 @@ def slic(
 
         loss = max(0, margin - (chosen_logp - rejected_logp)) - likelihood target_logp
 
-    With ``per_token`` the three are divided by their lengths. :func:`hinge` is the form with a
-    reference.
+    With ``per_token`` each of the three log-probabilities is divided by its length. :func:`hinge`
+    is the form with a reference.
 
     Args:
       chosen_logp, rejected_logp, where: See the package.
       chosen_lengths, rejected_lengths, per_token: See the package.
-      target_logp: ``[...]``, floating point, of the response of the data; None for the chosen one.
+      target_logp: ``[...]``, floating point, for the response in the data; None for the chosen one.
       margin: Above 0.
       likelihood: Weight of the likelihood of the target, not negative.
-      target_lengths: ``[...]``, numbers, tokens of ``target_logp``.
+      target_lengths: ``[...]``, numbers, tokens of the target response.
 
     Returns:
       ``[...]`` float32.
@@ -278,12 +278,13 @@ def tpo(
         z = beta (chosen_logp - rejected_logp) - gamma
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z) - likelihood target_logp / target_lengths
 
-    With ``per_token`` the two of z are divided by their lengths: with ``gamma=0.5`` it is TPO-L.
+    With ``per_token`` both log-probabilities in z are divided by their lengths; with ``gamma=0.5``
+    this is TPO-L.
 
     Args:
       chosen_logp, rejected_logp, where, beta, label_smoothing: See the package.
       chosen_lengths, rejected_lengths, per_token: See the package.
-      target_logp: ``[...]``, floating point, of the gold response.
+      target_logp: ``[...]``, floating point, for the gold response.
       target_lengths: ``[...]``, numbers, tokens of the gold response.
       gamma: Margin, not negative.
       likelihood: Weight of the likelihood of the gold response, not negative.

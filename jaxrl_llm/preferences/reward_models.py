@@ -1,22 +1,22 @@
 """Losses of reward models: of pairs, of soft labels, and of the steps of a response.
 
 Shared arguments:
-  ``chosen_rewards``, ``rejected_rewards``: ``[...]``, floating point, what the reward model gives
-    to the response that is preferred and to the other one.
-  ``where``: bool ``[...]``, True for the pairs that there are; the others are not read and get 0.
+  ``chosen_rewards``, ``rejected_rewards``: ``[...]``, floating point, the output of the reward
+    model for the preferred response and for the other one.
+  ``where``: bool ``[...]``, True for valid pairs; the others are ignored and get a loss of 0.
     None for all.
 
-A ranked group has :func:`pair_logistic` and :func:`plackett_luce`, with the rewards as scores. All
-raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+For a ranked group use :func:`pair_logistic` or :func:`plackett_luce`, with the rewards as scores.
+All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 
-As surrogates of a recipe they are :func:`paired_rewards`, :func:`listed_rewards` and
-:func:`step_rewards`, of the values of a head in place of log-probabilities; those take:
-  ``values``: ``[..., G, T]``, floating point, what the head makes of the text up to and with each
-    token.
+In a recipe the surrogates are :func:`paired_rewards`, :func:`listed_rewards` and
+:func:`step_rewards`. They read the values of a head instead of log-probabilities:
+  ``values``: ``[..., G, T]``, floating point, the output of the head for the text up to and
+    including each token.
   ``old_logp``: Not used.
-  ``advantages``: ``[..., G]``, of which the order counts.
-  ``mask``: bool ``[..., G, T]``, True for the tokens of a response; a response without any is no
-    member of its group.
+  ``advantages``: ``[..., G]``; only their order matters.
+  ``mask``: bool ``[..., G, T]``, True for the tokens of a response; a response without tokens does
+    not belong to its group.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def bradley_terry(
         d = r_w - r_l - margin
         loss = -(1 - e) log sigmoid(d) - e log sigmoid(-d) + centering (r_w + r_l)^2
 
-    The pair fixes rewards up to a constant for each prompt; centering draws their mean to 0.
+    Pairs determine rewards only up to a constant per prompt; centering pulls their mean to 0.
 
     Args:
       chosen_rewards, rejected_rewards, where: See the module.
@@ -63,7 +63,7 @@ def bradley_terry(
 
     References:
       Christiano et al. (arXiv:1706.03741) for the model; the margin of Llama 2 (arXiv:2307.09288);
-      the centering of Eisenstein et al. (arXiv:2312.09244), who have 0.01. TRL's reward trainer.
+      the centering of Eisenstein et al. (arXiv:2312.09244), who use 0.01. TRL's reward trainer.
     """
     function = "bradley_terry"
     _check(function, where, chosen_rewards=chosen_rewards, rejected_rewards=rejected_rewards)
@@ -87,11 +87,11 @@ def soft_bradley_terry(
     *,
     where: Array | None = None,
 ) -> Array:
-    """The cross-entropy of a reward model against how likely the first response is preferred.
+    """The cross-entropy of a reward model with soft labels, the probability of a preference.
 
         loss = -p log sigmoid(r_1 - r_2) - (1 - p) log sigmoid(r_2 - r_1)
 
-    Least where ``sigmoid(r_1 - r_2) = p``; with p = 1 it is :func:`bradley_terry`.
+    The minimum is at ``sigmoid(r_1 - r_2) = p``; with p = 1 it is :func:`bradley_terry`.
 
     Args:
       first_rewards: ``[...]``, floating point.
@@ -128,7 +128,7 @@ def soft_bradley_terry(
 
 
 def process_reward(logits: Array, labels: Array, marks: Array) -> Array:
-    """The loss of a process reward model: whether each step is right, at the token that ends it.
+    """The loss of a process reward model: whether each step is correct, read at its last token.
 
         loss[t] = -y log sigmoid(z[t]) - (1 - y) log sigmoid(-z[t])     at marks, else 0
 
@@ -137,9 +137,9 @@ def process_reward(logits: Array, labels: Array, marks: Array) -> Array:
 
     Args:
       logits: ``[..., T]``, floating point, z.
-      labels: ``[..., T]``, y: bool, or numbers in [0, 1], such as the share of rollouts from there
-        that succeed; read at the marks only.
-      marks: bool ``[..., T]``, True at the last token of each step that has a label, as of
+      labels: ``[..., T]``, y: bool, or numbers in [0, 1], such as the share of rollouts from that
+        step that succeed; read only at the marks.
+      marks: bool ``[..., T]``, True at the last token of each step that has a label, see
         :func:`step_marks`.
 
     Returns:
@@ -154,8 +154,8 @@ def process_reward(logits: Array, labels: Array, marks: Array) -> Array:
       [0.0, 0.693..., 0.0, 0.693...]
 
     References:
-      Lightman et al. (arXiv:2305.20050); Uesato et al. (arXiv:2211.14275). TRL 1.13's PRM trainer,
-      the last that has one.
+      Lightman et al. (arXiv:2305.20050); Uesato et al. (arXiv:2211.14275). The PRM trainer of TRL
+      1.13, the last version to have one.
     """
     function = "process_reward"
     checks.check_mask(function, marks)
@@ -167,12 +167,12 @@ def process_reward(logits: Array, labels: Array, marks: Array) -> Array:
 
 
 def step_marks(step_ids: Array, mask: Array, *, last_only: bool = False) -> Array:
-    """The last token of each step of a response, where a process reward model is read.
+    """Marks the last token of each step of a response, where a process reward model is read.
 
         mark[t] = mask[t]  and  the next unmasked token is of another step, or there is none
 
     Args:
-      step_ids: integers ``[..., T]``, the step of each token, not falling; below 0 for none.
+      step_ids: integers ``[..., T]``, the step of each token, nondecreasing; below 0 for none.
       mask: bool ``[..., T]``, True = keep.
       last_only: Whether only the last step of a response is marked.
 
@@ -207,13 +207,13 @@ def step_marks(step_ids: Array, mask: Array, *, last_only: bool = False) -> Arra
 
 
 def last_token_value(values: Array, mask: Array) -> Array:
-    """What a reward model says at the last token of each response.
+    """The output of a reward model at the last token of each response.
 
         r = values[t],  t the last token with mask[t]
 
     Args:
       values: ``[..., T]``, floating point, one a token.
-      mask: bool ``[..., T]``, True for the tokens of the response; holes are allowed.
+      mask: bool ``[..., T]``, True for the tokens of the response; gaps are allowed.
 
     Returns:
       ``[...]`` float32; 0 for an empty response.
@@ -226,21 +226,21 @@ def last_token_value(values: Array, mask: Array) -> Array:
       [2.0, 0.0]
 
     References:
-      The token that sequence classifiers of transformers and TRL's ``get_reward`` read.
+      The sequence classifiers of transformers and TRL's ``get_reward`` read the same token.
     """
     masking.check_tokens("last_token_value", mask, values=values)
     return masking.masked_sum(values, masking.last_token(jnp.asarray(mask)), axis=-1)
 
 
 def step_values(values: Array, step_ids: Array, mask: Array, *, steps: int) -> Array:
-    """What a process reward model says at the end of each step.
+    """The output of a process reward model at the end of each step.
 
         r[k] = values[t],  t the last token with mask[t] of step k
 
     Args:
       values: ``[..., T]``, floating point, one a token.
-      step_ids, mask: As of :func:`step_marks`.
-      steps: K, at least 1; steps from K on are left out.
+      step_ids, mask: As in :func:`step_marks`.
+      steps: K, at least 1; steps from K on are dropped.
 
     Returns:
       ``[..., K]`` float32; 0 for a step without a token.
@@ -287,7 +287,7 @@ def paired_rewards(
 
     Args:
       values, old_logp, advantages, mask: See the module.
-      margins: ``[...]``, of each group, the ``margin`` of the loss; None for its own.
+      margins: ``[...]``, one per group, the ``margin`` of the loss; None for its default.
       loss: ``(chosen_rewards, rejected_rewards, where=...) -> [...]``, such as
         ``bind(preferences.bradley_terry, margin=1.0)``.
 
@@ -303,7 +303,7 @@ def paired_rewards(
       [0.4740..., 0.4740...]
 
     References:
-      Stiennon et al. (arXiv:2009.01325); the token is that of TRL's reward trainer.
+      Stiennon et al. (arXiv:2009.01325); TRL's reward trainer reads the same token.
     """
     del old_logp
     rewards, there = _of_responses("paired_rewards", values, advantages, mask)
@@ -336,14 +336,14 @@ def listed_rewards(
     rewards: Array,
     loss: Callable = pair_logistic,
 ) -> Array:
-    """The loss of a reward model on the list of a group, over all of its responses at once.
+    """A listwise loss of a reward model, over all responses of a group at once.
 
         loss[i, t] = loss(r, rewards)        at every token of the group;   r as in paired_rewards
 
     Args:
       values, old_logp, advantages, mask: See the module.
-      rewards: ``[..., G]``, of the data; the greater one is better.
-      loss: ``(scores, labels, where=...) -> [...]``, a loss of lists such as :func:`pair_logistic`
+      rewards: ``[..., G]``, from the data; greater is better.
+      loss: ``(scores, labels, where=...) -> [...]``, a listwise loss such as :func:`pair_logistic`
         or :func:`plackett_luce`.
 
     Returns:
@@ -392,11 +392,11 @@ def step_rewards(
         loss[t] = process_reward(values[t], turn_rewards[turn_ids[t]])   at the end of each step
 
     Args:
-      values, old_logp, mask: See the module; ``mask`` may be that of the ends of steps alone.
+      values, old_logp, mask: See the module; ``mask`` may mark only the last tokens of steps.
       advantages: Not used.
       turn_rewards: ``[..., G, K]``, the label of each step, in [0, 1].
       turn_where: bool ``[..., G, K]``, True for the steps that have a label.
-      turn_ids: integers ``[..., G, T]``, the step of each token, not falling; below 0 for none.
+      turn_ids: integers ``[..., G, T]``, the step of each token, nondecreasing; below 0 for none.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 elsewhere.

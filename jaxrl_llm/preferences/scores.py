@@ -1,4 +1,4 @@
-"""What the losses of responses share: log-ratios, their transforms, and the shapes of a loss.
+"""Shared helpers of the preference losses: log-ratios, their transforms, and the shapes of a loss.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -16,13 +16,13 @@ _NEAR_ONE = 1e-6
 
 
 def check_rows(function: str, where: Array | None, **arrays) -> None:
-    """Raises unless arrays (None is skipped) are floating point and of one shape with ``where``."""
+    """Raises unless arrays (None is skipped) are floating point with the shape of ``where``."""
     checks.check_bool(function, where=where)
     checks.check_alike(function, arrays, where=where)
 
 
 def log_ratio(logp: Array, ref_logp: Array, where: Array | None) -> Array:
-    """``logp - ref_logp`` in float32, 0 where absent; the gradient stops at the reference."""
+    """``logp - ref_logp`` in float32, 0 where absent; no gradient flows into the reference."""
     return masking.safe_log_ratio(logp, jax.lax.stop_gradient(ref_logp), where)
 
 
@@ -34,7 +34,7 @@ def log_ratios(
     rejected_ref_logp: Array,
     where: Array | None,
 ) -> tuple[Array, Array]:
-    """Checks the arrays of pairs; returns the log-ratios of the chosen and of the rejected."""
+    """Checks the arrays of pairs; returns the log-ratios of the chosen and rejected responses."""
     check_rows(
         function,
         where,
@@ -54,7 +54,7 @@ def per_token(
     where: Array | None,
     name: str = "chosen_lengths",
 ) -> Array:
-    """A sum over the tokens of a response as their mean; ``name`` is that of the lengths."""
+    """Divides a sum over tokens by the length; ``name`` is the name of the lengths."""
     if lengths is None:
         raise ValueError(f"{function}: a mean over tokens needs {name}; got None.")
     checks.check_shape(function, name, lengths, jnp.shape(x))
@@ -70,7 +70,7 @@ def both_per_token(
     rejected_lengths: Array | None,
     where: Array | None,
 ) -> tuple[Array, Array]:
-    """Both sums over the tokens of a response as means."""
+    """Divides the sums over the tokens of both responses by their lengths."""
     return (
         per_token(function, chosen, chosen_lengths, where),
         per_token(function, rejected, rejected_lengths, where, "rejected_lengths"),
@@ -78,7 +78,7 @@ def both_per_token(
 
 
 def per_pair(function: str, name: str, x: float | Array, like: Array, where: Array | None) -> Array:
-    """Data of one number a pair or for all, without a gradient, 0 where absent."""
+    """Data with one value per pair or one for all, without a gradient, 0 where absent."""
     if not jnp.ndim(x):
         return jax.lax.stop_gradient(jnp.asarray(x, jnp.float32))
     checks.check_shape(function, name, x, jnp.shape(like))

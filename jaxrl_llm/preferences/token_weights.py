@@ -1,7 +1,7 @@
-"""How much the tokens of a response count in a loss of pairs, and how much a pair counts.
+"""Weights of tokens and of pairs in a loss of pairs.
 
-Both rules make what a loss of pairs takes: sums of log-probabilities, or a factor of the loss. All
-raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+One rule returns the log-probabilities that a loss takes, the other a factor of the loss. All raise
+TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
 import jax
@@ -11,18 +11,18 @@ from jaxrl_llm.core import Array, checks, masking
 
 
 def desensitized_logp(logp: Array, mask: Array, other_lengths: Array, *, alpha: float) -> Array:
-    """The log-probability of a response, in which what is longer than the other counts less.
+    """The log-probability of a response, with less weight on tokens past the other's length.
 
         sum of logp over the first min(l, other) tokens + alpha sum of logp over those behind them
 
-    Policy and reference take the same rule, and so do both sides of a pair, so that a long response
-    does not win by its length. With ``alpha=1`` it is the sum.
+    Apply it to policy and reference and to both responses of a pair, so that a long response does
+    not win by its length. With ``alpha=1`` it is the sum.
 
     Args:
       logp: ``[..., T]``, floating point, log-probabilities (nats) of the tokens of a response.
       mask: bool ``[..., T]``, True for tokens that count; l is their number.
       other_lengths: ``[...]``, numbers, tokens of the other response of the pair.
-      alpha: How much a token counts that the other response has none for, in [0, 1].
+      alpha: Weight of the tokens past the length of the other response, in [0, 1].
 
     Returns:
       ``[...]`` float32.
@@ -47,18 +47,18 @@ def desensitized_logp(logp: Array, mask: Array, other_lengths: Array, *, alpha: 
 
 
 def alignment_weights(logp: Array, sum_pi_sq: Array, mask: Array) -> Array:
-    """How likely the policy is to write a response, next to what it writes on average.
+    """How likely a response is under the policy, relative to the policy's own samples.
 
         w = exp(mean over tokens of (logp - log sum_pi_sq))
 
-    A pair counts with the product of the weights of its responses, so that data of another policy
-    weigh as if the policy had sampled them. ``sum_pi_sq`` is the mean probability of what the
-    policy samples, so that its own samples have weights about 1.
+    The weight of a pair is the product of the weights of its responses, so that pairs sampled by
+    another policy are weighted as if this policy had sampled them. ``sum_pi_sq`` is the expected
+    probability of a token that the policy samples, so its own samples have weights near 1.
 
     Args:
       logp: ``[..., T]``, floating point, log-probabilities (nats) of the tokens under the policy.
-      sum_pi_sq: ``[..., T]``, floating point, sum of the squared probabilities of all tokens in
-        place of each: :func:`jaxrl_llm.advantages.sum_pi_squared`.
+      sum_pi_sq: ``[..., T]``, floating point, sum of squared probabilities over the vocabulary at
+        each position: :func:`jaxrl_llm.advantages.sum_pi_squared`.
       mask: bool ``[..., T]``, True for tokens that count.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Alignment by optimal transport: one distribution of rewards is to dominate another.
+"""Alignment by optimal transport: one distribution of rewards should dominate another.
 
-The ranks are over all pairs of the arrays. What the losses share is described in the package. All
-raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+The ranks are over all pairs of the arrays. The package describes the shared arguments. All raise
+TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
 import jax
@@ -21,14 +21,15 @@ def aot(
     label_smoothing: float = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Alignment by optimal transport: the margins of the policy above those of the reference.
+    """Alignment by optimal transport: the policy's margins should exceed the reference's margins.
 
         a = chosen_logp - rejected_logp,   b = chosen_ref_logp - rejected_ref_logp
         z = beta (a of rank k - b of rank k)
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z),   e = label_smoothing
 
-    The ranks are over all pairs of the arrays, so that the distribution of a is to dominate that of
-    b and no pair alone its reference. The loss of rank k stands at the pair whose a has it.
+    The ranks are over all pairs of the arrays: the distribution of a should dominate the
+    distribution of b, while a single pair may fall short of its reference. The loss of rank k is
+    returned at the pair whose a has rank k.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
@@ -45,7 +46,7 @@ def aot(
       [0.693..., 0.693...]
 
     References:
-      Melnyk et al., AOT (arXiv:2406.05882), of pairs; as in TRL.
+      Melnyk et al., AOT (arXiv:2406.05882), with pairs; as in TRL.
     """
     function = "aot"
     margins, ref_margins = _margins(
@@ -63,12 +64,12 @@ def aot_margins(
     beta: float = 0.1,
     where: Array | None = None,
 ) -> Array:
-    """The margins with which DPO is the loss of :func:`aot`, for pairs that arrive in parts.
+    """The margins that turn DPO into :func:`aot`, for batches that are split into parts.
 
         margin = beta (b of the rank of a - b),   a, b as in aot
 
-    They are of all pairs of a batch, by the policy before the step: ``dpo(..., margin=margin)`` of
-    a part of the batch is then that part of the loss.
+    Compute them for all pairs of a batch, with the policy before the step. Then
+    ``dpo(..., margin=margin)`` on a part of the batch returns that part of the loss.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
@@ -105,13 +106,14 @@ def aot_unpaired(
     label_smoothing: float = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Alignment by optimal transport: the rewards of the good responses above those of the bad.
+    """Alignment by optimal transport: rewards of good responses should exceed those of bad ones.
 
         z = beta (log-ratio of rank k of the chosen - log-ratio of rank k of the rejected)
         loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z),   e = label_smoothing
 
-    The two responses at one place need not have one prompt, but there are as many of both. The loss
-    of rank k stands at the chosen response that has it.
+    A chosen and a rejected response at the same index may have different prompts, but there must be
+    as many chosen as rejected responses. The loss of rank k is returned at the chosen response of
+    rank k.
 
     Args:
       chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
@@ -162,7 +164,7 @@ def _transported(
     label_smoothing: float,
     where: Array | None,
 ) -> Array:
-    """The logistic loss of the difference of two samples rank by rank, at the places of ``x``."""
+    """The logistic loss of the difference of two samples rank by rank, in the order of ``x``."""
     checks.check_positive(function, finite=True, beta=beta)
     scores.check_smoothing(function, label_smoothing)
     loss = scores.logistic(beta * (x - _matched(x, other, where)), label_smoothing)
@@ -170,7 +172,7 @@ def _transported(
 
 
 def _matched(x: Array, other: Array, where: Array | None) -> Array:
-    """Of ``other``, at each place the value whose rank is that of ``x``."""
+    """At each index, the value of ``other`` whose rank equals the rank of ``x``."""
     valid = jnp.ones(jnp.shape(x), bool) if where is None else jnp.asarray(where)
 
     def order(x: Array) -> Array:

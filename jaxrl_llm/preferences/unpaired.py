@@ -3,15 +3,15 @@
 Shared arguments:
   ``logp``, ``ref_logp``: ``[...]``, floating point, log-probability (nats) of the complete response
     under the policy being trained and under the reference, summed over its tokens.
-  ``desirable``: bool ``[...]``, True for good responses. One class alone will do.
+  ``desirable``: bool ``[...]``, True for good responses. All responses may be of one class.
   ``desirable_weight``, ``undesirable_weight``: Factors of the losses of a class, not negative.
-  ``where``: bool ``[...]``, True for the responses that there are; the others are not read and get
+  ``where``: bool ``[...]``, True for valid responses; the others are ignored and get a loss of
     0. None keeps all.
   ``beta``: Above 0; the implicit reward of a response is ``x = beta (logp - ref_logp)``.
 
-The losses are one number a response, to be averaged over the responses. The gradient stops at the
-reference. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out
-of range.
+Each loss returns one value per response, to be averaged over the responses. No gradient flows into
+the reference. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option
+out of range.
 """
 
 import jax
@@ -33,18 +33,18 @@ def kto(
     undesirable_weight: float = 1.0,
     where: Array | None = None,
 ) -> Array:
-    """Kahneman-Tversky optimization: gains and losses against the mean divergence of the policy.
+    """Kahneman-Tversky optimization: gains and losses relative to the policy's mean divergence.
 
         z = beta max(0, kl)
         loss = desirable_weight (1 - sigmoid(x - z))         of a good response
              = undesirable_weight (1 - sigmoid(z - x))       of a bad one
 
-    The weights times the numbers of good and bad responses are to be in a ratio from 1 to 4/3.
+    Weight times count of the good responses should be 1 to 4/3 times that of the bad responses.
 
     Args:
       logp, ref_logp, desirable, where, beta: See the module.
       desirable_weight, undesirable_weight: See the module.
-      kl: ``[]``, from :func:`kto_kl`; the gradient stops at it.
+      kl: ``[]``, from :func:`kto_kl`, treated as a constant.
 
     Returns:
       ``[...]`` float32, in (0, weight).
@@ -68,12 +68,12 @@ def kto(
 
 
 def kto_kl(kl_logp: Array, kl_ref_logp: Array, *, where: Array | None = None) -> Array:
-    """The divergence of a policy from its reference, over responses to other prompts.
+    """The divergence of a policy from its reference, estimated with mismatched responses.
 
         kl = mean(kl_logp - kl_ref_logp)
 
-    It may be negative, which :func:`kto` clamps. Each response follows the prompt of another row of
-    the batch, such as that of the row before.
+    It may be negative; :func:`kto` clamps it to 0. Each response follows the prompt of another row
+    of the batch, such as the previous row.
 
     Args:
       kl_logp, kl_ref_logp: ``[...]``, floating point, log-probabilities (nats) of the mismatched
@@ -118,8 +118,8 @@ def bco_unpaired(
     Args:
       logp, ref_logp, desirable, where, beta: See the module.
       desirable_weight, undesirable_weight: See the module.
-      center: ``[]``, d: a running mean of the implicit rewards, such as :func:`running_reward`; the
-        gradient stops at it.
+      center: ``[]``, d: a running mean of the implicit rewards, such as :func:`running_reward`,
+        treated as a constant.
 
     Returns:
       ``[...]`` float32.
@@ -132,7 +132,7 @@ def bco_unpaired(
       [0.693..., 0.693...]
 
     References:
-      Jung et al., BCO (arXiv:2404.04656); what its prompts weigh is the ``density`` of
+      Jung et al., BCO (arXiv:2404.04656); its weights of prompts are the ``density`` of
       :func:`single`.
     """
     function = "bco_unpaired"
@@ -158,7 +158,7 @@ def apo_zero_unpaired(
         loss = desirable_weight (1 - sigmoid(x))       of a good response
              = undesirable_weight sigmoid(x)           of a bad one
 
-    It is :func:`kto` with a divergence of 0, and :func:`apo_zero` the sum of both for a pair.
+    It is :func:`kto` with a divergence of 0; :func:`apo_zero` is the sum of both for a pair.
 
     Args:
       logp, ref_logp, desirable, where, beta: See the module.
@@ -188,15 +188,16 @@ def running_reward(*, beta: float = 0.1) -> Transform:
 
         d = mean over responses of beta (old_logp - ref_logp)
 
-    Those of the batch count. It is 0 before the first. ``running_center`` is that of pairs.
+    The mean includes the current batch. It is 0 before the first response. ``running_center`` is
+    the same mean over pairs.
 
     Args:
-      beta: That of the loss, above 0.
+      beta: The ``beta`` of the loss, above 0.
 
     Returns:
       A Transform ``rewards [..., G] -> []`` for ``Computed("center", ..., "controller")``; it takes
       ``where``, and ``old_logp``, ``ref_logp`` and ``mask`` ``[..., G, T]``. Its state is a
-      :class:`RunningCenter`, whose ``count`` is of responses.
+      :class:`RunningCenter`, whose ``count`` counts responses.
 
     Example:
       >>> import jaxrl_llm as jr
