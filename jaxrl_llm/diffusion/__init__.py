@@ -1,8 +1,8 @@
 """Diffusion policies: language models that unmask tokens, and flows that denoise latents.
 
-The log-likelihood of a masked-diffusion model has no closed form. Its estimates are one number a
-token, ``[..., T]``, and stand where ``logp`` stands: every surrogate, regularizer, correction and
-weighting takes them::
+The log-likelihood of a masked-diffusion model has no closed form. Its estimates have one value per
+token, ``[..., T]``, and replace ``logp``: every surrogate, regularizer, correction and weighting
+takes them::
 
     t = jr.diffusion.noise_levels(key, (), samples=4, draws="antithetic")
     masked = jr.diffusion.mask_tokens(mask_key, valid, t)             # [4, ..., T], once a batch

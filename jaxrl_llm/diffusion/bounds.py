@@ -1,4 +1,4 @@
-"""An upper bound of the log-likelihood, and the bound that an advantage's sign asks for.
+"""An upper bound of the log-likelihood, and the choice of a bound by the sign of the advantage.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -24,11 +24,11 @@ def eubo(
 
         eubo[i] = (1 / beta) log sum_j weights[j] 1[masked_j[i]] exp(beta logp_j[i]) / t_j
 
-    It is at least :func:`elbo`, whatever beta, and grows with it. It bounds the log-likelihood from
-    above up to a constant that no parameter moves; with ``beta >= L`` the constant is 0 (Hölder's
-    inequality over the L tokens). Tokens that no draw masks have the mean of the others, so that
-    the mean over tokens is that of the covered ones. Few draws lower it: the logarithm of a mean is
-    below the mean of the logarithm of what it estimates.
+    It is at least :func:`elbo` for every beta, and it grows with beta. It bounds the log-likelihood
+    from above up to a constant that does not depend on the parameters; with ``beta >= L`` the
+    constant is 0 (Hölder's inequality over the L tokens). Tokens that no draw masks get the mean of
+    the others, so that the mean over all tokens equals the mean over the covered tokens. With few
+    draws the estimate is biased downward, because the logarithm is concave.
 
     Args:
       logp, masked, t, valid, weights: See the package.
@@ -80,7 +80,7 @@ def sandwiched(
     mix: float = 0.5,
     weights: Array | None = None,
 ) -> Array:
-    """The lower bound where a response was good, an upper one where it was not.
+    """The lower bound for good responses, and an upper bound for bad ones.
 
         A >= 0:  elbo        A < 0:  mix eubo + (1 - mix) elbo
 

@@ -1,13 +1,14 @@
-"""``Likelihood``: which masks a batch draws, and the estimate of what a denoiser makes of them.
+"""``Likelihood``: how masks are drawn for a batch, and how a denoiser's outputs become an estimate.
 
-The slot of a recipe for a model that is not causal. Masks are drawn once a batch; the policy being
-trained, the old policy and the reference are all scored on them, so that the noise of a difference
-nearly cancels. A function of draws is ``(key, valid, prompt) -> Draws``, one of estimates
-``(logp, draws, valid, *, advantages) -> [..., T]``; both are bound with their options::
+It fills the slot of a recipe for a model that is not causal. Masks are drawn once per batch. The
+policy being trained, the old policy and the reference are all scored on the same masks, so the
+noise of a difference nearly cancels. A function that draws is ``(key, valid, prompt) -> Draws``;
+one that estimates is ``(logp, draws, valid, *, advantages) -> [..., T]``. Both are bound with
+their options::
 
     jr.diffusion.elbo_likelihood(samples=4, draws="stratified")
 
-``samples`` and ``draws`` are those of :mod:`jaxrl_llm.diffusion.levels`.
+``samples`` and ``draws`` are described in :mod:`jaxrl_llm.diffusion.levels`.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -32,7 +33,7 @@ from jaxrl_llm.diffusion.masks import (
 
 
 class Draws(NamedTuple):
-    """J draws of what is hidden from the denoiser.
+    """J draws of the tokens that are hidden from the denoiser.
 
     Attributes:
       masked: bool ``[J, ..., T]``, tokens of the response.
@@ -46,16 +47,17 @@ class Draws(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """An estimator of log-likelihoods, see the module; equal options make equal ones.
+    """An estimator of log-likelihoods, see the module; equal options make equal estimators.
 
     Attributes:
       draw: ``(key, valid [..., T], prompt [..., S]) -> Draws``; both masks are bool.
-      estimate: ``(logp [J, ..., T], draws, valid, *, advantages) -> [..., T]``, one number a token.
-        The advantages are ``[...]``, or None before they are known.
-      reads_advantages: Whether the estimate depends on them. Old policy and reference are scored
-        before they are known, so that it is not compared with theirs.
-      passes: In how many sets the draws are: the passes over a batch take one each. 1 is the same
-        draws in all of them.
+      estimate: ``(logp [J, ..., T], draws, valid, *, advantages) -> [..., T]``, one value for each
+        token. The advantages are ``[...]``, or None before they are known.
+      reads_advantages: Whether the estimate depends on the advantages. The old policy and the
+        reference are scored before advantages are known, so such an estimate is not compared with
+        theirs.
+      passes: How many sets of draws there are; each pass over a batch uses one. With 1, all passes
+        use the same draws.
     """
 
     draw: Callable
@@ -70,15 +72,15 @@ class Likelihood(NamedTuple):
 
 
 def mean_field_likelihood(*, p: float = 0.15, samples: int = 1, passes: int = 1) -> Likelihood:
-    """One step of denoising: the response is hidden completely, and a share p of the prompt.
+    """One step of denoising that hides the complete response and a share p of the prompt.
 
     See :func:`mean_field` and :func:`diffu_mask`.
 
     Args:
       p: Share of the prompt's tokens, in [0, 1].
       samples: See the module.
-      passes: How many passes over a batch hide other tokens of the prompt, each against the old
-        policy and the reference on the same masks; 1 for the same tokens in all.
+      passes: How many passes over a batch hide different tokens of the prompt. In each, the old
+        policy and the reference are scored on the same masks. 1 hides the same tokens in all.
 
     Returns:
       A :class:`Likelihood`.
@@ -107,7 +109,7 @@ def coupled_likelihood(*, pairs: int = 1, low: float = 0.2, high: float = 0.8) -
     """One forward with the response hidden, and pairs with complementary masks: :func:`coupled`.
 
     Args:
-      pairs: How many, at least 1.
+      pairs: How many pairs of masks, at least 1.
       low, high: Levels are uniform between these, in (0, 1).
 
     Returns:
@@ -145,7 +147,7 @@ def elbo_likelihood(
 
     Args:
       samples: See the module.
-      draws: See the module; not read by "quadrature".
+      draws: See the module; ignored by "quadrature".
       masks: See the table.
 
     Returns:
@@ -176,16 +178,16 @@ def elbo_likelihood(
 def sandwiched_likelihood(
     *, samples: int = 2, block: int | None = None, beta: float = 1.5, mix: float = 0.5
 ) -> Likelihood:
-    """The lower bound of good responses, an upper one of bad: :func:`sandwiched`.
+    """The lower bound for good responses, an upper bound for bad ones: :func:`sandwiched`.
 
-    Before advantages are known it is the lower bound, so that a recipe that compares with a
-    reference or, in several optimizer steps, with the old policy takes another likelihood.
+    Before advantages are known it is the lower bound. A recipe that compares with a reference, or
+    with the old policy over several optimizer steps, must therefore use another likelihood.
 
     Args:
       samples: See the module.
-      block: Tokens of a block of the sampler, see :func:`mask_blocks`; None masks over all. A model
-        with blocks of its own sees those before a block whatever is masked: there None.
-      beta, mix: As of :func:`sandwiched`.
+      block: Tokens per block of the sampler, see :func:`mask_blocks`; None masks over the complete
+        response. Use None for a block-causal model, which always sees the earlier blocks.
+      beta, mix: As in :func:`sandwiched`.
 
     Returns:
       A :class:`Likelihood`.

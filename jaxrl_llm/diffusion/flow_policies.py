@@ -1,8 +1,8 @@
 """``FlowLikelihood``: how a flow policy samples, and the densities of its steps in a recipe.
 
-It stands in the slot of :class:`~jaxrl_llm.diffusion.Likelihood`, for a model with a velocity: the
-log-densities of the K steps of a trajectory, ``[P, G, K]``, are those of tokens. A run sets K as
-``sampling.max_new_tokens``; the levels of its steps are :func:`flow_levels`.
+It fills the slot of :class:`~jaxrl_llm.diffusion.Likelihood` for a model that predicts a velocity:
+the log-densities of the K steps of a trajectory, ``[P, G, K]``, take the place of those of tokens.
+A run sets K as ``sampling.max_new_tokens``; the levels of its steps are :func:`flow_levels`.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -28,17 +28,17 @@ from jaxrl_llm.diffusion.flows import (
 
 
 class FlowLikelihood(NamedTuple):
-    """The steps of a flow policy, see the module; equal options make equal ones.
+    """The steps of a flow policy, see the module; equal options make equal policies.
 
     Attributes:
       step: ``(x, v, sigma, sigma_next, *, eps, x_next) -> FlowStep``, and ``sigma_1`` if it names
         that: a bound :func:`flow_sde_step` or :func:`branch_sde_step`.
-      window: ``(first, end)``: steps from ``first`` to ``end - 1`` are random and train, those of
-        the flow itself otherwise. None for all.
-      splits: Steps at which each latent goes on as two; see :func:`flow_tree`.
-      split_noise: By how much the noise of these steps is enlarged.
-      steps: K, where a text stands before the steps: of T cells of a response the last K are steps.
-        None where all cells are.
+      window: ``(first, end)``: steps from ``first`` to ``end - 1`` are random and train; the other
+        steps follow the flow itself. None for all.
+      splits: Steps at which each latent splits in two; see :func:`flow_tree`.
+      split_noise: Factor of the noise at these steps.
+      steps: K, if text precedes the steps: the last K of the T positions of a response are steps.
+        None if all positions are steps.
     """
 
     step: Callable
@@ -64,7 +64,7 @@ class FlowLikelihood(NamedTuple):
         return call_with(self.step, x, v, levels[steps], levels[steps + 1], context=context)
 
     def text_length(self, cells: int) -> int:
-        """How many of the cells of a response are tokens of a text, before the steps."""
+        """How many positions of a response are text tokens that precede the steps."""
         return 0 if self.steps is None else max(cells - self.steps, 0)
 
     def trains(self, steps: int) -> np.ndarray:
@@ -73,9 +73,9 @@ class FlowLikelihood(NamedTuple):
         return (first <= np.arange(steps)) & (np.arange(steps) < end)
 
     def node_ids(self, steps: int, group_size: int) -> np.ndarray:
-        """int32 ``[G, K]``, one number for each stretch of a tree between two splits.
+        """int32 ``[G, K]``, one id for each stretch of a tree between two splits.
 
-        Members that share a latent have its number in common.
+        Members that share a latent have the same id.
 
         Raises:
           ValueError: If a split is out of range, no step trains, or the leaves of a tree do not
@@ -123,7 +123,7 @@ def flow_levels(steps: int) -> np.ndarray:
       [1.0, 0.75, 0.5, 0.25, 0.0]
 
     References:
-      Liu et al., Flow-GRPO (arXiv:2505.05470), whose schedule is that of its model, with a shift.
+      Liu et al., Flow-GRPO (arXiv:2505.05470), which uses the shifted schedule of its model.
     """
     checks.check_count("flow_levels", steps=steps)
     return np.linspace(1.0, 0.0, steps + 1, dtype=np.float32)
@@ -136,13 +136,13 @@ def flow_likelihood(
     reduce: str = "mean",
     steps: int | None = None,
 ) -> FlowLikelihood:
-    """The steps of :func:`flow_sde_step`, which has the marginals of the flow.
+    """The steps of :func:`flow_sde_step`, which preserves the marginals of the flow.
 
     Args:
       noise: Above 0.
-      window: Steps that are random and train, from the first to one behind the last; None for all.
-      reduce: Over the dimensions of a latent, "mean" or "sum".
-      steps: Of a trajectory, for a model that writes a text before them; None for no text.
+      window: Steps that are random and train, from the first to one past the last; None for all.
+      reduce: Reduction over the dimensions of a latent, "mean" or "sum".
+      steps: Steps per trajectory, for a model that writes text first; None for no text.
 
     Returns:
       A :class:`FlowLikelihood`.
@@ -172,12 +172,12 @@ def flow_likelihood(
 def branch_likelihood(
     *, eta: float = 0.3, splits: Sequence[int] = (0, 3, 6, 9), split_noise: float = 4.0
 ) -> FlowLikelihood:
-    """The steps of :func:`branch_sde_step`, on a tree that splits in two at some of them.
+    """The steps of :func:`branch_sde_step`, on a tree that splits in two at some steps.
 
     Args:
       eta: Noise per unit of time, above 0.
-      splits: Ascending steps, from 0.
-      split_noise: Factor of the noise of these steps, above 0; a density has it not.
+      splits: Steps at which the tree splits, ascending, from 0.
+      split_noise: Factor of the noise at these steps, above 0; log-densities leave it out.
 
     Returns:
       A :class:`FlowLikelihood`.
@@ -211,7 +211,7 @@ def flow_kl(
         loss[t] = coef mean over D of (mean - ref mean)^2 / (2 std^2)
 
     Args:
-      step_mean, ref_step_mean: ``[..., T, D]``, floating point; the reference's is a constant.
+      step_mean, ref_step_mean: ``[..., T, D]``, floating point; ``ref_step_mean`` is a constant.
       step_std: ``[..., T]``, noise per unit of time, :attr:`FlowStep.std`.
       mask: bool ``[..., T]``, True for steps that train.
       coef: Not negative.
@@ -239,12 +239,12 @@ def flow_kl(
 def flow_mse(
     velocity: Array, ref_velocity: Array, mask: Array, *, coef: float | Array = 1.5e-5
 ) -> Array:
-    """:func:`velocity_mse` of each step as a regularizer: ``coef`` sum over D of its square.
+    """:func:`velocity_mse` of each step, times ``coef``, as a regularizer.
 
     Args:
-      velocity, ref_velocity: ``[..., T, D]``, floating point; the reference's is a constant.
+      velocity, ref_velocity: ``[..., T, D]``, floating point; ``ref_velocity`` is a constant.
       mask: bool ``[..., T]``, True for steps that train.
-      coef: Not negative. Sources have 1.5e-5 and 0.1; it depends on the number of dimensions.
+      coef: Not negative. Sources use 1.5e-5 and 0.1; it depends on the number of dimensions.
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
@@ -276,16 +276,16 @@ def flow_clip(
     step_scale: Array,
     eps: float = 1e-4,
 ) -> Array:
-    """The clipped ratio of each step, normed so that it has one spread at all noise levels.
+    """The clipped ratio of each step, normalized so that its spread is equal at all noise levels.
 
         R = exp(ratio_norm(logp - old_logp));   loss[t] = -min(R A, clip(R, 1 - eps, 1 + eps) A)
 
     Args:
       logp: ``[..., T]``, floating point, log-densities of the steps, a mean over dimensions.
       old_logp: ``[..., T]``, under the policy that sampled; a constant.
-      advantages: ``[..., T]``, or ``[...]``, one a trajectory; a constant.
+      advantages: ``[..., T]``, or ``[...]``, one per trajectory; a constant.
       mask: bool ``[..., T]``, True for steps that train.
-      step_mean, old_step_mean: ``[..., T, D]``, of the Gaussians; the old one is a constant.
+      step_mean, old_step_mean: ``[..., T, D]``, means of the Gaussians; the old mean is a constant.
       step_scale: ``[..., T]``, their standard deviation, :attr:`FlowStep.scale`.
       eps: Clip of the ratio, above 0.
 

@@ -21,15 +21,15 @@ class FlowTree(NamedTuple):
 
 
 def flow_tree(steps: int, splits: Sequence[int], *, children: int = 2) -> FlowTree:
-    """A tree of latents that share their first steps and split at some.
+    """A tree of latents that share their first steps and split at some later steps.
 
-    At a step of ``splits`` every latent has several next ones, siblings in a row; at others it has
-    one. With a split at step 0 alone it is a group of independent trajectories.
+    At a step in ``splits`` every latent has several successors, stored next to each other; at other
+    steps it has one. With a single split at step 0 it is a group of independent trajectories.
 
     Args:
       steps: How many steps of denoising, at least 1.
       splits: Steps at which latents split, each from 0 to ``steps - 1``, ascending.
-      children: At a split, at least 2.
+      children: Successors of each latent at a split, at least 2.
 
     Returns:
       A :class:`FlowTree`; its last ``children ** len(splits)`` nodes are the samples.

@@ -1,16 +1,16 @@
-"""Flow policies: each step of denoising a latent is a Gaussian, its log-density an action's.
+"""Flow policies: each step of denoising a latent is a Gaussian action with a log-density.
 
 The noise level falls from 1 to 0 over the steps, ``dt = sigma_next - sigma < 0``. A trajectory of K
-steps has log-densities ``[..., K]``, which take the place of those of K tokens: Flow-GRPO is
-``surrogates.ppo_clip`` with ``eps_low=eps_high=1e-4`` of them, with advantages cut to +-5.
+steps has log-densities ``[..., K]``, which replace the log-probabilities of K tokens: Flow-GRPO is
+``surrogates.ppo_clip`` on them with ``eps_low=eps_high=1e-4`` and advantages clipped to +-5.
 
-- ``x``: ``[..., D]``, floating point, the latent at ``sigma``; the axes of an image are one.
-- ``v``: ``[..., D]``, floating point, the velocity that the model gives there.
+- ``x``: ``[..., D]``, floating point, the latent at ``sigma``; flatten the axes of an image into D.
+- ``v``: ``[..., D]``, floating point, the velocity that the model predicts at ``x``.
 - ``sigma``, ``sigma_next``: ``[...]`` or numbers, noise levels in (0, 1] and in [0, 1).
-- ``eps``: ``[..., D]``, floating point, standard normal, to sample the next latent. Either it or
-  ``x_next``.
+- ``eps``: ``[..., D]``, floating point, standard normal, to sample the next latent. Pass either
+  ``eps`` or ``x_next``.
 - ``x_next``: ``[..., D]``, floating point, a latent that was sampled before, to score it.
-- ``reduce``: "mean" over the D dimensions, as released code has it, or "sum", the log-density.
+- ``reduce``: "mean" over the D dimensions, as in released code, or "sum", the log-density.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -32,7 +32,7 @@ class FlowStep(NamedTuple):
     Attributes:
       x: ``[..., D]``, the next latent.
       logp: ``[...]``, its log-density.
-      mean: ``[..., D]``, of the Gaussian.
+      mean: ``[..., D]``, the mean of the Gaussian.
       std: ``[...]``, its noise per unit of time.
       scale: ``[...]``, its standard deviation, ``std sqrt(-dt)``.
     """
@@ -91,14 +91,14 @@ def flow_sde_step(
     x_next: Array | None = None,
     reduce: str = "mean",
 ) -> FlowStep:
-    """A step of the stochastic sampler that has the marginals of the flow.
+    """A step of the stochastic sampler that preserves the marginals of the flow.
 
         std   = noise sqrt(sigma / (1 - sigma))        at sigma = 1 with sigma_1 in the denominator
         mean  = x (1 + std^2 / (2 sigma) dt) + v (1 + std^2 (1 - sigma) / (2 sigma)) dt
         x'    = mean + std sqrt(-dt) eps
 
-    As ``noise`` goes to 0 it is the step of the flow, ``x + v dt``, whose density is undefined. The
-    gradient reaches ``logp`` through ``mean``; it stops at the latent that is scored.
+    As ``noise`` goes to 0 it becomes the step of the flow, ``x + v dt``, which has no density. The
+    gradient of ``logp`` flows through ``mean``, not through the latent that is scored.
 
     Args:
       x, v, sigma, sigma_next, eps, x_next, reduce: See the module.
@@ -150,10 +150,10 @@ def branch_sde_step(
         mean = x + v dt - eta^2 / 2 score dt
         x'   = mean + noise_scale eta sqrt(-dt) eps
 
-    Where a tree splits, the children of a latent take noise of their own, enlarged by
-    ``noise_scale``; the log-density keeps the standard deviation without it. The tree is
-    :func:`flow_tree`, its credit ``advantages.node_rewards`` and ``depth_advantages``, what trains
-    of it ``curation.depth_prune`` and ``width_prune``.
+    Where a tree splits, each child of a latent gets independent noise, scaled by ``noise_scale``;
+    the log-density uses the standard deviation without that factor. :func:`flow_tree` builds the
+    tree, ``advantages.node_rewards`` and ``depth_advantages`` assign its credit, and
+    ``curation.depth_prune`` and ``width_prune`` select the nodes that train.
 
     Args:
       x, v, sigma, sigma_next, eps, x_next, reduce: See the module.
@@ -172,7 +172,7 @@ def branch_sde_step(
       ([0.887...], 0.134...)
 
     References:
-      Li et al., BranchGRPO (arXiv:2509.06040), the released code; its step is that of DanceGRPO
+      Li et al., BranchGRPO (arXiv:2509.06040), the released code, with the step of DanceGRPO
       (arXiv:2505.07818).
     """
     function = "branch_sde_step"
@@ -189,7 +189,7 @@ def branch_sde_step(
 
 
 def latent_kl(mean: Array, ref_mean: Array, std: Array | float, *, reduce: str = "mean") -> Array:
-    """The divergence between two Gaussians of one standard deviation.
+    """The divergence between two Gaussians with equal standard deviations.
 
         KL = reduce over D of (mean - ref_mean)^2 / (2 std^2)
 
@@ -234,16 +234,18 @@ def ratio_norm(
     *,
     reduce: str = "mean",
 ) -> Array:
-    """The log ratio of a step without its bias, at one scale for all steps.
+    """The log ratio of a step without its bias, on the same scale for all steps.
 
         log Rn = scale (log R + |mean - old_mean|^2 / (2 scale^2)) = (mean - old_mean) . eps
 
-    A ratio of Gaussians leans below 1, by more the smaller the noise of a step, so that one clip
-    range acts on some steps alone. ``reduce`` is that of the log-densities in ``log_ratio``.
+    A ratio of Gaussians is biased below 1, and the bias grows as the noise of a step shrinks, so a
+    single clip range affects only some steps. ``reduce`` must match the log-densities in
+    ``log_ratio``.
 
     Args:
-      log_ratio: ``[...]``, floating point, of two :func:`gaussian_logprob` with ``scale``.
-      mean, old_mean: ``[..., D]``, floating point; the old one is a constant.
+      log_ratio: ``[...]``, floating point, the difference of two :func:`gaussian_logprob` with
+        ``scale``.
+      mean, old_mean: ``[..., D]``, floating point; the old mean is a constant.
       scale: ``[...]`` or a number, above 0.
       reduce: See the module.
 
@@ -274,11 +276,11 @@ def ratio_norm(
 
 
 def velocity_mse(v: Array, ref_v: Array, *, where: Array | None = None) -> Array:
-    """The squared distance of two velocities, in place of the divergence of the latents.
+    """The squared distance of two velocities, an alternative to the divergence of the latents.
 
         mse = sum over D of (v - ref_v)^2
 
-    The KL divergence of a step is this with a weight that depends on its noise level,
+    The KL divergence of a step is this distance times a weight that depends on the noise level,
     ``|dt| / 2 (std (1 - sigma) / (2 sigma) + 1 / std)^2``.
 
     Args:
@@ -315,17 +317,17 @@ def velocity_mse(v: Array, ref_v: Array, *, where: Array | None = None) -> Array
 def joint_loss(
     text: Array, flow: Array, penalty: Array, *, gamma: float, lam: float = 1.0
 ) -> Array:
-    """One loss of a model that writes its reasoning and then denoises an image.
+    """The joint loss of a model that writes its reasoning and then denoises an image.
 
         loss = text + lam flow + gamma penalty
 
-    One advantage, of the reward of the image, serves both terms of a trajectory.
+    Both terms of a trajectory use one advantage, computed from the reward of the image.
 
     Args:
       text: ``[]``, floating point, the loss of the tokens.
       flow: ``[]``, floating point, the loss of the steps.
       penalty: ``[]``, floating point, the mean of :func:`velocity_mse` over the steps that train.
-      gamma: Not negative. Sources have 1.5e-5 and 0.1; it depends on the number of dimensions.
+      gamma: Not negative. Sources use 1.5e-5 and 0.1; it depends on the number of dimensions.
       lam: Not negative.
 
     Returns:
@@ -349,15 +351,15 @@ def joint_loss(
 
 
 def diffusion_mse(noise: Array, predicted: Array) -> Array:
-    """The squared error of a prediction of noise: what stands where a log-probability stands.
+    """The squared error of predicted noise, whose negative replaces a log-probability.
 
         mse = sum over D of (noise - predicted)^2
 
-    Policy and reference share the latent's noise and its level. The smaller the error, the likelier
-    the latent: ``-mse`` is a bound of the log-likelihood up to a weight of the level.
+    Policy and reference share the noise of the latent and its level. The smaller the error, the
+    likelier the latent: ``-mse`` bounds the log-likelihood up to a weight of the level.
 
     Args:
-      noise: ``[..., D]``, floating point, what was added.
+      noise: ``[..., D]``, floating point, the noise that was added.
       predicted: ``[..., D]``, floating point.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Hints for groups that are all wrong: chunks of a reference answer stay in their places.
+"""Hints for groups that are all wrong: chunks of a reference answer are held fixed.
 
-A group without a right response has no gradient. It is sampled again with some chunks of a
-reference trace held in place and the rest denoised as before, and some of the right responses
-take the places of wrong ones.
+A group without a correct response has no gradient. The group is sampled again with some chunks of a
+reference trace held fixed and the other tokens denoised as before. Some of the correct responses
+then replace wrong ones.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -20,8 +20,8 @@ def hint_chunks(key: Array, trace: Array, *, shortest: int = 5, longest: int = 1
     Args:
       key: See the package.
       trace: bool ``[..., T]``, True for tokens of the trace, without those of its final answer.
-      shortest, longest: Lengths are uniform between these, both included; the last chunk is what
-        remains.
+      shortest, longest: Lengths are uniform between these, both included; the last chunk takes the
+        remaining tokens.
 
     Returns:
       int32 ``[..., T]``, the chunk of each token from 0; -1 outside the trace.
@@ -63,7 +63,7 @@ def hint_mask(key: Array, chunk_ids: Array, share: Array | float) -> Array:
     Args:
       key: See the package.
       chunk_ids: integers ``[..., T]``, :func:`hint_chunks`.
-      share: ``[...]`` or a number, in [0, 1]; the paper draws it from U[0.2, 0.6] a response.
+      share: ``[...]`` or a number, in [0, 1]; the paper draws it from U[0.2, 0.6] per response.
 
     Returns:
       bool ``[..., T]``.
@@ -105,12 +105,12 @@ def draw_hints(
     low: float = 0.2,
     high: float = 0.6,
 ) -> Array:
-    """Which tokens of a trace stand in each response: :func:`hint_mask` of :func:`hint_chunks`.
+    """Which tokens of a trace are fixed in each response: :func:`hint_mask` of :func:`hint_chunks`.
 
         share ~ U[low, high], one a response
 
     Args:
-      key, trace, shortest, longest: As of :func:`hint_chunks`.
+      key, trace, shortest, longest: As in :func:`hint_chunks`.
       low, high: Range of the share of the chunks, in [0, 1].
 
     Returns:
@@ -142,18 +142,18 @@ def draw_hints(
 
 
 def igpo_replace(rewards: Array, new_rewards: Array, *, share: float = 0.5) -> Array:
-    """Which hinted responses take the places of which wrong ones.
+    """Which hinted response replaces which wrong response.
 
-    Only in groups that are all wrong, ``K = min(right hinted ones, floor(share G))``: the first K
-    right hinted responses in the places of the first K of the group, both in their order.
+    Only groups that are all wrong change. In such a group the first K correct hinted responses
+    replace the first K responses, in order, where ``K = min(correct hinted, floor(share G))``.
 
     Args:
-      rewards: ``[..., G]``, floating point, above 0 for a right response.
-      new_rewards: ``[..., G]``, of the responses with hints.
-      share: Greatest share of a group that is replaced, in [0, 1].
+      rewards: ``[..., G]``, floating point, above 0 for a correct response.
+      new_rewards: ``[..., G]``, the rewards of the responses with hints.
+      share: Largest share of a group to replace, in [0, 1].
 
     Returns:
-      int32 ``[..., G]``: the index of the hinted response that takes this place; -1 for none.
+      int32 ``[..., G]``: the index of the hinted response that replaces each response; -1 for none.
 
     Example:
       >>> import jax.numpy as jnp
@@ -180,15 +180,15 @@ def igpo_replace(rewards: Array, new_rewards: Array, *, share: float = 0.5) -> A
 
 
 def entropy_top_mask(entropy: Array, hint: Array, mask: Array, *, share: float = 0.2) -> Array:
-    """Which tokens train: all that were sampled, and the most uncertain of the hints.
+    """Which tokens train: all sampled tokens, and the hint tokens with the highest entropy.
 
         floor(share H) of the H hint tokens, by entropy; equal ones in their order
 
     Args:
-      entropy: ``[..., T]``, floating point, of the denoiser at each token; read at hints alone.
+      entropy: ``[..., T]``, floating point, of the denoiser at each token; read only at hints.
       hint: bool ``[..., T]``, :func:`hint_mask`; False for a response that was not replaced.
       mask: bool ``[..., T]``, True for tokens of the response.
-      share: In [0, 1]; 0 trains no hint, 1 all.
+      share: Share of the hint tokens that train, in [0, 1].
 
     Returns:
       bool ``[..., T]``.

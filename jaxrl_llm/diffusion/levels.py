@@ -2,8 +2,8 @@
 
 - ``samples``: J, how many draws; even for "antithetic".
 - ``draws``: "independent", "antithetic" (draw ``j + J/2`` mirrors draw ``j``) or "stratified" (one
-  draw in each of J equal parts of the range). Each draw is uniform for itself, so that all three
-  leave an estimate without a bias; the last two lower its variance.
+  draw in each of J equal parts of the range). Each draw alone is uniform, so all three keep an
+  estimate unbiased; the last two lower its variance.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -28,16 +28,16 @@ def noise_levels(
     draws: str = "independent",
     least: float = 1e-3,
 ) -> Array:
-    """Levels that are uniform in ``[least, 1]``, for masks of independent tokens.
+    """Draws levels uniform in ``[least, 1]``, for masks of independent tokens.
 
         t = least + (1 - least) u,   u ~ U[0, 1]
 
     Args:
       key: See the package.
-      shape: Of the rows, ``[...]``; ``()`` for levels that all rows share.
+      shape: Shape of the rows, ``[...]``; ``()`` for levels that all rows share.
       samples, draws: See the module.
-      least: The least level, in (0, 1). The terms of small levels are rare and large: at 0 the
-        variance of :func:`elbo` is infinite. What is cut off is a bias of the order of ``least``.
+      least: The lowest level, in (0, 1). Terms of small levels are rare and large: at 0 the
+        variance of :func:`elbo` is infinite. The cutoff causes a bias of the order of ``least``.
 
     Returns:
       ``[J, ...]`` float32.
@@ -50,8 +50,8 @@ def noise_levels(
       ['1.001', '1.001']
 
     References:
-      Nie et al., LLaDA (arXiv:2502.09992), independent; Zhu et al., VRPO (arXiv:2505.19223), its
-      variance. Antithetic and stratified levels are ours.
+      Nie et al., LLaDA (arXiv:2502.09992), independent levels; Zhu et al., VRPO (arXiv:2505.19223),
+      their variance. Antithetic and stratified levels are ours.
     """
     function = "noise_levels"
     checks.check_share(function, zero=False, one=False, least=least)
@@ -61,12 +61,12 @@ def noise_levels(
 def mask_counts(
     key: Array, valid: Array, *, samples: int, draws: str = "independent", least: int = 1
 ) -> Array:
-    """How many tokens to mask, uniform from ``least`` to L, for :func:`mask_exact`.
+    """Draws how many tokens to mask, uniformly from ``least`` to L, for :func:`mask_exact`.
 
     Args:
       key, valid: See the package.
       samples, draws: See the module.
-      least: 0 or 1; 0 for masks with complements, since the complement of L masked tokens has none.
+      least: 0 or 1; 0 for masks with complements, since the complement of L masked tokens is empty.
 
     Returns:
       int32 ``[J, ...]``; 0 for rows without a valid token.
@@ -98,8 +98,8 @@ def quadrature_levels(samples: int) -> tuple[Array, Array]:
 
         ELBO = integral of f(t) dt ~ sum_j weights[j] f(t[j]),   f(t) = E over masks of l(t) / t
 
-    f is a polynomial in t of degree L - 1, so that J >= L / 2 levels have no bias, and only the
-    masks are random. Few levels already take away most of the variance.
+    f is a polynomial in t of degree L - 1, so J >= L / 2 levels have no bias, and only the masks
+    are random. A few levels already remove most of the variance.
 
     Args:
       samples: J, how many levels, at least 1.

@@ -1,11 +1,11 @@
-"""Estimates of a response's log-likelihood, one number a token: they stand where ``logp`` stands.
+"""Estimates of a response's log-likelihood, one value per token, which replace ``logp``.
 
-The log-likelihood of a masked-diffusion model is a sum over all orders of unmasking. What one
-forward shows is ``logp``, the log-probability of each masked token with the others seen. The
-sum of an estimate over the tokens of a response estimates the log-likelihood of the response, so
-that any surrogate, regularizer or weighting takes ``[..., T]`` as it takes the log-probabilities of
-an autoregressive model, with ``valid`` as its mask: ``surrogates.gspo`` has the ratio
-``exp((elbo - old elbo) / L)``, ``surrogates.ppo_clip`` one ratio a token.
+The log-likelihood of a masked-diffusion model is a sum over all orders of unmasking. One forward
+returns ``logp``, the log-probability of each masked token given the visible tokens. The sum of an
+estimate over the tokens of a response estimates the log-likelihood of the response. Any surrogate,
+regularizer or weighting therefore takes ``[..., T]`` as it takes the log-probabilities of an
+autoregressive model, with ``valid`` as its mask: ``surrogates.gspo`` has the ratio
+``exp((elbo - old elbo) / L)``, and ``surrogates.ppo_clip`` one ratio per token.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -21,8 +21,9 @@ def elbo(logp: Array, masked: Array, t: Array, *, weights: Array | None = None) 
 
         elbo[i] = sum_j weights[j] 1[masked_j[i]] logp_j[i] / t_j          (weights 1 / J)
 
-    In expectation its sum is at most the log-likelihood, and equal to the mean over all orders of
-    the log-probability of an order. Everything masked once at level 1 is :func:`mean_field`.
+    In expectation its sum is at most the log-likelihood: it equals the mean over all orders of the
+    log-probability under that order. A single draw that masks everything at level 1 gives
+    :func:`mean_field`.
 
     ===============  ==========================================  =================================
     form             masks                                       t, weights
@@ -49,15 +50,15 @@ def elbo(logp: Array, masked: Array, t: Array, *, weights: Array | None = None) 
 
     References:
       Nie et al., LLaDA (arXiv:2502.09992); Zhu et al., VRPO (arXiv:2505.19223); Rojas et al., GDPO
-      (arXiv:2510.08554); Ou et al., ESPO (arXiv:2512.03759), which has a response of fixed length,
-      padding after its end included: pass a ``valid`` of all True for that.
+      (arXiv:2510.08554); Ou et al., ESPO (arXiv:2512.03759), which counts the padding of a response
+      of fixed length: pass a ``valid`` of all True for that.
     """
     scaled = _scaled("elbo", logp, masked, t)
     return jnp.sum(_inputs.draw_weights("elbo", weights, jnp.shape(logp)) * scaled, axis=0)
 
 
 def elbo_terms(logp: Array, masked: Array, t: Array) -> Array:
-    """The evidence lower bound of each response by each draw alone, for :func:`bgpo_terms`.
+    """The evidence lower bound of each response from each single draw, for :func:`bgpo_terms`.
 
         l_j = sum_i 1[masked_j[i]] logp_j[i] / t_j
 
@@ -86,8 +87,8 @@ def mean_field(logp: Array, valid: Array) -> Array:
 
         mean_field[i] = mean_j logp_j[i]
 
-    The product of the marginals, which is neither an upper nor a lower bound: it is exact where the
-    tokens do not depend on each other. Several draws differ by what they mask of the prompt,
+    It is the product of the marginals, which is neither an upper nor a lower bound. It is exact if
+    the tokens are independent. Several draws differ in the prompt tokens that they mask, see
     :func:`diffu_mask`.
 
     Args:
@@ -120,9 +121,9 @@ def coupled(full_logp: Array, logp: Array, masked: Array, t: Array, valid: Array
 
         coupled[i] = (full[i] + sum_j 1[masked_j[i]] logp_j[i] / t_j) / (J / 2 + 1)
 
-    Each pair covers every token. The weights are those of the released code: of J draws they add
-    up to ``(J + 1) / (J / 2 + 1)`` in expectation, 1.5 for one pair, so that ratios are sharper
-    than those of a log-likelihood.
+    Each pair covers every token. The weights follow the released code: for J draws they add up to
+    ``(J + 1) / (J / 2 + 1)`` in expectation, 1.5 for one pair, so ratios are sharper than those of
+    a log-likelihood.
 
     Args:
       full_logp: ``[..., T]``, floating point: ``logp`` with the complete response masked.
@@ -143,7 +144,7 @@ def coupled(full_logp: Array, logp: Array, masked: Array, t: Array, valid: Array
       [-2.5, -4.0]
 
     References:
-      Gong et al., DiffuCoder's coupled-GRPO (arXiv:2506.20639), whose released code has one pair
+      Gong et al., DiffuCoder's coupled-GRPO (arXiv:2506.20639), whose released code uses one pair
       and t uniform in [0.2, 0.8].
     """
     function = "coupled"
@@ -159,7 +160,7 @@ def coupled(full_logp: Array, logp: Array, masked: Array, t: Array, valid: Array
 
 
 def _scaled(function: str, logp: Array, masked: Array, t: Array) -> Array:
-    """``1[masked] logp / t`` in float32; levels of draws that mask nothing are not read."""
+    """``1[masked] logp / t`` in float32; levels of draws that mask nothing are ignored."""
     _inputs.check_draws(function, logp, masked)
     t = _inputs.of_draws(function, "t", t, jnp.shape(logp))
     return masking.zero_masked(logp, masked) / jnp.where(masked, t, 1.0)

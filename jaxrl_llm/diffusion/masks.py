@@ -1,8 +1,8 @@
 """Which tokens of a response are hidden from the denoiser.
 
-The same key, shapes and levels give the same masks, so that the policy, the old policy and the
+The same key, shapes and levels give the same masks, so the policy, the old policy and the
 reference can be compared on shared masks: the variance of a difference then nearly vanishes. Draw
-once for a batch and pass the masks on; microbatches then see those of the batch.
+masks once per batch and pass them on, so that microbatches use the masks of the batch.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -15,13 +15,13 @@ from jaxrl_llm.diffusion import _inputs
 
 
 def mask_tokens(key: Array, valid: Array, t: Array | float) -> Array:
-    """Each token is masked with probability t, independently.
+    """Masks each token with probability t, independently.
 
         masked[i] ~ Bernoulli(t)   where valid
 
     Args:
       key, valid: See the package.
-      t: See the package; here 0 too, and one number for one draw.
+      t: See the package; 0 is allowed too, and a single number makes one draw.
 
     Returns:
       bool ``[J, ..., T]``; for one number ``[..., T]``.
@@ -46,12 +46,12 @@ def mask_tokens(key: Array, valid: Array, t: Array | float) -> Array:
 
 
 def mask_exact(key: Array, valid: Array, counts: Array) -> Array:
-    """Exactly so many tokens are masked, each set of that size with the same chance.
+    """Masks an exact number of tokens; each set of that size is equally likely.
 
     Args:
       key, valid: See the package.
-      counts: integers ``[J, ...]`` or ``[J]``, :func:`mask_counts`, or one number for one draw; all
-        valid tokens where it is more than there are.
+      counts: integers ``[J, ...]`` or ``[J]``, :func:`mask_counts`, or one number for one draw. A
+        count above the number of valid tokens masks all of them.
 
     Returns:
       bool ``[J, ..., T]``; for one number ``[..., T]``.
@@ -77,13 +77,13 @@ def mask_exact(key: Array, valid: Array, counts: Array) -> Array:
 
 
 def mask_blocks(key: Array, valid: Array, *, block: int, samples: int) -> Array:
-    """What a sampler that works block by block sees: one block in part, nothing of later ones.
+    """Masks as a blockwise sampler has them: part of one block and all later blocks are masked.
 
         block k of a response at random;   masked: all of the blocks after k,
         and of block k a random count of its tokens, from 1 to all, each set with the same chance
 
-    For an estimate of responses that were sampled in blocks; it is not one of the likelihood over
-    all orders. Levels are :func:`count_levels`.
+    It suits responses that were sampled in blocks; the estimate is not the likelihood over all
+    orders. Levels are :func:`count_levels`.
 
     Args:
       key, valid: See the package.
@@ -102,7 +102,7 @@ def mask_blocks(key: Array, valid: Array, *, block: int, samples: int) -> Array:
       [False, False, False, True]
 
     References:
-      Wang et al., SPG (arXiv:2510.09541), the released code, whose draws for a response are of
+      Wang et al., SPG (arXiv:2510.09541), the released code, whose draws for a response use
       different blocks.
     """
     function = "mask_blocks"
@@ -123,9 +123,9 @@ def mask_blocks(key: Array, valid: Array, *, block: int, samples: int) -> Array:
 def complementary(masked: Array, valid: Array) -> Array:
     """Masks and their complements: each token is masked in exactly one of two forwards.
 
-    Draw ``j + J`` masks what draw ``j`` does not. The levels of the complements of
-    :func:`mask_tokens` are ``1 - t``; of :func:`mask_exact` they are :func:`count_levels` with
-    counts drawn from 0.
+    Draw ``j + J`` masks the tokens that draw ``j`` does not mask. Complements of
+    :func:`mask_tokens` have levels ``1 - t``. Complements of :func:`mask_exact` have the levels
+    :func:`count_levels`, with counts drawn from 0.
 
     Args:
       masked, valid: See the package.
@@ -154,16 +154,16 @@ def complementary(masked: Array, valid: Array) -> Array:
 
 
 def diffu_mask(key: Array, prompt: Array, valid: Array, *, p: float = 0.15) -> Array:
-    """The complete response is masked, and each token of the prompt with probability p.
+    """Masks the complete response, and each token of the prompt with probability p.
 
-    One forward then gives a log-probability of every token, :func:`mean_field`. Several updates
-    on a batch take a key each; the old policy and the reference take that of the update.
+    One forward then gives a log-probability of every token, :func:`mean_field`. Each of several
+    updates on a batch uses its own key; the old policy and the reference use the key of the update.
 
     Args:
       key: See the package.
-      prompt: bool ``[..., S]``, True for tokens of the prompt; S is of prompt and response.
+      prompt: bool ``[..., S]``, True for tokens of the prompt; S covers prompt and response.
       valid: bool ``[..., S]``, True for tokens of the response.
-      p: in [0, 1].
+      p: Probability of masking a token of the prompt, in [0, 1].
 
     Returns:
       bool ``[..., S]``.
@@ -176,7 +176,7 @@ def diffu_mask(key: Array, prompt: Array, valid: Array, *, p: float = 0.15) -> A
       [False, False, True]
 
     References:
-      Zhao et al., d1 (arXiv:2504.12216), diffu-GRPO, whose released settings have p of 0.15.
+      Zhao et al., d1 (arXiv:2504.12216), diffu-GRPO, whose released settings use p = 0.15.
     """
     function = "diffu_mask"
     _inputs.check_mask(function, "prompt", prompt)
@@ -193,7 +193,7 @@ def count_levels(masked: Array, valid: Array, *, least: int = 1) -> Array:
 
     Args:
       masked, valid: See the package.
-      least: The least count that was drawn, 0 or 1; 0 for masks with complements.
+      least: The lowest count that can be drawn, 0 or 1; 0 for masks with complements.
 
     Returns:
       ``[J, ...]`` float32; 0 where nothing is masked.
@@ -219,7 +219,7 @@ def count_levels(masked: Array, valid: Array, *, least: int = 1) -> Array:
 
 
 def _random_ranks(key: Array, where: Array) -> Array:
-    """A random order of the tokens of each row, those of ``where`` first."""
+    """A random order of the tokens of each row, with the tokens of ``where`` first."""
     score = jnp.where(where, jax.random.uniform(key, jnp.shape(where)), 2.0)
     return jnp.argsort(jnp.argsort(score, axis=-1), axis=-1)
 

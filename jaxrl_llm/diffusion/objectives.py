@@ -1,4 +1,4 @@
-"""Terms of losses for responses whose log-likelihood is only bounded.
+"""Loss terms for responses whose log-likelihood is only bounded.
 
 Raises: see :mod:`jaxrl_llm.diffusion`, TypeError and ValueError.
 """
@@ -18,18 +18,18 @@ def bgpo_terms(
         d_j = terms[j] - old_terms[j]
         A >= 0:  g_j = A (1 + d_j) / J        A < 0:  g_j = A exp(d_j) / J
 
-    ``-sum_j g_j`` is the loss of a response. Each draw's gradient can be taken alone and added, so
-    that memory does not grow with J. At ``d = 0`` value and gradient are those of the exact ratio;
-    elsewhere the bound is below, since ``1 + d <= exp(d)`` and a mean of exponentials is at least
-    the exponential of the mean. One draw and A < 0 is the exact ratio.
+    ``-sum_j g_j`` is the loss of a response. The gradients of the draws can be computed one by one
+    and added, so memory does not grow with J. At ``d = 0`` value and gradient equal those of the
+    exact ratio. Elsewhere the bound is lower, since ``1 + d <= exp(d)`` and a mean of exponentials
+    is at least the exponential of the mean. With one draw and A < 0 it is the exact ratio.
 
     Args:
       terms: ``[J, ...]``, floating point, :func:`elbo_terms` under the policy being trained.
-      old_terms: ``[J, ...]``, likewise under the policy that sampled, with the same masks; a
+      old_terms: ``[J, ...]``, the same under the policy that sampled, with the same masks; a
         constant.
       advantages: ``[...]``, floating point; a constant.
-      cap: Greatest d_j that counts where A < 0, above 0: exp(d_j) may explode off policy. None for
-        none, as in the paper.
+      cap: Upper limit of d_j where A < 0, above 0: exp(d_j) may explode off policy. None for no
+        limit, as in the paper.
 
     Returns:
       ``[J, ...]`` float32.
@@ -116,17 +116,17 @@ def bgpo(
 
 @traits(level="sequence")
 def elbo_kl(logp: Array, ref_logp: Array, mask: Array, *, coef: float | Array = 1.0) -> Array:
-    """A penalty for leaving the reference: k2 of the bounds of complete responses.
+    """A penalty for moving away from the reference: k2 of the bounds of complete responses.
 
         loss[t] = coef (sum_t logp[t] - ref_logp[t])^2 / (2 L)        the same at every token
 
-    The square of a difference of two bounds needs no exponential of it, which k3 has: a difference
-    of sums over hundreds of tokens overflows there. Under ``aggregate.sequence_mean`` the loss is
-    the mean over responses.
+    The difference of two bounds is only squared, whereas k3 takes its exponential, which overflows
+    for sums over hundreds of tokens. Under ``aggregate.sequence_mean`` the loss is the mean over
+    responses.
 
     Args:
       logp: ``[..., T]``, floating point: :func:`elbo` under the policy being trained.
-      ref_logp: ``[..., T]``, likewise under the reference, with the same masks; a constant.
+      ref_logp: ``[..., T]``, the same under the reference, with the same masks; a constant.
       mask: bool ``[..., T]``, True for tokens that count.
       coef: Not negative.
 
@@ -153,7 +153,7 @@ def elbo_kl(logp: Array, ref_logp: Array, mask: Array, *, coef: float | Array = 
 
 
 def wd1_weights(advantages: Array, *, where: Array | None = None, scale: float = 1.0) -> Array:
-    """What each response of a group weighs in :func:`wd1`: the good ones above 0, the bad below.
+    """The weight of each response of a group in :func:`wd1`: above 0 if good, below 0 if bad.
 
         w = softmax(scale A) - softmax(-scale A)          over the group
 
@@ -174,7 +174,7 @@ def wd1_weights(advantages: Array, *, where: Array | None = None, scale: float =
       [0.231..., 0.231..., -0.231..., -0.231...]
 
     References:
-      Tang et al., wd1 (arXiv:2507.08838), whose released code has A of the reward minus the mean
+      Tang et al., wd1 (arXiv:2507.08838), whose released code sets A to the reward minus the mean
       of its group, and ``scale=1``.
     """
     function = "wd1_weights"
@@ -198,11 +198,11 @@ def wd1_weights(advantages: Array, *, where: Array | None = None, scale: float =
 def wd1(
     logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, scale: float = 1.0
 ) -> Array:
-    """Weighted likelihood: the log-likelihood of good responses up, of bad ones down, no ratio.
+    """Weighted likelihood without a ratio: raises good responses and lowers bad ones.
 
         loss[g, t] = -w_g logp[g, t],   w of :func:`wd1_weights`
 
-    There is no ratio of two estimated likelihoods, whose error an exponential would enlarge. The
+    A ratio would take the exponential of two noisy estimates and so amplify their error. The
     paper's loss is ``aggregate.sequence_sum`` times G: the sum over the group.
 
     Args:
