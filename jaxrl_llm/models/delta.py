@@ -3,8 +3,8 @@
 A delta is a nested dict like the parameters. At a linear layer it is ``(A, B, scale)``, with a
 fourth entry ``[..., 1, out]`` for the bias; at an embedding ``(A, B, scale)``; at a norm an array
 ``[..., 1, size]`` for its scale.
-Leading axes, where there are any, are those of the batch, ``[P, G]``. Factors may have fewer on the
-first; each then serves as many consecutive rows, such as the two members of a pair.
+Leading axes, if any, are the batch axes ``[P, G]``. Factors may be shorter along the first axis;
+each then applies to several consecutive rows, such as the two members of a pair.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ def delta_of(delta: Mapping | None, name: str):
 
 
 def over_axes(vector: Array, x: Array) -> Array:
-    """A vector of each row, ``[..., 1, size]``, as it adds to ``x`` of more axes between them."""
+    """Reshapes a vector per row, ``[..., 1, size]``, to broadcast against ``x`` with more axes."""
     inner = (1,) * (x.ndim - vector.ndim)
     return vector.reshape(vector.shape[:-1] + inner + vector.shape[-1:])
 
 
 def row_product(x: Array, factor: Array) -> Array:
-    """Rows ``[P, ..., T, in]`` through factors ``[P / k, ..., in, r]`` of theirs, or one."""
+    """Multiplies rows ``[P, ..., T, in]`` by factors ``[P / k, ..., in, r]``, or by one factor."""
     if factor.ndim != x.ndim or factor.shape[0] == x.shape[0]:
         return jnp.matmul(x, factor)
     # Factors are not repeated: they may take as much memory as a model.

@@ -29,8 +29,8 @@ class Passes(NamedTuple):
 
     Attributes:
       epochs: Passes over the batch.
-      minibatches: Optimizer steps of a pass, on disjoint sets of P / minibatches groups.
-      microbatches: Slices of the full batch that are in memory one after the other.
+      minibatches: Optimizer steps per pass, on disjoint sets of P / minibatches groups.
+      microbatches: Slices of the full batch that are processed one after the other to save memory.
     """
 
     epochs: int = 1
@@ -80,13 +80,13 @@ _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess",
 
 
 def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, Array]:
-    """Metrics ``[updates]`` of the optimizer steps of one batch as metrics of the batch.
+    """Combines the metrics ``[updates]`` of the optimizer steps of one batch.
 
-    - Of the rollouts and of the policy's entropy: the mean over the first pass; ``tokens`` and
-      ``pairs`` their sum.
-    - ``sampler_*`` and ``ref_kl``: of the first minibatch, before any update of the batch.
-    - ``approx_kl``: of the last one; ``ratio_max``: the greatest; ``skipped``: the sum.
-    - The rest, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all.
+    - Metrics of the rollouts and the policy's entropy: the mean over the first pass; for ``tokens``
+      and ``pairs`` the sum.
+    - ``sampler_*`` and ``ref_kl``: from the first minibatch, before any update of the batch.
+    - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``skipped``: the sum.
+    - All others, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all steps.
     """
 
     def summarize(name: str, x: Array) -> Array:
@@ -118,7 +118,8 @@ def run_passes(
     """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
 
     The log-probabilities are None, or those of all groups in the order of the batch, each from the
-    first step that took it. ``of_pass(minibatch, number)`` is what a pass reads of it.
+    first step that trained on the group. ``of_pass(minibatch, number)`` returns the minibatch as
+    that pass reads it.
     """
     if passes.updates == 1:
         return update(carry, batch if of_pass is None else of_pass(batch, jnp.int32(0)))
@@ -145,16 +146,16 @@ def run_turns(
     batch: Batch,
     key: Array | None,
 ) -> tuple[Any, tuple[dict[str, Array], Array]]:
-    """An optimizer step for each turn of a batch, in the order of ``turns``.
+    """Runs an optimizer step for each turn of a batch, in the order of ``turns``.
 
     Args:
       turns: See :class:`~jaxrl_llm.recipes.turn_updates.TurnUpdates`.
       update: ``update(carry, part, logp, there) -> (carry, (metrics, _))``, without a step where
-        ``there`` is False; ``logp`` are the log-probabilities before it.
+        ``there`` is False; ``logp`` are the log-probabilities before the step.
       logp_of: ``logp_of(carry) -> [P, G, T]``, the log-probabilities of all tokens.
       carry: Parameters and the optimizer's state.
-      batch: Prepared.
-      key: Of a random order, else None.
+      batch: The prepared batch.
+      key: Key for a random order, else None.
 
     Returns:
       The carry, the metrics of the batch, and the log-probabilities before the first step.
@@ -199,18 +200,18 @@ def join_microbatches(batches: ArrayTree) -> ArrayTree:
 
 
 def trained_first(mask: Array, microbatches: int) -> Array:
-    """Of every M neighbors ``[P / M, M]``, an order with those first that have a token to train on.
+    """An order ``[P / M, M]`` of every M neighbors, first those that have a token to train on.
 
-    :func:`split_microbatches` gives each microbatch one of every M neighbors, so the last ones are
-    without such a token if there are few, and :func:`accumulate_gradients` passes over them.
-    Neighbors are on one device of a mesh.
+    :func:`split_microbatches` gives each microbatch one of every M neighbors. If few groups train,
+    the last microbatches have no such token, and :func:`accumulate_gradients` skips them. Neighbors
+    are on one device of a mesh.
     """
     trains = jnp.any(mask, axis=tuple(range(1, mask.ndim))).reshape(-1, microbatches)
     return jnp.argsort(~trains, axis=1, stable=True)
 
 
 def reorder(batch: ArrayTree, order: Array) -> ArrayTree:
-    """``[P, ...]`` with the neighbors in an order ``[P / M, M]``."""
+    """``[P, ...]`` with the neighbors rearranged by an order ``[P / M, M]``."""
 
     def of_leaf(x: Array) -> Array:
         neighbors = x.reshape(*order.shape, *x.shape[1:])
@@ -221,7 +222,7 @@ def reorder(batch: ArrayTree, order: Array) -> ArrayTree:
 
 
 def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:
-    """``function`` of the full batch, one microbatch after the other."""
+    """Applies ``function`` to the full batch, one microbatch after the other."""
     if microbatches == 1:
         return function(batch)
     parts = split_microbatches(batch, microbatches)
@@ -236,10 +237,10 @@ def accumulate_gradients(
 
     Args:
       loss: ``(params, batch) -> (value, aux)``.
-      params: What is differentiated.
+      params: The parameters to differentiate with respect to.
       batch: ``[P, ...]``.
-      microbatches: Sets of full groups that are in memory one after the other. Those in which no
-        token trains cost next to nothing, and the groups are ordered such that there are many.
+      microbatches: Number of sets of full groups that are processed one after the other. A set in
+        which no token trains costs almost nothing; groups are ordered to make such sets common.
     """
     grad = jax.value_and_grad(loss, has_aux=True)
     if microbatches == 1:
@@ -269,20 +270,20 @@ def accumulate_gradients(
 
 
 def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
-    """The batch in as few rows as its responses need, if that saves enough.
+    """Packs the batch into as few rows as its responses need, if that saves enough.
 
     The choice depends on the responses alone, so a resumed run packs as before.
 
     Args:
       batch: On the host, not sharded.
-      packing: "auto" packs where at most 0.8 of the cells remain, at least 4,096 cells are saved,
-        and the model can tell the responses of a row apart; "always" whatever is saved; "tree" has
-        what responses begin with in common once; "never" leaves one row for each response. A batch
-        that has a packing, as one with a response that is rewritten on its way, stays as it is.
-      model: The model that is trained.
+      packing: "auto" packs if at most 0.8 of the cells remain, at least 4,096 cells are saved,
+        and the model can tell the responses of a row apart; "always" packs in any case; "tree"
+        stores common beginnings of responses once; "never" leaves one row for each response. A
+        batch that already has a packing, such as one with rewritten responses, is unchanged.
+      model: The model being trained.
 
     Returns:
-      The batch with its ``packing``, or unchanged; and, by the names of metrics.jsonl,
+      The batch with its ``packing``, or unchanged; and, by their names in metrics.jsonl,
 
       - ``padding``: share of the cells of responses that hold no token.
       - ``packed``: number of cells relative to one row for each response; 1 without packing.
@@ -325,7 +326,7 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
 
 
 def check_reads_rows(function: str, model: Model, packing: str) -> None:
-    """Raises ValueError unless a model can read the rows that ``packing`` makes in any case."""
+    """Raises ValueError unless a model can read the rows that ``packing`` always makes."""
     for name, needed in (("always", "reads_segments"), ("tree", "reads_trees")):
         if packing == name and not getattr(model, needed):
             raise ValueError(f'{function}: packing "{name}" needs a model whose {needed} is True.')

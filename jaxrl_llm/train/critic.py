@@ -1,4 +1,4 @@
-"""A critic: a second model with a head of values, trained with the policy."""
+"""A critic: a second model with a value head, trained with the policy."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from jaxrl_llm.train.score import score_hidden
 
 
 class CriticState(NamedTuple):
-    """What a critic carries from step to step."""
+    """The state of a critic between steps."""
 
     params: ArrayTree  # {"model": those of the body, "head": {"kernel" [D, C], "bias" [C]}}
     opt_state: ArrayTree
@@ -28,11 +28,11 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
     Args:
       model: The body; the same kind of model as the policy, of any size.
       params: Its parameters; they are copied.
-      heads: C, predictions a token; 0 for a process reward model, which has none.
-      key: For the head, which starts small, so that first values are near 0 and heads differ.
+      heads: C, predictions per token; 0 for a process reward model, which has no head.
+      key: Key for the head. It starts small, so that initial values are near 0 and heads differ.
 
     Returns:
-      ``{"model": ..., "head": {"kernel": [D, C], "bias": [C]}}``, without heads the model alone.
+      ``{"model": ..., "head": {"kernel": [D, C], "bias": [C]}}``; without a head only the model.
 
     Raises:
       ValueError: If ``heads`` is negative.
@@ -56,7 +56,7 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
     """Value of the state before each response token, of each head: ``[P, G, T, C]`` float32.
 
     ``model`` is the critic's body, ``params`` are those of :func:`init_critic`. Where ``mask`` is
-    False the values are 0. ``remat`` is what the backward pass keeps of a layer.
+    False the values are 0. ``remat`` selects the activations that each layer stores.
     """
     hidden = score_hidden(
         model,
@@ -74,7 +74,7 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
 
 
 def average(target: ArrayTree, params: ArrayTree, rate: float | None) -> ArrayTree:
-    """The target after a step: it moves by ``rate`` towards the parameters."""
+    """The target after a step: it moves toward the parameters by ``rate``."""
     if rate is None:
         return ()
     return jax.tree.map(lambda a, b: a + rate * (b - a), target, params)

@@ -1,8 +1,8 @@
-"""How a model that denoises is scored: the likelihood of a recipe on the masks of a batch.
+"""How a denoising model is scored: the likelihood of a recipe on the masks of a batch.
 
-:class:`DenoisingScorer` stands where :class:`~jaxrl_llm.train.score.Scorer` stands, so that a train
-step, a reference and a metric do not know which one it is. The masks are extras of the batch,
-``masked``, ``masked_prompt``, ``noise`` and ``written``: whatever scores it sees the same ones.
+:class:`DenoisingScorer` has the interface of :class:`~jaxrl_llm.train.score.Scorer`, so a train
+step, a reference and a metric work with either. The masks are extras of the batch, ``masked``,
+``masked_prompt``, ``noise`` and ``written``: every model is scored on the same masks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ from jaxrl_llm.train.score import Scorer, Scores
 
 
 def draw_masks(likelihood: Likelihood, key: Array, batch: Batch) -> dict[str, Array]:
-    """The draws of a likelihood for a batch, as its extras; they have the axis P first.
+    """Draws the masks of a likelihood for a batch, as extras whose first axis is P.
 
     Args:
-      likelihood: Of the recipe.
+      likelihood: The likelihood of the recipe.
       key: Typed key of the batch.
-      batch: ``[P, G, T]``, where T are all cells of a response, those behind its end too.
+      batch: ``[P, G, T]``, where T counts all cells of a response, including those past its end.
 
     Example:
       >>> import jax
@@ -62,7 +62,7 @@ _CHUNK_SIZE = 64
 def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
     """Raises ValueError if a prompt or a response of a host batch holds the mask id.
 
-    ``names`` are those of its prompts.
+    ``names`` are the names of its prompts.
     """
     mask_id = mask_id_of("a batch", model)
     tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
@@ -78,12 +78,12 @@ def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
 
 
 def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Batch:
-    """The batch as one pass over it reads it: with the pass's draws, and the estimates on them.
+    """The batch as one pass reads it: with the draws of that pass, and the estimates on them.
 
     Args:
       batch: A part of a batch with the draws of all passes, and ``old_draw_logp``.
-      number: ``[]`` integer, of the pass, from 0.
-      likelihood: The recipe's, whose draws are in several sets.
+      number: ``[]`` integer, index of the pass, from 0.
+      likelihood: The likelihood of the recipe, with several sets of draws.
     """
 
     def of(name: str) -> Array:
@@ -109,13 +109,13 @@ def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Bat
 
 @dataclass(frozen=True)
 class DenoisingScorer:
-    """A model that denoises and how it is scored; see the module.
+    """A denoising model and how it is scored; see the module.
 
-    In each draw the tokens that it hides, and all cells behind the end of a response, hold the mask
-    id: the denoiser does not see how long the response is. A model with blocks sees those before a
-    block uncovered, as its sampler has them. One draw is in memory at a time, also where the
-    gradient is taken. With ``each_draw`` the statistics hold what each draw makes of a
-    token, ``draw_logp`` ``[P, G, T, J]``.
+    In each draw the hidden tokens, and all cells past the end of a response, hold the mask id: the
+    denoiser does not see how long the response is. A block-causal model sees the blocks before a
+    block unmasked, as its sampler does. Only one draw is in memory at a time, also in the backward
+    pass. With ``each_draw`` the statistics hold the term of each draw for each token,
+    ``draw_logp`` ``[P, G, T, J]``.
     """
 
     model: Model
@@ -135,8 +135,8 @@ class DenoisingScorer:
     ) -> Scores:
         """Estimates ``[P, G, T]`` of the responses of a batch with draws in its extras.
 
-        The entropy is the mean over the draws that hide a token, 0 where none does. There are no
-        other statistics.
+        The entropy is the mean over the draws that hide a token, 0 if none does. There are no other
+        statistics.
         """
         del statistics, of_hidden
         extras = batch.extras
@@ -199,7 +199,7 @@ class DenoisingScorer:
 
 
 def _of_rows(likelihood: Likelihood, batch: Batch) -> Array | None:
-    """Advantages of responses ``[P, G]``; None where there are none yet, or none are read."""
+    """Advantages of responses ``[P, G]``; None if they are not known yet, or not used."""
     if batch.advantages is None or not likelihood.reads_advantages:
         return None
     if batch.advantages.ndim == batch.mask.ndim:
@@ -246,11 +246,11 @@ def scorer_of(
     remat: str = "none",
     shared_prefix_len: int = 0,
 ) -> PolicyScorer:
-    """What scores the policy of a recipe: its log-probabilities, or the recipe's likelihood.
+    """The scorer of a recipe's policy: by log-probabilities, or by the recipe's likelihood.
 
     Raises:
-      ValueError: If a recipe with a likelihood meets a causal model, or one without a model that
-        denoises, or such a model is to share what prompts begin with.
+      ValueError: If a recipe with a likelihood has a causal model, a recipe without one has a
+        denoising model, or a denoising model must share a common beginning of prompts.
     """
     name = f"recipe {recipe.name!r}"
     if recipe.likelihood is None:

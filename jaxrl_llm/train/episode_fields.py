@@ -1,4 +1,4 @@
-"""What a batch of episodes brings of their turns, by the names of ``Batch.extras``."""
+"""The fields of a batch that describe the turns of episodes, by the names of ``Batch.extras``."""
 
 from collections.abc import Callable, Collection
 
@@ -20,19 +20,19 @@ def episode_fields(
 ) -> dict[str, np.ndarray]:
     """Arrays ``[P, G, K]`` of the turns of episodes, and ``turn_ids [P, G, T]`` of their tokens.
 
-    Turns are padded to a power of two. States, actions and subgoals have equal numbers where they
-    are equal in the batch, -1 where there is none. What a turn is made of is read off its text, see
-    ``environments.turn_parts``. Another name of a turn is taken from what the environment says of
-    each (``Observation.info``).
+    Turns are padded to a power of two. Equal states, actions and subgoals in the batch get equal
+    numbers, -1 if there is none. The parts of a turn are parsed from its text, see
+    ``environments.turn_parts``. Any other name of a turn is looked up in the information that the
+    environment returns for each turn (``Observation.info``).
 
     Args:
       batch: P groups of G.
-      names: Of the extras that the recipe needs.
+      names: Names of the extras that the recipe needs.
       scores: ``[P * G]``, with the episodes among their details.
       decode: Text of token ids.
 
     Raises:
-      ValueError: If the environment says nothing of a name.
+      ValueError: If the environment returns no information of a name.
     """
     P, G, T = batch.mask.shape
     episodes: list[Episode | None] = list(scores.details[EPISODES])
@@ -94,7 +94,8 @@ def episode_fields(
 def episode_metrics(scores: Scores, where: np.ndarray) -> dict[str, float]:
     """Means over the episodes that take part: ``turns``, ``end/NAME`` and ``info/NAME``.
 
-    ``end/NAME`` are shares of all episodes, failed ones included; ``info/NAME`` means over turns.
+    ``end/NAME`` are shares of all episodes, including failed ones; ``info/NAME`` are means over
+    turns.
     """
     episodes = [each for each in scores.details[EPISODES] if each is not None]
     taken = zip(scores.details[EPISODES], where.reshape(-1), strict=True)

@@ -18,11 +18,11 @@ from jaxrl_llm.train.score import Scores, score
 
 @dataclass(frozen=True)
 class FlowScorer:
-    """A flow model and the steps of its policy; it stands where a ``Scorer`` stands.
+    """A flow model and the steps of its policy, with the interface of a ``Scorer``.
 
     The latents before and after each step are the extra ``latents`` of the batch,
-    ``[P, G, T, 2, D]``. All steps of all trajectories are one call of the model. Where a text
-    stands before them, its tokens have the log-probabilities and entropies of the language model,
+    ``[P, G, T, 2, D]``. All steps of all trajectories are scored in one call of the model. If text
+    precedes the steps, its tokens have the log-probabilities and entropies of the language model,
     and their statistics are 0.
     """
 
@@ -105,5 +105,5 @@ class FlowScorer:
 
 
 def _behind(length: int, x: Array) -> Array:
-    """Values of steps ``[P, G, K, ...]`` behind the zeros of a text."""
+    """Values of steps ``[P, G, K, ...]``, after zeros for the text."""
     return jnp.pad(x, [(0, 0), (0, 0), (length, 0), *[(0, 0)] * (x.ndim - 3)])

@@ -25,7 +25,7 @@ class Grader:
     Attributes:
       reward: As in ``TrainConfig``.
       deadline: Seconds that one call may take; None leaves it to the kind of reward.
-      on_error: What a failed call gives, as in :func:`~jaxrl_llm.rewards.score`.
+      on_error: The reward of a failed call, as in :func:`~jaxrl_llm.rewards.score`.
     """
 
     reward: Any
@@ -37,7 +37,7 @@ class Grader:
     ) -> Scores:
         """Rewards ``[P * G]`` of P groups of completions; every process grades its share.
 
-        All calls of a group may fail: :func:`~jaxrl_llm.rewards.scoring.check_answered` is for the
+        All calls of a group may fail: :func:`~jaxrl_llm.rewards.scoring.check_answered` checks the
         batch.
 
         Raises:
@@ -49,7 +49,7 @@ class Grader:
         return join_scores(local)
 
     def local(self, questions: Sequence[Question], completions: Sequence[Sequence[str]]) -> Scores:
-        """The same, all of it by this process; empty for no groups."""
+        """Like a call, with everything graded by this process; empty for no groups."""
         if not questions:
             return Scores(np.zeros(0, np.float32), {}, np.zeros(0, bool))
         rows = [
@@ -72,11 +72,11 @@ def sample_rows(
     scores: Scores,
     messages: Sequence[Sequence[str | None]] | None = None,
 ) -> list[dict]:
-    """One record a completion: id, prompt, text, reward, ``reward/NAME`` of what the reward names.
+    """One record per completion: id, prompt, text, reward, ``reward/NAME`` for each detail.
 
-    Texts and lists of numbers among it are as the reward gave them, None where its call failed. Of
-    an episode it has ``end`` and ``turn_rewards``, and the ``error`` of one that failed.
-    ``messages`` are those in place of the question's own, or None for each.
+    Details that are texts or lists of numbers are recorded as the reward returned them, None if its
+    call failed. The record of an episode has ``end`` and ``turn_rewards``, and ``error`` if it
+    failed. ``messages`` replace the messages of each question; None leaves them.
     """
     messages = [[None] * len(group) for group in completions] if messages is None else messages
     texts = [
@@ -108,7 +108,7 @@ def sample_rows(
 
 
 def spread_rows(rows: Sequence[T], groups: int, count: int) -> list[T]:
-    """At most ``count`` records of a batch, of as many groups as possible, in their order.
+    """At most ``count`` records of a batch, from as many groups as possible, in order.
 
     ``rows`` are from :func:`sample_rows`, group after group, all groups of one size.
 

@@ -44,7 +44,7 @@ class MeshConfig:
 
     @property
     def shards(self) -> int:
-        """Over how many devices a batch is split; 1 where one of the two sizes is -1."""
+        """The number of devices that a batch is split over; 1 if one of the two sizes is -1."""
         return 1 if -1 in (self.data, self.fsdp) else self.data * self.fsdp
 
 
@@ -100,15 +100,15 @@ class AsyncConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """The processes of a run: one, unless the cluster or the three numbers tell otherwise.
+    """The processes of a run: one, unless the cluster or the three options specify more.
 
     Attributes:
-      detect: The cluster tells how many there are: a TPU pod, Slurm, Open MPI or Kubernetes.
+      detect: Reads the processes from the cluster: a TPU pod, Slurm, Open MPI or Kubernetes.
       coordinator: HOST:PORT on the host of process 0, reachable from all.
-      processes: How many there are.
-      process: Which one this is, from 0.
-      silence: Seconds without a sign after which a process counts as dead, which ends all; 45
-        by default.
+      processes: Number of processes.
+      process: Index of this process, from 0.
+      silence: Seconds without a heartbeat after which a process counts as dead, which ends all
+        processes; 45 by default.
     """
 
     detect: bool = False
@@ -137,7 +137,7 @@ class DistributedConfig:
             raise ValueError("distributed: silence has no effect on a single process.")
 
     def start(self) -> None:
-        """Joins this process with the others; nothing for a single one.
+        """Joins this process with the others; does nothing for a single process.
 
         Raises:
           RuntimeError: If jax has used a device already, or the others do not answer.
@@ -233,7 +233,7 @@ def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> 
 
 
 def place_batch(batch: ArrayTree, mesh: Mesh | None) -> ArrayTree:
-    """The batch on the mesh, split over its first axis; as it is without a mesh."""
+    """The batch on the mesh, split over its first axis; unchanged without a mesh."""
     return batch if mesh is None else processes.place(batch, batch_sharding(mesh))
 
 
@@ -250,7 +250,7 @@ def load_meshes(
     Args:
       mesh: Sizes of the axes.
       asynchrony: Which devices only sample, and their mesh.
-      prompts, microbatches: As of :func:`check_batch`.
+      prompts, microbatches: As in :func:`check_batch`.
 
     Raises:
       ValueError: If the sizes do not divide the devices or the batch, or contradict each other.

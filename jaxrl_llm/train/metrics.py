@@ -1,4 +1,4 @@
-"""The numbers of a step, by their names in metrics.jsonl."""
+"""The metrics of a step, by their names in metrics.jsonl."""
 
 import inspect
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
 
     Args:
       recipe: The method, for the bounds of its clip.
-      logp: ``[P, G, T]``, of the policy before the update.
+      logp: ``[P, G, T]``, under the policy before the update.
       entropy: ``[P, G, T]``.
       batch: The prepared batch.
     """
@@ -78,12 +78,12 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
 
 
 class ScoredItems(NamedTuple):
-    """What a method puts in order, N items to a prompt: responses, or the steps of them.
+    """The N items per prompt that a method ranks: responses, or their steps.
 
     Attributes:
-      scores: float32 ``[P, N]``, by what is trained.
-      rewards: ``[P, N]``, by the data; or advantages, where the method makes the order of others.
-      where: bool ``[P, N]``, items that there are.
+      scores: float32 ``[P, N]``, from the model being trained.
+      rewards: ``[P, N]``, from the data; or advantages, if the method ranks by them.
+      where: bool ``[P, N]``, True for valid items.
     """
 
     scores: Array
@@ -92,14 +92,14 @@ class ScoredItems(NamedTuple):
 
 
 def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Batch) -> ScoredItems:
-    """Responses by their likelihood, or by a reward model; steps by a process reward model.
+    """Scores responses by likelihood or with a reward model, and steps with a process reward model.
 
     Args:
-      recipe: The method, whose surrogate orders responses.
-      logp: ``[P, G, T]``, of the policy, or the values of a head.
-      ref_logp: ``[P, G, T]``, of the reference, or None.
-      batch: With the extras that the method reads of the data; where it is prepared, its
-        advantages are the order, else the rewards. Only those that the loss compares take part.
+      recipe: The method, whose surrogate ranks responses.
+      logp: ``[P, G, T]``, under the policy, or the values of a head.
+      ref_logp: ``[P, G, T]``, under the reference, or None.
+      batch: With the extras that the method reads from the data. A prepared batch is ranked by its
+        advantages, any other by its rewards. Only items that the loss compares take part.
     """
     present = batch.where & jnp.any(batch.mask, axis=-1)
     if recipe.head != "step":
@@ -129,13 +129,14 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
 def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Array]:
     """Shares of the sampled tokens and sequences that the rules of a correction reject.
 
-    ``rejected_tokens`` and ``rejected_sequences`` are by at least one rule; of several rules also
-    by each alone, as ``rejected_tokens/RULE``. Empty for a recipe without rules.
+    ``rejected_tokens`` and ``rejected_sequences`` are the shares that at least one rule rejects.
+    With several rules there is also a share for each, as ``rejected_tokens/RULE``. Empty for a
+    recipe without rules.
 
     Args:
       recipe: The method; a rule is one of ``reject`` of ``corrections.rollout_correction``.
       batch: The prepared batch.
-      mask: bool ``[P, G, T]``, the tokens before any was left out.
+      mask: bool ``[P, G, T]``, the tokens before any rejection.
     """
     known = (corrections.rollout_correction, corrections.sequence_rollout_correction)
     if getattr(recipe.correction, "function", None) not in known:
@@ -222,8 +223,8 @@ def host_metrics(
 def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
     """Shares of tokens that a surrogate clips, by its options; empty for one without a clip.
 
-    ``clip_fraction`` for one with ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` for one with
-    ``dual_clip``.
+    ``clip_fraction`` for a surrogate with ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` for
+    one with ``dual_clip``.
 
     Args:
       surrogate: A surrogate, bound or not.

@@ -1,15 +1,15 @@
-"""Rewards that a model gives: the values of a reward model, the verdicts of a judge.
+"""Rewards computed by a model: the values of a reward model, or the verdicts of a judge.
 
-Both read text, so that the policy may have another tokenizer: prompt and completion are encoded by
-the tokenizer of the model that scores. They are loaded at the first call and score on the device,
-in batches of similar lengths.
+Both read text, so the policy may have another tokenizer: prompt and completion are encoded by the
+tokenizer of the scoring model. The model is loaded at the first call and scores on the device, in
+batches of similar lengths.
 
 Shared arguments:
   ``model``: A folder or repository with weights, such as ``jaxrl-llm export`` writes.
-  ``tokenizer``: A ``data.Tokenizer``; None for that of the folder.
+  ``tokenizer``: A ``data.Tokenizer``; None for the tokenizer of the folder.
   ``chat``, ``system``: How a prompt becomes tokens, as in ``DataConfig``.
-  ``batch_size``: Texts that are read at a time.
-  ``dtype``: Of the matrix products.
+  ``batch_size``: Texts per batch.
+  ``dtype``: The dtype of the matrix products.
 """
 
 import functools
@@ -46,7 +46,7 @@ _REDUCE = {"min": np.min, "mean": np.mean, "last": lambda x: x[-1], "product": n
 
 
 class _Loaded(NamedTuple):
-    """A model that is loaded, and how it reads text."""
+    """A loaded model, and how it reads text."""
 
     model: Model
     params: ArrayTree
@@ -54,20 +54,20 @@ class _Loaded(NamedTuple):
 
 
 class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("models/rm")`)
-    """The reward of a completion by a reward model: of all of it, or of its steps.
+    """The reward of a completion by a reward model: of the complete text, or of its steps.
 
         reward = r(prompt, completion, stop token), the head's value at the last token
         of steps: p_k = sigmoid(z at the end of step k),   reward = min_k p_k
 
-    That of steps returns a mapping with ``turn_rewards`` and ``turn_ends`` besides, which recipes
-    with rewards of turns read. A completion that does not fit into the model's context has no
+    A reward of steps returns a mapping that also has ``turn_rewards`` and ``turn_ends``, for
+    recipes with rewards of turns. A completion that does not fit into the model's context has no
     reward.
 
     Args:
-      model, tokenizer, chat, system, batch_size, dtype: See the module. Chat and system are those
-        that the reward model was trained with.
-      separator: What stands between two steps, of a model of steps; None for an empty line.
-      reduce: "min", "mean", "last" or "product" of the steps; None for "min".
+      model, tokenizer, chat, system, batch_size, dtype: See the module. Use the ``chat`` and
+        ``system`` that the reward model was trained with.
+      separator: Text between two steps, for a model of steps; None for an empty line.
+      reduce: "min", "mean", "last" or "product" over the steps; None for "min".
 
     Raises:
       ValueError: If the model has no head, is the folder of a run, or an option has no effect; at
@@ -88,8 +88,8 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
 
     References:
       Ouyang et al., InstructGPT (arXiv:2203.02155); Lightman et al. (arXiv:2305.20050), whose
-      score of a solution is the product of its steps; Math-Shepherd (arXiv:2312.08935) has the
-      least.
+      score of a solution is the product over its steps; Math-Shepherd (arXiv:2312.08935) takes the
+      minimum.
     """
 
     def __init__(
@@ -195,27 +195,27 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
 
 
 class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`)
-    """The reward of a completion by what a language model writes about it.
+    """The reward of a completion, parsed from what a language model writes about it.
 
         reward = parse(the judge's most likely text)             of each completion alone
         compare: mean over its comparisons of 1[it is preferred]
 
-    With ``compare`` each completion of a prompt is compared with the next one and the one before
-    it, in both orders, so that the place in the message does not count; an illegible verdict counts
-    one half. Without, a completion with an illegible verdict has no reward.
+    With ``compare`` each completion of a prompt is compared with the next one and the previous one,
+    in both orders, so that the position in the message has no influence; a verdict that cannot be
+    parsed counts one half. Without ``compare``, a completion with such a verdict has no reward.
 
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module.
       compare: Whether completions of one prompt are compared.
-      message: ``(prompt, completions) -> text``, what is asked about one completion or two.
+      message: ``(prompt, completions) -> text``, the question about one completion or two.
       parse: ``text -> number or None``, such as ``rewards.rating``; with ``compare`` 0 for the
-        first, 1 for the second. None reads the words that the default message asks for: "yes" or
+        first, 1 for the second. None reads the words that the default message requests: "yes" or
         "no", "first" or "second".
-      max_new_tokens: Of the judge's text.
+      max_new_tokens: Longest text of the judge.
 
     Raises:
-      TypeError: If message or parse is no function.
-      ValueError: If the model has a head in place of words.
+      TypeError: If ``message`` or ``parse`` is not a function.
+      ValueError: If the model has a value head instead of a vocabulary.
 
     Example:
       >>> import tempfile
@@ -230,7 +230,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
       [0.5, 0.5]
 
     References:
-      Zheng et al. (arXiv:2306.05685), who ask in both orders; generative verifiers
+      Zheng et al. (arXiv:2306.05685), who compare in both orders; generative verifiers
       (arXiv:2408.15240).
     """
 
@@ -336,9 +336,9 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
 
 def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:
-    """The model that gives a reward and shapes of its parameters; no weight is read.
+    """The model behind a reward and the shapes of its parameters; no weight is read.
 
-    None for a reward that no model on the device gives.
+    None for a reward that no model on the device computes.
     """
     if isinstance(reward, reward_model):
         config, _ = reward_model_config(reward.model, dtype=reward.dtype)
@@ -352,7 +352,7 @@ def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:
 
 
 def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncoder:
-    """How a model reads text; ValueError if its tokenizer has more tokens than it."""
+    """How a model reads text; ValueError if its tokenizer has more tokens than the model."""
     from jaxrl_llm import data
 
     tokenizer = reward.tokenizer
@@ -366,7 +366,7 @@ def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncod
 
 
 def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """Prompts and responses as a batch ``[N, 1, T]``, padded to widths of few kinds."""
+    """Prompts and responses as a batch ``[N, 1, T]``, padded to one of a few widths."""
     prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
 
     def padded(texts: Sequence[list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,10 @@
-"""Responses of the data in batches, and their log-probabilities under a frozen reference in a file.
+"""Batches of responses from the data, and a file of their log-probabilities under a reference.
 
-The reference of a run on responses of the data gives the same numbers in every epoch. With
-``config.reference_logp`` the first run computes them once and writes them to a file, which later
-ones read: no step runs the reference, and a run does not hold its parameters. An entry is named by
-the tokens of prompt and response, so the order, the split and the batches of a run are free.
+In a run on responses from the data, a frozen reference returns the same numbers in every epoch.
+With ``config.reference_logp`` the first run computes them once and writes them to a file that later
+runs read: no step runs the reference, and a run does not hold its parameters. The key of an entry
+is computed from the tokens of prompt and response, so order, split and batches may differ between
+runs.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ _FORMAT = 1
 
 
 class OfflineRows(NamedTuple):
-    """A batch of responses of the data: places of its rows, the rows on the host, their texts."""
+    """A batch of responses from the data: row indices, the rows on the host, their texts."""
 
     places: list[int]
     batch: Batch
@@ -47,12 +48,12 @@ def offline_batches(
     limits: Limits,
     pad_id: int,
 ) -> Iterator[OfflineRows]:
-    """Batches of one size that have every row of the data; the last one has some of them twice.
+    """Batches of one size that cover every row of the data; the last batch repeats some rows.
 
     Args:
       collector: One with a part that is ``offline``.
       questions: The rows.
-      num_groups, group_size: Of a batch.
+      num_groups, group_size: Size of a batch.
       limits, pad_id: See :func:`~jaxrl_llm.rollout.collect.collect`.
     """
     parts = collector_parts(collector)
@@ -99,8 +100,8 @@ class ReferenceLogp:
     """Log-probabilities of responses under one reference, by their tokens.
 
     Args:
-      about: What they depend on besides the tokens, by name.
-      values: float32 ``[T]`` of each response, by :func:`response_names`.
+      about: What the log-probabilities depend on besides the tokens, by name.
+      values: float32 ``[T]`` per response, by :func:`response_names`.
     """
 
     def __init__(self, about: Mapping[str, Any], values: Mapping[bytes, np.ndarray]):
@@ -110,14 +111,14 @@ class ReferenceLogp:
         return len(self._values)
 
     def absent(self, batch: Batch) -> list[tuple[int, int]]:
-        """The responses of a host batch that are not here, by row and member."""
+        """The responses of a host batch that have no entry, by row and member."""
         return [place for place, name in response_names(batch).items() if name not in self._values]
 
     def attach(self, batch: Batch) -> Batch:
         """The host batch with ``ref_logp``.
 
         Raises:
-          ValueError: If a response is not here.
+          ValueError: If a response has no entry.
         """
         ref_logp = np.zeros(batch.tokens.shape, np.float32)
         mask = np.asarray(batch.mask)
@@ -131,7 +132,7 @@ class ReferenceLogp:
         return batch.replace(ref_logp=ref_logp)
 
     def save(self, path: Path) -> None:
-        """Writes the file, complete or not at all."""
+        """Writes the file atomically."""
         names = sorted(self._values)
         rows = [self._values[name] for name in names]
         data = hashlib.sha256(b"".join(names)).hexdigest()[:16]
@@ -152,7 +153,7 @@ class ReferenceLogp:
         """Reads the file.
 
         Raises:
-          ValueError: If it is not one that :meth:`save` wrote.
+          ValueError: If :meth:`save` did not write the file.
         """
         try:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
@@ -172,9 +173,9 @@ class ReferenceLogp:
 
 
 def response_names(batch: Batch) -> dict[tuple[int, int], bytes]:
-    """A digest of the tokens of prompt and response, of each response that takes part.
+    """A digest of the tokens of prompt and response, for each response that takes part.
 
-    By row and member of a host batch.
+    The keys are row and member in a host batch.
     """
     tokens, mask = np.asarray(batch.tokens, np.int32), np.asarray(batch.mask)
     prompts, prompt_mask = np.asarray(batch.prompt_tokens, np.int32), np.asarray(batch.prompt_mask)
@@ -194,17 +195,17 @@ def reference_logp(
     about: Mapping[str, Any],
     questions: Sequence[Question],
 ) -> ReferenceLogp:
-    """The log-probabilities in a file, if it is of this run; where there is no file, it is written.
+    """Reads the log-probabilities from a file that fits this run, or computes and writes them.
 
     Args:
       path: The file.
-      batches: The responses of the run, as often as it is called.
+      batches: Function that returns the responses of the run.
       score: Log-probabilities ``[P, G, T]`` of a host batch under the reference.
-      about: What they depend on besides the tokens, by the names that errors call them.
+      about: What the log-probabilities depend on besides the tokens, by the names used in errors.
       questions: The rows of the batches.
 
     Raises:
-      ValueError: If the file is of another reference, or lacks responses of the run.
+      ValueError: If the file belongs to another reference, or lacks responses of the run.
     """
     if not processes.from_first(path.exists):
         values: dict[bytes, np.ndarray] = {}

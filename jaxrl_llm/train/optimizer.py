@@ -1,4 +1,4 @@
-"""The optimizer of a run, its options, and its step: skipped where a number is non-finite."""
+"""The optimizer of a run, its options, and its step, which is skipped if a number is non-finite."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class OptimizerConfig:
       learning_rate: Step size after the warmup.
       b1: Decay of the mean of gradients; with "sgd" the momentum, 0 for none.
       b2: Decay of the mean of squared gradients.
-      eps: Added to the root of the second.
+      eps: Added to the square root of that mean.
       weight_decay: Pull of the parameters to zero, times the step size.
-      max_grad_norm: Gradients of a larger norm are scaled down to it; None for no bound.
+      max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
       warmup_steps: Updates over which the step size rises from zero.
       decay_steps: Updates after the warmup over which it falls back to zero; None keeps it.
-      moment_dtype: The dtype of the mean of gradients: "bfloat16" halves it, which saves a quarter
-        of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 a step
-        changes it by less than a bfloat16 number can.
+      moment_dtype: The dtype of the mean of gradients: "bfloat16" halves its size and saves a
+        quarter of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 a
+        step changes it by less than a bfloat16 number can.
     """
 
     name: str = "adamw"
@@ -68,7 +68,7 @@ class OptimizerConfig:
 
 
 def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
-    """The step size: one number, or a function of how many updates came before."""
+    """The step size: one number, or a function of the number of previous updates."""
     rate: Any = config.learning_rate
     if config.decay_steps:
         rate = optax.linear_schedule(rate, 0.0, config.decay_steps)
@@ -101,12 +101,12 @@ def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
 
 
 def next_rate(schedule: float | optax.Schedule, opt_state: ArrayTree) -> float | Array:
-    """The step size of the update to come, of a schedule and the state of its optimizer."""
+    """The step size of the next update, from a schedule and the state of its optimizer."""
     return schedule(_updates(opt_state)) if callable(schedule) else schedule
 
 
 def _updates(opt_state: ArrayTree) -> Array:
-    """How many updates a schedule has counted."""
+    """The number of updates that a schedule has counted."""
     kind = optax.ScaleByScheduleState
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
     return next(node.count for node in nodes if isinstance(node, kind))
@@ -137,10 +137,10 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """``optax.clip_by_global_norm`` with a norm that the step has computed already.
+    """``optax.clip_by_global_norm`` with a norm that the step has already computed.
 
-    The gradient is multiplied by one factor where it is next read; optax selects between two full
-    gradients, and writes one for that.
+    The gradient is multiplied by one factor where it is next read. optax selects between two full
+    gradients and therefore writes another gradient to memory.
     """
 
     def update(
@@ -159,7 +159,7 @@ def keep(applied: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
 
 
 def stays_finite(old: ArrayTree, new: ArrayTree) -> Array:
-    """Whether no value of a state became non-finite; one that was before may stay so."""
+    """Whether no value of a state became non-finite; values that already were may stay so."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     checked = [
         jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b))
@@ -190,7 +190,7 @@ def apply_if_finite(
     update without matrix products is computed twice, which costs less than the copy.
 
     Args:
-      optimizer: Any optax transformation; one that takes extra arguments gets ``grad_norm``.
+      optimizer: Any optax transformation; if it takes extra arguments, it receives ``grad_norm``.
       carry: Parameters and the optimizer's state.
       loss: ``[]``.
       grads: Its gradient.
@@ -227,7 +227,7 @@ def apply_if_finite(
 
 
 def update_by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry):
-    """Parameters and state after ``changed``, the norm of the update, whether it was applied."""
+    """Parameters and state after ``changed``, norm of the update, and whether it was applied."""
 
     def stay(grads, carry):
         return carry, jnp.zeros_like(trees.norm(grads))

@@ -1,4 +1,4 @@
-"""How a policy, or a reward model, orders held-out responses of the data."""
+"""How a policy, or a reward model, ranks held-out responses from the data."""
 
 from collections.abc import Callable
 
@@ -22,14 +22,14 @@ Score = Callable[[Batch], ScoredItems]
 
 
 def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) -> Score:
-    """Implicit rewards under a policy, against a frozen reference for a recipe that reads one.
+    """Implicit rewards under a policy, relative to a frozen reference if the recipe uses one.
 
-    Of a recipe that trains a reward model, its rewards.
+    For a recipe that trains a reward model, the rewards of that model.
 
     Args:
       experiment: The run.
       params: Parameters of the policy.
-      reference: Those of the reference.
+      reference: Parameters of the reference.
     """
     config, mesh = experiment.config, experiment.mesh
     scorer = make_scorer(
@@ -52,19 +52,19 @@ def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) 
 def evaluate_pairs(
     experiment: Experiment, score: Score, *, check: Callable[[], None] = lambda: None
 ) -> Accuracy:
-    """The share of pairs of held-out responses that the rewards order as the data do.
+    """The share of pairs of held-out responses that the rewards rank as the data do.
 
     A tie counts one half, as in :func:`~jaxrl_llm.diagnostics.pair_order`: an untrained policy that
     is its own reference has 0.5. A row weighs the same however many pairs it has; for the interval,
     rows of one prompt are alike, as completions of one question are.
-    Of a reward model the result has the calibration too
-    (:func:`~jaxrl_llm.diagnostics.pair_calibration`), in which each pair weighs the same; of a
+    For a reward model the result also has the calibration
+    (:func:`~jaxrl_llm.diagnostics.pair_calibration`), in which each pair weighs the same. For a
     process reward model a pair is two steps of a row.
 
     Args:
       experiment: A run whose collector is ``offline``.
       score: See :func:`make_score`.
-      check: Called before each batch; what it raises ends the evaluation.
+      check: Called before each batch; an exception that it raises ends the evaluation.
 
     Raises:
       ValueError: If the responses of no row differ in their rewards.

@@ -47,7 +47,7 @@ class Clock:
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Counts what is done inside for a phase."""
+        """Adds the time spent inside to a phase."""
         start = time.perf_counter()
         try:
             yield
@@ -63,7 +63,7 @@ class Clock:
 
 
 class ModelSize(NamedTuple):
-    """What decides how many operations a token takes."""
+    """The sizes that determine the number of operations per token."""
 
     matrices: int  # weights of the matrix products of all layers
     projection: int  # V D, weights of the projection to the vocabulary
@@ -162,8 +162,8 @@ def population_flops(
 def measured_peak(dtype: str, *, size: int = _MEASURED_SIZE) -> float:
     """Operations a second of the quickest of some matrix products on the default device.
 
-    The matrices are random, since accelerators multiply equal numbers faster. A CPU is busy with
-    the default ``size``, an accelerator with 16,384.
+    The matrices are random, since accelerators multiply equal numbers faster. The default ``size``
+    saturates a CPU; an accelerator needs 16,384.
     """
     a, product = jax.random.normal(jax.random.key(0), (size, size), dtype), jax.jit(jnp.matmul)
     product(a, a).block_until_ready()
@@ -182,7 +182,7 @@ class Meter:
       model: The model.
       peak_flops: Operations a second of one device. None measures a matrix product on a CPU, whose
         devices share its cores, and leaves other devices unknown.
-      devices: How many train.
+      devices: Number of devices that train.
       epochs: Passes over a batch.
       shared_prefix_len, frozen: See the module.
       forward_only: Whether a batch is that of a population, which has no backward pass.
@@ -209,12 +209,12 @@ class Meter:
             self._source = "of a matrix product, measured at the start"
 
     def about(self) -> dict[str, str]:
-        """What a utilization is of, in words."""
+        """Describes the peak that a utilization refers to."""
         values = "not known" if self.peak is None else f"{self.peak:.4g}, {self._source}"
         return {"peak FLOP/s": values}
 
     def __call__(self, batch: Batch, seconds: dict[str, float]) -> dict[str, float]:
-        """Numbers of a step; what is not known is left out.
+        """Metrics of a step; unknown values are left out.
 
         - ``unique_tokens``: of the prompts, once a group and what they share once, and of the
           responses.

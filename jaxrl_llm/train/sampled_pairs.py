@@ -1,4 +1,4 @@
-"""Pairs of a policy's responses, sampled and graded: the data of losses of preferences."""
+"""Pairs of a policy's responses, sampled and graded: the data of preference losses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -27,10 +27,10 @@ class SampledPairs(NamedTuple):
       rows: ``{"id", "prompt", "chosen", "rejected"}`` of each pair, with the answer and the other
         fields of the prompt, as :func:`~jaxrl_llm.data.from_file` reads them.
       prompts: How many prompts were sampled.
-      no_right: How many of them have no right response that ended.
-      no_wrong: How many have right ones alone.
+      no_right: How many prompts have no correct response that ended.
+      no_wrong: How many prompts have only correct responses.
       responses: How many responses were sampled.
-      unended: How many of them reached the longest length.
+      unended: How many responses reached the longest length.
       failed: How many calls of the reward failed.
     """
 
@@ -55,21 +55,21 @@ def sample_pairs(
     limit: int | None = None,
     on_batch: Callable[[int], Any] = lambda prompts: None,
 ) -> SampledPairs:
-    """Right responses of a policy over its wrong ones, for the prompts that a run trains on.
+    """Pairs correct responses of a policy with wrong ones, for the prompts that a run trains on.
 
-    Of responses with one text the first takes part. One that did not end takes none: as data it
-    would be followed by the stop token.
+    Of responses with equal text only the first takes part. A response that did not end is left out:
+    as data it would be followed by the stop token.
 
     Args:
       experiment: A run with a reward; its held-out questions are not sampled.
       params: Parameters of the policy.
       key: A typed key; the same key gives the same pairs.
       samples: Responses of each prompt.
-      pairs: The most pairs of a prompt.
-      success: The least reward of a right response.
-      prefer: "short" chooses the shortest right response, "any" each of them in turn.
-      limit: How many prompts at most.
-      on_batch: Told of each batch how many prompts it has.
+      pairs: Largest number of pairs per prompt.
+      success: The lowest reward of a correct response.
+      prefer: "short" chooses the shortest correct response, "any" each of them in turn.
+      limit: Largest number of prompts.
+      on_batch: Called with the number of prompts of each batch.
 
     Raises:
       RewardError: If the reward fails, or every call of it.
@@ -124,7 +124,7 @@ def sample_pairs(
 
 
 def pair_row(prompt: Prompt, chosen: str, rejected: str) -> dict[str, Any]:
-    """A row of the data with a pair, and the other fields of its prompt."""
+    """A row of data with a pair and the other fields of its prompt."""
     messages: str | Sequence = prompt.text if prompt.messages is None else list(prompt.messages)
     row = {"id": prompt.id, "prompt": messages, "chosen": chosen, "rejected": rejected}
     others = {k: v for k, v in prompt.metadata.items() if k not in row}

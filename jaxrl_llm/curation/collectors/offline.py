@@ -211,7 +211,7 @@ class Offline:
         return self.offline or getattr(self.reader, "reward", None) is not None
 
     def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if a row has not what is read of it."""
+        """Raises ValueError if a row lacks a field that the collector reads."""
         for row in data:
             self.reader(row)
 
@@ -274,7 +274,7 @@ class _FewShot(Offline):
     sends_text = True
 
     def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if a row has not what is read of it."""
+        """Raises ValueError if a row lacks a field that the collector reads."""
         for row in data:
             self.reader(row)
             for column in self.columns:
