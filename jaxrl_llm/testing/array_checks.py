@@ -146,10 +146,10 @@ def check_junk(recipe: Recipe) -> None:
 
 
 def check_permutation(recipe: Recipe) -> None:
-    """Permuting the groups, or the members of each group, permutes the result and no more.
+    """Permuting the groups, or the members of each group, only permutes the result.
 
-    A state does not depend on the order of the batch. A recipe that draws random numbers gives them
-    to places, so for it the law holds in distribution only and is not checked.
+    A state does not depend on the order of the batch. A recipe that draws random numbers assigns
+    them to positions, so the law holds only in distribution and is not checked.
     """
     if recipe.draws:
         return

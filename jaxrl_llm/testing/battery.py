@@ -1,4 +1,4 @@
-"""The battery: what every recipe must hold to, whatever its method."""
+"""The battery: checks that every recipe must pass, whatever its method."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,9 +33,9 @@ def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> No
     """Runs the battery on a recipe; a method that passes can be trained at any size.
 
     The checks run on batches of 8 prompts, 4 rollouts and 6 tokens, and on a model of one layer.
-    Those on meshes need 8 devices, which a CPU gives with ``JAX_NUM_CPU_DEVICES=8``; with fewer
-    they are left out with a warning. Of a recipe with a likelihood, checks of what only a causal
-    model has are left out.
+    Checks on meshes need 8 devices, which a CPU has with ``JAX_NUM_CPU_DEVICES=8``; with fewer
+    devices they are skipped with a warning. A recipe with a likelihood skips the checks that apply
+    only to causal models.
 
     Args:
       recipe: A Recipe.

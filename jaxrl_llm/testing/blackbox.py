@@ -1,4 +1,4 @@
-"""Tasks that give a score and nothing else, and a loop that climbs them.
+"""Tasks that return only a score, and a loop that maximizes it.
 
 ``x [..., D]`` is a point, floating point; its score ``[...]`` is at most 0, and higher is better. A
 wrong dtype raises TypeError, a point without an axis ValueError. Another task is in ``control``.
@@ -20,11 +20,11 @@ from jaxrl_llm.evolution import _inputs
 
 
 def quadratic(x: Array, center: Array | float = 0.0) -> Array:
-    """A bowl upside down, with its top of 0 at a point.
+    """An inverted bowl with its maximum, 0, at ``center``.
 
         f(x) = -sum_i (x_i - c_i)^2
 
-    Of noise ``e`` of mean 0 and variance 1 in each entry, ``E f(x + sigma e) = f(x) - sigma^2 D``.
+    For noise ``e`` of mean 0 and variance 1 in each entry, ``E f(x + sigma e) = f(x) - sigma^2 D``.
     ``center`` is c, ``[D]`` or a number. It is the sphere function of every benchmark.
 
     Example:
@@ -38,12 +38,12 @@ def quadratic(x: Array, center: Array | float = 0.0) -> Array:
 
 
 def rastrigin(x: Array) -> Array:
-    """A bowl full of local tops, one near each point of integers; the best is 0 at the origin.
+    """An inverted bowl with a local maximum near every integer point; the best is 0 at the origin.
 
         f(x) = -sum_i (x_i^2 + 10 (1 - cos(2 pi x_i)))
 
-    The mean score of a population sees past the tops that stop a gradient: under noise of scale
-    sigma it is a bowl whose waves have lost all but a share,
+    The local maxima that stop a gradient hardly affect the mean score of a population: under noise
+    of scale sigma the waves shrink to a share of their height,
 
         E f(x + sigma e) = -sum_i (x_i^2 + sigma^2 + 10 (1 - share cos(2 pi x_i)))
 
@@ -59,7 +59,7 @@ def rastrigin(x: Array) -> Array:
       [-20.0, -5.0]
 
     References:
-      Rastrigin (1974), with the sign turned: in the usual benchmarks it is to be made small.
+      Rastrigin (1974), with the opposite sign: the usual benchmarks minimize it.
     """
     _check_point("rastrigin", x)
     waves = 10.0 * (1.0 - jnp.cos(2.0 * math.pi * x))
@@ -90,16 +90,16 @@ def evolve(
 
     Args:
       params: Pytree of floating point arrays.
-      key: A typed key, that of the run.
+      key: Typed key of the run.
       score: From the parameters of all members, with an axis N in front of every leaf, and the
         number of the step, to scores ``[N]``; need not be traceable.
-      steps: How many.
-      optimizer: Of optax, fed by :func:`eggroll_grad` on its scale "step".
+      steps: Number of steps.
+      optimizer: An optax optimizer; its gradient is :func:`eggroll_grad` with the scale "step".
       population: N, even: members 2k and 2k+1 are a pair.
       sigma: Scale of the noise.
-      rank: Of the noise of matrices; other leaves have noise of full rank. None for full rank
+      rank: Rank of the noise of matrices; other leaves have noise of full rank. None for full rank
         throughout, which is OpenAI-ES.
-      shape: From scores ``[N]`` to fitness.
+      shape: Maps scores ``[N]`` to fitness.
 
     Returns:
       ``(params, history)``; the history is the mean score of each step's population, float32

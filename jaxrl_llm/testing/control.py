@@ -1,4 +1,4 @@
-"""Control tasks of gymnasium as black boxes: a small network, and what it earns in an episode.
+"""Control tasks of gymnasium as black boxes: a small network, and its return in an episode.
 
 With :func:`evolve`, which draws the population, CartPole is solved in seconds::
 
@@ -22,7 +22,7 @@ from jaxrl_llm.evolution import _inputs
 
 
 def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
-    """Parameters of a small network: normal kernels over the root of their inputs, biases 0.
+    """Parameters of a small network: normal kernels over the square root of fan-in, zero biases.
 
     Args:
       key: A typed key.
@@ -84,15 +84,15 @@ def mlp(params: ArrayTree, x: Array) -> Array:
 
 
 def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") -> np.ndarray:
-    """What each network of a population earns in one episode of a control task.
+    """The return of each network of a population in one episode of a control task.
 
-    The environments run next to each other on the host; all members choose their action, the
-    largest of their outputs, in one compiled call a step.
+    The environments run side by side on the host. All members choose the action with the largest
+    output, in one compiled call per step.
 
     Args:
-      params: By :func:`mlp_init`, with the axis of the population in front of every leaf.
-      seed: Of where the episodes begin, not negative: a member begins elsewhere than its neighbor.
-      name: Of an environment of gymnasium, with numbers for observations and discrete actions.
+      params: From :func:`mlp_init`, with the axis of the population in front of every leaf.
+      seed: Seed of the initial states, not negative; each member has a different initial state.
+      name: Name of a gymnasium environment with numeric observations and discrete actions.
 
     Returns:
       float32 ``[N]``, the sum of the rewards.

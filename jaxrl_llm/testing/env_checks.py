@@ -1,4 +1,4 @@
-"""Checks of an environment: whether it is as :class:`jaxrl_llm.environments.Env` promises."""
+"""Checks that an environment fulfills the contract of :class:`jaxrl_llm.environments.Env`."""
 
 import asyncio
 import contextlib
@@ -28,19 +28,19 @@ def check_env(
     - ``reset`` gives the same observation for the same task and seed, and has not ended.
     - ``step`` leaves its argument as it was: a state can be stepped again, with another action and
       with the same, and so can a pickled copy of it.
-    - Messages have text, and a role of tool or user; of system at ``reset`` alone.
+    - Messages have text, and the role tool or user; the role system only at ``reset``.
     - Rewards and ``info`` are finite; ``reset`` earns nothing. ``done`` and ``stopped`` are bool,
       not both True; ``state`` and ``instead`` are texts or None, the latter at ``reset``.
-    - What has ended stays so: another step raises ValueError, or ends as well.
-    - Tools have names that differ, and a JSON schema of type "object".
+    - An episode that has ended stays ended: another step raises ValueError, or ends as well.
+    - Tools have distinct names, and a JSON schema of type "object".
 
     Args:
       env: The environment; ``step`` may be async.
-      tasks: Rows to begin with.
-      actions: Replies, as texts or parsed; an episode takes them in order, again from the first
-        where it lasts longer, and tries each other one at every state.
+      tasks: Rows to start episodes from.
+      actions: Replies, as texts or parsed. An episode uses them in order, repeats them if it lasts
+        longer, and also tries every other reply at each state.
       seeds: Seeds for each row.
-      turns: Of an episode, at most.
+      turns: Largest number of turns of an episode.
 
     Raises:
       AssertionError: At the first law that is broken; it names the task, the seed and the turn.

@@ -117,11 +117,11 @@ def assert_loop_runs_whole(
     """Trains a tiny model with ``train`` and checks that the method acts in the loop.
 
     After the run the parameters have moved (or have not, with ``curation.no_update``) and the
-    losses are finite; the KL of the last update is above 0 if the recipe reads it; a tracker of
-    prompts has seen those that were drawn; the state of every controller, the critic and a
-    reference that moves are not the first ones. What a collector remembers has moved; one that asks
-    again where rewards agree, or helps where they are all low, has asked for others if the run took
-    an epoch.
+    losses are finite. The KL of the last update is above 0 if the recipe reads it. A tracker of
+    prompts has counted the prompts that were drawn. The state of every controller, the critic and a
+    moving reference have changed, and so has the memory of a collector. A collector that resamples
+    groups with equal rewards, or adds help where all rewards are low, has done so if the run
+    covered an epoch.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -133,7 +133,7 @@ def assert_loop_runs_whole(
       steps: How many steps to train.
 
     Raises:
-      AssertionError: If something did not act; it names the recipe and the part.
+      AssertionError: If a part had no effect; it names the recipe and the part.
       ValueError: If the loop cannot run the method, in one sentence.
 
     Example:

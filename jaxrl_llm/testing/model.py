@@ -44,10 +44,10 @@ def tiny_config(**overrides) -> ModelConfig:
 
 
 def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
-    """A Llama of 27 thousand random parameters, for tests and notebooks: ``(model, params)``.
+    """A Llama with 27 thousand random parameters, for tests and notebooks: ``(model, params)``.
 
     Args:
-      seed: Of the parameters.
+      seed: Seed of the parameters.
       **overrides: As for :func:`tiny_config`, such as ``architecture="qwen3", qk_norm=True``.
 
     Example:

@@ -18,11 +18,11 @@ Shared arguments:
 
 - ``model``, ``recipe``, ``optimizer``: any optax transformation, clipping and schedule included.
 - ``batch``: ``[P, G, T]``. ``scorer``: the model and how the policy is scored.
-- ``microbatches``: into how many the batch is divided; one is in memory at a time. It divides P.
-- ``temperature``: of the policy that is trained, that of the sampler.
-- ``mesh``: what state and batch live on.
-- ``remat``: what the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
-- ``chunk_size``: as of ``logprobs``, which chooses if it is None; it bounds the logits in memory.
+- ``microbatches``: number of parts of the batch; one is in memory at a time. It divides P.
+- ``temperature``: temperature of the policy being trained, equal to the sampler's.
+- ``mesh``: the mesh of state and batch.
+- ``remat``: rematerialization of the layers: "none", "dots" or "full" (recompute all).
+- ``chunk_size``: as in ``logprobs``, which chooses if it is None; it bounds the logits in memory.
 - ``shared_prefix_len``: how many first tokens the prompts of every batch share; the policy computes
   them once for all prompts.
 - ``critic_optimizer``: for a recipe with a critic, the one passed to ``init_state``.
@@ -113,7 +113,7 @@ def make_step(
     learning_rate: float | optax.Schedule | None = None,
     teacher: Teacher | None = None,
 ) -> Step:
-    """A compiled function that makes one batch of rollouts into an update of the state.
+    """A compiled function that updates the state with one batch of rollouts.
 
     In order: :func:`score_batch`; ``recipe.prepare`` on the full batch; for each epoch and
     minibatch the gradient, accumulated in float32 over microbatches of full groups, and one step
@@ -146,7 +146,8 @@ def make_step(
       microbatches: See the module; a minibatch takes its share of them.
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
       stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
-      learning_rate: That of the optimizer, a number or its schedule, for a recipe that reads it.
+      learning_rate: The learning rate of the optimizer, a number or a schedule, for a recipe that
+          reads it.
 
     Returns:
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``loss``,
@@ -470,9 +471,9 @@ def score_batch(
     critic_model: Model | None = None,
     teacher: Teacher | None = None,
 ) -> Batch:
-    """A batch with every number that a model gives before the update.
+    """Adds to a batch every number that a model computes before the update.
 
-    Nowhere else are these set; what the batch already brings stays as it is.
+    These fields are set nowhere else; fields that the batch already has stay unchanged.
 
     - ``behavior_logp`` of tokens that nobody knows it of, as in a demonstration (extra
       ``behavior_known``): that of the policy at the start of the step, so that no ratio and no
@@ -917,8 +918,8 @@ def make_policy_gradient(
 
     Args:
       model, recipe, optimizer, critic_optimizer, teacher: See the module.
-      sampler: Of rollouts, see ``rollout.make_sampler``.
-      options: Of the updates.
+      sampler: Sampler of rollouts, see ``rollout.make_sampler``.
+      options: Options of the updates.
       reference: Parameters of a frozen reference, for a recipe that reads it.
     """
     passes, mesh = options.passes, options.mesh

@@ -110,10 +110,10 @@ def collect_rollouts(
       experiment: See the module.
       params: The weights that sample.
       key: That of the run's state.
-      cursor: Where its questions begin.
+      cursor: Position of its first question in the data.
       collector_state: State of the recipe's collector.
       number: Which batch it is, from 0.
-      version: Of the weights.
+      version: Version of the weights.
       learned: What the collector follows, from :func:`learned_of` of the same state.
 
     Raises:
@@ -624,9 +624,9 @@ def unpack_pending(
     """The inverse of :func:`pack_pending`, of one batch.
 
     Args:
-      arrays: Of the batch.
-      notes: The rest of it.
-      collector_state: A state of the structure that it was saved with.
+      arrays: Arrays of the batch.
+      notes: All other fields of the batch.
+      collector_state: A state with the structure of the saved state.
 
     Raises:
       LookupError: If a field is absent.
@@ -657,13 +657,15 @@ def restore_pending(
 ) -> list[RolloutBatch]:
     """The batches that the checkpoint of a state stored, if this run would have made them.
 
-    The first that it would not have made is dropped with all behind it: their questions are sampled
-    anew. It may be of another recipe or of weights that are now too old.
+    The first batch that this run would not have made is dropped with all later ones, and their
+    questions are sampled again. Such a batch may come from another recipe or from weights that are
+    now too old.
 
     Args:
-      checkpoints: The one that was restored last; nothing if none was.
+      checkpoints: The checkpoints that the state was restored from; without a restore the result is
+        empty.
       experiment, state: See the module.
-      log: Told how many are dropped.
+      log: Called with a message on how many batches are dropped.
     """
     stored = checkpoints.restore_extras()
     if stored is None:

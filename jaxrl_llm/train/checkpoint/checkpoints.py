@@ -2,8 +2,8 @@
 
 A checkpoint is a folder ``step_00000010``. It is written under another name and renamed once it is
 complete, has its checksums and is on disk, so a folder of that name is complete or was damaged
-later. A damaged one is skipped with a warning. The next save renames it to
-``step_00000010.damaged``; nothing is deleted because of it.
+later. A damaged checkpoint is skipped with a warning. The next save renames it to
+``step_00000010.damaged`` and deletes nothing because of it.
 """
 
 import contextlib
@@ -59,12 +59,12 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def left_in(folder: Path) -> bool:
-    """Whether there is any checkpoint in a folder, be it damaged or set aside."""
+    """Whether a folder has any checkpoint, including damaged and renamed ones."""
     return any(_UNFINISHED not in path.name for path in folder.glob("step_*"))
 
 
 def best_of(scores: Mapping[int, float]) -> int | None:
-    """The step of the highest score, the latest of equal ones; non-finite scores do not count.
+    """The step with the highest score, the latest in a tie; non-finite scores do not count.
 
     Example:
       >>> best_of({2: 0.5, 4: 0.75, 6: 0.75, 8: float("nan")})
@@ -78,9 +78,9 @@ def superseded(steps: Sequence[int], scores: Mapping[int, float], *, keep: int) 
     """The steps that may be deleted: all but the last ``keep`` and the best.
 
     Args:
-      steps: Of the checkpoints, in order.
-      scores: By step, where there is one; more is better.
-      keep: How many of the last stay, at least one.
+      steps: Steps of the checkpoints, in order.
+      scores: Scores by step, for steps that have one; more is better.
+      keep: How many of the latest checkpoints to keep, at least one.
 
     Example:
       >>> superseded([2, 4, 6, 8], {2: 0.5, 4: 0.25}, keep=2)
@@ -104,11 +104,11 @@ class Checkpoints:
     """The checkpoints of one run folder.
 
     Args:
-      folder: Where they are; made on the first save.
-      model: The model of the run; checkpoints of another one are refused.
+      folder: The folder of the checkpoints; created on the first save.
+      model: The model of the run; checkpoints of another model are refused.
       keep: How many to keep; older ones are deleted once a newer one is complete.
       best: Also keep the best by this metric, of the steps that :meth:`set_score` was called for.
-      run: What else must agree where a run is resumed, by name.
+      run: Other values that must agree when a run is resumed, by name.
 
     Attributes:
       last: The step of the last checkpoint that was begun or restored here, or None.
@@ -148,7 +148,7 @@ class Checkpoints:
     def set_score(self, step: int, values: Mapping[str, float]) -> None:
         """Sets the score of a step, before or after it is saved; needed only with ``best``.
 
-        Of the metrics by name, that of ``best`` counts; more is better.
+        Of the metrics by name, only the metric ``best`` is used; more is better.
         """
         if self.best is None or self.best not in values:
             return
@@ -257,7 +257,7 @@ class Checkpoints:
         return {self.best: self._scores[step]} if self.best and step in self._scores else {}
 
     def poll(self) -> None:
-        """Does what :meth:`wait` does if the last save has ended, and otherwise nothing."""
+        """Like :meth:`wait` if the last save has ended; otherwise does nothing."""
         if self._pending is not None and self._pending.finishing.done():
             self.wait()
 
@@ -301,7 +301,7 @@ class Checkpoints:
             warnings.warn(f"{told}. The run goes on.", stacklevel=4)
 
     def sweep(self) -> None:
-        """Removes what interrupted saves left; call it while none is under way."""
+        """Removes the remains of interrupted saves; call it only while no save is running."""
         if jax.process_index() == 0:
             for path in self.folder.glob(f"step_*{_UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -311,7 +311,7 @@ class Checkpoints:
 
         Args:
           like: A state of the same run, or its :func:`shapes_of`.
-          step: Which one; by default the last that is complete.
+          step: The step to restore; by default the last complete one.
 
         Raises:
           ValueError: If the checkpoint belongs to another model, optimizer, recipe or run.
@@ -340,7 +340,7 @@ class Checkpoints:
             return None
 
     def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
-        """Only the parameters of the last state that can be read; arguments as :meth:`restore`."""
+        """Only the parameters of the last readable state; arguments as in :meth:`restore`."""
         wanted = {"params": shapes_digest(like), "model": repr(self.model.config)}
         wanted |= {name: mark for name, mark in self.run.items() if name in ("lora", "base")}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
@@ -351,7 +351,7 @@ class Checkpoints:
         return params._replace(adapter=trained) if isinstance(params, Adapted) else trained
 
     def restore_collector(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
-        """The state of the recipe's collector; arguments as of :meth:`restore`."""
+        """The state of the recipe's collector; arguments as in :meth:`restore`."""
         return self._load({"collector_state": like}, {}, step, partial=True)["collector_state"]
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
@@ -385,7 +385,7 @@ def _wait_for(written: Any, path: Path) -> None:
     """Waits until Orbax has written a folder, as long as the folder is there and grows.
 
     Raises:
-      OSError: If it is not, or does not grow any more.
+      OSError: If the folder is missing or stops growing.
     """
     size, moved, absent = -1, time.monotonic(), 0
     while True:
@@ -412,10 +412,10 @@ def _wait_for(written: Any, path: Path) -> None:
 def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
     """Writes the state of a loop that you write, and waits until it is complete.
 
-    The last two in the folder stay. The model is checked when the state is restored.
+    The last two checkpoints are kept. The model is checked when the state is restored.
 
     Raises:
-      CheckpointError: If it cannot be written. What was there before stands.
+      CheckpointError: If it cannot be written. Earlier checkpoints are unchanged.
     """
     checkpoints = Checkpoints(folder, model=model)
     checkpoints.save(state)
@@ -428,10 +428,10 @@ def restore(
     """The last state in a folder that can be read, on the devices of ``like``.
 
     Args:
-      folder: Of the checkpoints.
+      folder: The folder of the checkpoints.
       like: A state of the same model, optimizer and recipe, such as that of ``init_state``.
       model: The model.
-      step: Which one; by default the last complete one.
+      step: The step to restore; by default the last complete one.
 
     Raises:
       ValueError: If it belongs to another model, optimizer or recipe.

@@ -29,7 +29,7 @@ def write_record(
 def check_record(folder: Path, *, step: int | None = None) -> None:
     """Raises ValueError if a file was lost, cut or changed since :func:`write_record`.
 
-    Or if it was written for another step than ``step``, as where a folder was renamed.
+    Also raises if the record is for another step than ``step``, for example after a renamed folder.
     """
     if not (folder / _RECORD).is_file():
         raise ValueError(f"its file {_RECORD} is missing")

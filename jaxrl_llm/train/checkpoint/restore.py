@@ -27,7 +27,7 @@ class Unreadable(Exception):
     """A checkpoint cannot be used.
 
     Attributes:
-      kind: Whether it is of another run, cannot be opened at the moment, or is damaged.
+      kind: Whether it belongs to another run, cannot be opened at the moment, or is damaged.
       why: The reason, in a few words.
     """
 
@@ -42,10 +42,10 @@ def read_last(
     """Reads the last checkpoint that can be read; damaged ones are skipped with a warning.
 
     Args:
-      paths: Of the checkpoints, in order; the first process decides.
+      paths: Paths of the checkpoints, in order; the first process decides.
       like: Arrays, or their shapes and shardings.
-      wanted: The fingerprint that it must have.
-      partial: Whether it may hold more than ``like``.
+      wanted: The fingerprint that the checkpoint must have.
+      partial: Whether the checkpoint may hold more than ``like``.
 
     Returns:
       Its content, and its index in ``paths``.
