@@ -1,4 +1,4 @@
-"""What a run takes of a device's memory, by formulas of shapes; nothing is allocated.
+"""The device memory that a run needs, computed from shapes; nothing is allocated.
 
 ``plan_text`` is ``--plan``: a table, and the options that help where the run does not fit.
 ``check_memory`` refuses a run whose state alone is more than a device has. Below these come what is
@@ -67,7 +67,7 @@ class OutOfMemory(ValueError):
 
 
 class PlanInputs(NamedTuple):
-    """What a plan depends on besides the configuration, as shapes."""
+    """The shapes that a plan depends on besides the configuration."""
 
     model: Model  # without an adapter
     params: ArrayTree  # shapes of its parameters
@@ -79,7 +79,7 @@ class PlanInputs(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Bytes on one device, by what they are for."""
+    """Bytes on one device, by purpose."""
 
     loading: dict[str, int]  # until the state is there
     state: dict[str, int]  # from the first step to the last

@@ -41,7 +41,7 @@ _PROBE = "The quick brown fox — 12,345 + 6.7 = naïve\n\tdef f(x): return {'a'
 
 
 class TokenScores(NamedTuple):
-    """A teacher's numbers of one response of n tokens.
+    """A teacher's log-probabilities of one response of n tokens.
 
     Attributes:
       logp: float32 ``[n]``, log-probability (nats) of each token.
@@ -59,7 +59,7 @@ class TokenTeacher(Protocol):
     """A teacher on the host."""
 
     def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
-        """Scores of responses after their prompts, with the ``top`` best tokens of each place."""
+        """Scores of responses after their prompts, with the ``top`` best tokens per position."""
         ...
 
 
@@ -72,7 +72,7 @@ class ModelTeacher:
 
     Args:
       model, params: The model.
-      rows: Sequences that are scored at a time.
+      rows: Sequences scored at one time.
 
     Raises:
       ValueError: If the model denoises; in a call, for a text that is longer than its context.
@@ -151,12 +151,13 @@ def _padded(rows: Tokens, width: int) -> tuple[np.ndarray, np.ndarray]:
 class ServerTeacher:
     """A token server as the teacher: ``jaxrl-llm serve`` of another model, or vLLM.
 
-    It asks ``POST /inference/v1/generate`` for ``prompt_logprobs`` of prompt and response together.
+    It requests ``prompt_logprobs`` of prompt and response together from
+    ``POST /inference/v1/generate``.
 
     Args:
-      url: Of the server, such as ``http://localhost:8000``.
-      model: Its name there; None for the one that it serves.
-      key: That clients of it send.
+      url: URL of the server, such as ``http://localhost:8000``.
+      model: Name of the model on the server; None for the model that it serves.
+      key: API key that clients send.
       timeout: Seconds that a request may take.
       parallel: Requests at one time.
     """
@@ -241,7 +242,7 @@ def _logprob(entry: Any) -> float:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """A digest of how a tokenizer cuts and what its ids mean, the same wherever it was loaded.
+    """A digest of a tokenizer's rules and vocabulary, the same wherever it was loaded.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -276,10 +277,10 @@ def write_scores(
 
     Args:
       path: A file that ends with .npz.
-      teacher: Whose scores.
+      teacher: The teacher that scores.
       prompts, responses: Token ids, as the run has them.
       top: How many tokens of each position are stored.
-      tokenizer: Of the ids; the file has its digest.
+      tokenizer: Tokenizer of the ids; the file stores its digest.
     """
     checks.check_positive("write_scores", top=top)
     scores = teacher.score(prompts, responses, top=top)
@@ -303,7 +304,7 @@ def write_scores(
 
 
 def _wrong_shape(file: Mapping[str, np.ndarray]) -> str | None:
-    """Which array of a file of scores is absent or has another shape than the others say."""
+    """The array of a file of scores that is absent or whose shape does not match the others."""
     names = ("tokenizer", "prompts", "keys", "starts", "logp", "top_ids", "top_logp")
     if absent := [name for name in names if name not in file]:
         return f"it has no {', '.join(absent)}"
@@ -323,14 +324,14 @@ def _wrong_shape(file: Mapping[str, np.ndarray]) -> str | None:
 
 
 class StoredTeacher:
-    """Scores that a teacher gave before, from a file of :func:`write_scores`.
+    """Scores that a teacher computed earlier, from a file of :func:`write_scores`.
 
     Attributes:
       path: The file.
-      digest: Of what is in it.
+      digest: Digest of its content.
 
     Raises:
-      ValueError: If it is no such file.
+      ValueError: If :func:`write_scores` did not write the file.
     """
 
     def __init__(self, path: str | Path):
@@ -388,12 +389,12 @@ class StoredTeacher:
 class AlignedTeacher:
     """A teacher with another tokenizer, for ``recipes.span_distillation``.
 
-    It reads the text of prompt and response in its own tokens and chat template, and says of each
-    span of text at whose ends both tokenizers end a token how probable it is.
+    It reads the text of prompt and response in its own tokens and chat template. It returns the
+    log-probability of each span of text at whose ends both tokenizers end a token.
 
     Args:
-      teacher: A teacher of its own tokens.
-      tokenizer: Of these tokens.
+      teacher: A teacher that scores its own tokens.
+      tokenizer: Tokenizer of the teacher.
     """
 
     def __init__(self, teacher: TokenTeacher, tokenizer: Any):
@@ -445,7 +446,7 @@ class AlignedTeacher:
 
 
 def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
-    """Raises ValueError if a recipe reads what its teacher on the host does not say."""
+    """Raises ValueError if a recipe reads fields that its teacher on the host does not return."""
     if isinstance(teacher, AlignedTeacher) != ("teacher_span_logp" in recipe.required_fields):
         if isinstance(teacher, AlignedTeacher):
             raise ValueError(
@@ -483,13 +484,13 @@ def host_scores(
     encoder: TextEncoder,
     vocab_size: int,
 ) -> dict[str, np.ndarray]:
-    """The extras of a batch that a teacher on the host says.
+    """The extras of a batch that a teacher on the host computes.
 
     Args:
-      teacher, recipe: Of the run.
+      teacher, recipe: Teacher and recipe of the run.
       batch: Host arrays, P groups of G.
       questions: P of them.
-      messages: What a collector sent in place of the prompt, or None.
+      messages: Messages that a collector sent in place of the prompt, or None.
       encoder: How the policy reads and writes text.
       vocab_size: Tokens of the policy.
 
@@ -552,7 +553,7 @@ def host_scores(
 
 
 def from_name(teacher: str) -> Callable | TokenTeacher | str:
-    """What a name stands for: the address of a server, a file of scores, or else a model."""
+    """The teacher for a name: the address of a server, a file of scores, or else a model."""
     if teacher.startswith(("http://", "https://")):
         return ServerTeacher(teacher)
     return StoredTeacher(teacher) if teacher.endswith(".npz") else teacher

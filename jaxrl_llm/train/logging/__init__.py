@@ -1,4 +1,4 @@
-"""What a run writes and shows: its folder, its report, and where its numbers go besides."""
+"""The output of a run: its folder, its report, and other sinks for its metrics."""
 
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.run_folder import OccupiedError, RunFolder, TrainingError

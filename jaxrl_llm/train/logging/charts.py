@@ -72,7 +72,7 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
 
 
 class _Bucket(NamedTuple):
-    """Neighboring points as one: where, their mean, least and greatest, and how many."""
+    """Neighboring points as one: position, mean, minimum, maximum and count."""
 
     x: float
     mean: float
@@ -82,7 +82,7 @@ class _Bucket(NamedTuple):
 
 
 def axis_limits(values: Sequence[float]) -> tuple[float, float]:
-    """Least and greatest value, apart from each other, with a little room."""
+    """Minimum and maximum of an axis, never equal, with a small margin."""
     low, high = min(values), max(values)
     room = (high - low) / 20
     if low + room == low:  # all but equal

@@ -1,4 +1,4 @@
-"""What a folder holds before a run begins in it: nothing, an earlier run, or files of others."""
+"""The content of a folder before a run begins in it: nothing, an earlier run, or other files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def other_files(folder: Path) -> list[str]:
 
 
 def holds_steps(folder: Path) -> bool:
-    """Whether the run in a folder has made steps, which one that starts over would lose."""
+    """Whether the run in a folder has made steps, which a new run there would overwrite."""
     if left_in(folder / "checkpoints"):
         return True
     metrics = folder / "metrics.jsonl"
@@ -48,7 +48,7 @@ def holds_steps(folder: Path) -> bool:
 
 
 def results_of(folder: Path) -> Iterator[Path]:
-    """What a run that starts over removes: checkpoints, the page, the curve, skipped batches.
+    """Files that a run removes to start over: checkpoints, report, curve, skipped batches.
 
     Lines of its other files are replaced as the new ones are written.
     """

@@ -53,8 +53,8 @@ PHASES = {
 def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     """Writes the report of a run: its curves, completions, settings, and where its time went.
 
-    The run may be under way, interrupted or without any step. The page loads nothing. Whatever a
-    model or a data set wrote is shown as text. By default ``path``, which is returned, is
+    The run may be in progress, interrupted or without any step. The page loads nothing. Output of
+    models and data sets is shown as plain text. ``path``, which is returned, is by default
     report.html in the folder of the run.
 
     Example:
@@ -77,7 +77,7 @@ def render(
 ) -> str:
     """The page of a run of this name as text, from the lines of its three JSONL files.
 
-    ``damage`` is what is wrong with these, in sentences.
+    ``damage`` describes errors in these files, in sentences.
     """
     steps = [row for row in metrics if "held_out" not in row]
     held_out = [row for row in metrics if isinstance(row.get("held_out"), Mapping)]
@@ -105,7 +105,7 @@ def render(
 
 
 def progress(steps: Rows, sessions: Rows, settings: Mapping[str, Any]) -> str:
-    """How far the run is, and whether it goes on."""
+    """How far the run is, and whether it is still running."""
     done, wanted = max((row["step"] for row in steps), default=0), settings.get("steps")
     progress = text(f"{done} of {wanted} steps" if wanted else f"{done} steps")
     ends = [row for row in sessions if row.get("event") in ("start", "end")]
@@ -232,7 +232,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int 
 
 
 def times(steps: Rows, sessions: Rows) -> str:
-    """Where the time went, as a bar and a table."""
+    """How the time was spent, as a bar and a table."""
     spent = {name: numbers_of(steps, f"seconds_{name}") for name in (*PHASES, "total")}
     if not spent["total"]:
         return ""

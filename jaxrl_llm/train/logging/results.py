@@ -15,7 +15,7 @@ from jaxrl_llm.core.runtime.files import append_whole, parse_json, write_whole
 class JsonLines:
     """A file of one JSON object a line, each with its "step".
 
-    A line that cannot be written is stored in memory, and written before the next one.
+    A line that cannot be written is stored in memory and written before the next line.
     """
 
     def __init__(self, path: Path):

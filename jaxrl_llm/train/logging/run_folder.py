@@ -61,12 +61,12 @@ class RunFolder:
 
     ``metrics.jsonl`` and ``samples.jsonl`` have the numbers and some completions of each step,
     ``sessions.jsonl`` a line when the run is started or resumed and one when it ends;
-    ``reward.png`` and ``checkpoints`` are in the same folder, which no second run takes until this
-    one has ended. Lines that cannot be written, as on a full disk, stay in memory and are written
-    once they can be, at the latest when the run ends.
+    ``reward.png`` and ``checkpoints`` are in the same folder, which no other run can use until this
+    run has ended. Lines that cannot be written, as on a full disk, stay in memory and are written
+    later, at the latest when the run ends.
 
     Args:
-      path: The folder; made if there is none.
+      path: The folder; created if it does not exist.
       resume: Whether it may hold a run already.
       overwrite: Whether a run that it holds is replaced, once this one begins; one without a step
         always is.
@@ -80,7 +80,7 @@ class RunFolder:
     Raises:
       CheckpointError: If the folder cannot be written.
       ImportError: If the package of a sink is not installed.
-      InUseError: If a process under way has the folder.
+      InUseError: If a running process uses the folder.
       OccupiedError: If it holds files that are not of a run, or a run with steps that this one
         neither resumes nor replaces; nothing is written then.
       ValueError: If the name is empty, or the run is to be both resumed and replaced.
@@ -345,7 +345,7 @@ class RunFolder:
 
         Args:
           interrupted: The signal that ended it early, if one did.
-          seconds: Of the work after the last line of metrics.jsonl.
+          seconds: Seconds of work after the last line of metrics.jsonl.
 
         Raises:
           TrainingError: If lines of metrics.jsonl or samples.jsonl still cannot be written.

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
+"""Sinks for the metrics of a run besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ _BACKLOG = 10_000  # lines that wait for a sink that fails; the oldest is droppe
 
 
 class RunInfo(NamedTuple):
-    """The run, as a sink is told when it is opened."""
+    """The description of the run that a sink receives when it is opened."""
 
     folder: Path
     first: int  # steps made before; above 0 the run is resumed, and its curves go on
@@ -150,7 +150,7 @@ def find_sinks(sinks: Sequence[str | SinkMaker]) -> list[SinkMaker]:
 
 
 class _Open(NamedTuple):
-    """A sink that is open, with its name and the lines that it has not taken yet."""
+    """An open sink, with its name and the lines that it has not accepted yet."""
 
     name: str
     sink: Sink
@@ -160,12 +160,12 @@ class _Open(NamedTuple):
 class Sinks:
     """Sinks that cannot harm a run: a failure is a warning, and nothing is lost if it passes.
 
-    Lines that a sink did not take wait in memory and are offered again with the next step. A sink
+    Lines that a sink did not accept wait in memory and are sent again with the next step. A sink
     that cannot be opened is left out; metrics.jsonl has everything.
 
     Args:
       makers: See :func:`find_sinks`.
-      run: What each is told.
+      run: The description of the run that each sink receives.
     """
 
     def __init__(self, makers: Sequence[SinkMaker], run: RunInfo):
