@@ -91,19 +91,19 @@ class Plan(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Bytes that are there from the first step to the last."""
+        """Bytes in use from the first step to the last."""
         return sum(self.state.values())
 
     @property
     def peak(self) -> int:
-        """The most that is at one time on a device that trains."""
+        """The largest number of bytes in use at one time on a device that trains."""
         step, sampling = sum(self.step.values()), sum(self.sampling.values())
         working = step + sampling if self.overlap else max(step, sampling)
         return max(sum(self.loading.values()), self.resident + working)
 
     @property
     def most(self) -> int:
-        """The most that is at one time on any device."""
+        """The largest number of bytes in use at one time on any device."""
         return max(self.peak, sum(self.sampler.values()))
 
     def table(self) -> list[str]:
@@ -434,7 +434,7 @@ class _Run(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """Over how many devices a batch is spread."""
+        """The number of devices that a batch is spread over."""
         return self.mesh["data"] * self.mesh["fsdp"]
 
     @property
@@ -909,8 +909,8 @@ def logits_bytes(
 
     Args:
       vocab_size: V.
-      tokens: Of the responses of a microbatch, on all devices.
-      width: Of hidden states.
+      tokens: Tokens of the responses of a microbatch, on all devices.
+      width: Width of hidden states.
       mesh: Sizes by axis; None is one device.
       statistics: Whether statistics over the vocabulary are computed, in chunks of tokens.
     """
@@ -955,8 +955,8 @@ def cache_bytes(
     """Bytes of a sampler's keys, values and outputs.
 
     Args:
-      config: Of the model.
-      prompts: Whose keys and values are there once each.
+      config: The configuration of the model.
+      prompts: Number of prompts; keys and values of each are stored once.
       prompt_length: Room for a prompt.
       slots: Responses that decode at one time.
       length: Room for a response.

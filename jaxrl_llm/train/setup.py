@@ -87,7 +87,7 @@ _OBSERVATION_ROOM = 512
 
 
 class Samplers(NamedTuple):
-    """The samplers of a run; those that agree are one, so that nothing is compiled twice."""
+    """The samplers of a run; equal samplers are shared, so that nothing is compiled twice."""
 
     rollouts: Callable  # on the sampler's mesh if there is one; or the population of an evolution
     baseline: Callable  # one most likely response a question, in the same place
@@ -104,19 +104,19 @@ class Experiment:
     Attributes:
       config: The configuration.
       mesh: The device mesh, or None for one device.
-      sampler_mesh: That of the devices which only sample, or None if there are none.
+      sampler_mesh: The mesh of the devices that only sample, or None if there are none.
       model: The model.
       tokenizer: A ``data.Tokenizer``.
       recipe: The method, a ``Recipe`` or an ``EvolutionRecipe``.
       train: Questions that are trained on.
       unlimited: Questions that never are, before ``evaluation.limit`` where the scores of a
         reference are stored; empty if none are held out.
-      samplers: Of rollouts and evaluations.
+      samplers: Samplers of rollouts and evaluations.
       questions: A digest of all questions, before any limit, and of their split and order.
       shared_prefix_len: How many first tokens all prompts share; they are computed once a batch. 0
         where a collector sends texts.
-      encoder: Encodes what a collector sends.
-      references: What a frozen reference gives for responses of the data, where it is stored.
+      encoder: Encodes the texts that a collector sends.
+      references: Stored scores of responses of the data under a frozen reference, if any.
       teacher: A ``policy_gradient.Teacher`` on the devices, a teacher on the host, or None.
     """
 
@@ -147,7 +147,7 @@ class Experiment:
 
     @property
     def collector(self) -> Collector:
-        """That of the recipe, or the one that takes each prompt in the order of the data."""
+        """The collector of the recipe, or one that takes each prompt in the order of the data."""
         sampling = self.config.sampling
         return sized(
             self.recipe.collector or in_order(),
@@ -194,10 +194,10 @@ class Experiment:
 
         Args:
           params: Parameters of the policy.
-          key: That of the run's state; the same key gives the same evaluation.
+          key: Key of the run's state; the same key gives the same evaluation.
           collector_state: Of the recipe's collector, for one with ``evaluation_text(state,
             takes_text)``: the message of a held-out row, or None for its text alone.
-          check: Called before each batch; what it raises ends the evaluation.
+          check: Called before each batch; an exception that it raises ends the evaluation.
           k, success: Of pass@k and maj@k of the sampled completions; see
             :func:`~jaxrl_llm.train.evaluate`.
         """
@@ -340,7 +340,7 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
 def with_trained(
     config: TrainConfig, recipe: Any, model: Model, params: ArrayTree, *, mesh=None
 ) -> tuple[Model, ArrayTree]:
-    """Model and parameters with the adapter and the head that a run trains; as they are if none."""
+    """Model and parameters with the adapter and the head that a run trains, if any."""
     if model.velocity is not None and (recipe.head or config.lora.rank is not None):
         what = f"recipe {recipe.name!r} trains a head" if recipe.head else "lora adds adapters"
         raise ValueError(f"config: {what}, which a flow model does not have.")
@@ -384,10 +384,10 @@ def holds_reference(config: TrainConfig, recipe: Any) -> bool:
 
 
 def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
-    """What a reference gives for all responses of the data, from the file of the run or computed.
+    """Scores of all responses of the data under a reference, from the run's file or computed.
 
     Raises:
-      ValueError: If the file is of another reference or other data.
+      ValueError: If the file belongs to another reference or other data.
     """
     config, model, mesh = experiment.config, experiment.model, experiment.mesh
     scorer = make_scorer(
@@ -417,10 +417,10 @@ def load_teacher(
     """The teacher of a run: on the devices a ``Teacher``, else one on the host; None without one.
 
     Args:
-      config: Names it.
-      recipe, model, tokenizer: Of the policy.
-      questions: All of the run, for which stored scores are checked.
-      mesh: Over which devices.
+      config: The configuration, which names the teacher.
+      recipe, model, tokenizer: Recipe, model and tokenizer of the policy.
+      questions: All questions of the run; stored scores must cover them.
+      mesh: Mesh of the devices.
       longest: Tokens of the longest prompt.
 
     Raises:
@@ -512,7 +512,7 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     """The prompts to train on and those held out, and a digest of all of them.
 
     Raises:
-      ValueError: If there are none for the training or for an evaluation.
+      ValueError: If there are no prompts for training or for an evaluation.
     """
     from jaxrl_llm import data
 
@@ -647,8 +647,8 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     """Everything that a run needs, loaded and checked against each other, and the parameters.
 
     Args:
-      config: Of the run.
-      trains: Whether it trains; if not, there is no teacher.
+      config: The configuration of the run.
+      trains: Whether the run trains; if not, there is no teacher.
 
     Raises:
       ValueError: If it does not fit together: a mesh that the devices or the batch do not divide, a
@@ -933,7 +933,7 @@ def make_algorithm(
     critic_optimizer: optax.GradientTransformation | None,
     reference: ArrayTree | None,
 ) -> Algorithm:
-    """What trains the recipe of an experiment."""
+    """The algorithm that trains the recipe of an experiment."""
     config, recipe, sampler = experiment.config, experiment.recipe, experiment.samplers.rollouts
     if recipe.forward_only:
         return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
@@ -962,9 +962,9 @@ def make_algorithm(
 def init_experiment(
     config: TrainConfig, folder: Path, *, resume: bool
 ) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
-    """The experiment, its algorithm, its checkpoints, and the state it begins from.
+    """The experiment, its algorithm, its checkpoints, and its initial state.
 
-    ``folder`` is that of the checkpoints; ``resume`` begins from the last that can be read.
+    ``folder`` is the folder of the checkpoints; ``resume`` starts from the last readable one.
     """
     from jaxrl_llm.data import Cursor
 
