@@ -17,13 +17,15 @@ PAGE = ROOT / "docs" / "collectors.md"
 COLUMNS = ("preset", "milliseconds of a batch (least to most)", "of a step of the quickstart")
 
 
+VOTE_COLUMNS = ("questions", "seed", "minutes", *WAYS, "vote")
 RUN_COLUMNS = ("target", "seed", "steps", "minutes", "greedy", "sampled")
 
 
 def measured(folder: Path = RESULTS) -> str:
-    """What collectors bring to the quickstart, and what they take on the host."""
+    """What collectors bring to the quickstart, what a vote teaches, and what they cost the host."""
     found = pages.results(folder)
     parts = [_curves(each) for each in found if each["name"] == "quickstart" and "beside" in each]
+    parts += [_votes(each) for each in found if each["name"] == "test_time_training"]
     parts += [_host(each) for each in found if each["name"] == "collectors"]
     return "\n\n".join(parts) or "Nothing yet."
 
@@ -48,6 +50,30 @@ def _curves(result: Mapping[str, Any]) -> str:
     ]
     picture = f"![Held-out accuracy by minutes](../{CURVES.relative_to(ROOT).as_posix()})"
     return pages.table(title, RUN_COLUMNS, rows) + "\n\n" + picture
+
+
+def _votes(result: Mapping[str, Any]) -> str:
+    work = result["workload"]
+    title = (
+        f"`{work['config']}` trained for {work['half']} steps, then by `ttrl_majority` for "
+        f"{work['steps']} on the majority vote of {work['votes']} completions, without answers: "
+        f"accuracy on the held-out questions before and after, {result['device']} "
+        "(`python -m benchmarks.test_time_training`). `held out` trains on the same questions, "
+        "`others` on those of the first phase:"
+    )
+    rows = [
+        (
+            run["questions"],
+            str(run["seed"]),
+            f"{run['minutes']:.1f}",
+            *(
+                f"{run[f'{way}_before']:.3f} to {run[f'{way}_after']:.3f}"
+                for way in (*WAYS, "majority")
+            ),
+        )
+        for run in result["runs"]
+    ]
+    return pages.table(title, VOTE_COLUMNS, rows)
 
 
 def _host(result: Mapping[str, Any]) -> str:

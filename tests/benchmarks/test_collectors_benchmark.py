@@ -48,3 +48,13 @@ def test_targets_of_the_quickstart_are_a_row_a_seed():
         f"| `quickstart` | {figures}",
         f"| `dapo` | {figures}",
     ]
+
+
+def test_votes_are_a_row_a_run():
+    run = {"questions": "others", "seed": 1, "minutes": 2.5}
+    for way in ("greedy", "sampled", "majority"):
+        run |= {f"{way}_before": 0.25, f"{way}_after": 0.5}
+    work = {"config": "FILE", "half": 10, "steps": 20, "votes": 16}
+    lines = collectors_page._votes({"workload": work, "device": "D", "runs": [run]}).splitlines()
+    change = "0.250 to 0.500"
+    assert lines[-1] == f"| others | 1 | 2.5 | {change} | {change} | {change} |"
