@@ -15,8 +15,6 @@ from benchmarks.quickstart import CURVES, WAYS
 
 PAGE = ROOT / "docs" / "collectors.md"
 COLUMNS = ("preset", "milliseconds of a batch (least to most)", "of a step of the quickstart")
-
-
 VOTE_COLUMNS = ("questions", "seed", "minutes", *WAYS, "vote")
 RUN_COLUMNS = ("target", "seed", "steps", "minutes", "greedy", "sampled")
 

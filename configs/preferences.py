@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct prefers short right sums over wrong ones.
+r"""SmolLM2-135M-Instruct prefers short right sums over wrong ones.
 
-Commands: jaxrl-llm pairs configs/quickstart.py --out runs/pairs.jsonl --samples 32 --pairs 8 \\
+Commands: jaxrl-llm pairs configs/quickstart.py --out runs/pairs.jsonl --samples 32 --pairs 8 \
               --temperature 0.7
           jaxrl-llm train configs/preferences.py
 Hardware: two CPU cores, 10 GB of memory, 4 GB of disk; the model, 98 MB, is downloaded once.
@@ -30,8 +30,7 @@ config = rpo = TrainConfig(
     model="smollm2-135m-instruct",
     data=DataConfig(prompts="runs/pairs.jsonl", held_out=0.2),
     reward=jr.rewards.last_integer,  # of the evaluation; the data have what is preferred
-    # Without the likelihood, the preferred answers become less likely as well, and greedy ones
-    # turn into neither of the two.
+    # DPO alone may make the preferred answers less likely as well, and its greedy ones gain less.
     recipe=jr.recipes.dpo(likelihood=1.0),
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
     optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=45),
