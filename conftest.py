@@ -1,5 +1,6 @@
 """Settings of tests and doctests: eight fake devices, fast and cached compilation, no network."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -130,11 +131,22 @@ def shared_programs():
         yield
 
 
-@pytest.fixture
-def without_plots(monkeypatch):
-    """Runs without reward.png, which takes longer than their few steps."""
-    name = "jaxrl_llm.train.logging.run_folder.plot_reward"
-    monkeypatch.setattr(name, lambda *args, **options: None)
+@pytest.fixture(autouse=True, scope="session")
+def plots():
+    """Runs leave no reward.png, which takes longer than their few steps, but inside ``plots()``."""
+    from jaxrl_llm.train.logging import run_folder
+
+    draw = run_folder.plot_reward
+
+    @contextlib.contextmanager
+    def drawn():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_folder, "plot_reward", draw)
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "plot_reward", lambda *args, **options: None)
+        yield drawn
 
 
 def pytest_collection_finish():

@@ -11,6 +11,8 @@ from tiny_run import model
 from jaxrl_llm.models import load_model
 from jaxrl_llm.train import Adapted, Checkpoints, LoRAConfig, init_lora, merge_lora
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

@@ -11,7 +11,7 @@ from jaxrl_llm.cli import methods, options
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, catalog
 from jaxrl_llm.train import OptimizerConfig
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def test_methods_as_json_say_all_there_is_to_know(capsys):

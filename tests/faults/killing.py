@@ -40,6 +40,7 @@ from kinds import (  # noqa: E402
     count_devices,
     make_config,
 )
+from tiny_run import without_plot  # noqa: E402
 
 from jaxrl_llm.core.runtime import processes  # noqa: E402
 from jaxrl_llm.train import Checkpoints, ReportConfig, train  # noqa: E402
@@ -93,7 +94,8 @@ def child(folder: Path, kind: str, mesh: str, *, process: int, port: int) -> Non
     """The run itself, in a process of its own, with --resume as a scheduler always gives it."""
     if (count := PROCESSES.get(mesh, 1)) > 1:
         processes.start(f"localhost:{port}", count, process, silence=SILENCE)
-    report = ReportConfig(sinks=(Begun,))
+    without_plot()
+    report = ReportConfig(sinks=(Begun,), peak_flops=1e12)
     state = train(make_config(folder, kind, mesh, report=report), resume=True).state
     arrays = (state.params, state.opt_state, state.algo_state, state.collector_state)
     arrays = processes.to_host((arrays, jax.random.key_data(state.key)))

@@ -18,10 +18,11 @@ import contextlib, dataclasses, os, re, shutil, sys, threading, time
 from pathlib import Path
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig
-from tiny_run import CONFIG, low_bytes
+from tiny_run import CONFIG, low_bytes, without_plot
 
 RUN = Path(__file__).with_name("run")
 calls = []
+without_plot()
 """
 
 

@@ -11,6 +11,8 @@ from tiny_run import tiny_run
 from jaxrl_llm.train import CheckpointConfig, CheckpointError, Checkpoints, train
 from jaxrl_llm.train.checkpoint.record import check_record
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def cut(file):
     os.truncate(file, file.stat().st_size // 2)

@@ -20,7 +20,7 @@ from jaxrl_llm.train.checkpoint import record
 from jaxrl_llm.train.logging import results
 from jaxrl_llm.train.logging.results import read_jsonl
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 TOLD = r"The checkpoint of step {} cannot be written to '.*': no space is left on the device"
 

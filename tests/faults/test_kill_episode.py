@@ -21,7 +21,7 @@ def play(folder: Path, *, waits: bool) -> None:
     import jax
     import numpy as np
     from test_episodes import SAMPLING, TURNS
-    from tiny_run import tiny_run
+    from tiny_run import tiny_run, without_plot
 
     from jaxrl_llm.environments import NumberGuess, Replay
     from jaxrl_llm.train import CheckpointConfig, train
@@ -47,6 +47,7 @@ def play(folder: Path, *, waits: bool) -> None:
             game = Game(task, seed)
             return game, game.first
 
+    without_plot()
     saved = folder / "checkpoints"
     config = tiny_run(
         folder,

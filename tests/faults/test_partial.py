@@ -9,6 +9,8 @@ from tiny_run import CONFIG, low_bytes, tiny_run
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import CheckpointConfig, train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 SLOTS = dataclasses.replace(CONFIG.sampling, slots=2)
 
 

@@ -14,9 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 import dataclasses, time
 from jaxrl_llm.train import AsyncConfig
-from tiny_run import CONFIG, low_bytes
+from tiny_run import CONFIG, low_bytes, without_plot
 
 calls = []
+without_plot()
 
 def reward(prompt, completion, metadata):
     calls.append(prompt)

@@ -10,6 +10,8 @@ from tiny_run import tiny_run
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, train
 from jaxrl_llm.train.logging.results import read_jsonl
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 NUMBERS = ("step", "loss", "grad_norm", "reward", "entropy", "sampler_gap", "tokens")
 
 

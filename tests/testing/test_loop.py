@@ -17,7 +17,7 @@ from jaxrl_llm.train.fields import needs_environment
 
 ROOT = Path(__file__).parents[2]
 WHOLE = [x.preset for x in catalog.CATALOG if x.whole and x.preset]
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)
 

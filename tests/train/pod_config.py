@@ -12,9 +12,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import jax  # noqa: E402
-from tiny_run import low_bytes, tiny_run  # noqa: E402
+from tiny_run import low_bytes, tiny_run, without_plot  # noqa: E402
 
 from jaxrl_llm.train import CheckpointConfig, MeshConfig, OptimizerConfig  # noqa: E402
+
+if "POD" in os.environ:  # not where a test imports this file
+    without_plot()
 
 
 def reward(prompt, completion, metadata):

@@ -21,7 +21,7 @@ from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, 
 from jaxrl_llm.train.batches import accumulate_gradients, pack_batch
 from jaxrl_llm.train.mesh import make_mesh
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def batch_of(lengths, size):

@@ -14,7 +14,7 @@ from jaxrl_llm.curation import Decision, Request, Response, Row
 from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig, TrainingError, train
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 

@@ -10,7 +10,7 @@ from jaxrl_llm.train import OccupiedError, train
 from jaxrl_llm.train.logging import RunFolder
 from jaxrl_llm.train.logging.contents import holds_steps, is_run, other_files
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def texts(folder):

@@ -22,7 +22,7 @@ from jaxrl_llm.train import EvaluationConfig, SamplingConfig, make_scorer, train
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 class State(NamedTuple):

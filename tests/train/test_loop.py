@@ -48,10 +48,11 @@ def remember(log):
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
+def whole_run(tmp_path_factory, plots):
     """Six steps without a stop, and all that was sampled in them."""
     log = []
-    result = train(tiny_run(tmp_path_factory.mktemp("whole"), reward=remember(log)))
+    with plots():
+        result = train(tiny_run(tmp_path_factory.mktemp("whole"), reward=remember(log)))
     return result, log
 
 
@@ -511,10 +512,11 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, na
         train(tiny_run(tmp_path), files={"config.py": "x"})
 
 
-def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path):
+def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
     begun(tmp_path)
     (tmp_path / "reward.png").mkdir()
-    with pytest.warns(UserWarning, match="reward.png' cannot be written: is a directory"):
+    told = "reward.png' cannot be written: is a directory"
+    with plots(), pytest.warns(UserWarning, match=told):
         assert int(train(tiny_run(tmp_path, steps=1)).state.step) == 1
 
 

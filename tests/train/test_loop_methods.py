@@ -26,7 +26,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.setup import Experiment, load_experiment
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 CRITIC = OptimizerConfig(learning_rate=1e-2)
 

@@ -16,7 +16,7 @@ from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 ROWS = [
     {"prompt": f"q{n % 10}", "chosen": "abc"[: 1 + n % 3], "rejected": "XY"[: 1 + n % 2]}

@@ -12,7 +12,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.curation import JUDGE, OWN
 from jaxrl_llm.train import CheckpointConfig, TrainingError, train
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def parse(text):

@@ -45,7 +45,7 @@ class Pod:
             command += ["--distributed.coordinator", f"localhost:{port}"]
             command += ["--distributed.processes", str(count)]
         settings = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), **environment}
-        settings["PYTHONPATH"] = str(HERE.parents[1])
+        settings |= {"PYTHONPATH": str(HERE.parents[1]), "POD": "1"}
         self.folder, self.logs = folder, []
         self.processes = []
         for index in range(count):

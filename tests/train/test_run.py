@@ -25,7 +25,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.rollouts import AsyncRollouts, SyncRollouts
 from jaxrl_llm.train.run import NonFiniteGuard
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 HUGE = 50.0
 

@@ -20,7 +20,7 @@ from jaxrl_llm.train.logging.results import (
 )
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def parted(prompt, completion, metadata):
@@ -228,7 +228,9 @@ def test_table_and_curve(tmp_path):
     table = samples_table(rows, width=60)
     assert "a\\nb" in table and "xx..xx" in table and max(map(len, table.splitlines())) <= 60
     accuracy = {"mean": 0.5, "low": 0.3, "high": 0.7}
-    history = [{"step": 0, "held_out": {"greedy": accuracy}}, {"step": 1, "reward": 0.2}]
+    history = [{"step": 0, "held_out": {"greedy": accuracy, "sampled": accuracy}}]
+    history += [{"step": 1, "reward": 0.2}, {"step": 2, "reward": None}, {"step": 3, "loss": 0.1}]
+    history += [{"step": 3, "held_out": {"pairs": accuracy}}]
     plot_reward(history, tmp_path / "reward.png", title="t")
     plot_reward([], tmp_path / "empty.png")
     for name in ("reward.png", "empty.png"):

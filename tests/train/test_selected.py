@@ -14,7 +14,7 @@ from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, train
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.setup import load_experiment
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def low(prompt, completion, metadata):

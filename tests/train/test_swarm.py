@@ -9,7 +9,7 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 # Of the second trainer: text of four random bytes may have more bytes than that.
 LONGER = {"sampling": SamplingConfig(group_size=2, max_new_tokens=16)}

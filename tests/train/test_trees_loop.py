@@ -11,7 +11,7 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "without_plots")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 SAMPLING = SamplingConfig(group_size=6, max_new_tokens=8)
 

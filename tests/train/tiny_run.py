@@ -10,6 +10,7 @@ from jaxrl_llm.train import (
     DataConfig,
     EvaluationConfig,
     OptimizerConfig,
+    ReportConfig,
     SamplingConfig,
     TrainConfig,
 )
@@ -43,11 +44,19 @@ CONFIG = TrainConfig(
     steps=6,
     prompts_per_step=4,
     remat="none",
+    report=ReportConfig(peak_flops=1e12),  # else every process measures it
 )
 
 
 def tiny_run(run_dir, **changes) -> TrainConfig:
     return dataclasses.replace(CONFIG, run_dir=str(run_dir), **changes)
+
+
+def without_plot() -> None:
+    """Ends reward.png, which takes longer than a few steps, in a process that does nothing else."""
+    from jaxrl_llm.train.logging import run_folder
+
+    run_folder.plot_reward = lambda *arguments, **options: None
 
 
 def begun(folder) -> None:
