@@ -237,6 +237,7 @@ def sampled_batches() -> list[tuple[dict, Batch]]:
             top_k=options.get("top_k"),
             top_p=options.get("top_p"),
             min_p=options.get("min_p"),
+            buckets=(template.batch.prompt_tokens.shape[1],),
         )
         rollout = sample(params, jax.random.key(0), prompts)
         batch = template.batch.replace(
@@ -260,7 +261,8 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
             batch = batch.replace(extras=make_case(recipe=recipe).batch.extras)
         way = layout(bind(score_batch, temperature=options["temperature"]), recipe)
         scored = way.score(model()[1], batch)
-        batch = batch.replace(ref_logp=scored.logp)
+        # The support was for the scores; without it, the recipe is compiled for one kind of batch.
+        batch = batch.replace(ref_logp=scored.logp, support=None)
         pairs.append((options, Case(batch, scored.logp, scored.entropy, scored.statistics)))
     return pairs
 

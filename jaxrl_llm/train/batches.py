@@ -256,7 +256,7 @@ def accumulate_gradients(
             return (total[0] + value, added), aux
 
         def untrained(total):
-            aux = jax.eval_shape(trained, total)[1]
+            aux = jax.eval_shape(loss, params, part)[1]  # not of the gradient: quicker to trace
             return total, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), aux)
 
         return jax.lax.cond(jnp.any(part.mask), trained, untrained, total)
