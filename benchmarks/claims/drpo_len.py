@@ -74,8 +74,8 @@ def drpo_signals(right, mask, old_logp, logp):
     return signals(loss, logp)
 
 
-@functools.partial(jax.jit, static_argnames="factor")
-def grpo_signals(right, mask, old_logp, logp, *, factor: float):
+@jax.jit
+def grpo_signals(right, mask, old_logp, logp, factor):
     rewards = jr.rewards.overlong_rewards(
         right, mask, max_length=LENGTH, buffer=LENGTH, factor=factor
     )
@@ -97,13 +97,13 @@ def tokens_of(logits):
     return jnp.where(place < last, go_on, jnp.where(place == last, stop, 0.0))
 
 
-def drpo_loss(logp, right, mask, *, strength: float):
+def drpo_loss(logp, right, mask, *, strength):
     advantages = jr.advantages.dr_grpo(right)
     tokens = jr.surrogates.drpo_len(logp, logp, advantages, mask, length=PLACES, lam=strength)
     return jr.aggregate.weighted_sum(tokens, jr.aggregate.group_mean(mask))
 
 
-def grpo_loss(logp, right, mask, *, strength: float):
+def grpo_loss(logp, right, mask, *, strength):
     rewards = jr.rewards.overlong_rewards(
         right, mask, max_length=PLACES, buffer=PLACES, factor=strength
     )
@@ -116,8 +116,8 @@ def grpo_loss(logp, right, mask, *, strength: float):
 LOSSES = {"drpo_len": drpo_loss, "grpo": grpo_loss}
 
 
-@functools.partial(jax.jit, static_argnames=("name", "strength"))
-def shorten(keys, rate, *, name: str, strength: float):
+@functools.partial(jax.jit, static_argnames="name")
+def shorten(keys, rate, strength, *, name: str):
     """By seed: whether the mean length fell to the target, and the accuracy where it did."""
 
     def one(key):
@@ -162,7 +162,7 @@ def at_equal_length(seed: int, *, quick: bool):
     for name in LOSSES:
         best = -1.0
         for strength, rate in itertools.product(strengths[name], rates):
-            done, accuracy = map(np.asarray, shorten(keys, rate, name=name, strength=strength))
+            done, accuracy = map(np.asarray, shorten(keys, rate, strength, name=name))
             if done.all() and accuracy[tuning].mean() > best:
                 best, kept[name] = accuracy[tuning].mean(), accuracy[counted]
                 facts[f"strength, {name}"], facts[f"learning rate, {name}"] = strength, rate
@@ -187,8 +187,8 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     right, mask = batch[0], batch[1]
     total = int(right.sum())
     drpo = drpo_signals(*batch)
-    down = {factor: pushed_down(grpo_signals(*batch, factor=factor), right) for factor in FACTORS}
-    penalized = grpo_signals(*batch, factor=0.5)
+    down = {factor: pushed_down(grpo_signals(*batch, factor), right) for factor in FACTORS}
+    penalized = grpo_signals(*batch, 0.5)
     measures = [
         harness.Measure(
             "right rollouts pushed down by drpo_len",
