@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit("benchmarks.mismatch compares precisions with each other, not with peers.")
     size, name = (TINY if options.tiny else SIZES), options.gguf or "smollm2-135m-instruct"
     if options.tiny:
-        (model, params), tokenizer = jr.testing.tiny_model(), jr.testing.ByteTokenizer()
+        (model, params), tokenizer = jr.testing.tiny_model(num_layers=1), jr.testing.ByteTokenizer()
     else:
         model, params = jr.models.load_model(name)
         tokenizer = jr.data.load_tokenizer(name)

@@ -19,7 +19,7 @@ TINY = {
     "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -37,7 +37,7 @@ TINY = {
 
 
 def write_tiny(folder: Path, seed: int = 0) -> None:
-    """Write a random Llama of two layers."""
+    """Write a random Llama of one layer."""
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(seed)
