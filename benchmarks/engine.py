@@ -234,7 +234,10 @@ import jax
 import jaxrl_llm as jr
 tiny, name, *sizes = sys.argv[1:]
 slots, width, prompt, new = map(int, sizes)
-model, params = jr.testing.tiny_model() if tiny == "True" else jr.models.load_model(name)
+if tiny == "True":
+    model, params = jr.testing.tiny_model(num_layers=1)
+else:
+    model, params = jr.models.load_model(name)
 jax.block_until_ready(params)
 begin = time.perf_counter()
 engine = jr.rollout.make_engine(model, rows=slots // width, width=width, prompt_length=prompt,
@@ -273,7 +276,10 @@ def main(argv: list[str] | None = None) -> None:
     size, rounds = (TINY if options.tiny else SIZES), options.rounds
     name = options.gguf or "smollm2-135m-instruct"
     started = startup(size, tiny=options.tiny, name=name)
-    model, params = jr.testing.tiny_model() if options.tiny else jr.models.load_model(name)
+    if options.tiny:
+        model, params = jr.testing.tiny_model(num_layers=1)
+    else:
+        model, params = jr.models.load_model(name)
     result = {
         "name": "engine",
         "workload": {
