@@ -1,0 +1,47 @@
+"""Writes the measured part of docs/versions.md from benchmarks/results.
+
+python -m benchmarks.versions_page            # write
+python -m benchmarks.versions_page --check    # exit 1 if it would change anything
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks import pages
+from benchmarks.harness import RESULTS, ROOT
+from benchmarks.versions import OUTCOMES, RESULT
+
+PAGE = ROOT / "docs" / "versions.md"
+
+
+def measured(folder: Path = RESULTS) -> str:
+    """A column an environment: its versions, then what each check came to."""
+    result = json.loads((folder / RESULT.name).read_text())
+    environments = result["environments"]
+    rows = [
+        (name, *(each["versions"][name] for each in environments))
+        for name in environments[0]["versions"]
+    ]
+    rows += [
+        (title, *(_outcome(each["checks"][title]) for each in environments))
+        for title in environments[0]["checks"]
+    ]
+    title = f"{result['device']}, commit {result['commit']} (`python -m benchmarks.versions`):"
+    return pages.table(
+        title, ("", *(f"environment {i + 1}" for i in range(len(environments)))), rows
+    )
+
+
+def _outcome(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[name]:,} {name}" for name in OUTCOMES if name in counts)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check; the exit code is 1 where a check fails."""
+    return pages.write(PAGE, measured, "benchmarks.versions_page", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
