@@ -48,7 +48,7 @@ def test_every_family_is_here():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_equal_transformers(name):
+def test_logits_equal_transformers(name, optimized):
     model, params = load_model(GOLDEN / name)
     expected = load_file(GOLDEN / name / "expected.safetensors")
     with jax.default_matmul_precision("highest"):

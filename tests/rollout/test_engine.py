@@ -88,16 +88,16 @@ def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
 def test_decode_and_fill_do_not_copy_the_cache(optimized):
     # Heads of 64, as in real models: with 8 the scores would be as large as the keys.
     model, params = jr.testing.tiny_model(head_dim=64, max_length=4096, num_layers=1)
-    sizes = {"rows": 8, "width": 4, "prompt_length": 1024, "max_new_tokens": 512, "block": 64}
+    sizes = {"rows": 16, "width": 4, "prompt_length": 1024, "max_new_tokens": 512, "block": 64}
     engine = make_engine(model, **sizes)
     slots = jax.eval_shape(engine.functions["init"])
     cache, prefix, total = (
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
         for tree in (slots.cache, slots.prompts.prefix, slots)
     )
-    assert engine.row_bytes == total // 8
+    assert engine.row_bytes == total // 16
     key, n = jax.random.key(0), np.int32(1)
-    rows, where, slot = (np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros((1, 2), int))
+    rows, where, slot = np.zeros((1, 8), np.int32), np.zeros((16, 4), bool), np.zeros((1, 2), int)
     arguments = {
         "decode": (params, slots, key, n, n, n, None),
         "fill_prompts": (params, slots, rows[:, :1], None),
