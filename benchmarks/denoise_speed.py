@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.peer_python is not None or options.gguf is not None:
         raise SystemExit("benchmarks.denoise_speed has a random model and no peers.")
     size = TINY if options.tiny else SIZES
-    config = jr.testing.tiny_config() if options.tiny else SMOLLM2
+    config = jr.testing.tiny_config(num_layers=1) if options.tiny else SMOLLM2
     config = dataclasses.replace(config, causal=False, mask_id=config.vocab_size - 1)
     model = jr.models.make_model(config)
     params = model.init(jax.random.key(0))

@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args(argv)
     if options.tiny:
-        model, params = jr.testing.tiny_model(max_length=1024)
+        model, params = jr.testing.tiny_model(num_layers=1, max_length=1024)
         tokenizer = jr.testing.ByteTokenizer()
     else:
         model, params = jr.models.load_model("smollm2-135m-instruct")

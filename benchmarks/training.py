@@ -42,6 +42,7 @@ from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.profile import model_size, train_flops
 
 DEVICES = 8
+TINY = tiny_config(num_layers=1)
 
 
 def _step(config, prompts: int, rollouts: int, lengths, *, remat="full", mesh=None):
@@ -127,7 +128,7 @@ def _norms(program: Callable, *arrays) -> list[float]:
 
 def growth(tiny: bool, rounds: int) -> dict[str, Any]:
     """A step as the group doubles."""
-    config, lengths = (tiny_config(), (32, 4)) if tiny else (SMOLLM2, (1024, 64))
+    config, lengths = (TINY, (32, 4)) if tiny else (SMOLLM2, (1024, 64))
     found = {}
     for group in (1, 2, 4, 8):  # one in memory at a time
         run, _ = _step(config, 1, group, lengths)
@@ -143,7 +144,7 @@ def growth(tiny: bool, rounds: int) -> dict[str, Any]:
 
 def remat(tiny: bool, rounds: int) -> dict[str, Any]:
     """A step by what is kept of a layer, and a matrix product in turns with it."""
-    config, rows, lengths = tiny_config(), (2, 2), (8, 4)
+    config, rows, lengths = TINY, (2, 2), (8, 4)
     if not tiny:
         config, rows, lengths = SMOLLM2, (2, 8), (192, 64)
     tokens = rows[0] * (lengths[0] + rows[1] * lengths[1])
@@ -220,7 +221,7 @@ def _in_a_process(layout: dict[str, int], **request) -> dict[str, Any]:
 
 def _child(layout: dict[str, Any], tiny: bool, rounds: int, rollouts: int, lengths) -> None:
     """Times one layout and prints its seconds."""
-    config = tiny_config() if tiny else SMOLLM2
+    config = TINY if tiny else SMOLLM2
     mesh = jr.train.make_mesh(**layout)
     run, _ = _step(config, DEVICES, rollouts, lengths, mesh=mesh)
     print(json.dumps(harness.summary(in_turns(rounds, {"devices": run})["devices"].seconds)))

@@ -17,6 +17,8 @@ from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
 
 ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
 CONFIG = """
 from tiny_run import CONFIG as config, low_bytes
 import dataclasses

@@ -17,6 +17,8 @@ from jaxrl_llm.models import load_model, save_safetensors
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.testing import ByteTokenizer
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):

@@ -12,6 +12,8 @@ from test_cli import config_file, one_sentence, run
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.train import TrainConfig
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 ROOT = Path(__file__).parents[2]
 
 MORE = """
