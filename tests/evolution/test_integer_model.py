@@ -92,7 +92,7 @@ def test_an_update_is_that_of_each_leaf(params):
 
 
 @pytest.mark.slow
-def test_it_learns_text_beyond_the_frequencies_of_its_letters():
+def test_it_learns_text_beyond_the_frequencies_of_its_letters(optimized):
     text = json.__doc__.encode()[:400]
     letters = sorted(set(text))
     data = np.array([letters.index(byte) for byte in text])

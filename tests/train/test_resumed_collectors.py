@@ -15,6 +15,8 @@ from jaxrl_llm.curation import informative_groups, learnability
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 TIERS = jr.bind(curation.tier_messages, template="{question}: {hint}")
 LADDER = curation.hinted(curation.ladder(TIERS))
 BY_RATE = curation.prioritized(learnability)
