@@ -160,6 +160,13 @@ def test_blocks_of_a_model_begin_in_the_prompt():
     mask = jnp.arange(5) < jnp.array([[3], [5]])
     ids, start = jnp.arange(4).reshape(2, 2), jnp.full((2, 2, 8), MASK)
     blocks = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 1, 2]]
+
+    @jax.jit
+    def logits_of(params, row):
+        context = jr.models.AttentionContext(jnp.ones(row.shape, bool))
+        hidden, _ = model.apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
+        return (hidden @ model.output_matrix(params).T)[0, 0]
+
     for steps, remasking in ((2, "confidence"), (8, "random")):
         options = DenoisingOptions(steps=steps, block_length=4, remasking=remasking)
         uncover = make_uncover(model, options, 8, 1.0, jnp.zeros(0, jnp.int32))
@@ -175,14 +182,8 @@ def test_blocks_of_a_model_begin_in_the_prompt():
             end = int(np.flatnonzero(np.array(blocks[p]) == blocks[p][now[0]])[-1]) + 1
             seen = np.where(order[p, g] < step, done.tokens[p, g], MASK)[:end]
             prompt = np.asarray(prompts[p])[np.asarray(mask[p])]
-            row = jnp.array([*prompt, *seen])[None, None]
-            hidden, _ = model.apply(
-                params,
-                row,
-                jnp.arange(row.shape[-1])[None, None],
-                jr.models.AttentionContext(jnp.ones(row.shape, bool)),
-            )
-            logits = np.array(hidden @ model.output_matrix(params).T, np.float64)[0, 0]
+            row = np.array([*prompt, *seen])[None, None]
+            logits = np.array(logits_of(params, row), np.float64)
             logits[:, MASK] = -np.inf
             logits = logits[len(prompt) :][now]
             values = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
