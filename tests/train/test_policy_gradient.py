@@ -1,6 +1,7 @@
 """The step of policy gradients: its gradient, its parts, and all that it computes besides."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,15 +32,20 @@ from jaxrl_llm.train.policy_gradient import order_key, prepare_key, score_batch
 from jaxrl_llm.train.score import Scorer, score_hidden
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+# Tests of equal recipes and options share what they compile.
+one_layer = functools.cache(lambda: tiny_model(num_layers=1))
+sgd = functools.cache(optax.sgd)
+shared_step, shared_scorer = functools.cache(make_step), functools.cache(make_scorer)
 
 
 def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, **options):
-    model, params = tiny_model(num_layers=1)
+    model, params = one_layer()
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
     options = {"remat": "none"} | options  # quicker to compile
-    step = make_step(model, recipe, optimizer, mesh=mesh, **options)
+    make = shared_step if mesh is None else make_step
+    step = make(model, recipe, optimizer, mesh=mesh, **options)
     for _ in range(steps):
         state, metrics = step(state, place_batch(batch, mesh))
     return state, metrics, step
@@ -50,9 +56,9 @@ def assert_close(a, b, atol=2e-5):
 
 
 def test_one_step_is_the_gradient_of_the_recipe():
-    model, params = tiny_model(num_layers=1)
+    model, params = one_layer()
     recipe, batch = jr.recipes.rloo(), make_batch(prompts=2)
-    state, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0))
+    state, metrics, _ = run(recipe, batch, optimizer=sgd(1.0))
 
     def loss(params):
         logp, _ = jr.train.score(
@@ -73,7 +79,7 @@ def test_one_step_is_the_gradient_of_the_recipe():
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_microbatches_add_up(microbatches):
     recipe, batch = jr.recipes.dapo(), make_batch()
-    plain = optax.sgd(1.0)  # Adam would blow rounding up where a gradient is nearly zero
+    plain = sgd(1.0)  # Adam would blow rounding up where a gradient is nearly zero
     whole, metrics, _ = run(recipe, batch, optimizer=plain)
     parts, part_metrics, _ = run(recipe, batch, optimizer=plain, microbatches=microbatches)
     assert_close(whole.params, parts.params)
@@ -84,7 +90,7 @@ def test_microbatches_add_up(microbatches):
 @pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
 def test_a_mesh_changes_nothing(axes):
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=16)
-    plain, mesh = optax.sgd(1.0), make_mesh(**axes)
+    plain, mesh = sgd(1.0), make_mesh(**axes)
     one, metrics, _ = run(recipe, batch, optimizer=plain, microbatches=2)
     many, mesh_metrics, step = run(
         recipe, batch, optimizer=plain, microbatches=2, mesh=mesh, steps=1
@@ -100,7 +106,7 @@ def test_a_mesh_changes_nothing(axes):
 
 def test_second_call_does_not_compile_and_state_is_donated():
     recipe, batch = jr.recipes.dr_grpo(length=5), make_batch(prompts=2)
-    model, params = tiny_model(num_layers=1)
+    model, params = one_layer()
     state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0), data_cursor=(0, 3))
     step = make_step(model, recipe, OPTIMIZER)
     after, _ = step(state, batch)
@@ -115,11 +121,11 @@ def test_second_call_does_not_compile_and_state_is_donated():
 @pytest.mark.slow
 def test_epochs_hold_old_logp_fixed():
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
-    model, params = tiny_model(num_layers=1)
-    scored = batch.replace(old_logp=make_scorer(model, microbatches=2)(params, batch))
-    computed, metrics, _ = run(recipe, batch, epochs=3, optimizer=optax.sgd(1.0))
-    state = init_state(params, optax.sgd(1.0), recipe, key=jax.random.key(0))
-    step, rows = make_step(model, recipe, optax.sgd(1.0)), []
+    model, params = one_layer()
+    scored = batch.replace(old_logp=shared_scorer(model, microbatches=2)(params, batch))
+    computed, metrics, _ = run(recipe, batch, epochs=3, optimizer=sgd(1.0))
+    state = init_state(params, sgd(1.0), recipe, key=jax.random.key(0))
+    step, rows = make_step(model, recipe, sgd(1.0)), []
     for _ in range(3):
         state, row = step(state, scored)
         rows.append(row)
@@ -138,8 +144,8 @@ def test_epochs_hold_old_logp_fixed():
 def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     """Advantages of the whole batch, weights of each minibatch, one old policy, a random order."""
     recipe, batch = jr.recipes.dapo(dynamic_sampling=False), make_batch(prompts=8)
-    model, params = tiny_model(num_layers=1)
-    optimizer, key = optax.sgd(1.0), jax.random.key(0)
+    model, params = one_layer()
+    optimizer, key = sgd(1.0), jax.random.key(0)
     options = {"epochs": 2, "minibatches": 4, "microbatches": microbatches}
     after, metrics, _ = run(recipe, batch, optimizer=optimizer, **options)
 
@@ -147,7 +153,7 @@ def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     assert order.shape == (8, 2)
     assert all(sorted(epoch.ravel()) == list(range(8)) for epoch in order.reshape(2, -1))
     assert not np.array_equal(order[:4], order[4:])
-    scored = batch.replace(old_logp=make_scorer(model)(params, batch))
+    scored = batch.replace(old_logp=shared_scorer(model)(params, batch))
     whole, _ = recipe.prepare(scored, recipe.init())
     state = init_state(params, optimizer, recipe, key=key)
     gradients, rows = make_gradients(model, recipe), []
@@ -166,7 +172,7 @@ def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
 @pytest.mark.slow
 def test_minibatches_are_the_same_on_a_mesh():
     recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)
-    options = {"optimizer": optax.sgd(1.0), "minibatches": 4}
+    options = {"optimizer": sgd(1.0), "minibatches": 4}
     one, metrics, _ = run(recipe, batch, **options)
     many, mesh_metrics, _ = run(recipe, batch, mesh=make_mesh(data=2, fsdp=2, tensor=2), **options)
     assert_close(one.params, jax.device_get(many.params))
@@ -176,10 +182,10 @@ def test_minibatches_are_the_same_on_a_mesh():
 @pytest.mark.slow
 def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
     recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
-    model, params = tiny_model(num_layers=1)
-    batch = batch.replace(behavior_logp=make_scorer(model)(params, batch))
+    model, params = one_layer()
+    batch = batch.replace(behavior_logp=shared_scorer(model)(params, batch))
     for options in ({"epochs": 3}, {"minibatches": 2}, {}):
-        _, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)
+        _, metrics, _ = run(recipe, batch, optimizer=sgd(1.0), **options)
         assert float(metrics["sampler_gap_max"]) < 1e-5
         np.testing.assert_allclose(metrics["sampler_ess"], 1.0, atol=1e-4)
 
@@ -190,16 +196,15 @@ def test_the_kl_term_of_drpo_is_that_of_each_update():
     batch, options = make_batch(prompts=4), {"length": 5, "kl_estimator": "k3"}
     recipe = jr.recipes.drpo_len(**options)
     free = jr.recipes.drpo_len(**options, beta=0.0)
-    sgd = optax.sgd(0.01)
-    once = [run(r, batch, optimizer=sgd)[0].params for r in (recipe, free)]
+    once = [run(r, batch, optimizer=sgd(0.01))[0].params for r in (recipe, free)]
     jax.tree.map(np.testing.assert_array_equal, *once)
-    twice = [run(r, batch, optimizer=sgd, epochs=2)[0].params for r in (recipe, free)]
+    twice = [run(r, batch, optimizer=sgd(0.01), epochs=2)[0].params for r in (recipe, free)]
     assert distance(*twice) > 1e-4
-    parts = run(recipe, batch, optimizer=sgd, epochs=2, microbatches=2)[0].params
+    parts = run(recipe, batch, optimizer=sgd(0.01), epochs=2, microbatches=2)[0].params
     assert distance(parts, twice[0]) < 1e-5 < distance(twice[0], once[0])
     # By hand, in float64: the divergence is a mean over tokens, its coefficient that of the hinge.
-    model, params = tiny_model(num_layers=1)
-    old_logp = make_scorer(model)(params, batch)
+    model, params = one_layer()
+    old_logp = shared_scorer(model)(params, batch)
     recipe = jr.recipes.drpo_len(length=5)
     ready, _ = recipe.prepare(batch.replace(old_logp=old_logp), recipe.init())
     logp = old_logp + 0.01 * (jnp.sin(jnp.arange(old_logp.size)) - 0.5).reshape(old_logp.shape)
@@ -224,20 +229,20 @@ def test_the_kl_of_an_update_is_measured_after_it(options):
     recipe = recipe.replace(
         computed=(jr.recipes.Computed("kl_coef", barrier, "controller"),), regularizers=(term,)
     )
-    model, params = tiny_model(num_layers=1)
-    before = make_scorer(model)(params, batch)
-    state, *_ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)
-    after = make_scorer(model)(state.params, batch)
+    model, params = one_layer()
+    before = shared_scorer(model)(params, batch)
+    state, *_ = run(recipe, batch, optimizer=sgd(1.0), **options)
+    after = shared_scorer(model)(state.params, batch)
     expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
     assert expected > 1e-4
     np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
     if not options:  # older weights may have sampled: the update is measured all the same
         stale = batch.replace(old_logp=before - 0.5 * batch.mask)
-        state, *_ = run(recipe, stale, optimizer=optax.sgd(1.0))
-        after = make_scorer(model)(state.params, batch)
+        state, *_ = run(recipe, stale, optimizer=sgd(1.0))
+        after = shared_scorer(model)(state.params, batch)
         expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
         np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
-    unread, *_ = run(jr.recipes.dapo(), batch, optimizer=optax.sgd(1.0), **options)
+    unread, *_ = run(jr.recipes.dapo(), batch, optimizer=sgd(1.0), **options)
     assert float(unread.algo_state.last_kl) == 0
 
 
@@ -270,7 +275,7 @@ def test_bad_numbers_are_named(recipe, options, message):
 
 
 def test_an_old_style_key_is_refused():
-    params = tiny_model(num_layers=1)[1]
+    params = one_layer()[1]
     with pytest.raises(TypeError, match="init_state: key must be a typed key"):
         init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
@@ -296,7 +301,7 @@ def test_a_bfloat16_model_gathers_gradients_in_float32():
         seen["dtypes"] = {x.dtype for x in jax.tree.leaves(updates)}
         return updates, state
 
-    optimizer = optax.chain(optax.GradientTransformation(lambda p: (), spy), optax.sgd(0.1))
+    optimizer = optax.chain(optax.GradientTransformation(lambda p: (), spy), sgd(0.1))
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
     state, metrics = make_step(model, recipe, optimizer, microbatches=2)(state, batch)
     assert seen["dtypes"] == {jnp.dtype("float32")}
@@ -334,7 +339,7 @@ def batch_of(recipe, *, without=(), **changes):
 def run_steps(recipe, batch, *, steps=1, optimizer=None, critic=None, reference=None, **options):
     """The state and the metrics after some steps on one batch."""
     network, params = model()
-    optimizer = optimizer or optax.sgd(1.0)
+    optimizer = optimizer or sgd(1.0)
     first = {"critic": critic, "critic_optimizer": options.get("critic_optimizer")}
     key = jax.random.key(SEED)
     state = init_state(params, optimizer, recipe, key=key, reference=reference, **first)
@@ -460,8 +465,8 @@ def test_a_teacher_reads_prompts_of_its_own():
 def test_the_policy_reads_the_answer_after_each_turn():
     recipe, (network, params) = jr.recipes.igpo(), model()
     batch = batch_of(recipe, without=("answer_logp",))
-    state = init_state(params, optax.sgd(1.0), recipe, key=jax.random.key(0))
-    step = make_step(network, recipe, optax.sgd(1.0), remat="none", microbatches=2)
+    state = init_state(params, sgd(1.0), recipe, key=jax.random.key(0))
+    step = make_step(network, recipe, sgd(1.0), remat="none", microbatches=2)
     prepared = step.prepared(state, batch).extras["answer_logp"]
     np.testing.assert_allclose(prepared, Scorer(network).answers(params, batch), atol=2e-5)
     assert np.ptp(prepared, axis=-1).max() > 1e-3
@@ -497,7 +502,7 @@ def test_a_critic_learns_its_returns_and_the_policy_uses_its_values():
     batch = batch_of(recipe, without=("values", "old_values"))
     options = {"critic": critic, "critic_optimizer": optax.adam(1e-2)}
     _, first = run_steps(recipe, batch, **options)
-    state, last = run_steps(recipe, batch, steps=30, optimizer=optax.sgd(0.0), **options)
+    state, last = run_steps(recipe, batch, steps=30, optimizer=sgd(0.0), **options)
     assert float(last["critic_loss"]) < 0.3 * float(first["critic_loss"])
     values = values_of(state.critic.params, batch)
     assert values.shape == (*batch.mask.shape, 2)
@@ -509,7 +514,7 @@ def test_a_critics_step_is_the_gradient_of_its_loss():
     recipe, network, params = with_critic(), *model()
     critic = init_critic(network, params, heads=2, key=jax.random.key(1))
     batch = batch_of(recipe, without=("values", "old_values"))
-    options = {"critic": critic, "critic_optimizer": optax.sgd(1.0)}
+    options = {"critic": critic, "critic_optimizer": sgd(1.0)}
     after, _ = run_steps(recipe, batch, microbatches=2, **options)
     values = values_of(critic, batch)
     extras = {**batch.extras, "old_values": values, "values": jr.surrogates.soft_min(values)}
@@ -526,7 +531,7 @@ def advantages_of_values():
 
 
 def start(recipe, **options):
-    return init_state(model()[1], optax.sgd(1.0), recipe, key=jax.random.key(0), **options)
+    return init_state(model()[1], sgd(1.0), recipe, key=jax.random.key(0), **options)
 
 
 @pytest.mark.parametrize(
@@ -535,7 +540,7 @@ def start(recipe, **options):
         (lambda: start(with_critic()), "has a critic; give critic=init_critic"),
         (lambda: start(plain(), critic=model()[1]), "has no critic, but one is passed"),
         (
-            lambda: make_step(model()[0], with_critic(), optax.sgd(1.0)),
+            lambda: make_step(model()[0], with_critic(), sgd(1.0)),
             "a critic but no critic_optimizer",
         ),
         (
@@ -568,7 +573,7 @@ def test_no_more_of_a_critic_is_copied_than_must_be(copy):
         made.append(jax.tree.map(jnp.zeros_like, params))
         return made[-1]
 
-    optimizer = optax.sgd(1.0)
+    optimizer = sgd(1.0)
     given = {"critic": critic, "critic_optimizer": optimizer._replace(init=init), "copy": copy}
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), **given)
 
@@ -588,7 +593,7 @@ def test_a_critics_target_is_an_average():
     network, params = model()
     critic = init_critic(network, params, heads=2, key=jax.random.key(1))
     batch = batch_of(recipe, without=("values", "old_values"))
-    after, _ = run_steps(recipe, batch, critic=critic, critic_optimizer=optax.sgd(1.0))
+    after, _ = run_steps(recipe, batch, critic=critic, critic_optimizer=sgd(1.0))
     want = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, critic, after.critic.params)
     expect_same(after.critic.target, want, 1e-6)
 
@@ -666,7 +671,7 @@ def test_a_controller_sees_how_far_the_last_update_went():
 @pytest.mark.slow
 def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
     """Two rules: one takes out a sequence, the other tokens, and neither counts the padding."""
-    model, params = tiny_model(num_layers=1)
+    model, params = one_layer()
     batch = make_batch(prompts=2)
     prompts = (batch.prompt_tokens, batch.prompt_mask)
     logp, _ = jr.train.score(model, params, *prompts, batch.tokens, batch.mask)
@@ -699,13 +704,13 @@ def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
 @pytest.mark.parametrize("stale", [False, True])
 def test_tokens_of_unknown_behavior_have_ratio_one(stale):
     """Whatever stands in behavior_logp there, nothing reads it."""
-    model, params = tiny_model(num_layers=1)
+    model, params = one_layer()
     batch = make_batch(prompts=4)
     known = jnp.asarray(np.random.default_rng(0).random(batch.mask.shape) < 0.5)
     behavior = jnp.where(known, -5.0, 1e4)
     batch = batch.replace(behavior_logp=behavior, extras={"behavior_known": known})
     recipe = jr.recipes.rollout_correction() if not stale else jr.recipes.grpo()
-    optimizer = optax.sgd(0.1)
+    optimizer = sgd(0.1)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
     scorer = Scorer(model)
     scored = score_batch(batch, recipe, scorer, state=state, stale=stale)
@@ -754,7 +759,7 @@ def test_a_state_learns_of_the_update_by_the_policy_before_each_minibatch():
 
 
 def capo_run(schedule, batch, *, mesh=None, **options):
-    network, params = tiny_model(num_layers=1)
+    network, params = one_layer()
     recipe = jr.recipes.capo(tau_h=0.05, tau_f=3e-4)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     if mesh is not None:
@@ -775,7 +780,7 @@ def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
     batch = make_batch(prompts=4, length=4)
     schedule = optax.linear_schedule(2e-3, 1e-3, 2)
     recipe, state, step = capo_run(schedule, batch, microbatches=2, temperature=0.7)
-    network, rule = tiny_model(num_layers=1)[0], recipe.computed_from("optimizer")["step_effects"]
+    network, rule = one_layer()[0], recipe.computed_from("optimizer")["step_effects"]
     moments = rule.init(*network.output_matrix(state.params).shape)
     inputs = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
     for made in range(2):
@@ -805,9 +810,7 @@ def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
 @pytest.mark.slow
 def test_capo_on_a_mesh_and_in_packed_rows():
     batch, results = make_batch(prompts=8, length=4), []
-    rows, _ = jr.train.pack_batch(
-        jax.tree.map(np.asarray, batch), "always", model=tiny_model(num_layers=1)[0]
-    )
+    rows, _ = jr.train.pack_batch(jax.tree.map(np.asarray, batch), "always", model=one_layer()[0])
     for data, mesh in ((batch, None), (rows, None), (batch, make_mesh(data=4, fsdp=2))):
         _, state, step = capo_run(1e-3, batch, mesh=mesh)
         state, _ = step(state, place_batch(data, mesh))
@@ -818,7 +821,7 @@ def test_capo_on_a_mesh_and_in_packed_rows():
 
 
 def test_what_a_rule_of_the_optimizer_needs_is_named():
-    (network, params), batch = tiny_model(num_layers=1), make_batch(prompts=2)
+    (network, params), batch = one_layer(), make_batch(prompts=2)
     recipe, optimizer = jr.recipes.capo(), optax.adamw(1e-3)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
     with pytest.raises(ValueError, match="'capo' computes step_effects .* output_shape"):
