@@ -16,6 +16,8 @@ from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import train
 from jaxrl_llm.train.setup import load_experiment
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 BATCH = 4 * 2  # rollouts of a step
 
 

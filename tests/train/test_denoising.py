@@ -26,6 +26,8 @@ from jaxrl_llm.train.policy_gradient import score_reference
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 V, MASK, T = 12, 11, 4
 KL = jr.bind(jr.regularizers.kl_to_reference, estimator="k3", coef=0.1)
 TOKENIZER = jr.testing.ByteTokenizer()

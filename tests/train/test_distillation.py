@@ -39,6 +39,8 @@ from jaxrl_llm.train.teachers import (
     write_scores,
 )
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 WEIGHT = 0.2  # of the teacher in what MiniLLM samples
 ANSWERS = ["abcdef", "ghi", "jklm", "nopqr"]
 
