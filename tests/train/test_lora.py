@@ -32,6 +32,8 @@ from jaxrl_llm.train.checkpoint.serialization import values_digest
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.setup import init_experiment
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 CONFIG = LoRAConfig(rank=4)
 
 

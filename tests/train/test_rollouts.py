@@ -46,6 +46,8 @@ from jaxrl_llm.train.rollouts import (
 )
 from jaxrl_llm.train.setup import init_experiment, load_experiment
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 STEPS, SHOWN = 6, 4 * 2  # every completion of a step goes to samples.jsonl
 
 
