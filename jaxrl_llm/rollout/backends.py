@@ -9,7 +9,7 @@ complete are only graded.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.threads import Worker
+from jaxrl_llm.core.runtime.threads import Worker, wait_for_one
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.curation.collectors.protocol import Request, Response, TurnStart
 from jaxrl_llm.data.questions import Question
@@ -469,7 +469,7 @@ class EngineBackend:
                 break
         sampled = time.perf_counter()
         if alone:
-            wait(self._grading.values(), return_when=FIRST_COMPLETED)
+            wait_for_one(self._grading.values())
             scores = {x: f.result() for x, f in self._grading.items() if f.done()}
         else:
             # By their places: requests need not pickle.

@@ -29,6 +29,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.threads import SIGNAL_SECONDS
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.data.questions import Question
@@ -514,7 +515,8 @@ class AsyncRollouts:
     def next(self) -> RolloutBatch:
         """The batch that the newest state trains on, as soon as it is finished."""
         with self._changed:
-            self._changed.wait_for(lambda: self._finished or self._error is not None)
+            while not (self._finished or self._error is not None):
+                self._changed.wait(SIGNAL_SECONDS)
             if not self._finished and self._error is not None:
                 raise self._error
             return self._finished[0]

@@ -1,12 +1,15 @@
 import os
+import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import CancelledError
+import time
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from jaxrl_llm.core.runtime.threads import Worker
+from jaxrl_llm.core.runtime import threads
+from jaxrl_llm.core.runtime.threads import Worker, wait_for_one
 
 
 def test_calls_run_in_order_and_errors_are_theirs():
@@ -62,3 +65,34 @@ sys.exit(7)
         timeout=120,
     )
     assert done.returncode == 7
+
+
+def test_waiting_ends_with_the_first_that_is_done_and_at_once_without_any():
+    first, second = Future(), Future()
+    second.set_result(2)
+    wait_for_one({"a": first, "b": second}.values())
+    wait_for_one([])
+    assert not first.done()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals of Unix")
+def test_a_signal_is_heard_that_does_not_end_the_wait(monkeypatch):
+    # Sent to another thread, it does not wake the main one: as if it came just before the wait.
+    monkeypatch.setattr(threads, "SIGNAL_SECONDS", 0.05)
+    heard = Future()
+
+    def send():
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.set_result(number))
+    # Where it is not heard, the test fails instead of waiting without end.
+    late = threading.Timer(20, lambda: heard.done() or heard.set_result("late"))
+    late.start()
+    try:
+        threading.Thread(target=send).start()
+        wait_for_one([heard])
+    finally:
+        late.cancel()
+        signal.signal(signal.SIGUSR1, before)
+    assert heard.result() == signal.SIGUSR1

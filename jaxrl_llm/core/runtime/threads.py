@@ -6,11 +6,15 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 _PATIENCE = 5.0  # seconds
+# Python runs the handler of a signal between two instructions of its main thread. One that comes
+# just as a wait without end begins, or in another thread, would be heard only after it, so waits
+# end here and begin again.
+SIGNAL_SECONDS = 1.0
 
 
 class Worker:
@@ -66,6 +70,15 @@ class Worker:
                     future.set_exception(error)
                 self._running = None
             del waiting, future, call  # nothing holds their arrays while it waits for the next
+
+
+def wait_for_one(futures: Collection[Future]) -> None:
+    """Waits until one of the futures is done; returns at once where there is none.
+
+    A Ctrl-C is heard within a second, whenever it comes.
+    """
+    while futures and not wait(futures, SIGNAL_SECONDS, FIRST_COMPLETED).done:
+        pass
 
 
 def end_within(seconds: float, code: int) -> None:

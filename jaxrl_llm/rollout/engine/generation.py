@@ -7,7 +7,7 @@ them.
 
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
+from jaxrl_llm.core.runtime.threads import wait_for_one
 from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_tokens
 from jaxrl_llm.rollout.decode import count_deltas
@@ -203,7 +204,7 @@ class Generation:
         if fresh := [turn.next for turn in self._turns.values() if not turn.waited]:
             wait(fresh, timeout=_PATIENCE)
         if self._turns and not (self._scheduler.active or self._scheduler.has_waiting):
-            wait([turn.next for turn in self._turns.values()], return_when=FIRST_COMPLETED)
+            wait_for_one([turn.next for turn in self._turns.values()])
         self.admit()
         with deferred_interrupt():
             if self._scheduler.active:
