@@ -19,8 +19,8 @@ from jaxrl_llm.train.mesh import check_batch
 
 PACKING = ("auto", "always", "tree", "never")
 
-# Packed rows are used if they have at most this share of the cells and save at least so many, since
-# another shape has to be compiled.
+# Rows are packed only if at most this share of the cells remains and at least this many cells are
+# saved, since a new shape must be compiled.
 _MAX_SHARE, MIN_SAVED = 0.8, 4096
 
 
@@ -39,12 +39,12 @@ class Passes(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of a batch."""
+        """Optimizer steps per batch."""
         return self.epochs * self.minibatches
 
     @property
     def accumulated(self) -> int:
-        """Microbatches of a minibatch, none larger than those of the full batch."""
+        """Microbatches per minibatch, none larger than those of the full batch."""
         return -(-self.microbatches // self.minibatches)
 
     def divides(self, prompts: int, shards: int) -> bool:
@@ -53,7 +53,7 @@ class Passes(NamedTuple):
         return not left and each % (self.accumulated * shards) == 0
 
     def check(self, function: str, prompts: int, shards: int) -> None:
-        """Raises ValueError unless P groups divide so, and over the mesh."""
+        """Raises ValueError unless P groups divide, as ``divides`` checks."""
         check_batch(function, prompts, self.microbatches, shards)
         if self.minibatches > 1 and prompts % self.minibatches:
             raise ValueError(
@@ -68,13 +68,13 @@ class Passes(NamedTuple):
             )
 
     def order(self, key: Array, prompts: int) -> Array:
-        """Which groups each optimizer step takes: int ``[epochs minibatches, P / minibatches]``."""
+        """The groups of each optimizer step: int ``[epochs minibatches, P / minibatches]``."""
         keys = jax.random.split(key, self.epochs)
         rows = jax.vmap(lambda k: jax.random.permutation(k, prompts))(keys)
         return rows.reshape(self.updates, -1)
 
 
-# How a metric of several optimizer steps becomes one of the batch; others are the mean over all.
+# How metrics of several optimizer steps become one per batch; others are the mean over all steps.
 _FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
 _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
 
@@ -115,11 +115,11 @@ def run_passes(
     *,
     of_pass: Callable[[Batch, Array], Batch] | None = None,
 ) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
-    """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
+    """Runs ``update(carry, minibatch) -> (carry, (metrics, logp))`` for each optimizer step.
 
-    The log-probabilities are None, or those of all groups in the order of the batch, each from the
+    The returned log-probabilities are None, or those of all groups in batch order, each from the
     first step that trained on the group. ``of_pass(minibatch, number)`` returns the minibatch as
-    that pass reads it.
+    pass ``number`` reads it.
     """
     if passes.updates == 1:
         return update(carry, batch if of_pass is None else of_pass(batch, jnp.int32(0)))
@@ -150,7 +150,7 @@ def run_turns(
 
     Args:
       turns: See :class:`~jaxrl_llm.recipes.turn_updates.TurnUpdates`.
-      update: ``update(carry, part, logp, there) -> (carry, (metrics, _))``, without a step where
+      update: ``update(carry, part, logp, there) -> (carry, (metrics, _))``, which makes no step if
         ``there`` is False; ``logp`` are the log-probabilities before the step.
       logp_of: ``logp_of(carry) -> [P, G, T]``, the log-probabilities of all tokens.
       carry: Parameters and the optimizer's state.
@@ -187,7 +187,7 @@ def run_turns(
 def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
     """``[P, ...] -> [M, P / M, ...]``: prompt ``i`` goes to microbatch ``i % M``.
 
-    Strided, so that on a mesh each microbatch still has prompts on every device.
+    The split is strided, so that on a mesh each microbatch still has prompts on every device.
     """
     return jax.tree.map(
         lambda x: jnp.swapaxes(x.reshape(-1, microbatches, *x.shape[1:]), 0, 1), batch
@@ -200,18 +200,18 @@ def join_microbatches(batches: ArrayTree) -> ArrayTree:
 
 
 def trained_first(mask: Array, microbatches: int) -> Array:
-    """An order ``[P / M, M]`` of every M neighbors, first those that have a token to train on.
+    """An order ``[P / M, M]`` within every M neighbors: groups with a token to train on come first.
 
     :func:`split_microbatches` gives each microbatch one of every M neighbors. If few groups train,
-    the last microbatches have no such token, and :func:`accumulate_gradients` skips them. Neighbors
-    are on one device of a mesh.
+    the last microbatches have no token to train on, and :func:`accumulate_gradients` skips them.
+    Neighbors are on the same device of a mesh.
     """
     trains = jnp.any(mask, axis=tuple(range(1, mask.ndim))).reshape(-1, microbatches)
     return jnp.argsort(~trains, axis=1, stable=True)
 
 
 def reorder(batch: ArrayTree, order: Array) -> ArrayTree:
-    """``[P, ...]`` with the neighbors rearranged by an order ``[P / M, M]``."""
+    """Rearranges the neighbors of arrays ``[P, ...]`` by an order ``[P / M, M]``."""
 
     def of_leaf(x: Array) -> Array:
         neighbors = x.reshape(*order.shape, *x.shape[1:])
@@ -233,7 +233,7 @@ def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> Arr
 def accumulate_gradients(
     loss: Callable, params: ArrayTree, batch: Batch, microbatches: int
 ) -> tuple[Array, Any, ArrayTree]:
-    """Value, auxiliary output and float32 gradient of a loss that is a sum over microbatches.
+    """Value, auxiliary output and float32 gradient of a loss, summed over microbatches.
 
     Args:
       loss: ``(params, batch) -> (value, aux)``.
@@ -256,7 +256,7 @@ def accumulate_gradients(
             return (total[0] + value, added), aux
 
         def untrained(total):
-            aux = jax.eval_shape(loss, params, part)[1]  # not of the gradient: quicker to trace
+            aux = jax.eval_shape(loss, params, part)[1]  # without the gradient: faster to trace
             return total, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), aux)
 
         return jax.lax.cond(jnp.any(part.mask), trained, untrained, total)
@@ -283,7 +283,7 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
       model: The model being trained.
 
     Returns:
-      The batch with its ``packing``, or unchanged; and, by their names in metrics.jsonl,
+      The batch, with its ``packing`` or unchanged; and metrics by their names in metrics.jsonl:
 
       - ``padding``: share of the cells of responses that hold no token.
       - ``packed``: number of cells relative to one row for each response; 1 without packing.
@@ -313,11 +313,11 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
         plan = batch.packing
     elif packing == "tree":
         same = None
-        if (sets := batch.support) is not None:  # what two of them differ in
+        if (sets := batch.support) is not None:  # must be equal besides the tokens
             same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
         plan = plan_tree(np.asarray(batch.tokens), mask, same=same)
     cells = mask.size if plan is None else plan[0].size
-    # Up to the last token of the mask: cells in between are read.
+    # Count cells up to the last token of the mask: the model reads those in between.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
     if isinstance(plan, Tree) and plan.parents is None:
         tokens = (plan.sources >= 0).sum()

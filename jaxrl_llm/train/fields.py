@@ -31,9 +31,9 @@ from jaxrl_llm.train.episode_fields import episode_fields
 T = TypeVar("T")
 
 _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
-# Parts of a reward that add up to 1 on paper may come out as the next float32 above it.
+# Components of a reward that add up to 1 on paper may sum to the next larger float32.
 _ROUNDING = 1e-6
-# What the loop knows without the reward or the data.
+# Fields that the loop knows without the reward or the data.
 _KNOWN = (
     "prompt_ids",
     "truncated",
@@ -46,19 +46,19 @@ _KNOWN = (
     "hint_mask",
     "node_ids",
 )
-# What it makes of the steps of a response that the reward grades one by one.
+# Fields from the steps of a response that the reward grades one by one.
 _TURNS = ("turn_rewards", "turn_where", "turn_ids", "test_passes", "test_where")
-# What it has of a collector that values prefixes.
+# Fields from a collector that values prefixes.
 _PREFIXES = ("prefix_values", "segment_where", "segment_ids")
-# What a teacher with another tokenizer says.
+# Fields from a teacher with another tokenizer.
 _SPANS = ("teacher_span_logp", "span_ids")
-# What it makes of the messages that a recipe computes for its teacher.
+# Fields from the messages that a recipe computes for its teacher.
 _TAUGHT = ("teacher_prompt_tokens", "teacher_prompt_mask", "has_teacher")
-# What it reads off the texts of an environment's turns.
+# Fields from the texts of an environment's turns.
 _PARTS = ("switches", "subgoal_ids", "token_roles")
-# And of the reference answers.
+# Fields from the reference answers.
 _ANSWERED = ("ground_truth", "ground_truth_mask")
-# Lengths that differ from batch to batch are rounded up, so that few shapes are compiled.
+# Minimum length. Lengths that vary by batch are rounded up, so that few shapes are compiled.
 _SHORTEST_ROW = 16
 
 
@@ -67,12 +67,12 @@ class Texts(NamedTuple):
 
     Attributes:
       responses: P lists of G.
-      messages: The user's message of each, P lists of G; None for the question's message.
-      encode: Tokens of a prompt with this user message.
-      decode: Text of token ids.
-      room: Maximum tokens of a prompt.
-      write: Tokens of a text within a response.
-      context: Maximum tokens of a prompt and a reference answer together.
+      messages: The user message of each response, P lists of G; None for the question's message.
+      encode: Returns the tokens of a prompt with a user message.
+      decode: Returns the text of token ids.
+      room: Maximum number of tokens of a prompt.
+      write: Returns the tokens of a text within a response.
+      context: Maximum number of tokens of a prompt and a reference answer together.
     """
 
     responses: Sequence[Sequence[str]]
@@ -110,7 +110,7 @@ def reads_reward(recipe: Recipe) -> bool:
 
 
 def _axes(name: str) -> str | None:
-    """Axes of an extra, None for a name that only the recipe knows."""
+    """Axes of an extra; None for a name that only the recipe knows."""
     return EXTRAS[name].axes if name in EXTRAS else None
 
 
@@ -132,8 +132,8 @@ def check_fields(
 ) -> None:
     """Raises ValueError if a recipe needs arrays that no training run on these questions provides.
 
-    Components of a reward, and an environment's turn data, are known only after the first call, so
-    the first batch checks them.
+    Reward components and an environment's turn data are known only after the first call, so they
+    are checked with the first batch.
     """
     if not environment and collector_needs(recipe.collector, "needs_environment"):
         raise ValueError(
@@ -202,34 +202,34 @@ def attach_fields(
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
-    One number per rollout comes from the reward's component of that name, one number per prompt
-    from the prompts' metadata. A name that only the recipe defines may come from either. Turns and
-    unit tests come from lists that the reward returns, and entries that the recipe computes from
-    "responses" from their texts.
+    A field with one number per rollout comes from the reward component of that name, and one with
+    a number per prompt from the prompts' metadata. A name that only the recipe defines may come
+    from either. Turns and unit tests come from lists that the reward returns. Entries that the
+    recipe computes from "responses" come from the texts of the responses.
 
     Args:
       batch: P groups of G.
       recipe, questions: See the module.
       scores: Rewards, with their components ``[P * G]``.
       rollout: The sampled rollouts.
-      step: Number of updates when the batch is trained on, which is the version of the weights.
+      step: Number of updates before the batch is trained on, which is the version of the weights.
       indices: Indices of the prompts in the data set.
       texts: The responses as text.
-      greedy: Grades the greedy response of each prompt: ``[P]``; called only if needed.
-      roles: int ``[P, G]``, the role of each rollout; None for the policy's own.
+      greedy: Returns the rewards ``[P]`` of the prompts' greedy responses; called only if needed.
+      roles: int ``[P, G]``, the role of each rollout; None if all have the role ``OWN``.
       nodes: int ``[P, G, T']``, T' at least T, the rollout that sampled each token; None if no
         tokens are shared.
       segments: Segments of the responses, if the collector values prefixes.
-      draws: Mask samples of the recipe's likelihood, see :func:`draw_masks`.
+      draws: Mask samples of the recipe's likelihood; see :func:`draw_masks`.
 
     Raises:
-      ValueError: Also if a component of the reward would be added to the reward that is trained on.
+      ValueError: Also if a component that is used as a field would be added to the trained reward.
     """
     check_rewards(recipe, np.asarray(batch.rewards), questions)
     shape, names = batch.rewards.shape, host_fields(recipe)
     if "reward_components" in recipe.required_fields:
         batch = batch.replace(reward_components=_components(recipe, scores, names, shape))
-    # Which rollout drew each token, where no tree says so.
+    # The rollout that drew each token, if ``nodes`` is None.
     drawn = np.broadcast_to(np.arange(math.prod(shape)).reshape((*shape, 1)), batch.mask.shape)
     known = {
         "prompt_ids": lambda: np.asarray(indices),
@@ -299,7 +299,7 @@ def _from_texts(
     questions: Sequence[Question],
     texts: Texts,
 ) -> dict[str, np.ndarray]:
-    """What the recipe computes from the responses, the prompts of its teacher, the answers."""
+    """Fields computed from the responses, with the teacher's prompts and the reference answers."""
     shape = batch.rewards.shape
     details = {name: _groups(entries, shape) for name, entries in scores.details.items()}
     context = details | {
@@ -327,7 +327,7 @@ def _from_texts(
     prompts = [list(questions[i // G].tokens) for i in range(len(messages))]
     taught = np.zeros(len(messages), bool)
     for i, message in enumerate(messages):
-        # A prompt that the model has no room for teaches nothing.
+        # A prompt above the maximum length teaches nothing.
         if message is not None and len(tokens := list(texts.encode(message))) <= texts.room:
             prompts[i], taught[i] = tokens, True
     width = max(_SHORTEST_ROW, _power_of_two(max(map(len, prompts))))
@@ -346,7 +346,7 @@ def _answers(
     questions: Sequence[Question],
     texts: Texts,
 ) -> dict[str, np.ndarray]:
-    """Tokens of the reference answers behind what stands before them, ``[P, L]``."""
+    """Tokens ``[P, L]`` of the reference answers, each after its preceding text, and their mask."""
     if len(pairs) != len(questions):
         raise ValueError(
             f"recipe {recipe.name!r}: {ANSWER_TEXTS} has {len(pairs)} pairs, where the batch has "
@@ -431,7 +431,7 @@ def _from_turns(
         steps[p, g] = step
         there = np.flatnonzero(mask[p, g])
         trained = tokens[p, g, there].tolist()
-        # What a response begins with may be context, which does not train.
+        # A response may begin with context, which does not train.
         before = max(len(response) - len(texts.decode(trained)), 0)
         borders = [max(end - before, 0) for end in borders]
         turn_ids[p, g, there] = turns_of_tokens(trained, borders, decode=texts.decode)
@@ -461,13 +461,13 @@ def _padded_turns(
 
 
 def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:
-    """Rewards by name ``[P, G]``, less what the recipe takes as something else."""
+    """Reward components ``[P, G]`` by name, without those that are fields of the batch."""
     rewards = scores.reward_components.items()
     components = {
         k: np.float32(x).reshape(shape) for k, x in rewards if k not in names and k not in EXTRAS
     }
     if not components:
-        # Without a single value it cannot be known which names there would have been.
+        # Without a value, the names of the components are unknown.
         failed = f", or failed in all {scores.failures} calls" if scores.failures else ""
         raise ValueError(
             f"recipe {recipe.name!r} keeps several rewards apart, but the reward returns one "
@@ -477,7 +477,7 @@ def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.nd
 
 
 def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> np.ndarray:
-    """Finite numbers of the prompts ``[P, ...]``."""
+    """Finite numbers ``[P, ...]`` from the prompts' metadata."""
     spec = EXTRAS.get(name)
     about = f" ({spec.about})" if spec else ""
     values = []

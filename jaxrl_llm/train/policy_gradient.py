@@ -1,4 +1,4 @@
-"""The policy-gradient update, in the order of a paper.
+"""The policy-gradient update, step by step as a paper writes it.
 
     batch, algo_state = score_visits(batch)    the policy's shift since the prompts' last visits
     batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
@@ -8,26 +8,26 @@
                                                or, with turn_updates, each turn of all groups
         gradients = accumulate_gradients(loss, microbatches)
         params = apply_if_finite(optimizer, gradients)
-    last_kl = KL(old || new)                   for the recipes that read it
-    algo_state = recipe.learn(batch)           for the recipes whose state moves by the losses
+    last_kl = KL(old || new)                   for recipes that read it
+    algo_state = recipe.learn(batch)           for recipes whose state learns from the update
 
-:func:`make_step` compiles all of it. :func:`score_visits`, :func:`score_batch`,
-:func:`make_gradients` and :func:`apply_gradients` are its steps, for a loop that you write.
+:func:`make_step` compiles the full update. :func:`score_visits`, :func:`score_batch`,
+:func:`make_gradients` and :func:`apply_gradients` are its steps, for custom loops.
 
 Shared arguments:
 
-- ``model``, ``recipe``, ``optimizer``: any optax transformation, clipping and schedule included.
-- ``batch``: ``[P, G, T]``. ``scorer``: the model and how the policy is scored.
-- ``microbatches``: number of parts of the batch; one is in memory at a time. It divides P.
+- ``model``, ``recipe``; ``optimizer``: any optax transformation, including clipping and a schedule.
+- ``batch``: ``[P, G, T]``. ``scorer``: the model and how it scores the policy.
+- ``microbatches``: number of slices of the batch, which divides P; one is in memory at a time.
 - ``temperature``: temperature of the policy being trained, equal to the sampler's.
-- ``mesh``: the mesh of state and batch.
+- ``mesh``: the mesh of the state and the batch.
 - ``remat``: rematerialization of the layers: "none", "dots" or "full" (recompute all).
-- ``chunk_size``: as in ``logprobs``, which chooses if it is None; it bounds the logits in memory.
-- ``shared_prefix_len``: how many first tokens the prompts of every batch share; the policy computes
-  them once for all prompts.
+- ``chunk_size``: as in ``logprobs``, which chooses it if None; bounds the logits in memory.
+- ``shared_prefix_len``: number of first tokens that the prompts of every batch share; the policy
+  computes them once for all prompts.
 - ``critic_optimizer``: for a recipe with a critic, the one passed to ``init_state``.
-- ``critic_model``: the critic's body, if it is another model than the policy.
-- ``teacher``: another model that the policy learns from, if the recipe has one.
+- ``critic_model``: the critic's body, if it differs from the policy's model.
+- ``teacher``: another model that the policy learns from, if the recipe uses one.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ from jaxrl_llm.train.optimizer import apply_if_finite, keep, next_rate, stays_fi
 from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
 from jaxrl_llm.train.state import TrainState
 
-# Set the numbers that a recipe or its reference draws, and the order of minibatches, apart from
+# Separate the random numbers of a recipe, of its reference and of the order of minibatches from
 # those of the sampler in the same step.
 _PREPARE, _ORDER, _REFERENCE = 0x70726570, 0x6F726472, 0x72656664
 
@@ -85,11 +85,11 @@ class Teacher(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradient of a loss on a prepared batch; all of it float32."""
+    """The gradient of a loss on a prepared batch; all fields are float32."""
 
     loss: Array  # []
-    grads: ArrayTree  # like the parameters that the optimizer moves
-    logp: Array  # [P, G, T], of the policy that the gradient was taken at
+    grads: ArrayTree  # with the structure of the trained parameters
+    logp: Array  # [P, G, T], under the policy at which the gradient was taken
     entropy: Array  # [P, G, T]
 
 
@@ -115,52 +115,51 @@ def make_step(
 ) -> Step:
     """A compiled function that updates the state with one batch of rollouts.
 
-    In order: :func:`score_batch`; ``recipe.prepare`` on the full batch; for each epoch and
-    minibatch the gradient, accumulated in float32 over microbatches of full groups, and one step
-    of the optimizer; the same for the critic.
+    The step runs :func:`score_batch`, then ``recipe.prepare`` on the full batch. Then, for each
+    epoch and minibatch, it accumulates the gradient in float32 over microbatches of full groups and
+    makes one optimizer step. The critic is trained in the same way.
 
-    As in PPO, ``epochs`` times ``minibatches`` optimizer steps are made on a batch. Minibatches are
+    As in PPO, a batch gets ``epochs`` times ``minibatches`` optimizer steps. Minibatches are
     disjoint sets of full groups in an order drawn from the run's key. Advantages come from the
     full batch, weights (the denominators of the loss) from each minibatch, and ``old_logp`` is
-    scored once before the first step, as in verl, TRL and OpenRLHF. Since a minibatch's weights are
-    known before it is divided, the number of microbatches and of devices changes nothing but
-    rounding.
+    scored once before the first step, as in verl, TRL and OpenRLHF. The weights are computed before
+    a minibatch is divided, so the numbers of microbatches and devices affect only rounding.
 
-    An optimizer step whose loss, gradient or scale is non-finite, or with which the recipe's state
-    would become so, is skipped: parameters and optimizer stay bit for bit what they were. Where all
-    steps of a batch are, so do the recipe's state, the reference and the critic's target, while the
-    step is counted. The critic's update has the same guard. ``skipped`` and
-    ``critic_skipped`` count them.
+    An optimizer step is skipped if its loss, gradient or scale is non-finite, or if the recipe's
+    state would become non-finite. A skipped step leaves parameters and optimizer state unchanged,
+    bit for bit. If all steps of a batch are skipped, the recipe's state, the reference and the
+    critic's target are unchanged too, but ``state.step`` still advances. The critic's update has
+    the same guard. ``skipped`` and ``critic_skipped`` count the skipped steps.
 
-    With one optimizer step, ``old_logp`` may be left None: the policy being trained is then its own
-    proximal policy and the ratio is 1. With more, or where the recipe needs it to prepare, it is
-    computed before the first, unless the batch brings it.
+    With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
+    proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
+    ``old_logp`` is computed before the first step, unless the batch already has it.
 
     Args:
       model, recipe, optimizer, temperature, mesh, remat, chunk_size, shared_prefix_len: See the
         module.
-      critic_optimizer, critic_model, teacher: See the module. The teacher's parameters are in no
-        state; it reads the prompts of the batch.
+      critic_optimizer, critic_model, teacher: See the module. The state does not hold the teacher's
+        parameters. The teacher reads the prompts of the batch.
       epochs: Passes over a batch.
-      minibatches: Optimizer steps of a pass; divides P.
-      microbatches: See the module; a minibatch takes its share of them.
-      donate: Reuse the memory of the state that comes in, which then cannot be used again.
+      minibatches: Optimizer steps per pass; divides P.
+      microbatches: See the module; each minibatch is split into its share of them.
+      donate: Whether to reuse the memory of the input state, which then cannot be used again.
       stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
-      learning_rate: The learning rate of the optimizer, a number or a schedule, for a recipe that
-          reads it.
+      learning_rate: The optimizer's learning rate, a number or a schedule, for a recipe that reads
+          it.
 
     Returns:
-      ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``loss``,
-      ``grad_norm`` (before any clipping) and ``update_norm`` (of what was added to the parameters,
-      0 where nothing was), means over the optimizer steps; ``skipped``, how many of them were
-      skipped; the same four of a critic after ``critic_``; those of
+      ``step(state, batch) -> (state, metrics)``. The metrics are float32 scalars: ``loss``,
+      ``grad_norm`` (before any clipping) and ``update_norm`` (of the change of the parameters, 0 if
+      skipped), means over the optimizer steps; ``skipped``, the number of skipped steps; the same
+      four of a critic, prefixed with ``critic_``; those of
       :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
       :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
       rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
     Raises:
-      ValueError: When made, if a number is not positive, or the recipe has a critic and there is no
-        optimizer for it; when called, if P does not divide.
+      ValueError: If a number is not positive, or the recipe has a critic without an optimizer; when
+        the step is called, if P does not split into the minibatches and microbatches.
 
     Example:
       >>> import jax, optax
@@ -350,7 +349,7 @@ def make_step(
 
 
 def check_teacher(function: str, recipe: Recipe, model: Model, teacher: Model) -> None:
-    """Raises ValueError if a recipe learns from no other model, or not from this one."""
+    """Raises ValueError if a recipe does not learn from another model, or cannot from this one."""
     if not recipe.learns_from_model:
         what = "is its own teacher" if recipe.has_teacher else "learns from none"
         raise ValueError(f"{function}: teacher has no effect: recipe {recipe.name!r} {what}.")
@@ -374,7 +373,7 @@ def teacher_of(
 ) -> tuple[Scorer, ArrayTree]:
     """The scorer and the parameters of a recipe's teacher.
 
-    That is another model, or the reference that moves, or the policy itself.
+    The teacher is another model, the moving reference or the policy itself.
     """
     if teacher is not None:
         return dataclasses.replace(scorer, model=teacher.model, remat="none"), teacher.params
@@ -385,7 +384,7 @@ def teacher_of(
 def measure_last_kl(
     scorer: PolicyScorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
 ) -> Array:
-    """KL(old || new) of the update just made, in nats per token; the last one where non-finite."""
+    """KL(old || new) of the last update, in nats per token; the previous KL if non-finite."""
     logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
     last_kl = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
     return keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
@@ -451,7 +450,7 @@ def old_logp_of(
     microbatches: int,
     stale: bool,
 ) -> Array:
-    """Log-probabilities of the proximal policy, see :func:`score_batch`."""
+    """Log-probabilities of the proximal policy; see :func:`score_batch`."""
     if batch.old_logp is not None:
         return batch.old_logp
     if stale and not recipe.reads_behavior and batch.behavior_logp is not None:
@@ -475,38 +474,38 @@ def score_batch(
 
     These fields are set nowhere else; fields that the batch already has stay unchanged.
 
-    - ``behavior_logp`` of tokens that nobody knows it of, as in a demonstration (extra
-      ``behavior_known``): that of the policy at the start of the step, so that no ratio and no
-      correction sees anything in them.
-    - ``old_logp``, of the proximal policy: where ``score_old`` or the recipe's ``prepare`` asks for
-      it, of the policy at the start of the step. A recipe that does not read ``behavior_logp``
-      takes that in its place if older weights may have sampled (``stale``): its ratio is then that
-      of the policy to what sampled.
-    - ``old_entropy``, ``hidden_sq``, ``hidden_rank`` and statistics with source "old_policy": of
-      the same policy.
-    - What a likelihood's scorer returns besides, such as ``old_draw_logp``: of the same policy.
-    - ``ref_logp`` and statistics with source "reference": of a reference that moves, see
-      :func:`score_reference` for a frozen one.
-    - Statistics with source "teacher" and, for a recipe that reads its logits, ``teacher_hidden``:
-      of another model; or of the policy, or the reference that moves, after the teacher's prompt.
-    - ``answer_logp``: of the policy at the start of the step, after each turn.
-    - ``kl_logp``: of the policy at the start of the step, after the prompt of the row before.
-    - ``earlier_logp``: of the policies of earlier iterations, weighted.
+    - ``behavior_logp`` of tokens for which it is unknown (extra ``behavior_known``), as in a
+      demonstration: under the policy at the start of the step, so ratios and corrections treat
+      these tokens as on-policy.
+    - ``old_logp``, of the proximal policy: under the policy at the start of the step, if
+      ``score_old`` is True or ``recipe.prepare`` requires it. If older weights may have sampled
+      (``stale``) and the recipe does not read ``behavior_logp``, ``old_logp`` is ``behavior_logp``:
+      the ratio then compares the policy with the weights that sampled.
+    - ``old_entropy``, ``hidden_sq``, ``hidden_rank`` and statistics with source "old_policy": under
+      the policy at the start of the step.
+    - Other results of a likelihood's scorer, such as ``old_draw_logp``: under the same policy.
+    - ``ref_logp`` and statistics with source "reference": under a moving reference. For a frozen
+      reference, see :func:`score_reference`.
+    - Statistics with source "teacher", and ``teacher_hidden`` if the recipe reads the teacher's
+      logits: of another model; or of the policy or the moving reference after the teacher's prompt.
+    - ``answer_logp``: under the policy at the start of the step, after each turn.
+    - ``kl_logp``: under the policy at the start of the step, after the previous row's prompt.
+    - ``earlier_logp``: the weighted mean under the policies of earlier iterations.
     - ``old_values`` and ``values``: of the critic.
-    - ``prm_logp``: of the process reward model, which has learned from the batch.
+    - ``prm_logp``: of the process reward model, which has already learned from the batch.
 
     Args:
       batch, recipe, scorer, microbatches, critic_model, teacher: See the module.
       state: The state before the update.
-      score_old: Whether ``old_logp`` is needed whatever the recipe reads.
+      score_old: Whether ``old_logp`` is needed regardless of what the recipe reads.
       stale: Whether older weights may have sampled the batch.
 
     Returns:
-      The batch, as ``recipe.prepare`` takes it.
+      The batch that ``recipe.prepare`` takes.
 
     Raises:
-      ValueError: If the recipe has a teacher, or reads reference answers, and the batch brings
-        neither its prompt, or theirs, nor what is computed from it.
+      ValueError: If the recipe needs teacher prompts or reference answers, and the batch has
+        neither those nor the numbers computed from them.
     """
     needs = recipe.required_fields
 
@@ -599,10 +598,10 @@ def score_batch(
 
 
 def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatches: int) -> Array:
-    """Log-probabilities ``[P, G]`` of responses after the prompt of the row before, summed.
+    """Total log-probabilities ``[P, G]`` of responses after the previous row's prompt.
 
-    The first row takes the prompt of the last. They estimate the divergence of a policy where it
-    has not been trained. Raises ValueError for a batch of one prompt.
+    The first row takes the prompt of the last row. The results estimate the divergence of a policy
+    on inputs that it was not trained on. Raises ValueError for a batch of one prompt.
     """
     if batch.prompt_tokens.shape[0] < 2:
         raise ValueError(
@@ -621,10 +620,10 @@ def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatch
 def score_visits(
     batch: Batch, recipe: Recipe, scorer: PolicyScorer, *, state: TrainState, microbatches: int = 1
 ) -> tuple[Batch, AlgoState]:
-    """The batch with what is computed from the last visits to its prompts, and the state after it.
+    """The batch with numbers computed from the last visits to its prompts, and the next state.
 
     The policy at the start of the step scores the responses that the recipe recalls, over the full
-    vocabulary. What the batch already brings stays as it is, and then nothing is remembered.
+    vocabulary. Numbers that the batch already has stay unchanged, and no visit is recorded.
 
     Args:
       batch, recipe, scorer, microbatches: See the module.
@@ -673,19 +672,20 @@ def apply_rules(
     learning_rate: float | optax.Schedule | None = None,
     microbatches: int = 1,
 ) -> tuple[Batch, dict[str, ArrayTree]]:
-    """The batch with what is computed from "optimizer", and the next states of these rules.
+    """Adds the numbers computed from "optimizer"; returns the batch and the rules' next states.
 
-    They read the advantages, which are prepared for them before the selection reads their numbers.
+    The selection reads these numbers, and the rules read the advantages. The advantages are
+    therefore prepared for the rules first, without the selection.
 
     Args:
-      batch, recipe, scorer, microbatches: See the module; ``score_batch`` comes before.
+      batch, recipe, scorer, microbatches: See the module; the batch comes from ``score_batch``.
       state: The state before the update.
-      key: Of ``recipe.prepare``.
+      key: The key of ``recipe.prepare``.
       learning_rate: See :func:`make_step`.
 
     Raises:
-      ValueError: If the state has none of the rules', or a rule reads the learning rate and there
-        is none.
+      ValueError: If the state of a rule is absent, or a rule reads the learning rate and it is
+        None.
     """
     states = dict(state.algo_state.rules)
     every = recipe.computed_from("optimizer")
@@ -730,7 +730,7 @@ def score_reference(
 ) -> Batch:
     """The batch with ``ref_logp``, ``kl_ref_logp`` and statistics with source "reference".
 
-    Those that the recipe reads; ``params`` are those of the reference.
+    Only those that the recipe reads are added. ``params`` are the reference's parameters.
     """
     functions = recipe.computed_from("reference")
     if "kl_ref_logp" in recipe.required_fields and "kl_ref_logp" not in batch.extras:
@@ -761,10 +761,10 @@ def _policy_gradients(
     batch: Batch,
     microbatches: int,
 ) -> Gradients:
-    """The gradient of the recipe's loss in the parameters that the optimizer moves."""
+    """The gradient of the recipe's loss with respect to the trained parameters."""
     statistics = recipe.computed_from("policy")
     measured = bool(recipe.computed_from("update")) and batch.old_logp is not None
-    if measured and microbatches > 1:  # of all rows, and so before the first of them
+    if measured and microbatches > 1:  # measured on all rows, so before the first microbatch
         policy = merge_adapter(base, params)
         before = map_microbatches(lambda part: scorer(policy, part).logp, batch, microbatches)
         batch, measured = recipe.measure(batch, before), False
@@ -781,7 +781,7 @@ def _policy_gradients(
 
 
 def prepare_key(key: Array, step: int | Array) -> Array:
-    """The key that ``Recipe.prepare`` gets in a step of a run with this key."""
+    """The key that ``Recipe.prepare`` receives in a step of a run with this key."""
     return jax.random.fold_in(jax.random.fold_in(key, step), _PREPARE)
 
 
@@ -804,7 +804,7 @@ def make_gradients(
 ) -> Callable[[TrainState, Batch], Gradients]:
     """A compiled ``gradients(state, batch) -> Gradients`` of the recipe's loss on a prepared batch.
 
-    With :func:`apply_gradients` it is one optimizer step, for a loop that you write.
+    Followed by :func:`apply_gradients`, it makes one optimizer step in a custom loop.
 
     Example:
       >>> import jax, optax
@@ -847,11 +847,11 @@ _apply = jax.jit(apply_if_finite, static_argnums=0)
 def apply_gradients(
     optimizer: optax.GradientTransformation, state: TrainState, gradients: Gradients
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One optimizer step, skipped where loss, gradient or update are non-finite.
+    """One optimizer step, skipped if the loss, gradient or update is non-finite.
 
     Args:
       optimizer: The one passed to ``init_state``.
-      state: The state before it.
+      state: The state before the step.
       gradients: From :func:`make_gradients`.
 
     Returns:
@@ -891,7 +891,7 @@ def _logp_of(
 
 
 class StepOptions(NamedTuple):
-    """How a run makes its updates: the options of :func:`make_step` that a configuration sets."""
+    """The options of :func:`make_step` that a run's configuration sets."""
 
     passes: Passes
     temperature: float
@@ -918,7 +918,7 @@ def make_policy_gradient(
 
     Args:
       model, recipe, optimizer, critic_optimizer, teacher: See the module.
-      sampler: Sampler of rollouts, see ``rollout.make_sampler``.
+      sampler: Sampler of rollouts; see ``rollout.make_sampler``.
       options: Options of the updates.
       reference: Parameters of a frozen reference, for a recipe that reads it.
     """

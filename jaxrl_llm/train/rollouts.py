@@ -1,16 +1,16 @@
-"""Batches of graded rollouts, collected when the loop asks for them or ahead of it in a thread.
+"""Batches of graded rollouts, collected when the loop asks for them or ahead of time in a thread.
 
-With ``max_staleness=0`` the loop samples and trains in turns (:class:`SyncRollouts`). Above it, a
-thread samples and grades while the loop trains (:class:`AsyncRollouts`). Batch n trains the weights
-of version n; it may start once version n - max_staleness is published and takes the newest. Batches
-are trained on in order, so no token is older than that, and each question is used once, in the
-order of the cursor::
+With ``max_staleness=0`` the loop alternates between sampling and training (:class:`SyncRollouts`).
+Otherwise a thread samples and grades while the loop trains (:class:`AsyncRollouts`). Batch n
+trains the weights of version n. Its sampling may start once version n - max_staleness is published,
+and uses the newest version. Batches are trained on in order, so no token is more than max_staleness
+versions old. Each question is used once, in the order of the cursor::
 
     sampler   0 | 1 |   2   | 3 | ...        max_staleness=1: batch 2 waits for version 1
     trainer       0 | 1 |     2 | 3 | ...
 
-Shared arguments: ``experiment``, the run; ``state``, where it begins; ``questions``, P of them;
-``pending``, batches from a checkpoint, from ``state.step`` on.
+Shared arguments: ``experiment``, the run; ``state``, the state that it starts from; ``questions``,
+P of them; ``pending``, batches from a checkpoint, numbered from ``state.step``.
 """
 
 import atexit
@@ -55,39 +55,39 @@ from jaxrl_llm.train.setup import Experiment, teacher_room
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.teachers import host_scores
 
-# Seconds for which a run that ends early waits for the batch under way, which no step will use; the
-# shorter one after a second Ctrl-C.
+# Seconds that a run that ends early waits for the batch in progress, which no step will use. The
+# shorter time applies after a second Ctrl-C.
 _PATIENCE, _AT_ONCE = 5.0, 1.0
 _THREAD = "rollouts"
-# Makes the collector's key of that of the batch; above every number of a request.
+# Folded into the batch's key to make the collector's key; above all request numbers.
 _COLLECTOR = 2**32 - 1
-# And that of the masks of a likelihood.
+# The same for the key of a likelihood's masks.
 _MASKS = 2**32 - 2
 
 
 class RolloutBatch(NamedTuple):
-    """A batch of graded rollouts, all of it on the host."""
+    """A batch of graded rollouts; all arrays are on the host."""
 
-    number: int  # which of the run, from 0: it trains the weights of that version
-    version: int  # of the weights that sampled
-    begin: Cursor  # where its questions begin in the order of the data
-    cursor: Cursor  # where those of the next batch begin
-    collector_state: ArrayTree  # of the recipe's collector after it
+    number: int  # index in the run, from 0; the batch trains the weights of this version
+    version: int  # version of the weights that sampled it
+    begin: Cursor  # position of its first question in the data order
+    cursor: Cursor  # position of the next batch's first question
+    collector_state: ArrayTree  # state of the recipe's collector after this batch
     batch: Batch  # what the algorithm trains on
-    metrics: dict[str, float]  # what the host knows of it, by the names of metrics.jsonl
-    rows: list[dict]  # the completions that are shown, one record each
+    metrics: dict[str, float]  # computed on the host, by their names in metrics.jsonl
+    rows: list[dict]  # completions to show, one record each
     seconds: dict[str, float]  # time spent, by the names "sample" and "reward"
 
 
 def next_questions(experiment: Experiment, cursor: Cursor, count: int) -> tuple[list[int], Cursor]:
-    """The next questions by their places, and where those after them begin."""
+    """The indices of the next questions, and the cursor after them."""
     if not count:
         return [], cursor
     return take(cursor, count, size=len(experiment.train), seed=experiment.config.data.seed)
 
 
 def learned_of(experiment: Experiment, state: TrainState) -> ArrayTree | None:
-    """What the recipe's collector follows of a state, on the host; None for one that does not."""
+    """What the recipe's collector follows of a state, on the host; None if it follows nothing."""
     follows = getattr(experiment.collector, "follows", None)
     if follows is None:
         return None
@@ -105,21 +105,21 @@ def collect_rollouts(
     version: int,
     learned: ArrayTree | None = None,
 ) -> RolloutBatch:
-    """Samples and grades a batch; it depends on the key, its number, the weights and the states.
+    """Samples and grades a batch, which depends on its number, the key, the weights and the states.
 
     Args:
       experiment: See the module.
       params: The weights that sample.
-      key: That of the run's state.
-      cursor: Position of its first question in the data.
+      key: The key of the run's state.
+      cursor: Position of the batch's first question in the data order.
       collector_state: State of the recipe's collector.
-      number: Which batch it is, from 0.
+      number: Index of the batch, from 0.
       version: Version of the weights.
-      learned: What the collector follows, from :func:`learned_of` of the same state.
+      learned: What the collector follows: :func:`learned_of` for the state of these weights.
 
     Raises:
-      ValueError: If something in it cannot be trained on; it names the prompt.
-      RewardError: If the reward fails; it names the prompt.
+      ValueError: If a value cannot be trained on; the message names the prompt.
+      RewardError: If the reward fails; the message names the prompt.
     """
     config, recipe = experiment.config, experiment.recipe
     follow = getattr(experiment.collector, "follow", None)
@@ -134,7 +134,7 @@ def collect_rollouts(
     questions, scores = collected.questions, collected.scores
     if recipe.likelihood is None:
         rollout = trim(collected.rollout, least=MIN_SAVED)
-    else:  # a denoiser sees all cells of a response, also those behind its end
+    else:  # a denoiser sees all cells of a response, including those after its end
         collected = with_width(collected, config.sampling.max_new_tokens)
         rollout = collected.rollout
     batch = to_batch(
@@ -149,7 +149,7 @@ def collect_rollouts(
     known = batch.extras.get("behavior_known")
     nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
     if nobody or isinstance(recipe.likelihood, Likelihood):
-        # Nobody sampled any of it, or step by step, so there is nothing to compare the policy with.
+        # No behavior_logp is known, or a denoiser sampled, which has none: nothing to compare.
         extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
         batch = batch.replace(behavior_logp=None, extras=extras)
 
@@ -209,7 +209,7 @@ def collect_rollouts(
             draws=draws,
         )
     if no_baseline.any():
-        # A group without a baseline would train as if that were 0.
+        # A group without a baseline would train as if its baseline were 0.
         where = collected.where & ~no_baseline[:, None]
         failures = collected.failures + int(no_baseline.sum())
         collected = collected._replace(where=where, failures=failures)
@@ -238,7 +238,7 @@ def collect_rollouts(
 
 
 def with_width(collected: Collected, length: int) -> Collected:
-    """What was collected with so many cells a response, whatever the longest one has."""
+    """Pads or cuts all collected responses to ``length`` cells."""
 
     def resize(x: np.ndarray) -> np.ndarray:
         x = np.asarray(x)[:, :, :length]
@@ -254,7 +254,7 @@ def with_width(collected: Collected, length: int) -> Collected:
 
 
 def texts_of_batch(experiment: Experiment, collected: Collected) -> Texts:
-    """The responses of a batch as text, and how the run reads and writes text."""
+    """The responses of a batch as text, with the run's conversions between text and tokens."""
     encoder = dataclasses.replace(experiment.encoder, room=sys.maxsize)
 
     def encode(message: str) -> list[int]:
@@ -282,7 +282,7 @@ def _play_collector(
     number: int,
     version: int,
 ) -> Collected:
-    """A batch as the collector asks for it, by the sampler, in slots or by a population."""
+    """Collects what the collector requests, with a sampler, slots or a population."""
     config, tokenizer, recipe = experiment.config, experiment.tokenizer, experiment.recipe
     sampling = config.sampling
     # The noise of a population is drawn from the run's key itself.
@@ -373,20 +373,20 @@ def to_batch(
     drop_failed: bool = False,
     known: np.ndarray | None = None,
 ) -> Batch:
-    """A training batch of graded rollouts, as host arrays; checked if any of them takes part.
+    """A training batch of graded rollouts, as host arrays; validated if any rollout takes part.
 
     Args:
       rollout: P groups of G.
       rewards: float ``[P * G]`` or ``[P, G]``.
       questions: See the module.
-      vocab_size: Tokens lie below it.
+      vocab_size: Size of the vocabulary; all tokens are below it.
       where: bool ``[P, G]``, True for rollouts that take part; None for all.
-      drop_failed: Clear ``where`` of rollouts that failed or have no finite reward, instead of
-        raising: for a population, some members of which may be broken.
-      known: bool ``[P, G, T']``, T' at least T, whether ``behavior_logp`` is known; None if it is.
+      drop_failed: Clear ``where`` for rollouts that failed or have a non-finite reward, instead of
+        raising an error: for a population, which may have broken members.
+      known: bool ``[P, G, T']``, T' at least T, where ``behavior_logp`` is known; None for all.
 
     Raises:
-      ValueError: If a value is unusable; it names the prompt.
+      ValueError: If a value is unusable; the message names the prompt.
     """
     host = processes.to_host(rollout)
     shape = host.mask.shape[:2]
@@ -409,29 +409,29 @@ def to_batch(
 
 
 def may_start(number: int, version: int, *, max_staleness: int) -> bool:
-    """Whether a batch may be sampled by weights of a version.
+    """Whether weights of this version may sample a batch.
 
-    It is :func:`~jaxrl_llm.corrections.staleness_capacity` in batches, one of which is under way at
-    a time, in integers of the host: a thread that asks must not wait for the device.
+    This is :func:`~jaxrl_llm.corrections.staleness_capacity` counted in batches, with one batch in
+    progress at a time. It uses host integers, so the calling thread does not wait for the device.
     """
     return number <= version + max_staleness
 
 
 def sampling_params(experiment: Experiment, state: TrainState) -> ArrayTree:
-    """Parameters that sample, of the kind of ``state.params``."""
+    """The parameters that sample, of the kind of ``state.params``."""
     by_policy = experiment.recipe.sampled_by == "policy"
     return state.params if by_policy else state.reference_params
 
 
 class SyncRollouts:
-    """Batches that are sampled when they are asked for, by the weights that they train."""
+    """Batches that are sampled on request, with the weights that they train."""
 
     def __init__(self, experiment: Experiment, state: TrainState):
         self._experiment, self._state = experiment, state
         self._prepared: RolloutBatch | None = None
 
     def prepare(self) -> None:
-        """Samples and grades the first batch, which `next` then returns, in the caller's thread."""
+        """Samples and grades the first batch in the caller's thread; ``next`` then returns it."""
         self._prepared = self.next()
 
     def __enter__(self) -> "SyncRollouts":
@@ -458,7 +458,7 @@ class SyncRollouts:
         )
 
     def publish(self, state: TrainState) -> None:
-        """Hands over the state after a step."""
+        """Receives the state after a step."""
         self._state = state
 
     def pending(self, step: int) -> list[RolloutBatch]:
@@ -470,8 +470,8 @@ class SyncRollouts:
 class AsyncRollouts:
     """Batches that a thread samples and grades while others are trained on.
 
-    Enter it before the first ``next``. An error in the thread is raised by ``next``, after the
-    batches before it.
+    Enter the context before the first ``next``. If the thread raises an error, ``next`` returns the
+    batches finished before and then raises the error.
     """
 
     def __init__(
@@ -494,7 +494,7 @@ class AsyncRollouts:
         self.publish(state)
 
     def prepare(self) -> None:
-        """Samples and grades the first batch in the caller's thread; before it is entered."""
+        """Samples and grades the first batch in the caller's thread; call it before entering."""
         if not self._finished:
             self._collect(self._weights)
 
@@ -509,7 +509,7 @@ class AsyncRollouts:
         at_once = kind is not None and not issubclass(kind, Exception)
         self._thread.join(_AT_ONCE if at_once else _PATIENCE)
         if self._thread.is_alive() and not at_once:
-            # A device call cannot be stopped, and Python aborts when it ends in the middle of one.
+            # A device call cannot be stopped, and Python aborts if it exits during one.
             atexit.register(self._thread.join)
 
     def next(self) -> RolloutBatch:
@@ -522,7 +522,7 @@ class AsyncRollouts:
             return self._finished[0]
 
     def publish(self, state: TrainState) -> None:
-        """Hands the weights after a step to the sampler, and drops what the step trained on."""
+        """Hands the weights after a step to the sampler, and drops the batch of that step."""
         version = int(state.step)
         params = merge_adapter(self._base, self._copy(sampling_params(self._experiment, state)))
         learned = learned_of(self._experiment, state)
@@ -540,14 +540,14 @@ class AsyncRollouts:
         return [batch for batch in self._finished if batch.number >= step]
 
     def _copy(self, params: ArrayTree) -> ArrayTree:
-        """A copy of the weights for the sampler: the next step donates its input."""
+        """A copy of the weights for the sampler, since the next step donates its input."""
         if self._mesh is None:
             return jax.tree.map(jnp.copy, params)
         rules = self._experiment.model.sharding_rules
         return jax.device_put(params, param_shardings(params, self._mesh, rules))
 
     def _run(self) -> None:
-        """The thread: batch after batch, as soon as each may start."""
+        """The thread: collects each batch as soon as it may start."""
         config = self._experiment.config
         most = config.asynchrony.max_staleness
 
@@ -555,7 +555,7 @@ class AsyncRollouts:
             return self._stopped or may_start(self._number, self._weights[0], max_staleness=most)
 
         def admitted() -> tuple[int, ArrayTree, ArrayTree | None] | None:
-            """The newest weights, once the next batch may start; None if there is none to come."""
+            """The newest weights, once the next batch may start; None if there is no next batch."""
             if self._number >= config.steps:
                 return None
             with self._changed:
@@ -565,14 +565,14 @@ class AsyncRollouts:
         try:
             while (weights := admitted()) is not None:
                 self._collect(weights)
-                del weights  # nothing holds old weights while it waits for new ones
+                del weights  # hold no old weights while waiting for new ones
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _collect(self, weights: tuple[int, ArrayTree, ArrayTree | None]) -> None:
-        """The next batch, by weights of a version and what the collector follows of it."""
+        """Collects the next batch with ``(version, params, learned)``."""
         version, params, learned = weights
         batch = collect_rollouts(
             self._experiment,
@@ -596,8 +596,8 @@ def make_rollouts(
 ) -> SyncRollouts | AsyncRollouts:
     """The rollouts of a run, as configured."""
     for thread in threading.enumerate():
-        # Of a run that ended early in this process, in the middle of a batch: two that sample at
-        # once take twice the memory, and on several devices wait for each other.
+        # An earlier run in this process may have ended during a batch. Two threads that sample at
+        # once take twice the memory and, on several devices, wait for each other.
         if thread.name == _THREAD:
             thread.join()
     if not experiment.config.asynchrony.max_staleness:
@@ -623,7 +623,7 @@ def pack_pending(experiment: Experiment, batches: Sequence[RolloutBatch]) -> Ext
 def unpack_pending(
     arrays: dict[str, Any], notes: dict[str, Any], collector_state: ArrayTree = ()
 ) -> RolloutBatch:
-    """The inverse of :func:`pack_pending`, of one batch.
+    """The inverse of :func:`pack_pending`, for one batch.
 
     Args:
       arrays: Arrays of the batch.
@@ -657,7 +657,7 @@ def unpack_pending(
 def restore_pending(
     checkpoints: Checkpoints, experiment: Experiment, state: TrainState, log: Callable[[str], Any]
 ) -> list[RolloutBatch]:
-    """The batches that the checkpoint of a state stored, if this run would have made them.
+    """The batches in the checkpoint of a state, if this run would have made the same ones.
 
     The first batch that this run would not have made is dropped with all later ones, and their
     questions are sampled again. Such a batch may come from another recipe or from weights that are
@@ -697,7 +697,7 @@ def restore_pending(
 
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields that are not None; support and packing as the dicts that they are read back as."""
+    """Fields that are not None, with support and packing as dicts."""
     plain = {
         k: _without_none(x._asdict()) if isinstance(x, Support | Tree) else x
         for k, x in fields.items()
@@ -706,7 +706,7 @@ def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conditions(experiment: Experiment) -> dict[str, str]:
-    """What a batch depends on besides its questions and the weights."""
+    """What a batch depends on, apart from its questions and the weights."""
     config = experiment.config
     return {
         "recipe": repr(experiment.recipe),

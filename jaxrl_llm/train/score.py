@@ -20,11 +20,11 @@ from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
 from jaxrl_llm.recipes import Batch
 
-# Numbers of the last hidden states, by the names of extras: the squared norm of each token's, and
-# the effective rank of each response's with its growth.
+# Statistics of the last hidden states, by their names as extras: the squared norm for each token,
+# and the effective rank and its growth for each response.
 HIDDEN_STATISTICS = ("hidden_sq", "hidden_rank")
 
-# Tokens whose logits are in memory where a rule of the optimizer's step is computed.
+# Number of tokens whose logits are in memory while a rule of the optimizer's step is computed.
 _STEPS_AT_ONCE = 64
 
 
@@ -49,46 +49,47 @@ def score(
         logp[p, g, t] = log softmax(logits(prompt[p], y[p, g, :t]) / temperature)[y[p, g, t]]
 
     The keys and values of a prompt are computed once for its G responses, so the cost is that of
-    the unique tokens: Lp + G T per group instead of G (Lp + T). The gradient flows through both.
+    the unique tokens: Lp + G T per group instead of G (Lp + T). The gradient flows through prompts
+    and responses.
 
     If the model supports it, a prompt and its responses go through the layers together: each
     product is computed once for both, and on a mesh the all-gather of a weight and the sum of its
     gradient run once.
 
-    A common prefix of all prompts, such as a chat template, can be computed once: these are the
-    first ``shared_prefix_len`` tokens. Prompts are then computed before responses. If the batch is
-    sharded over devices this saves almost nothing, so each prompt reads those tokens itself.
+    The first ``shared_prefix_len`` tokens of all prompts, such as a chat template, can be computed
+    once for all prompts. Prompts are then computed before responses. If the batch is sharded over
+    devices, this saves almost nothing, so each prompt computes those tokens itself.
 
-    With a ``packing`` several responses of a prompt share a row, so that short responses cost less
-    than the longest one. In a :class:`~jaxrl_llm.core.packing.Tree` they also share common
+    With a ``packing``, several responses to a prompt share a row, so short responses cost less
+    than the longest one. In a :class:`~jaxrl_llm.core.packing.Tree`, responses also share common
     prefixes: the model reads and projects each unique token once.
 
-    The prompt's last token is the first input of each response. Attention ignores ``mask``, since a
-    token written by an environment is context although it is not trained on; so padding must come
+    The prompt's last token is the first input of each response. Attention ignores ``mask``: a token
+    written by an environment is context, although it is not trained on. Padding must therefore come
     after the response.
 
     Args:
       model: The model.
       params: Its parameters.
       prompt_tokens: int32 ``[P, Lp]``, right padded.
-      prompt_mask: bool ``[P, Lp]``, at least one token a prompt.
+      prompt_mask: bool ``[P, Lp]``, at least one token per prompt.
       tokens: int32 ``[P, G, T]``, the responses, right padded.
       mask: bool ``[P, G, T]``, the tokens that are scored.
       temperature: The logits are divided by it, as in sampling.
-      delta: Low-rank delta of the linear layers, if any; shared by all rows.
+      delta: Low-rank delta of the linear layers, shared by all rows; None for none.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
-      packing: Layout of the responses; None for one row each.
-      shared_prefix_len: Number of first tokens that all prompts share; each prompt has more.
-      chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
-      support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
-        runs over them alone.
+      packing: Layout of the responses; None for one row per response.
+      shared_prefix_len: Number of first tokens that all prompts share; each prompt is longer.
+      chunk_size: As in ``logprobs``, which chooses it if None; bounds the logits in memory.
+      support: The set from which each token was drawn, with leading axes ``[P, G, T]``; the softmax
+        runs over this set only.
 
     Returns:
       ``(logp, entropy)``, both float32 ``[P, G, T]`` and 0 where masked.
 
     Raises:
-      ValueError: If the shapes do not fit together, ``shared_prefix_len`` is negative or not below
-        Lp, or there is a packing and the model does not read segments, or trees.
+      ValueError: If shapes disagree, ``shared_prefix_len`` is negative or not below Lp, or the
+        model cannot read the segments or trees of ``packing``.
       TypeError: If a mask is not bool or tokens are not integers.
     """
     hidden = score_hidden(
@@ -123,10 +124,11 @@ def score_hidden(
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
 
-    The state of token t has seen the prompt and the tokens before t: the output matrix makes its
-    log-probability of it, and a critic's head the value of the state before t. With a ``packing``
-    they are those of its cells, ``[P, R, S, D]``. With ``after`` the state of token t has seen that
-    token too, as a reward model reads it. Other arguments and errors are those of :func:`score`.
+    The hidden state of token t has seen the prompt and the tokens before t. The output matrix maps
+    it to the log-probability of token t, and a critic's head to the value of the state before t.
+    With a ``packing``, the result has one state per cell, ``[P, R, S, D]``. With ``after``, the
+    state of token t has also seen token t, as a reward model needs. Other arguments and errors are
+    those of :func:`score`.
     """
     _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
     P, G, T = tokens.shape
@@ -145,7 +147,7 @@ def score_hidden(
     else:
         inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
         positions = jnp.broadcast_to(start + jnp.arange(T, dtype=jnp.int32), (P, G, T))
-    if after:  # the prompt's last token is one of its prefix
+    if after:  # then the prefix includes the prompt's last token
         inputs, positions, prefix_mask = tokens, positions + 1, prompt_mask
     inputs, positions = pack(packing, (inputs, positions))
     context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask)
@@ -174,7 +176,7 @@ def score_hidden(
 
 
 def _rows(of_prompts: Array, of_responses: Array) -> Array:
-    """``[P, Lp]`` and ``[P, G, T]`` one behind the other: ``[P, 1, Lp + G T]``."""
+    """Concatenates ``[P, Lp]`` and ``[P, G, T]`` to ``[P, 1, Lp + G T]``."""
     flat = of_responses.reshape(len(of_responses), -1)
     return jnp.concatenate([of_prompts, flat], axis=1)[:, None]
 
@@ -182,7 +184,7 @@ def _rows(of_prompts: Array, of_responses: Array) -> Array:
 def _check(
     model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len
 ) -> None:
-    """The errors of :func:`score`."""
+    """Raises the errors of :func:`score`."""
     check_causal("score", model)
     checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
     checks.check_rank("score", 3, tokens=tokens, mask=mask)
@@ -210,7 +212,7 @@ def _check(
 
 
 class Responses(NamedTuple):
-    """The response tokens that log-probabilities are of; fields as of :func:`score`."""
+    """The response tokens to score; the fields are arguments of :func:`score`."""
 
     tokens: Array
     mask: Array
@@ -219,7 +221,7 @@ class Responses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The numbers of one forward pass on the responses of a batch; 0 where masked."""
+    """The results of one forward pass on the responses of a batch; 0 where masked."""
 
     logp: Array  # float32 [P, G, T], log-probabilities in nats
     entropy: Array  # float32 [P, G, T]
@@ -228,7 +230,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model and how it is scored: everything but parameters and batch; see :func:`score`."""
+    """A model and its scoring options: all but parameters and batch; see :func:`score`."""
 
     model: Model
     temperature: float | Array = 1.0
@@ -248,14 +250,14 @@ class Scorer:
     ) -> Scores:
         """Scores of the responses of a batch.
 
-        Args:
-          params: Of the policy.
-          batch: Prompts, responses, and the extras that the statistics name.
-          statistics: Functions of the logits by name, see ``logprobs.vocabulary_statistics``.
-          of_hidden: Which of ``HIDDEN_STATISTICS`` are among the statistics.
-
-        Of a model with a head, the values of its first head after each token take the place of
+        For a model with a head, the values of its first head after each token replace the
         log-probabilities, and the entropy is 0.
+
+        Args:
+          params: Parameters of the policy.
+          batch: Prompts, responses, and the extras that the statistics name.
+          statistics: Functions of the logits by name; see ``logprobs.vocabulary_statistics``.
+          of_hidden: The ``HIDDEN_STATISTICS`` to add to the statistics.
         """
         if self.model.values is not None:
             values = self.values(params, batch)[..., 0]
@@ -273,7 +275,7 @@ class Scorer:
         return scores
 
     def values(self, params: ArrayTree, batch: Batch) -> Array:
-        """Values ``[P, G, T, C]`` of a model with a head, after each token; 0 where masked."""
+        """Values ``[P, G, T, C]`` of a model with a head after each token; 0 where masked."""
         if self.model.values is None:
             raise ValueError("score: the model has no head, so it has no values.")
         hidden = self._hidden(params, batch, after=True)
@@ -290,14 +292,14 @@ class Scorer:
     ) -> dict[str, Array]:
         """Vocabulary statistics of the teacher.
 
-        It reads the prompts of the batch; or a separate one for each response, where the extras
-        have ``teacher_prompt_tokens`` and ``teacher_prompt_mask`` ``[P, G, L]``.
+        The teacher reads the prompts of the batch, or a separate prompt for each response if the
+        extras have ``teacher_prompt_tokens`` and ``teacher_prompt_mask`` ``[P, G, L]``.
 
         Args:
-          params: Of the teacher.
+          params: Parameters of the teacher.
           batch: Prompts and responses.
           statistics: Functions of the logits by name.
-          states: Whether its hidden states ``[P, G, T, D]`` are wanted as ``teacher_hidden``.
+          states: Whether to add the teacher's hidden states ``[P, G, T, D]`` as ``teacher_hidden``.
         """
         P, G, T = batch.tokens.shape
         packing = None
@@ -323,14 +325,14 @@ class Scorer:
     def answers(self, params: ArrayTree, batch: Batch) -> Array:
         """Mean log-probability of the reference answer before the first turn and after each.
 
-            context of k = prompt, response up to where turn k begins, what stands before the answer
+            context of k = prompt, response up to the start of turn k, text before the answer
             answer_logp[k] = mean over tokens of the answer of log pi(token | context of k, answer)
 
-        So the answer of the environment to a turn counts as a part of it. After its last turn a
-        response is read to its end. One k is in memory at a time.
+        The environment's reply to a turn thus counts as part of that turn. After the last turn, the
+        response is read up to the last token that belongs to a turn. One k is in memory at a time.
 
         Args:
-          params: Of the policy at the start of the step.
+          params: Parameters of the policy at the start of the step.
           batch: With ``ground_truth`` and ``ground_truth_mask`` ``[P, L]``, ``turn_ids`` and
             ``turn_where`` ``[P, G, K]`` in its extras.
 
@@ -374,13 +376,13 @@ class Scorer:
     def step_effects(
         self, params: ArrayTree, batch: Batch, rule, state: ArrayTree, *, advantages: Array, rate
     ) -> tuple[Array, ArrayTree]:
-        """What the step that each token alone would make does, by a rule of the optimizer's step.
+        """Effects of the optimizer step that each token alone would make, as a rule computes them.
 
         Args:
-          params: Of the policy at the start of the step.
+          params: Parameters of the policy at the start of the step.
           batch: Prompts and responses.
-          rule: The function of a ``Computed`` from "optimizer".
-          state: Its state.
+          rule: The function of a ``Computed`` with source "optimizer".
+          state: State of the rule.
           advantages: ``[P, G, T]``.
           rate: The learning rate of the update.
 
@@ -411,7 +413,7 @@ class Scorer:
                 if support is not None:
                     logits = jnp.where(keep_mask(support, len(matrix)), logits, -jnp.inf)
                 logits = jnp.where(mask[:, None], logits, 0.0)
-                h = h.astype(jnp.float32) / temperature  # what the matrix meets, by the logits
+                h = h.astype(jnp.float32) / temperature  # now logits = h @ matrix.T
                 effects, sums = rule(
                     state, h, logits, targets, advantages=values, mask=mask, learning_rate=rate
                 )
@@ -420,7 +422,7 @@ class Scorer:
             zeros = rule.zeros(*matrix.shape)
             total, effects = jax.lax.scan(chunk, zeros, jax.tree.map(split, flat))
             effects = effects.reshape(-1, *effects.shape[2:])[: len(flat[1])]
-            # With an axis of devices, over which they are added.
+            # Add an axis of devices, over which the sums are added below.
             total = jax.tree.map(lambda x: x[None], total)
             return effects.reshape((*lead, *effects.shape[1:])), total
 
@@ -484,7 +486,7 @@ class Scorer:
             raise ValueError("score: a statistic reads teacher_logits, and there is no teacher.")
         named |= {"teacher_hidden"} if taught else set()
         if isinstance(packing, Tree) and named & set(rows):
-            # Responses that share a token may have different numbers there.
+            # Responses that share a token may have different extras at that token.
             hidden, packing = unpack(packing, hidden, mask), None
         arrays = (hidden, *pack(packing, (tokens, mask, dict(rows), support)))
 
@@ -518,5 +520,5 @@ class Scorer:
 
 
 def _in_vocabulary(model: Model, tokens: Array) -> Array:
-    """Ids that exist: padding may hold anything."""
+    """Clips token ids to the vocabulary, since padding may hold any value."""
     return jnp.clip(tokens, 0, model.config.vocab_size - 1)
