@@ -1,12 +1,12 @@
 """The device memory that a run needs, computed from shapes; nothing is allocated.
 
-``plan_text`` is ``--plan``: a table, and the options that help where the run does not fit.
-``check_memory`` refuses a run whose state alone is more than a device has. Below these come what is
-planned (``load_inputs``), the plan (``make_plan``), a step, a sampler, and the formulas of single
-things. All numbers are bytes on one device.
+``plan_text`` implements ``--plan``: a table, and the options for a run that does not fit.
+``check_memory`` refuses a run whose state alone exceeds the memory of a device. The rest of the
+module is the inputs of a plan (``load_inputs``), the plan (``make_plan``), a step, a sampler, and
+the formulas of single quantities. All numbers are bytes on one device.
 
-Shared arguments: ``config``, the run; ``elsewhere``, whether it is planned for devices that are not
-here, as many as the sizes of its mesh ask for. A ``ModelConfig`` is what formulas read of a model.
+Shared arguments: ``config``, the run; ``elsewhere``, whether it runs on devices that this machine
+does not have, as many as its mesh sizes specify. The formulas read a model's ``ModelConfig``.
 """
 
 import dataclasses
@@ -54,40 +54,40 @@ from jaxrl_llm.train.setup import (
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
 
-# Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
+# Share of a device's memory for what is counted; the compiler and fragmentation take the rest.
 _SHARE = 0.95
-# A limit on the tokens to sample from that is rarely noticed.
+# A top-k filter that rarely changes what is sampled.
 _TOP_K = 128
-# What the formulas of activations read of a model's configuration; not every model has it.
+# Sizes in a model's configuration that the activations depend on; not every model has them.
 _SIZES = ("width", "num_heads", "mlp_width")
 
 
 class OutOfMemory(ValueError):
-    """A run takes more memory than a device has."""
+    """A run needs more memory than a device has."""
 
 
 class PlanInputs(NamedTuple):
-    """The shapes that a plan depends on besides the configuration."""
+    """The shapes and sizes that a plan depends on, in addition to the configuration."""
 
     model: Model  # without an adapter
     params: ArrayTree  # shapes of its parameters
-    longest_prompt: int  # tokens, as the sampler pads it
+    longest_prompt: int  # tokens, including the sampler's padding
     num_held_out: int  # questions
-    teacher: ArrayTree | None = None  # shapes of the parameters of another model that teaches
-    teacher_state: int = 0  # bytes of a hidden state of it
-    teacher_config: Any = None  # of that model
+    teacher: ArrayTree | None = None  # shapes of the parameters of a teacher on the devices
+    teacher_state: int = 0  # bytes of one of its hidden states
+    teacher_config: Any = None  # its configuration
 
 
 class Plan(NamedTuple):
     """Bytes on one device, by purpose."""
 
-    loading: dict[str, int]  # until the state is there
+    loading: dict[str, int]  # until the state is complete
     state: dict[str, int]  # from the first step to the last
     step: dict[str, int]  # in addition, while a step trains
     sampling: dict[str, int]  # in addition, while rollouts are sampled or the policy is evaluated
-    overlap: bool  # whether a step and the sampler work at the same time
-    sampler: dict[str, int]  # on a device that does nothing but sample; empty if there is none
-    unknown: tuple[str, ...] = ()  # sizes without which activations are not counted
+    overlap: bool  # whether a step and the sampler run at the same time
+    sampler: dict[str, int]  # on a device that only samples; empty if there is none
+    unknown: tuple[str, ...] = ()  # missing sizes, without which activations are not counted
 
     @property
     def resident(self) -> int:
@@ -107,7 +107,7 @@ class Plan(NamedTuple):
         return max(self.peak, sum(self.sampler.values()))
 
     def table(self) -> list[str]:
-        """The lines of a table: what each time takes, and what of it is for what."""
+        """The lines of a table: the bytes of each phase and of each purpose in it."""
         lines = []
         for title, parts, needed in (
             ("until all is loaded", self.loading, False),
@@ -137,22 +137,22 @@ class DecodeShape(NamedTuple):
 
     rows: int  # prompts
     slots: int  # responses
-    recorded: int  # bytes of the outputs of a token
-    blocks: int  # how often the logits of all slots are there
+    recorded: int  # bytes recorded per token
+    blocks: int  # copies of the logits of all slots that exist at one time
 
 
 def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
-    """The plan of a run as a table, if it fits.
+    """The plan of a run as a table, if the run fits.
 
     Args:
-      config: Its questions are read, its weights are not.
-      memory: Bytes of one device, an accelerator that need not be here, of which there are as many
-        as the mesh has; None asks those that are here.
+      config: The run; its questions are read, its weights are not.
+      memory: Bytes of one accelerator, which this machine need not have; the mesh sizes determine
+        how many there are. None plans for the devices of this machine.
 
     Raises:
-      OutOfMemory: If it does not fit; the message holds the table and the options that would help.
-      ValueError: If the run could not start: the configuration does not fit the model, the data or
-        the devices.
+      OutOfMemory: If the run does not fit; the message has the table and the options that help.
+      ValueError: If the run could not start because the configuration is incompatible with the
+        model, the data or the devices.
     """
     from jaxrl_llm import models
 
@@ -204,9 +204,9 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
 
 
 def check_memory(config: TrainConfig) -> None:
-    """Raises OutOfMemory if the state of a run is already more than a device has.
+    """Raises OutOfMemory if the state of a run alone exceeds the memory of a device.
 
-    Only for a pretrained model, whose shapes are known before its weights are read.
+    Only pretrained models are checked: their shapes are known before their weights are read.
     """
     if not isinstance(config.model, str):
         return
@@ -227,7 +227,7 @@ def check_memory(config: TrainConfig) -> None:
 
 
 def _device_memory(config: TrainConfig) -> int | None:
-    """Bytes that a device has for the run; None if it does not tell."""
+    """Bytes that a device has for the run; None if it does not report them."""
     sampler_devices = config.asynchrony.sampler_devices or 0
     return available_memory(math.prod(dataclasses.astuple(config.mesh)) + sampler_devices)
 
@@ -235,10 +235,10 @@ def _device_memory(config: TrainConfig) -> int | None:
 def suggestions(
     config: TrainConfig, *, causal: bool = True, elsewhere: bool = False
 ) -> Iterator[tuple[str, TrainConfig]]:
-    """Options that make a run smaller; those that change least of what is learned come first.
+    """Options that reduce the memory of a run; those that affect learning least come first.
 
-    The sizes of the mesh in ``config`` are numbers. A model that is not ``causal`` has no slots,
-    and its sampler no filters.
+    No mesh size in ``config`` is -1. A model that is not ``causal`` has no slots, and its sampler
+    has no filters.
     """
     sampling, count, mesh = config.sampling, config.prompts_per_step, config.mesh
     changes: list[tuple[str, dict]] = []
@@ -282,7 +282,7 @@ def suggestions(
                 for name, value in options.items()
             }
             yield text, replace_fields(config, values)
-        except ValueError:  # it contradicts the rest of the configuration
+        except ValueError:  # incompatible with the rest of the configuration
             continue
 
 
@@ -299,9 +299,9 @@ def _size(count: float) -> str:
 
 
 def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
-    """Model, shapes of its float32 parameters, and tokenizer; no weight is read or fetched.
+    """The model, shapes of its float32 parameters, and tokenizer; no weights are read or fetched.
 
-    A function that returns the model is traced; one that cannot be is called.
+    A function that returns the model is traced, or called if it cannot be traced.
     """
     from jaxrl_llm import data, models
 
@@ -323,16 +323,16 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
 
     try:
         shapes = jax.eval_shape(build)
-    except jax.errors.JAXTypeError:  # it reads values
+    except jax.errors.JAXTypeError:  # the function reads values
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), build())
     return built[0], shapes, built[1]
 
 
 def load_inputs(config: TrainConfig) -> PlanInputs:
-    """The inputs of a plan of this configuration; reads the questions, but no weights.
+    """The inputs of a plan; reads the questions of the configuration, but no weights.
 
     Raises:
-      ValueError: If model or questions are such that the run would not start.
+      ValueError: If the run could not start with this model or these questions.
     """
     model, params, tokenizer = abstract_model(config)
     if model.velocity is not None:
@@ -350,27 +350,27 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
 
 
 def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
-    """Shapes of the parameters of a teacher on the devices, bytes of a hidden state, its config.
+    """Shapes of a device teacher's parameters, bytes of one of its hidden states, and its config.
 
-    None, 0 and None without one.
+    Returns None, 0 and None if there is no such teacher.
     """
     teacher = config.teacher
     teacher = from_name(teacher) if isinstance(teacher, str) else teacher
     if teacher is None or isinstance(teacher, TokenTeacher | AlignedTeacher):
         return None, 0, None
     model, params, _ = abstract_model(dataclasses.replace(config, model=teacher, quantization=None))
-    if isinstance(teacher, str):  # its matrices are read as they are multiplied
+    if isinstance(teacher, str):  # its matrices are loaded in the dtype of its products
         params = jax.eval_shape(lambda p: cast_params(model, p), params)
     width = jax.eval_shape(model.output_matrix, params).shape[-1]
     return params, width * jnp.dtype(model.config.dtype).itemsize, model.config
 
 
 def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
-    """The configuration with the sizes of its mesh in numbers, if a run may have it.
+    """The configuration with each mesh size of -1 replaced by a number.
 
     Raises:
-      ValueError: If the mesh does not divide the batch or the devices, or has a size of -1 though
-        the number of devices is not known.
+      ValueError: If the mesh does not divide the batch or the devices, or a size is -1 and the
+        number of devices is unknown.
     """
     if elsewhere:
         sizes, asynchrony = dataclasses.asdict(config.mesh), config.asynchrony
@@ -410,7 +410,7 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
 
 
 def sampler_mesh(config: TrainConfig) -> dict[str, int]:
-    """Sizes of the mesh axes of the devices which only sample."""
+    """Sizes of the mesh axes of the devices that only sample."""
     sizes = dataclasses.asdict(config.asynchrony.sampler_mesh)
     known = math.prod(size for size in sizes.values() if size != -1)
     left = (config.asynchrony.sampler_devices or 1) // known
@@ -418,13 +418,13 @@ def sampler_mesh(config: TrainConfig) -> dict[str, int]:
 
 
 class _Run(NamedTuple):
-    """A run as the formulas read it."""
+    """A run, as read by the formulas."""
 
     config: TrainConfig
     inputs: PlanInputs
     recipe: Any
     params: ArrayTree  # shapes, with those of the adapter if the run has one
-    trained: ArrayTree  # those that move
+    trained: ArrayTree  # shapes of those that are trained
     mesh: dict[str, int]  # sizes of the axes
 
     @property
@@ -439,13 +439,13 @@ class _Run(NamedTuple):
 
     @property
     def group_size(self) -> int:
-        """Rollouts of a group of a batch: G, or those that the collector makes of it."""
+        """Rollouts of a group of a batch: G, or the collector's width for G."""
         collector = self.recipe.collector or in_order()
         return width_of(collector, self.config.sampling.group_size)
 
     @property
     def length(self) -> int:
-        """Tokens of a row of a batch: T, and what a collector's text puts before a response."""
+        """Tokens of a row of a batch: T, plus those of a collector's text before the response."""
         sends_text = collector_needs(self.recipe.collector, "sends_text")
         before = self.inputs.longest_prompt if sends_text else 0
         return self.config.sampling.max_new_tokens + before
@@ -457,7 +457,7 @@ class _Run(NamedTuple):
 
     @property
     def unknown_sizes(self) -> tuple[str, ...]:
-        """Sizes that activations are counted from and the model's configuration lacks."""
+        """Sizes that the activations depend on and the model's configuration lacks."""
         return tuple(name for name in _SIZES if not hasattr(self.model.config, name))
 
     @property
@@ -482,24 +482,23 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     """Bytes of a run on each device.
 
     Args:
-      config: With the sizes of its mesh in numbers; see :func:`lay_out`.
-      inputs: From :func:`load_inputs`, of this configuration or of one that differs in nothing that
-        they depend on.
-      accelerator: Whether the device multiplies bfloat16 numbers as they are; by default, whether
-        the one that is here does. On CPUs most of what is between products is float32.
+      config: The run, with no mesh size of -1; see :func:`lay_out`.
+      inputs: From :func:`load_inputs`, for this configuration or one that has the same inputs.
+      accelerator: Whether the device multiplies bfloat16 numbers directly; by default, whether this
+        machine's device does. On CPUs most values between products are float32.
 
     Returns:
-      The plan. Packed rows, which take less, are counted as if they were padded.
+      The plan. Packed rows take less memory, but are counted as if they were padded.
 
     Raises:
-      ValueError: If a part of the run cannot be made, such as an adapter of too high a rank.
+      ValueError: If a component of the run cannot be built, such as an adapter of too high a rank.
     """
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
     run = _make_run(config, inputs)
     loading, sampler = {}, {}
     if not isinstance(config.model, str) and isinstance(run.params, Adapted):
-        # A function's weights are float32; those that stay frozen are cast once all are there.
+        # Weights from a function are float32; frozen ones are cast after all are loaded.
         loaded, cast = run.bytes_of(run.inputs.params), run.bytes_of(run.params.base)
         if cast < loaded:
             loading = {"weights in float32": loaded, "weights as kept": cast}
@@ -538,7 +537,7 @@ def _state_bytes(run: _Run) -> dict[str, int]:
     if recipe.reference is not None:
         init = getattr(recipe.reference, "init", None)
         sizes["reference"] = run.bytes_of(run.trained if init is None else init(run.trained))
-    # An adapter's reference is its base, unless another model is named.
+    # An adapter's reference is its base, unless ``config.reference`` names another model.
     elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
         sizes["reference"] = run.bytes_of(base)
     if recipe.earlier is not None:
@@ -564,7 +563,7 @@ def _state_bytes(run: _Run) -> dict[str, int]:
 def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     """Gradients, casts, activations and logits of one microbatch.
 
-    The update of an evolution strategy: a gradient, and the noise of some members at a time.
+    For an evolution strategy: the gradient of its update, and the noise of one chunk of members.
     """
     config, recipe, shape = run.config, run.recipe, run.model.config
     if run.recipe.forward_only:
@@ -572,15 +571,15 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
         return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
     sizes = {"gradients": _gradient_bytes(run, run.trained)}
-    if recipe.second_model is not None:  # all of a model, whatever of the policy moves
+    if recipe.second_model is not None:  # of all its parameters, whichever the policy trains
         sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
         itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
         batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
-        if not is_causal(run.model):  # each response has a prompt of its own
+        if not is_causal(run.model):  # each response has a copy of its prompt
             batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
-        if (block := block_length_of(run.model)) is not None:  # and another form of each block
+        if (block := block_length_of(run.model)) is not None:  # each block a second time
             batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
         sizes["activations"] = activation_bytes(
             shape,
@@ -591,7 +590,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             split=split,
         )
         if recipe.has_teacher and not recipe.learns_from_model:
-            # It scores rows, each with a prompt: a layer, and keys and values of the others.
+            # The teacher's rows have a prompt each: one layer, and keys and values of the others.
             room = teacher_room(config, run.model, run.inputs.longest_prompt)
             rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
             batch = BatchShape(rows, 1, width, run.length)
@@ -609,11 +608,11 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
     )
     if rules := recipe.computed_from("optimizer").values():
-        # The sums so far, and with those of a chunk.
+        # The sums so far, and the sums with one more chunk.
         sums = [jax.eval_shape(lambda rule=rule: rule.zeros(*run.output_shape)) for rule in rules]
         sizes["sums of the last layer"] = 2 * device_bytes(sums)
-    # The batch's sets of tokens, and the copies that a step makes of them: where they are scored
-    # their rows are laid out anew, and so they are to be split.
+    # The token sets of the batch, and the copies that a step makes of them: scoring rearranges
+    # their rows, and so does the split into microbatches.
     _, each = _recorded_bytes(run, config.sampling.temperature)
     support, parts = each * tokens // run.shards, config.microbatches
     sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
@@ -623,7 +622,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     if run.itemsize < 4 and (config.lora.rank is None or recipe.second_model is not None):
         matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.inputs.params)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
-    if run.mesh["fsdp"] > 1:  # of other devices: two layers and what is no layer, or everything
+    if run.mesh["fsdp"] > 1:  # from other devices: two layers and the other weights, or all
         across = run._replace(mesh=dict.fromkeys(AXES, 1) | {"tensor": run.mesh["tensor"]})
         layers = run.inputs.params.get("layers") if isinstance(run.inputs.params, Mapping) else None
         if isinstance(layers, Mapping):
@@ -639,7 +638,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
 
 
 def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
-    """Those of an update, and what is there before they are summed over ``data``."""
+    """Gradients of an update, and those that exist before the sum over ``data``."""
     update = run.bytes_of(trained, spec=update_spec)
     if run.config.microbatches > 1:
         return update + run.bytes_of(trained)
@@ -649,9 +648,9 @@ def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
 
 
 def _sampling_bytes(run: _Run) -> dict[str, int]:
-    """Keys, values and outputs of the greatest batch that is sampled, and its logits.
+    """Keys, values, outputs and logits of the largest batch that the training devices sample.
 
-    Of devices that train: where others sample, it is the evaluation alone.
+    If other devices sample the rollouts, only the evaluation counts.
     """
     sampling, evaluation = run.config.sampling, run.config.evaluation
     prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.recipe
@@ -670,13 +669,13 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
         return sizes
     if recipe.noise == "full":  # the weights of one member
         return {"members": run.bytes_of(run.params)} | sizes
-    # Factors of all members, those of a pair once.
+    # Factors of all members; the two members of a pair share theirs.
     draws = recipe.population(prompts, group_size) // (2 if recipe.pairs else 1)
     return {"members": 4 * draws * _drawn(recipe, run.params) // run.shards} | sizes
 
 
 def _judging_bytes(run: _Run) -> dict[str, int]:
-    """Keys and values of a judge, which reads a prompt and one completion or two."""
+    """Keys and values of a judge, which reads a prompt and one or two completions."""
     reward, scores = run.config.reward, abstract_reward(run.config.reward)
     if scores is None or not isinstance(reward, judge):
         return {}
@@ -693,7 +692,7 @@ def _judging_bytes(run: _Run) -> dict[str, int]:
 
 
 def _mixture_bytes(run: _Run) -> dict[str, int]:
-    """Keys, values and logits of a teacher that samples with the policy, and those of both."""
+    """Keys, values and logits of a teacher that samples with the policy, and the mixed logits."""
     config = run.inputs.teacher_config
     if run.recipe.forward_only or not run.recipe.teacher_mixture or config is None:
         return {}
@@ -712,18 +711,18 @@ def _mixture_bytes(run: _Run) -> dict[str, int]:
 
 
 def _published_bytes(run: _Run) -> int:
-    """The sampler's copies of what moves, where it samples while a step trains.
+    """The sampler's copies of the trained weights, if it samples while a step trains.
 
-    Old ones for the batch under way, the newest, and those that replace these meanwhile.
+    They are the old weights of the batch in progress, the newest, and the ones that replace these.
     """
     copies = 2 if run.config.asynchrony.max_staleness == 1 else 3
     return copies * run.bytes_of(run.trained)
 
 
 def _rollout_shape(run: _Run) -> DecodeShape:
-    """What decodes at one time of a step's rollouts."""
+    """The rollouts of a step that decode at one time."""
     sampling, prompts = run.config.sampling, run.config.prompts_per_step
-    if run.recipe.forward_only:  # a member reads the prompts itself
+    if run.recipe.forward_only:  # each member reads the prompts separately
         count = prompts * sampling.group_size * run.recipe.tries
         return _decode_shape(run, count, count, run.recipe.temperature)
     rows, width = prompts, sampling.group_size
@@ -734,20 +733,18 @@ def _rollout_shape(run: _Run) -> DecodeShape:
 
 def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> DecodeShape:
     recorded, support = _recorded_bytes(run, temperature)
-    if not is_causal(
-        run.model
-    ):  # logits of some cells at a time, scaled, normalized and drawn from
+    if not is_causal(run.model):  # logits of some cells: plain, scaled, normalized, drawn from
         length, size = run.config.sampling.max_new_tokens, run.model.config.vocab_size
         block, _ = options_of(run.config.sampling.denoising, run.model).schedule(length)
         return DecodeShape(rows, slots, recorded, 4 * cells_at_once(slots, block, size))
-    # The logits of the model, those that are drawn from and, with a filter over all of them, sorted
-    # and summed copies.
+    # The model's logits and those that tokens are drawn from; a filter over the full vocabulary
+    # adds sorted and summed copies.
     everywhere = 8 * support >= run.model.config.vocab_size
     return DecodeShape(rows, slots, recorded, 5 if everywhere else 2)
 
 
 def _recorded_bytes(run: _Run, temperature: float) -> tuple[int, int]:
-    """As :func:`recorded_bytes`, of the run's sampler at a temperature; 0 has no filters."""
+    """:func:`recorded_bytes` of the run's sampler at a temperature; at 0 there are no filters."""
     sampling, options = run.config.sampling, DrawOptions(temperature=temperature)
     if temperature:
         options = dataclasses.replace(
@@ -757,7 +754,7 @@ def _recorded_bytes(run: _Run, temperature: float) -> tuple[int, int]:
 
 
 def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
-    """Of several that are sampled one after the other, the most."""
+    """Maximum bytes over batches that are sampled one after the other."""
     cache = max(
         cache_bytes(
             run.model.config,
@@ -784,7 +781,7 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
             return new.q
         return None if new.dtype == old.dtype else new
 
-    # The weights that a sampler makes before it decodes, cast or rounded to 8 bits.
+    # The weights that a sampler casts or rounds to 8 bits before it decodes.
     cast = jax.eval_shape(lambda p: cast_params(run.model, p), run.params)
     if size := run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded)):
         sizes["weights as multiplied"] = size
@@ -792,7 +789,7 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
 
 
 def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
-    """Random numbers of one member; of noise of full rank those of one leaf, one at a time."""
+    """Random numbers of one member; with full-rank noise, of one leaf at a time, the largest."""
     names, leaves = map(jax.tree.leaves, (recipe.classes(params), params))
     shapes = [x.shape for x, name in zip(leaves, names, strict=True) if name != "frozen"]
     if recipe.noise == "full":
@@ -810,10 +807,10 @@ def tree_bytes(
     """Bytes of arrays, or of their shapes, on one device of a mesh.
 
     Args:
-      tree: Parameters, or an optimizer's state whose paths end as theirs do.
-      mesh: Sizes of the mesh axes; they need not be those of devices that are there.
-      spec: How a leaf is split: ``param_spec``, or ``update_spec`` of gradients and optimizers.
-      rules: Those of the model.
+      tree: Parameters, or an optimizer state whose paths end in those of the parameters.
+      mesh: Sizes of the mesh axes; this machine need not have these devices.
+      spec: How a leaf is split: ``param_spec``, or ``update_spec`` for gradients and optimizers.
+      rules: Sharding rules of the model.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -826,7 +823,7 @@ def tree_bytes(
     abstract = jax.sharding.AbstractMesh(tuple(sizes.values()), AXES)
 
     def one(path: str, x) -> int:
-        # An axis of an array may be split over two of the mesh.
+        # One axis of an array may be split over two mesh axes.
         axes = jax.tree.leaves(tuple(spec(path, x.shape, abstract, rules)))
         return x.size * x.dtype.itemsize // math.prod(sizes[axis] for axis in axes)
 
@@ -843,7 +840,7 @@ def activation_bytes(
     adapter: bool = False,
     split: int = 1,
 ) -> int:
-    """Bytes that the forward pass stores for the backward pass, at their most.
+    """Maximum bytes that the forward pass stores for the backward pass.
 
     With N = P (Lp + G T) tokens, S = P (Lp^2 + G T (Lp + T)) pairs of them, width D, H query and K
     key heads of size d, and M hidden units, a layer stores
@@ -852,19 +849,18 @@ def activation_bytes(
         dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
         none   N (4 D + 2 (H + K) d + 3 M) + 2 H S
 
-    numbers: its input and what responses attend to of the prompt, which is stored where prompts go
-    through the layers first; its matrix products too; all.
-    While a layer that stores less is computed again, all of that one layer is there. An adapter
-    takes ``2 N M`` more, for what is added to hidden units. The last norm stores
-    ``2 P G T D`` once.
+    numbers. "full" stores the input, and the prompt's keys and values, since prompts go through the
+    layers first; "dots" also stores the matrix products; "none" stores everything. While the
+    backward pass recomputes a layer, all numbers of that layer exist. An adapter adds ``2 N M``,
+    for its additions to the hidden units. The last norm stores ``2 P G T D`` once.
 
     Args:
       config: A ``ModelConfig``.
       batch: What a device works on at one time.
       remat: "none", "dots" or "full".
-      itemsize: Bytes of a number; those of attention scores are float32.
+      itemsize: Bytes of a number; attention scores are always float32.
       adapter: Whether linear layers have a low-rank adapter.
-      split: Size of the ``tensor`` axis: a device has that part of H, K and M.
+      split: Size of the ``tensor`` axis, which divides H, K and M.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -874,7 +870,7 @@ def activation_bytes(
       64512
 
     References:
-      None; ours. Held to compiled programs on CPUs, and to what traced ones keep, by its tests.
+      None; ours. Tests compare it with compiled programs on CPUs and with traced residuals.
     """
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
     c, (P, G, Lp, T) = config, batch
@@ -930,7 +926,7 @@ def _chunk_of(scorer: Callable) -> int:
 
 
 def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
-    """Bytes that a sampler records of one token, and how many of them are its support.
+    """Bytes that a sampler records per token, and how many of them are the token's support.
 
     Example:
       >>> from jaxrl_llm.rollout.sampling.options import DrawOptions
@@ -961,8 +957,8 @@ def cache_bytes(
       slots: Responses that decode at one time.
       length: Room for a response.
       recorded: Bytes of the outputs of one token, from :func:`recorded_bytes`.
-      split: Devices that the weights of a layer are split over; those that divide its heads have
-        each their part of keys and values.
+      split: Number of devices that the weights of a layer are split over. If it divides the number
+        of key heads, keys and values are split too.
     """
     heads = config.num_kv_heads
     each = 2 * config.num_layers * config.head_dim * (heads if heads % split else heads // split)
@@ -970,8 +966,8 @@ def cache_bytes(
     return each * (prompts * prompt_length + slots * length) + recorded * slots * length
 
 
-# By version of control groups: where memory is limited, its limit, use, and the files in that use
-# that can be dropped.
+# By version of control groups: the controller, and the names of its memory limit, of the memory in
+# use, and of the part of that memory in files that can be dropped.
 _GROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -979,9 +975,9 @@ _GROUPS = (
 
 
 def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
-    """Bytes that one device has for a run; None if it does not tell.
+    """Bytes that one device has for a run; None if it does not report them.
 
-    On CPUs it is what the machine or the container has left, an equal share for each of the run's
+    On CPUs this is the free memory of the machine or container, divided equally among the run's
     ``devices`` there. The files of the operating system are below ``root``.
     """
 
@@ -996,12 +992,12 @@ def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
                 if kind not in names.split(","):
                     continue
                 here = PurePosixPath(path.lstrip("/"))
-                for part in (here, *here.parents):  # in a container its group may be the first
+                for part in (here, *here.parents):  # a container may see its group as the root
                     folder = Path(root, "sys/fs/cgroup", kind, part)
                     try:
                         most, taken = (int((folder / name).read_text()) for name in (limit, used))
                         taken -= _numbers(folder / "memory.stat").get(droppable, 0)
-                    except (OSError, ValueError):  # not there, or "max": without a limit
+                    except (OSError, ValueError):  # absent, or "max", which is no limit
                         continue
                     yield max(most - taken, 0)
 
@@ -1019,6 +1015,6 @@ def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The first two words of each line of a file of the operating system: a name and a number."""
+    """Names and numbers, the first two words of each line of an operating-system file."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

@@ -53,22 +53,22 @@ class AsyncConfig:
     """Whether the next rollouts are sampled and graded while a step trains.
 
     Batch n trains version n of the weights. Its sampling starts once version n - max_staleness
-    exists, from the newest version. A recipe that reads ``behavior_logp`` or has a correction
-    corrects for older weights itself. For any other, ``behavior_logp`` is its ``old_logp``, so its
-    ratio is that of the policy to the weights that sampled; a recipe without a ratio is refused.
-    Checkpoints contain the batches that are finished and not yet trained on.
+    exists, and uses the newest version. A recipe that reads ``behavior_logp`` or has a correction
+    corrects for older weights itself. For any other recipe, ``behavior_logp`` is the ``old_logp``,
+    so the ratio compares the policy with the weights that sampled; a recipe without a ratio is
+    refused. Checkpoints contain the batches that are finished and not yet trained on.
 
-    On one device rewards overlap with everything else, but a sampler and a step take turns, and
-    the sampler has a copy of the weights (two while it ends a batch of older ones). With
-    `sampler_devices` both run at once. During an evaluation between steps the reward may be called
-    by two threads.
+    On one device, rewards overlap with all other work, but the sampler and the step take turns, and
+    the sampler has a copy of the weights (two while it finishes a batch from older weights). With
+    `sampler_devices` both run at once. During an evaluation between steps, two threads may call the
+    reward.
 
     Attributes:
-      max_staleness: Updates by which the weights that sample may be older than those that train.
-        0 samples and trains in turns; 1 does both at once; more evens out batches of unequal
-        duration.
-      sampler_devices: How many devices, the last ones, only sample; the mesh has the others. None
-        shares the one device of a run without a mesh.
+      max_staleness: Maximum number of updates by which the weights that sample are older than those
+        that train. 0 samples and trains in turns; 1 does both at once; more evens out batches of
+        unequal duration.
+      sampler_devices: Number of devices that only sample: the last ones; the mesh has the others.
+        None shares the one device of a run without a mesh.
       sampler_mesh: The mesh of those devices; by default all of them split the batch.
     """
 
@@ -158,15 +158,15 @@ def make_mesh(
 ) -> Mesh | None:
     """A mesh with the axes ``data``, ``fsdp`` and ``tensor``.
 
-    ``data`` splits the batch, ``fsdp`` splits the batch and the parameters, ``tensor`` splits
-    heads, hidden units and vocabulary. One of the three may be -1, for the rest
-    of the devices. Devices of several slices, which are TPU slices or GPU nodes, are laid out so
-    that the first axes span them: ``data``, then ``fsdp``, and ``tensor`` last.
+    ``data`` splits the batch, ``fsdp`` splits the batch and the parameters, and ``tensor`` splits
+    heads, hidden units and vocabulary. One size may be -1, for the remaining devices. If there are
+    several slices (TPU slices or GPU nodes), the first axes span them: ``data``, then ``fsdp``, and
+    ``tensor`` last.
 
     Args:
       data, fsdp, tensor: Size of the axis, or -1.
       devices: The devices; all of them by default.
-      whole: Use all devices, even if that is a mesh of one.
+      whole: Whether to use all devices, even if the mesh then has only one.
 
     Returns:
       The mesh, or None for one device, which needs none.
@@ -199,7 +199,7 @@ def make_mesh(
             f"must multiply to the number of devices{'' if whole else ', or to 1'}."
         )
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    # The network between slices takes the first axes, which communicate least.
+    # The first axes communicate least, so they cross the network between slices.
     between = dict.fromkeys(sizes, 1)
     for axis, size in sizes.items():
         between[axis] = math.gcd(slices // math.prod(between.values()), size)
@@ -214,9 +214,9 @@ def make_mesh(
 
 
 def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> None:
-    """Raises ValueError unless P prompts split into equal microbatches, and those over the mesh.
+    """Raises ValueError unless P prompts split into equal microbatches, each split over the mesh.
 
-    A microbatch is spread over ``shards`` devices: the axes ``data`` and ``fsdp``.
+    A microbatch is split over ``shards`` devices: the axes ``data`` and ``fsdp``.
     """
     checks.check_positive(function, prompts=prompts, microbatches=microbatches)
     if prompts % microbatches:

@@ -1,8 +1,8 @@
 """Where the time of a step goes: seconds by phase, model FLOP utilization, profiler traces.
 
 Shared arguments: ``prompt_lengths``, int ``[P]``; ``lengths``, int ``[P, G]``, of the responses;
-``size`` of the model; ``shared_prefix_len``, how many first tokens all prompts share, which are
-computed once; ``frozen``, whether an adapter is trained in place of the weights.
+``size``, of the model; ``shared_prefix_len``, the number of first tokens that all prompts share
+and that are computed once; ``frozen``, whether an adapter is trained instead of the weights.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from jaxrl_llm.recipes import Batch
 PHASES = ("wait", "score", "train", "save", "evaluate")
 """What the loop does, one after the other."""
 
-# Long enough for a CPU to reach its speed.
+# Enough for a CPU to reach its full speed.
 _MEASURED_SIZE, _MEASURED_SECONDS = 1024, 0.25
 
 
 class Clock:
-    """Seconds of the loop by phase, since they were last read.
+    """Seconds of the loop by phase, since the last read.
 
     Example:
       >>> from jaxrl_llm.train.profile import Clock
@@ -47,7 +47,7 @@ class Clock:
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Adds the time spent inside to a phase."""
+        """Adds the time spent in the ``with`` block to a phase."""
         start = time.perf_counter()
         try:
             yield
@@ -55,7 +55,7 @@ class Clock:
             self._spent[phase] += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
-        """Seconds by phase, and the "total" that passed; all of them begin again at zero."""
+        """Seconds by phase, and the elapsed "total"; resets all of them to zero."""
         now = time.perf_counter()
         spent = self._spent | {"total": now - self._start}
         self._start, self._spent = now, dict.fromkeys(PHASES, 0.0)
@@ -99,7 +99,7 @@ def model_size(model: Model) -> ModelSize | None:
 def train_flops(
     prompt_lengths, lengths, *, size: ModelSize, shared_prefix_len: int = 0, frozen: bool = False
 ) -> float:
-    """Operations of the model in the forward and backward pass of a batch.
+    """Operations of the model in the forward and backward passes of a batch.
 
         6 N U + 6 V D R + 12 A C
         U = sum_p l_p - (P - 1) c + R,   R = sum_pg t_pg
@@ -107,14 +107,13 @@ def train_flops(
             + sum_pg (t_pg l_p + t_pg (t_pg + 1) / 2)
 
     with ``l_p`` the tokens of a prompt, c the ``shared_prefix_len``, ``t_pg`` the tokens of a
-    response, N the weights of all matrix products but the
-    last, V D those of the projection to the vocabulary, which only responses need, C the pairs of
-    tokens that attend to each other, and A heads times ``head_dim`` over all layers. A multiply-add
-    is two operations, a backward pass twice the forward one. A prompt counts once a group, whatever
-    is computed. What is computed a second time instead of stored (rematerialization) does not
-    count, nor do padding, a critic, and passes without a gradient. Weights that are frozen below an
-    adapter take 4 in place of the first two 6: they have no gradient, and the adapter
-    is left out.
+    response, N the weights of all matrix products but the last, V D those of the projection to the
+    vocabulary, which only responses need, C the pairs of tokens that attend to each other, and A
+    the sum over the layers of heads times ``head_dim``. A multiply-add is two operations, and a
+    backward pass costs twice the forward pass. A prompt counts once per group, whatever is
+    computed. Rematerialization, padding, a critic, and passes without a gradient do not count.
+    With weights frozen below an adapter, 4 replaces the first two 6: these weights have no
+    gradient, and the adapter is not counted.
 
     Example:
       >>> from jaxrl_llm.train.profile import ModelSize, train_flops
@@ -135,13 +134,13 @@ def train_flops(
 def population_flops(
     prompt_lengths, lengths, *, size: ModelSize, shared_prefix_len: int = 0
 ) -> float:
-    """Operations of the model when the members of a population answer: forward passes alone.
+    """Operations of the model when the members of a population sample: forward passes only.
 
         2 N U + 2 V D R + 4 A C
         U = G (sum_p l_p - (P - 1) c) + R,   C as if each of G members read the prompts itself
 
-    with the letters of :func:`train_flops`: every member has separate weights, so that it reads
-    the prompts itself, what they share once. The noise is left out.
+    with the letters of :func:`train_flops`. Each member has separate weights, so it reads the
+    prompts itself, and their shared prefix once. The noise is not counted.
 
     Example:
       >>> from jaxrl_llm.train.profile import ModelSize, population_flops
@@ -160,7 +159,7 @@ def population_flops(
 
 @functools.cache
 def measured_peak(dtype: str, *, size: int = _MEASURED_SIZE) -> float:
-    """Operations a second of the quickest of some matrix products on the default device.
+    """Operations per second of the fastest of several matrix products on the default device.
 
     The matrices are random, since accelerators multiply equal numbers faster. The default ``size``
     saturates a CPU; an accelerator needs 16,384.
@@ -180,12 +179,12 @@ class Meter:
 
     Args:
       model: The model.
-      peak_flops: Operations a second of one device. None measures a matrix product on a CPU, whose
-        devices share its cores, and leaves other devices unknown.
+      peak_flops: Operations per second of one device. None measures a matrix product on a CPU,
+        whose devices share its cores; for other devices the peak is then unknown.
       devices: Number of devices that train.
       epochs: Passes over a batch.
       shared_prefix_len, frozen: See the module.
-      forward_only: Whether a batch is that of a population, which has no backward pass.
+      forward_only: Whether batches are of a population, which has no backward pass.
     """
 
     def __init__(
@@ -209,21 +208,21 @@ class Meter:
             self._source = "of a matrix product, measured at the start"
 
     def about(self) -> dict[str, str]:
-        """Describes the peak that a utilization refers to."""
+        """A description of the peak that the utilization is relative to."""
         values = "not known" if self.peak is None else f"{self.peak:.4g}, {self._source}"
         return {"peak FLOP/s": values}
 
     def __call__(self, batch: Batch, seconds: dict[str, float]) -> dict[str, float]:
         """Metrics of a step; unknown values are left out.
 
-        - ``unique_tokens``: of the prompts, once a group and what they share once, and of the
-          responses.
-        - ``unique_tokens_per_second``: over wait, score and train.
-        - ``flops_per_second``: see :func:`train_flops`; over train alone. Of a population see
-          :func:`population_flops`; over wait and train.
-        - ``mfu``: their share of the peak, model FLOP utilization.
+        - ``unique_tokens``: tokens of the responses and of the prompts; a prompt counts once per
+          group, the shared prefix once.
+        - ``unique_tokens_per_second``: over the phases wait, score and train.
+        - ``flops_per_second``: :func:`train_flops` over the phase train. For a population,
+          :func:`population_flops` over wait and train.
+        - ``mfu``: model FLOP utilization, the ratio of ``flops_per_second`` to the peak.
 
-        ``batch`` is as it was collected, on the host; ``seconds`` are by phase.
+        ``batch`` is the batch as collected, on the host; ``seconds`` are by phase.
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
@@ -256,9 +255,9 @@ class Meter:
 
 @contextlib.contextmanager
 def traced(step: int, steps: Sequence[int], folder: Path) -> Iterator[None]:
-    """A trace of jax.profiler of what is done inside, if the step is among ``steps``.
+    """Records a trace of the ``with`` block with jax.profiler, if the step is in ``steps``.
 
-    A trace that cannot be made is a warning: the run is worth more. Each has a folder inside
+    If the profiler fails, this function warns and the run continues. Each trace has a folder inside
     ``folder``, which ``tensorboard --logdir`` or xprof reads.
     """
     if step not in steps:

@@ -78,28 +78,28 @@ from jaxrl_llm.train.teachers import (
     tokenizer_digest,
 )
 
-# Sets the numbers of a head apart from those of the sampler.
+# Separates the random numbers of a head from those of the sampler.
 _HEAD = 0x637269
-# Tokens that a collector's text may be longer than the longest prompt, unless the run says more.
+# Default number of tokens by which a collector's text may exceed the longest prompt.
 _TEXT_ROOM = 1024
-# Tokens that the first observation of an environment may have, unless the run says more.
+# Default maximum number of tokens in the first observation of an environment.
 _OBSERVATION_ROOM = 512
 
 
 class Samplers(NamedTuple):
-    """The samplers of a run; equal samplers are shared, so that nothing is compiled twice."""
+    """The samplers of a run; equal samplers are shared, so each is compiled once."""
 
-    rollouts: Callable  # on the sampler's mesh if there is one; or the population of an evolution
-    baseline: Callable  # one most likely response a question, in the same place
-    greedy: Callable  # the same for the evaluation, on the mesh
+    rollouts: Callable  # on the sampler mesh if there is one; for an evolution, its population
+    baseline: Callable  # one greedy response per question, on the same mesh
+    greedy: Callable  # the same for the evaluation, on the training mesh
     sampled: Callable  # responses of the sampled evaluation
-    engine: Any  # slots in which rollouts decode instead, or None
-    drafts: Callable | None = None  # of a flow policy, for a collector that asks for them
+    engine: Any  # decodes rollouts in slots instead, or None
+    drafts: Callable | None = None  # drafts of a flow policy, for a collector that requests them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What a run is made of, besides its state.
+    """The components of a run, except its state.
 
     Attributes:
       config: The configuration.
@@ -108,15 +108,15 @@ class Experiment:
       model: The model.
       tokenizer: A ``data.Tokenizer``.
       recipe: The method, a ``Recipe`` or an ``EvolutionRecipe``.
-      train: Questions that are trained on.
-      unlimited: Questions that never are, before ``evaluation.limit`` where the scores of a
-        reference are stored; empty if none are held out.
+      train: Training questions.
+      unlimited: Held-out questions, empty if there are none. With ``reference_logp`` the list is
+        not yet cut to ``evaluation.limit``.
       samplers: Samplers of rollouts and evaluations.
-      questions: A digest of all questions, before any limit, and of their split and order.
-      shared_prefix_len: How many first tokens all prompts share; they are computed once a batch. 0
-        where a collector sends texts.
+      questions: Digest of all questions, before any limit, and of their split and order.
+      shared_prefix_len: Number of first tokens that all prompts share and that are computed once
+        per batch; 0 if a collector sends texts.
       encoder: Encodes the texts that a collector sends.
-      references: Stored scores of responses of the data under a frozen reference, if any.
+      references: Stored log-probabilities of the data's responses under a frozen reference, if any.
       teacher: A ``policy_gradient.Teacher`` on the devices, a teacher on the host, or None.
     """
 
@@ -142,12 +142,12 @@ class Experiment:
 
     @functools.cached_property
     def rows(self) -> DataRows:
-        """The training rows as collectors see them, with what is computed once of all of them."""
+        """The training rows as collectors see them; values computed from all rows are cached."""
         return DataRows(self.train)
 
     @property
     def collector(self) -> Collector:
-        """The collector of the recipe, or one that takes each prompt in the order of the data."""
+        """The recipe's collector; by default one that takes prompts in the order of the data."""
         sampling = self.config.sampling
         return sized(
             self.recipe.collector or in_order(),
@@ -157,7 +157,7 @@ class Experiment:
         )
 
     def behavior_params(self, params: ArrayTree) -> ArrayTree:
-        """What ``samplers.rollouts`` and the slots take: the policy's, or a teacher's besides."""
+        """Parameters for sampling rollouts: the policy's, plus those of a teacher that samples."""
         if self.recipe.forward_only or not self.recipe.teacher_mixture:
             return params
         return {"first": params, "second": self.teacher.params}
@@ -169,7 +169,7 @@ class Experiment:
         return Grader(config.reward, config.reward_deadline, config.reward_on_error)
 
     def sampler(self, group_size: int) -> Callable:
-        """A sampler of this many responses per prompt, as the run samples."""
+        """A sampler of ``group_size`` responses per prompt, with the run's sampling options."""
         return policy_sampler(
             self.config.sampling,
             self.recipe,
@@ -195,10 +195,11 @@ class Experiment:
         Args:
           params: Parameters of the policy.
           key: Key of the run's state; the same key gives the same evaluation.
-          collector_state: Of the recipe's collector, for one with ``evaluation_text(state,
-            takes_text)``: the message of a held-out row, or None for its text alone.
-          check: Called before each batch; an exception that it raises ends the evaluation.
-          k, success: Of pass@k and maj@k of the sampled completions; see
+          collector_state: State of the collector. ``evaluation_text(state, takes_text)``, if the
+            collector has it, returns a function from a held-out row to its message, or None for
+            the text of the row alone.
+          check: Called before each batch; an exception from it ends the evaluation.
+          k, success: For pass@k and maj@k of the sampled completions; see
             :func:`~jaxrl_llm.train.evaluate`.
         """
         if self.config.environment is not None:
@@ -215,7 +216,7 @@ class Experiment:
                 question._replace(tokens=self.encoder.prompt(message(row), "of an evaluation"))
                 for question, row in zip(questions, rows_of_data, strict=True)
             ]
-        # As many rows as a training batch has, but no more prompts than there are.
+        # As many rows as a training batch, but no more than the questions need.
         enough = -(-len(questions) // shards) * shards
         rows_of_batch = min(config.prompts_per_step * config.sampling.group_size, enough)
 
@@ -243,7 +244,7 @@ class Experiment:
         return {"greedy": greedy, "sampled": sampled}, rows
 
     def offline_batches(self, questions: Sequence[Question]) -> Iterator[OfflineRows]:
-        """Batches of the size of a step that have every one of some rows of responses."""
+        """Batches of the size of a training batch that cover every row of ``questions``."""
         config = self.config
         return offline_batches(
             self.collector,
@@ -257,7 +258,7 @@ class Experiment:
         )
 
     def episodes(self, seed: Sequence[int]) -> Episodes:
-        """The player of the run's environment; the integers seed its episodes."""
+        """The player of the run's environment; ``seed`` extends the seed of the run."""
         config = self.config
         return Episodes(
             config.environment,
@@ -272,7 +273,7 @@ class Experiment:
     def _evaluate_episodes(
         self, params: ArrayTree, key: jax.Array, *, check, k: Sequence[int], success: float
     ) -> tuple[dict[str, Accuracy], list[dict]]:
-        """The same where an environment is played: mean returns of held-out tasks."""
+        """As :meth:`evaluate`, for an environment: mean returns of the held-out tasks."""
         sampling, results, rows = self.config.sampling, {}, []
         samples = self.config.evaluation.samples or sampling.group_size
         for name, size, temperature in (("greedy", 1, 0.0), ("sampled", samples, None)):
@@ -307,7 +308,7 @@ class Experiment:
         if config.offline:
             width = width_of(self.collector, config.sampling.group_size)
             rollouts = f"{width} response{'s' if width > 1 else ''} of the data"
-        # How many optimizer steps a batch serves, where that is not plainly one.
+        # The optimizer steps of a batch, if more than one or not as in the paper.
         steps = ""
         if not self.recipe.forward_only:
             passes, paper = config.passes, self.recipe.minibatches
@@ -322,7 +323,7 @@ class Experiment:
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:
-    """The model, its parameters on the mesh, float32 unless they stay frozen, and its tokenizer."""
+    """The model, its parameters on the mesh (float32 unless ``frozen``), and its tokenizer."""
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
 
@@ -340,7 +341,7 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
 def with_trained(
     config: TrainConfig, recipe: Any, model: Model, params: ArrayTree, *, mesh=None
 ) -> tuple[Model, ArrayTree]:
-    """Model and parameters with the adapter and the head that a run trains, if any."""
+    """The model and parameters with the adapter and the head that a run trains, if any."""
     if model.velocity is not None and (recipe.head or config.lora.rank is not None):
         what = f"recipe {recipe.name!r} trains a head" if recipe.head else "lora adds adapters"
         raise ValueError(f"config: {what}, which a flow model does not have.")
@@ -354,10 +355,10 @@ def with_trained(
 
 
 def load_reference(config: TrainConfig, model: Model, params: ArrayTree, mesh) -> ArrayTree:
-    """The parameters of the reference that a run starts from: its own, or ``params``.
+    """The parameters of the reference at the start of a run: ``config.reference``'s or ``params``.
 
     Raises:
-      ValueError: If the model of ``config.reference`` has other parameters than the policy.
+      ValueError: If the reference's parameters differ from the policy's in structure or shape.
     """
     params = params.base if isinstance(params, Adapted) else params
     if config.reference is None:
@@ -373,10 +374,10 @@ def load_reference(config: TrainConfig, model: Model, params: ArrayTree, mesh) -
 
 
 def holds_reference(config: TrainConfig, recipe: Any) -> bool:
-    """Whether a run keeps the parameters of a reference besides the policy's.
+    """Whether a run holds the parameters of a reference in addition to the policy's.
 
-    One whose log-probabilities are stored is needed only for what depends on the other rows of a
-    batch, and for other statistics of it.
+    If the reference's log-probabilities are stored, only ``kl_ref_logp``, which depends on the
+    other rows of a batch, and other statistics of the reference need its parameters.
     """
     if not recipe.uses_reference or config.reference_logp is None:
         return recipe.uses_reference
@@ -384,7 +385,7 @@ def holds_reference(config: TrainConfig, recipe: Any) -> bool:
 
 
 def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
-    """Scores of all responses of the data under a reference, from the run's file or computed.
+    """Log-probabilities of the data's responses under a reference, computed or read from a file.
 
     Raises:
       ValueError: If the file belongs to another reference or other data.
@@ -414,7 +415,7 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
 def load_teacher(
     config: TrainConfig, recipe: Any, model: Model, tokenizer, questions, mesh, *, longest: int
 ) -> Any:
-    """The teacher of a run: on the devices a ``Teacher``, else one on the host; None without one.
+    """The teacher of a run: a ``Teacher`` on the devices, a teacher on the host, or None.
 
     Args:
       config: The configuration, which names the teacher.
@@ -424,8 +425,8 @@ def load_teacher(
       longest: Tokens of the longest prompt.
 
     Raises:
-      ValueError: If the recipe does not read what it says, it has another tokenizer or too short a
-        context, or its stored scores are of another tokenizer or data set.
+      ValueError: If the teacher does not return what the recipe reads, has another tokenizer or too
+        short a context, or has stored scores of another tokenizer or data set.
     """
     teacher = config.teacher
     if teacher is None:
@@ -469,10 +470,10 @@ def load_teacher(
 
 
 def _check_on_host(config: TrainConfig, teacher: Any, questions: Sequence[Question]) -> None:
-    """Raises ValueError if a run samples or writes prompts in a way that a teacher does not read.
+    """Raises ValueError if a teacher on the host cannot score a run's samples or read its prompts.
 
-    It scores all tokens of its vocabulary at temperature 1; one with another tokenizer reads the
-    text of a prompt.
+    The teacher scores its full vocabulary at temperature 1. A teacher with another tokenizer reads
+    only the text of a prompt.
     """
     sampling = config.sampling
     if sampling.temperature != 1.0:
@@ -509,7 +510,7 @@ def _placed(model: Model, params: ArrayTree, mesh) -> ArrayTree:
 
 
 def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
-    """The prompts to train on and those held out, and a digest of all of them.
+    """The training prompts, the held-out prompts, and a digest of all prompts.
 
     Raises:
       ValueError: If there are no prompts for training or for an evaluation.
@@ -538,7 +539,7 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     if config.offline:
         texts += [[repr(prompt.metadata) for prompt in prompts]]
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
-    # Scores of the reference are stored for all of them, whatever the limit of a run is.
+    # The reference's scores are stored for all held-out prompts, whatever the limit of a run.
     if config.evaluation.limit is not None and config.reference_logp is None:
         held_out = held_out[: config.evaluation.limit]
     if config.evaluation.enabled and not held_out:
@@ -552,10 +553,10 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
 def encode_questions(
     config: TrainConfig, model: Model, tokenizer, *parts: Sequence
 ) -> list[list[Question]]:
-    """Prompts, such as those to train on and those held out, with their tokens.
+    """Lists of prompts, such as training and held-out prompts, with their tokens.
 
     Raises:
-      ValueError: If the model's context has no room for one, or one holds a denoiser's mask id.
+      ValueError: If a prompt is too long for the model's context or contains a denoiser's mask id.
     """
     room = prompt_room("sampling", model, config.sampling.max_new_tokens)
     chat, system = config.data.chat, config.data.system
@@ -573,9 +574,9 @@ def encode_questions(
 def check_data(
     config: TrainConfig, recipe: Any, prompts: Sequence, held_out: Sequence = ()
 ) -> None:
-    """Raises ValueError if the data lacks what a recipe or its collector reads of each prompt.
+    """Raises ValueError if prompts lack data that a recipe or its collector reads.
 
-    Of held-out prompts, the responses that an evaluation compares.
+    Held-out prompts need the responses that an evaluation compares.
     """
     other_text = collector_needs(recipe.collector, "sends_text")
     other_text = other_text or recipe.computed_from("responses")
@@ -606,12 +607,12 @@ def check_data(
         if getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]
             part.check_rows(DataRows(others))
-            if recipe.head:  # its evaluation reads what the training reads
+            if recipe.head:  # its evaluation reads the fields that training reads
                 check_fields(recipe, others)
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:
-    """Tokens that a prompt of a run may have whose data has prompts of up to ``longest``.
+    """Maximum tokens of a prompt in a run; the prompts of the data have at most ``longest``.
 
     Raises:
       ValueError: If ``sampling.prompt_length`` has no effect.
@@ -633,9 +634,9 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
 
 
 def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
-    """Tokens that the prompt of a teacher may have, which shows a response and a text besides.
+    """Maximum tokens of a teacher's prompt, which also contains a response and a text.
 
-    ``longest`` is that of the longest prompt.
+    ``longest`` is the number of tokens of the longest prompt.
     """
     sampling = config.sampling
     room = prompt_room("the teacher", model, sampling.max_new_tokens)
@@ -644,15 +645,15 @@ def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
 
 
 def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experiment, ArrayTree]:
-    """Everything that a run needs, loaded and checked against each other, and the parameters.
+    """The components of a run, checked for compatibility, and the parameters of its model.
 
     Args:
       config: The configuration of the run.
-      trains: Whether the run trains; if not, there is no teacher.
+      trains: Whether the run trains; if not, no teacher is loaded.
 
     Raises:
-      ValueError: If it does not fit together: a mesh that the devices or the batch do not divide, a
-        prompt that is longer than the context, no held-out questions for an evaluation.
+      ValueError: If components are incompatible: the mesh does not divide the devices or the batch,
+        a prompt is longer than the context, or an evaluation has no held-out questions.
     """
     if config.environment is not None and jax.process_count() > 1:
         raise ValueError(
@@ -718,7 +719,7 @@ def policy_sampler(
     greedy: bool = False,
     shared_prefix_len: int = 0,
 ) -> Callable:
-    """A sampler of ``group_size`` responses per prompt as in the run, or a greedy one."""
+    """A sampler of ``group_size`` responses per prompt, with the run's options or greedy."""
     if model.velocity is not None:
         steps, length = (
             recipe.likelihood.steps,
@@ -778,10 +779,10 @@ def make_samplers(
     shared_prefix_len: int,
     teacher: Any = None,
 ) -> Samplers:
-    """The samplers of a run, whose longest training prompt has ``longest`` tokens."""
+    """The samplers of a run; ``longest`` is the maximum number of tokens of a training prompt."""
     sampling, group_size = config.sampling, config.sampling.group_size
     _check_denoising(config, recipe, model)
-    # What samples the rollouts; evaluations and baselines are of the policy alone.
+    # The model that samples rollouts; evaluations and baselines use the policy alone.
     behavior = model
     if isinstance(teacher, Teacher) and recipe.teacher_mixture:
         _check_mixture(config)
@@ -821,7 +822,7 @@ def make_samplers(
         rollouts = sampler(sampler_mesh, group_size)
         baseline = sampler(sampler_mesh, 1, greedy=True)
         sampled = sampler(mesh, samples)
-    elif model.velocity is not None:  # the noise of a policy's steps is not that of its samples
+    elif model.velocity is not None:  # rollouts have noise in their steps, evaluations do not
         rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
     else:
         rollouts = sampler(mesh, group_size, model=behavior)
@@ -885,7 +886,7 @@ def _check_mixture(config: TrainConfig) -> None:
 
 
 def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
-    """Raises ValueError for what the model of a run, causal or not, cannot do."""
+    """Raises ValueError for options that the model of a run, causal or not, does not support."""
     sampling = config.sampling
     if draft_steps_of(recipe.collector) is not None and model.velocity is None:
         raise ValueError(
@@ -964,7 +965,7 @@ def init_experiment(
 ) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
     """The experiment, its algorithm, its checkpoints, and its initial state.
 
-    ``folder`` is the folder of the checkpoints; ``resume`` starts from the last readable one.
+    ``folder`` contains the checkpoints; ``resume`` starts from the last readable one.
     """
     from jaxrl_llm.data import Cursor
 
@@ -978,7 +979,7 @@ def init_experiment(
     reference = start if frozen else None
     fingerprint = {"questions": experiment.questions, "seed": config.seed}
     fingerprint |= base_fingerprint(params, config.lora)
-    # It is loaded anew, also by a resumed run.
+    # A resumed run loads a frozen reference again; its digest must then be the same.
     if frozen and (reference is not base or "base" not in fingerprint):
         fingerprint["reference"] = values_digest(reference)
     if config.reference_logp is not None:
@@ -1005,7 +1006,7 @@ def init_experiment(
         key = jax.random.fold_in(jax.random.key(config.seed), _HEAD)
         heads = recipe.second_model.heads
         critic = init_critic(experiment.model, base, heads=heads, key=key)
-    # A model that comes from a function may still be used by the code that made it.
+    # The caller may still use a model that its function returned.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(
         params,
@@ -1025,7 +1026,7 @@ def init_experiment(
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))
     if resume:
         state = shapes_of(state)
-        del params, base, critic  # before others are read, so that one state is in memory
+        del params, base, critic  # before the restore, so that memory holds one state
         checkpoints.sweep()
         state = checkpoints.restore(state)
     return experiment, algorithm, checkpoints, state

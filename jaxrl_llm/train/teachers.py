@@ -1,7 +1,7 @@
 """Teachers that score tokens on the host: a model, a token server, a file, another tokenizer.
 
-A run's teacher is a model on its devices wherever that is possible (``TrainConfig.teacher`` names
-it); these are for the others. ``score(prompts, responses, top=K)`` takes token ids and returns
+Where possible, a run's teacher is a model on its devices, which ``TrainConfig.teacher`` names. This
+module has the other teachers. ``score(prompts, responses, top=K)`` takes token ids and returns the
 :class:`TokenScores` of each response, at temperature 1.
 """
 
@@ -33,10 +33,10 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.score import Responses, Scorer, score_hidden
 
 Tokens = Sequence[Sequence[int]]
-# What a teacher on the host can say, by the names of a recipe's statistics.
+# The statistics of a recipe that a teacher on the host returns.
 _KNOWN = ("teacher_token_logp", "top_ids", "teacher_logp")
 _FORMAT = 1
-# Of a tokenizer's digest: a text that most cut differently.
+# Encoded for a tokenizer's digest: most tokenizers split this text differently.
 _PROBE = "The quick brown fox — 12,345 + 6.7 = naïve\n\tdef f(x): return {'a': [x]}  你好"
 
 
@@ -45,7 +45,7 @@ class TokenScores(NamedTuple):
 
     Attributes:
       logp: float32 ``[n]``, log-probability (nats) of each token.
-      top_ids: int32 ``[n, K]``, the most probable tokens at each position, the best first.
+      top_ids: int32 ``[n, K]``, the most probable tokens at each position, most probable first.
       top_logp: float32 ``[n, K]``, their log-probabilities.
     """
 
@@ -68,14 +68,14 @@ def _width(rows: Tokens) -> int:
 
 
 class ModelTeacher:
-    """A model of ours as a teacher on the host: for stored scores, and for other tokenizers.
+    """A model of this package as a teacher on the host: to store scores, or for another tokenizer.
 
     Args:
-      model, params: The model.
+      model, params: The model and its parameters.
       rows: Sequences scored at one time.
 
     Raises:
-      ValueError: If the model denoises; in a call, for a text that is longer than its context.
+      ValueError: If the model denoises; in a call, if a text is longer than its context.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -151,7 +151,7 @@ def _padded(rows: Tokens, width: int) -> tuple[np.ndarray, np.ndarray]:
 class ServerTeacher:
     """A token server as the teacher: ``jaxrl-llm serve`` of another model, or vLLM.
 
-    It requests ``prompt_logprobs`` of prompt and response together from
+    The teacher requests ``prompt_logprobs`` of prompt and response together from
     ``POST /inference/v1/generate``.
 
     Args:
@@ -159,7 +159,7 @@ class ServerTeacher:
       model: Name of the model on the server; None for the model that it serves.
       key: API key that clients send.
       timeout: Seconds that a request may take.
-      parallel: Requests at one time.
+      parallel: Maximum number of concurrent requests.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ServerTeacher:
             raise ValueError(f"ServerTeacher: url begins with http:// or https://; got {url!r}.")
         self.url, self._model, self._key = url.rstrip("/"), model, key
         self._timeout, self._parallel = timeout, parallel
-        self._fewest: int | None = None  # tokens that a request must sample
+        self._fewest: int | None = None  # minimum tokens that a request must sample
 
     def __repr__(self) -> str:
         return f"ServerTeacher({self.url!r})"
@@ -242,7 +242,7 @@ def _logprob(entry: Any) -> float:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """A digest of a tokenizer's rules and vocabulary, the same wherever it was loaded.
+    """A digest of a tokenizer's rules and vocabulary, independent of where it was loaded from.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -276,10 +276,10 @@ def write_scores(
     """Stores a teacher's scores of responses, for :class:`StoredTeacher`.
 
     Args:
-      path: A file that ends with .npz.
+      path: The file; its name ends in .npz.
       teacher: The teacher that scores.
-      prompts, responses: Token ids, as the run has them.
-      top: How many tokens of each position are stored.
+      prompts, responses: Token ids, the same as in the run.
+      top: Number of most probable tokens stored per position.
       tokenizer: Tokenizer of the ids; the file stores its digest.
     """
     checks.check_positive("write_scores", top=top)
@@ -304,7 +304,7 @@ def write_scores(
 
 
 def _wrong_shape(file: Mapping[str, np.ndarray]) -> str | None:
-    """The array of a file of scores that is absent or whose shape does not match the others."""
+    """What is missing from a file of scores, or which shape is wrong; None if it is valid."""
     names = ("tokenizer", "prompts", "keys", "starts", "logp", "top_ids", "top_logp")
     if absent := [name for name in names if name not in file]:
         return f"it has no {', '.join(absent)}"
@@ -389,8 +389,8 @@ class StoredTeacher:
 class AlignedTeacher:
     """A teacher with another tokenizer, for ``recipes.span_distillation``.
 
-    It reads the text of prompt and response in its own tokens and chat template. It returns the
-    log-probability of each span of text at whose ends both tokenizers end a token.
+    The teacher reads the text of prompt and response with its own tokenizer and chat template. The
+    text is split into spans where both tokenizers end a token; each span has one log-probability.
 
     Args:
       teacher: A teacher that scores its own tokens.
@@ -406,15 +406,16 @@ class AlignedTeacher:
     def spans(
         self, texts: Sequence[str], responses: Tokens, *, encoder: TextEncoder
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The span of each token of each response, and the teacher's log-probability of it.
+        """The span of each response token, and the teacher's log-probability of that span.
 
         Args:
           texts: The user's messages.
           responses: Token ids of the policy's tokenizer.
-          encoder: How the policy reads and writes text.
+          encoder: The policy's text encoder.
 
         Returns:
-          ``(span_ids, span_logp)``, int32 and float32 ``[n]``; -1 and 0 for tokens without a span.
+          Per response, ``(span_ids, span_logp)``, int32 and float32 ``[n]``; -1 and 0 for tokens
+          without a span.
         """
         ours, theirs = encoder.tokenizer, self.tokenizer
         there = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
@@ -425,7 +426,7 @@ class AlignedTeacher:
             body = tokens[:-1] if ends else tokens
             written = there.response(ours.decode(body), ends=ends)
             prompts.append(there.prompt(text, "of the teacher"))
-            # One token at least: an empty response is scored and no span reads it.
+            # At least one token: an empty response is scored too, and no span reads it.
             rows.append(written or list(theirs.eos_ids[:1]))
             cut.append((body, ends, written))
         scores = self.teacher.score(prompts, rows)
@@ -435,7 +436,7 @@ class AlignedTeacher:
             ids, other = align_spans(
                 token_ends(body, ours.decode), token_ends(theirs_body, theirs.decode)
             )
-            if ends:  # one span of the two stop tokens
+            if ends:  # the two stop tokens are one span
                 last = max(int(ids.max(initial=-1)), int(other.max(initial=-1))) + 1
                 ids, other = (np.append(x, np.int32(last)) for x in (ids, other))
             sums = np.zeros(int(max(ids.max(initial=-1), other.max(initial=-1))) + 2, np.float32)
@@ -489,14 +490,14 @@ def host_scores(
     Args:
       teacher, recipe: Teacher and recipe of the run.
       batch: Host arrays, P groups of G.
-      questions: P of them.
-      messages: Messages that a collector sent in place of the prompt, or None.
-      encoder: How the policy reads and writes text.
-      vocab_size: Tokens of the policy.
+      questions: The P questions.
+      messages: Messages that a collector sent in place of prompts; None where it sent none.
+      encoder: The policy's text encoder.
+      vocab_size: Vocabulary size of the policy.
 
     Raises:
-      ValueError: If it does not read such prompts or responses, or names a token that the policy
-        does not have.
+      ValueError: If the teacher cannot read these prompts or responses, or returns a token that the
+        policy does not have.
     """
     tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
     where = np.asarray(batch.where) & mask.any(axis=-1)
@@ -510,7 +511,8 @@ def host_scores(
             f"config: {teacher!r} reads a response in one piece, and the chat template or the "
             "environment rewrites the turns before; take a teacher on the devices."
         )
-    # Processes would be told other numbers by a server; a model on a mesh computes with all.
+    # A server may answer each process differently, so only the first process asks; a model on a
+    # mesh needs all processes.
     computes = isinstance(getattr(teacher, "teacher", teacher), ModelTeacher)
     places = [tuple(x) for x in np.argwhere(where)]
     lengths = [int(np.flatnonzero(mask[place]).max()) + 1 for place in places]
@@ -527,7 +529,7 @@ def host_scores(
             ids[place][:n], logp[place][:n] = span_ids, span_logp
         return {"span_ids": ids, "teacher_span_logp": logp}
     top, names = recipe.teacher_top, recipe.computed_from("teacher")
-    # Those of the batch: an environment's are not the questions'.
+    # Prompts of the batch: those of an environment are not the prompts of the questions.
     read, read_mask = np.asarray(batch.prompt_tokens), np.asarray(batch.prompt_mask)
     prompts = [read[p][read_mask[p]].tolist() for p, _ in places]
 
@@ -553,7 +555,7 @@ def host_scores(
 
 
 def from_name(teacher: str) -> Callable | TokenTeacher | str:
-    """The teacher for a name: the address of a server, a file of scores, or else a model."""
+    """The teacher for a name: a server's address, a file of scores, or otherwise a model."""
     if teacher.startswith(("http://", "https://")):
         return ServerTeacher(teacher)
     return StoredTeacher(teacher) if teacher.endswith(".npz") else teacher
