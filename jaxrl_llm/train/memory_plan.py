@@ -852,7 +852,7 @@ def activation_bytes(
     numbers. "full" stores the input, and the prompt's keys and values, since prompts go through the
     layers first; "dots" also stores the matrix products; "none" stores everything. While the
     backward pass recomputes a layer, all numbers of that layer exist. An adapter adds ``2 N M``,
-    for its additions to the hidden units. The last norm stores ``2 P G T D`` once.
+    for its additions to the hidden units. The last norm stores ``P G T D`` once.
 
     Args:
       config: A ``ModelConfig``.
