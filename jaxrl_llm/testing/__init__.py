@@ -1,4 +1,4 @@
-"""For tests: a tiny model, a byte tokenizer, checks of recipes, models, environments."""
+"""Test helpers: a tiny model, a byte tokenizer, and checks of recipes, models and environments."""
 
 from jaxrl_llm.core.runtime.lazy import lazy
 

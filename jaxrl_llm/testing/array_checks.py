@@ -1,6 +1,6 @@
 """Checks of a recipe on arrays alone: no model, a few small compilations.
 
-Each raises AssertionError with its name, the recipe and the number that differs.
+Each check raises an AssertionError that names the check, the recipe and the number that differs.
 """
 
 import functools
@@ -27,17 +27,17 @@ from jaxrl_llm.testing.cases import (
 )
 from jaxrl_llm.train.mesh import make_mesh
 
-# Sizes of the axes data, fsdp and tensor; those that need more devices than there are get left out.
+# Sizes of the axes data, fsdp and tensor. A mesh that needs more devices than exist is skipped.
 MESHES = ((8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2))
-# No axis has as many devices as the batch is split over, nor has the mesh.
+# The batch is split over 4 devices, which is neither the size of an axis nor that of the mesh.
 CROSSED = ((2, 2, 2),)
 
 
 def check_microbatches(recipe: Recipe) -> None:
-    """The gradient of the full batch is the sum of those of 2 or 4 parts with unequal tokens.
+    """The gradient of a batch is the sum of those of 2 or 4 microbatches with unequal token counts.
 
-    The parts are those of a train step, every second or fourth prompt. It fails where a loss
-    divides by something that it computes from its part.
+    As in a train step, a microbatch holds every second or fourth prompt. The check fails if a loss
+    divides by something that it computes from its microbatch.
     """
     case = make_case(recipe=recipe)
     full = evaluate(recipe, case)
@@ -56,7 +56,7 @@ def check_microbatches(recipe: Recipe) -> None:
 
 
 def meshes(sizes: Sequence[tuple[int, int, int]]) -> list[jax.sharding.Mesh]:
-    """The meshes of these sizes for which there are devices; warns if there are none."""
+    """The meshes of these sizes for which enough devices exist; warns if there are none."""
     devices = jax.devices()
     available = [
         make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices[: data * fsdp * tensor])
@@ -73,11 +73,11 @@ def meshes(sizes: Sequence[tuple[int, int, int]]) -> list[jax.sharding.Mesh]:
 
 
 def check_devices(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = CROSSED) -> None:
-    """Loss and gradient on one device are those on eight, split over prompts in several ways.
+    """Loss and gradient on eight devices, with the prompts split over them, equal those on one.
 
-    The meshes of ``sizes`` are :data:`MESHES` or some of them. In that of the default four parts
-    are computed on eight devices with two on each axis, so that a function fails that takes one
-    axis, or all devices, for the split of the batch.
+    ``sizes`` is :data:`MESHES` or a subset. The default mesh has two devices on each axis and
+    splits the batch into four parts. A function that assumes a split over one axis, or over all
+    devices, fails.
     """
     case = make_case(recipe=recipe)
     want = evaluate(recipe, case)
@@ -93,7 +93,8 @@ def expect_same(
 ) -> None:
     """Raises unless two results agree in the prepared batch, the loss, the gradient and the state.
 
-    What ``prepare`` computes may differ in the order of a sum, whatever the tolerance.
+    ``tolerance`` applies to the loss and the gradient. The output of ``prepare`` is compared at the
+    default tolerance, since the order of its sums may differ.
     """
     expect_close(check, recipe, f"batch {where}", got.prepared, want.prepared)
     expect_close_loss(check, recipe, f"loss {where}", got.loss, want.loss, tolerance=tolerance)
@@ -101,7 +102,7 @@ def expect_same(
 
 
 def with_junk(case: Case, junk: float) -> Case:
-    """The case with ``junk`` in every cell that takes no part, and tokens that do not exist."""
+    """The case with ``junk`` in masked cells, and ids outside the vocabulary as masked tokens."""
     batch = case.batch
     mask = batch.mask & batch.where[..., None]
 
@@ -125,7 +126,7 @@ def with_junk(case: Case, junk: float) -> Case:
 
 
 def _junk_in(x, where, mask, junk: float):
-    """An array of rollouts or tokens with ``junk`` in those that take no part."""
+    """An array of rollouts or tokens with ``junk`` in the masked ones."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[:2] != where.shape:
         return x
     read = mask if x.shape[:3] == mask.shape else where
@@ -133,7 +134,7 @@ def _junk_in(x, where, mask, junk: float):
 
 
 def check_junk(recipe: Recipe) -> None:
-    """1e4, NaN and infinities in masked cells change neither loss nor gradient nor the state."""
+    """1e4, NaN and infinities in masked cells do not change the loss, the gradient or the state."""
     case = make_case(recipe=recipe)
     want = evaluate(recipe, case)
     masked = ~np.asarray(want.batch.mask)
@@ -148,14 +149,14 @@ def check_junk(recipe: Recipe) -> None:
 def check_permutation(recipe: Recipe) -> None:
     """Permuting the groups, or the members of each group, only permutes the result.
 
-    A state does not depend on the order of the batch. A recipe that draws random numbers assigns
-    them to positions, so the law holds only in distribution and is not checked.
+    The state does not depend on the order of the batch. A recipe that draws random numbers assigns
+    them to positions. For such a recipe the property holds only in distribution and is not checked.
     """
     if recipe.draws:
         return
     case = make_case(recipe=recipe)
     before = evaluate(recipe, case)
-    # On the host, where a hundred arrays are permuted in no time.
+    # On the host, where permuting a hundred small arrays is fast.
     case, before = jax.tree.map(np.asarray, (case, before))
     groups, members = np.array([3, 0, 6, 1, 7, 2, 5, 4]), np.array([2, 0, 3, 1])
 
@@ -163,7 +164,7 @@ def check_permutation(recipe: Recipe) -> None:
         return jax.tree.map(lambda x: x[groups], tree)
 
     def permute_members(tree):
-        # Prompts have no member axis; their axis is recognized by its size, which no group has.
+        # A second axis of size G is the member axis; prompts have another length.
         return jax.tree.map(lambda x: x[:, members] if x.shape[1:2] == (cases.G,) else x, tree)
 
     for what, permute in (("groups", permute_groups), ("members", permute_members)):
@@ -174,10 +175,10 @@ def check_permutation(recipe: Recipe) -> None:
 
 
 def check_degenerate_groups(recipe: Recipe) -> None:
-    """Groups that agree, with one rollout or with none, and empty batches, give finite numbers.
+    """Groups with equal rewards, one rollout or none, and empty batches, give finite numbers.
 
-    Rollouts that take no part have advantage 0, and a batch in which nothing takes part has loss
-    and gradient 0. What a group of equal rewards gets is up to the method; its docstring has it.
+    Masked rollouts have advantage 0, and an empty batch has loss and gradient 0. The docstring of
+    each method says what a group with equal rewards gets.
     """
     name = "check_degenerate_groups"
     case = make_case(recipe=recipe)
@@ -205,7 +206,7 @@ def check_degenerate_groups(recipe: Recipe) -> None:
 
 
 def check_jit(recipe: Recipe) -> None:
-    """Compiled and not compiled agree, and a second step is not traced again."""
+    """The compiled and the uncompiled step agree, and a second step is not traced again."""
     traces = []
 
     def step(case: Case, state):
@@ -231,7 +232,7 @@ def check_jit(recipe: Recipe) -> None:
 
 
 def check_precision(recipe: Recipe) -> None:
-    """Bfloat16 comes in, float32 statistics come out: the same as those of the rounded numbers."""
+    """Bfloat16 inputs give float32 statistics, equal to those of the rounded inputs in float32."""
     name = "check_precision"
 
     def cast(tree, dtype):
@@ -249,7 +250,7 @@ def check_precision(recipe: Recipe) -> None:
             fail(name, recipe, f"{what} is {jnp.result_type(value)}, not float32.")
     expect_close(name, recipe, "batch", got.prepared, want.prepared)
     expect_close_loss(name, recipe, "loss", got.loss, want.loss)
-    # The gradient is handed back in the dtype of logp, so it is rounded once.
+    # The gradient has the dtype of logp, so it is rounded once.
     expect_close(name, recipe, "gradient", got.grads, want.grads, tolerance=2**-7)
 
 
@@ -271,10 +272,10 @@ def _penalties(recipe: Recipe) -> Callable:
 
 
 def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: float) -> None:
-    """Raises unless the gradient is that of the plain policy gradient, plus the regularizers'.
+    """Raises unless the gradient is the plain policy gradient plus that of the regularizers.
 
-    The case must be on policy: ``old_logp`` None or equal to ``logp``, and so ``ref_logp``. A
-    surrogate with another objective has only to be finite.
+    The case must be on policy: ``old_logp`` is None or equals ``logp``, and ``ref_logp`` equals
+    ``logp``. A surrogate with another objective must only be finite.
     """
     result = evaluate(recipe, case)
     prepared, grad = result.batch, result.grads[0]
@@ -298,9 +299,9 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
 
 
 def check_on_policy(recipe: Recipe) -> None:
-    """With an unchanged policy the ratio is 1: plain policy gradient, and no distance to itself.
+    """For an unchanged policy: ratio 1, the plain policy gradient, no distance to the reference.
 
-    With ``old_logp`` in the batch and without.
+    Checked with ``old_logp`` in the batch and, unless the recipe requires it, without.
     """
     case = make_case(recipe=recipe)
     batch = case.batch.replace(ref_logp=case.logp, behavior_logp=case.logp)

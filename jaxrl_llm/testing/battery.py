@@ -25,7 +25,7 @@ CHECKS: dict[str, Callable[[Recipe], None]] = {
 }
 
 
-# Of packed rows and of a sampler with a log-probability for each token.
+# Checks of packed rows, or of a sampler that returns a log-probability for each token.
 _CAUSAL = ("layouts", "rollouts", "model_precision")
 
 
@@ -33,16 +33,16 @@ def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> No
     """Runs the battery on a recipe; a method that passes can be trained at any size.
 
     The checks run on batches of 8 prompts, 4 rollouts and 6 tokens, and on a model of one layer.
-    Checks on meshes need 8 devices, which a CPU has with ``JAX_NUM_CPU_DEVICES=8``; with fewer
-    devices they are skipped with a warning. A recipe with a likelihood skips the checks that apply
-    only to causal models.
+    Mesh checks need 8 devices (on a CPU, set ``JAX_NUM_CPU_DEVICES=8``); with fewer devices they
+    are skipped with a warning. A recipe with a likelihood skips the checks that apply only to
+    causal models.
 
     Args:
       recipe: A Recipe.
       only: Keys of :data:`CHECKS`; all of them by default.
 
     Raises:
-      AssertionError: By the first check that fails; it names the check, the recipe and the number.
+      AssertionError: At the first failed check; it names the check, the recipe and the number.
       ValueError: If a key is unknown.
 
     Example:
@@ -54,7 +54,7 @@ def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> No
         core_checks.check_option("assert_recipe_ok", "only", key, CHECKS)
     if recipe.likelihood is not None:
         keys = tuple(key for key in keys if key not in _CAUSAL)
-    # Accelerators round the inputs of a float32 product; the checks compare to float32.
+    # Accelerators round the inputs of a float32 product; the checks expect float32 precision.
     with jax.default_matmul_precision("highest"):
         for key in keys:
             CHECKS[key](recipe)

@@ -1,7 +1,7 @@
 """Tasks that return only a score, and a loop that maximizes it.
 
-``x [..., D]`` is a point, floating point; its score ``[...]`` is at most 0, and higher is better. A
-wrong dtype raises TypeError, a point without an axis ValueError. Another task is in ``control``.
+A point is a floating point array ``x [..., D]``. Its score ``[...]`` is at most 0; higher is
+better. A wrong dtype raises TypeError, a scalar ValueError. Another task is in ``control``.
 """
 
 import functools
@@ -25,7 +25,7 @@ def quadratic(x: Array, center: Array | float = 0.0) -> Array:
         f(x) = -sum_i (x_i - c_i)^2
 
     For noise ``e`` of mean 0 and variance 1 in each entry, ``E f(x + sigma e) = f(x) - sigma^2 D``.
-    ``center`` is c, ``[D]`` or a number. It is the sphere function of every benchmark.
+    ``center`` is c, ``[D]`` or a number. The negative of f is the standard sphere function.
 
     Example:
       >>> import jax.numpy as jnp
@@ -42,15 +42,15 @@ def rastrigin(x: Array) -> Array:
 
         f(x) = -sum_i (x_i^2 + 10 (1 - cos(2 pi x_i)))
 
-    The local maxima that stop a gradient hardly affect the mean score of a population: under noise
-    of scale sigma the waves shrink to a share of their height,
+    The local maxima that trap gradient ascent hardly affect the mean score of a population. Noise
+    of scale sigma shrinks the waves to a share of their height,
 
         E f(x + sigma e) = -sum_i (x_i^2 + sigma^2 + 10 (1 - share cos(2 pi x_i)))
 
         share = (1 + (2 pi sigma)^2 / r)^(-r / 2)     rank r
         share = exp(-(2 pi sigma)^2 / 2)              full rank
 
-    so that noise of rank 1, most of whose entries are small, smooths the least.
+    so noise of rank 1, which has mostly small entries, smooths the least.
 
     Example:
       >>> import jax.numpy as jnp
@@ -85,20 +85,20 @@ def evolve(
 ) -> tuple[ArrayTree, np.ndarray]:
     """Evolution strategies on any score: perturb, score, shape, and one step of an optimizer.
 
-    For tests and notebooks. All leaves move; a member whose score is not finite counts as the
+    For tests and notebooks. All leaves are trained. A member with a non-finite score counts as the
     worst.
 
     Args:
       params: Pytree of floating point arrays.
       key: Typed key of the run.
-      score: From the parameters of all members, with an axis N in front of every leaf, and the
-        number of the step, to scores ``[N]``; need not be traceable.
+      score: ``(members, step) -> scores [N]``. Every leaf of the members' parameters has a leading
+        axis N. The function need not be traceable.
       steps: Number of steps.
-      optimizer: An optax optimizer; its gradient is :func:`eggroll_grad` with the scale "step".
+      optimizer: An optax optimizer. It gets the gradient of :func:`eggroll_grad` at scale "step".
       population: N, even: members 2k and 2k+1 are a pair.
       sigma: Scale of the noise.
-      rank: Rank of the noise of matrices; other leaves have noise of full rank. None for full rank
-        throughout, which is OpenAI-ES.
+      rank: Rank of the noise of matrices; other leaves have noise of full rank. None means full
+        rank for all leaves, which is OpenAI-ES.
       shape: Maps scores ``[N]`` to fitness.
 
     Returns:

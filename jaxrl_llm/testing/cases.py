@@ -1,4 +1,4 @@
-"""Inputs of the battery: small batches with every kind of group in them, and how to compare."""
+"""Inputs of the battery: small batches with every kind of group, and functions to compare them."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.recipes.wiring import DRAW_LOGP, statistic_shapes
 from jaxrl_llm.testing.extras import G, P, T, make_extras
 
-# Of what a recipe draws while it prepares a batch.
+# For the random numbers that a recipe draws while it prepares a batch.
 KEY = jax.random.key(7)
 
 
 class Case(NamedTuple):
-    """A batch before ``prepare``, and what a model computes of it.
+    """A batch before ``prepare``, and the outputs of a model for it.
 
     The batch holds all optional log-probabilities. ``logp`` (of the policy being trained) and
-    ``entropy`` are float32 ``[P, G, T]``; ``statistics`` stands for the recipe's statistics of the
-    vocabulary, by name.
+    ``entropy`` are float32 ``[P, G, T]``. ``statistics`` maps names to values for the recipe's
+    statistics of the vocabulary.
     """
 
     batch: Batch
@@ -36,16 +36,16 @@ class Case(NamedTuple):
 def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = None) -> Case:
     """Eight groups of four, six tokens: ratios on both sides of every clip, unequal lengths.
 
-    Group 2 agrees on its reward, in group 4 one rollout takes no part, in group 5 only one does, in
-    group 6 none, and group 7 holds an empty response. Divided into 2 or 4 parts, of neighbors or
-    (as a train step does) of every second or fourth prompt, no two parts have the same number of
-    tokens, and the greatest has at least 1.5 times those of the least. Cells that are masked hold
-    ordinary numbers.
+    Group 2 has equal rewards. ``where`` keeps three rollouts of group 4, one of group 5 and none of
+    group 6. Group 7 has an empty response. The batch can be split into 2 or 4 parts, either of
+    neighbors or (as in a train step) of every second or fourth prompt: no two parts have the same
+    number of tokens, and the largest has at least 1.5 times as many as the smallest. Masked cells
+    hold ordinary numbers.
 
     Args:
-      seed: Of the random numbers.
-      vocab_size: Tokens are below it.
-      recipe: The recipe the case is for: its statistics, and a critic's heads.
+      seed: Seed of the random numbers.
+      vocab_size: Tokens are below this number.
+      recipe: Recipe that determines the statistics and the number of critic heads.
     """
     rng = np.random.default_rng(seed)
     least = np.array([T - 1, 1, T - 1, 2, T - 2, 1, 1, 1])[:, None]
@@ -92,7 +92,7 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
 
 
 def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str, Array]:
-    """Numbers such as log-probabilities for the statistics of a recipe."""
+    """Random numbers, like log-probabilities, for the statistics of a recipe."""
     rng = np.random.default_rng(seed + 1)
     statistics = {
         name: jnp.asarray(-rng.uniform(1.5, 4.0, shape.shape), shape.dtype)
@@ -127,7 +127,7 @@ def loss_and_grad(recipe: Recipe) -> Callable:
 
 
 def prepare(recipe: Recipe) -> Callable:
-    """``(batch, state) -> (batch, state)``, not compiled; what it draws is always the same."""
+    """``(batch, state) -> (batch, state)``, not compiled; random draws always use the same key."""
     key = KEY if recipe.draws else None
     return lambda batch, state: recipe.prepare(batch, state, key=key)
 
@@ -139,10 +139,10 @@ def compiled(recipe: Recipe) -> Compiled:
 
 
 class Result(NamedTuple):
-    """What a recipe makes of a case.
+    """The results of a recipe on a case.
 
-    ``batch`` is prepared, ``grads`` are in logp, entropy and statistics, ``state`` is that after
-    ``prepare``, from the first one.
+    ``batch`` is prepared. ``grads`` are with respect to logp, entropy and statistics. ``state`` is
+    the state after ``prepare``, which starts from the initial state.
     """
 
     batch: Batch
@@ -152,10 +152,10 @@ class Result(NamedTuple):
 
     @property
     def prepared(self) -> dict[str, ArrayTree]:
-        """All that ``prepare`` computed, the state too."""
+        """Everything that ``prepare`` computed, including the state."""
         fields = ("where", "mask", "advantages", "weights", "correction")
         arrays = {name: getattr(self.batch, name) for name in fields}
-        # Extras that come with a batch may hold junk.
+        # The extras of the input batch may hold junk.
         extras = {name: x for name, x in self.batch.extras.items() if name not in EXTRAS}
         return arrays | {"state": self.state, "extras": extras}
 
@@ -183,10 +183,10 @@ def expect_close(
     tolerance: float = 1e-5,
     least_scale: float = 0.0,
 ) -> None:
-    """Raises unless two trees agree, within ``tolerance`` of the largest value of each leaf.
+    """Raises unless two trees agree within ``tolerance`` times the largest value of each leaf.
 
-    A sum whose terms cancel has an error of the terms' size: ``least_scale`` replaces a value
-    that is smaller.
+    ``least_scale`` replaces a smaller largest value, since a sum of terms that cancel has an error
+    of the size of its terms.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(got)
     for (path, a), b in zip(flat, jax.tree.leaves(want), strict=True):
@@ -205,12 +205,12 @@ def expect_close(
 def expect_close_loss(
     check: str, recipe: Recipe, what: str, got: Array, want: Array, *, tolerance: float = 1e-5
 ) -> None:
-    """Raises unless two losses agree; theirs is a sum of terms of about the advantages' size."""
+    """Raises unless two losses agree; a loss sums terms of about the size of the advantages."""
     expect_close(check, recipe, what, got, want, tolerance=tolerance, least_scale=0.1)
 
 
 def _numbers(x) -> np.ndarray:
-    """A leaf in float64; of a random key, its bits."""
+    """A leaf as float64; for a random key, its bits."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x, np.float64)

@@ -1,6 +1,6 @@
-"""Control tasks of gymnasium as black boxes: a small network, and its return in an episode.
+"""Gymnasium control tasks as black boxes: a small network, and its return in an episode.
 
-With :func:`evolve`, which draws the population, CartPole is solved in seconds::
+:func:`evolve` draws the population and solves CartPole in seconds::
 
     params = jr.testing.mlp_init(jax.random.key(0), (4, 8, 2))
     params, history = jr.testing.evolve(
@@ -22,7 +22,7 @@ from jaxrl_llm.evolution import _inputs
 
 
 def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
-    """Parameters of a small network: normal kernels over the square root of fan-in, zero biases.
+    """Parameters of a small network: zero biases, normal kernels divided by the root of the fan-in.
 
     Args:
       key: A typed key.
@@ -53,8 +53,8 @@ def mlp(params: ArrayTree, x: Array) -> Array:
     """The network of :func:`mlp_init`, with tanh between its layers.
 
     Args:
-      params: One network's, or those of a population with its axis in front of every leaf.
-      x: ``[..., in]``; with a population ``[N, in]``, an input for each member.
+      params: Parameters of one network, or of a population with a leading axis N on every leaf.
+      x: ``[..., in]``; for a population ``[N, in]``, one input for each member.
 
     Returns:
       ``[..., out]``.
@@ -86,11 +86,11 @@ def mlp(params: ArrayTree, x: Array) -> Array:
 def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") -> np.ndarray:
     """The return of each network of a population in one episode of a control task.
 
-    The environments run side by side on the host. All members choose the action with the largest
-    output, in one compiled call per step.
+    The environments run side by side on the host. Each member chooses the action with the largest
+    output; one compiled call per step serves all members.
 
     Args:
-      params: From :func:`mlp_init`, with the axis of the population in front of every leaf.
+      params: From :func:`mlp_init`, with a leading population axis N on every leaf.
       seed: Seed of the initial states, not negative; each member has a different initial state.
       name: Name of a gymnasium environment with numeric observations and discrete actions.
 
@@ -142,7 +142,7 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
             outputs = outputs_of(params, np.asarray(observations, np.float32))
             actions = np.argmax(np.asarray(outputs), axis=-1)
             observations, rewards, terminated, truncated, _ = environments.step(actions)
-            # An environment that has ended begins again; that is no longer the member's.
+            # An environment restarts when it ends; the later rewards do not count.
             total += np.where(running, rewards, 0.0).astype(np.float32)
             running &= ~(terminated | truncated)
     finally:

@@ -23,16 +23,17 @@ def check_env(
     seeds: Sequence[int] = (0, 1),
     turns: int = 8,
 ) -> None:
-    """Raises AssertionError unless an environment obeys the laws that episodes rely on.
+    """Raises AssertionError unless an environment keeps the contract that episodes rely on.
 
-    - ``reset`` gives the same observation for the same task and seed, and has not ended.
-    - ``step`` leaves its argument as it was: a state can be stepped again, with another action and
-      with the same, and so can a pickled copy of it.
-    - Messages have text, and the role tool or user; the role system only at ``reset``.
-    - Rewards and ``info`` are finite; ``reset`` earns nothing. ``done`` and ``stopped`` are bool,
-      not both True; ``state`` and ``instead`` are texts or None, the latter at ``reset``.
-    - An episode that has ended stays ended: another step raises ValueError, or ends as well.
-    - Tools have distinct names, and a JSON schema of type "object".
+    - ``reset`` gives the same observation for the same task and seed; the episode has not ended.
+    - ``step`` does not change its arguments: a state can be stepped again, with the same or another
+      action. A pickled copy of the state can be stepped too.
+    - Messages contain text and have the role tool or user. ``reset`` may also use the role system.
+    - Rewards and ``info`` are finite; the reward of ``reset`` is 0. ``done`` and ``stopped`` are
+      bool and not both True. ``state`` and ``instead`` are texts or None; ``instead`` is None at
+      ``reset``.
+    - An episode that has ended stays ended: another step raises ValueError or ends the episode too.
+    - Tools have distinct names and a JSON schema of type "object".
 
     Args:
       env: The environment; ``step`` may be async.
@@ -43,7 +44,7 @@ def check_env(
       turns: Largest number of turns of an episode.
 
     Raises:
-      AssertionError: At the first law that is broken; it names the task, the seed and the turn.
+      AssertionError: At the first violation; it names the task, the seed and the turn.
       ValueError: If there is no action or no task.
 
     Example:
@@ -105,7 +106,7 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
 
 
 def _check_observation(observation: Observation, place: str, *, reset: bool) -> None:
-    """One observation, of ``reset`` or of ``step``."""
+    """Checks one observation from ``reset`` or ``step``."""
     roles = _ROLES if reset else _ROLES[:2]
     for message in observation.messages:
         role, content = message.get("role"), message.get("content")

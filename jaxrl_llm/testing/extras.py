@@ -8,13 +8,13 @@ from jaxrl_llm.recipes import Batch
 
 P, G, T = 8, 4, 6
 _TURNS, _TESTS, _SUPPORT, _DRAWS = 3, 3, 3, 2
-_WIDTH = 32  # of the tiny model, whose output matrix makes logits of a teacher's hidden states
+_WIDTH = 32  # of the tiny model; its output matrix maps a teacher's hidden states to logits
 
 
 def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Array]:
-    """All of ``recipes.inputs.EXTRAS``, with values such as a run would have.
+    """All of ``recipes.inputs.EXTRAS``, with values like those of a run.
 
-    ``batch`` has its log-probabilities; ``heads`` is the number of a critic's predictions.
+    ``batch`` must hold its log-probabilities. ``heads`` is the number of predictions of a critic.
     """
     rng = np.random.default_rng(seed + 1000)
     mask = np.asarray(batch.mask)
@@ -72,14 +72,14 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "test_passes": rng.random((p, g, _TURNS, _TESTS)) < 0.5,
         "selected": mask & (rng.random(mask.shape) < 0.3),
     }
-    # Drawn last, so that the others stay what they were. One of each group disagrees with all
-    # others: of equal votes the first wins, which is not what a permutation leaves.
+    # Drawn last, so that the values above do not change. One rollout of each group disagrees with
+    # all others, so no vote is tied: the first answer wins a tie, and a permutation changes it.
     ints["answer_ids"] = rng.permuted(np.broadcast_to(np.arange(g) == 0, (p, g)), axis=1)
     floats["hidden_rank"] = rng.uniform(1.0, 4.0, (p, g, 3))
-    # The policy wrote all of it: what help changes is tested with the presets that take it.
+    # The policy wrote all tokens; the effect of help is tested with the presets that use it.
     ints["roles"] = np.zeros((p, g))
-    ints["span_ids"] = np.broadcast_to(np.arange(mask.shape[-1]), mask.shape)  # a token each
-    # Two stretches a row, none of which another one shares: their tokens differ.
+    ints["span_ids"] = np.broadcast_to(np.arange(mask.shape[-1]), mask.shape)  # one token each
+    # Two nodes per row. Rows share no node, since their tokens differ.
     rows = np.arange(p * g).reshape(p, g, 1)
     ints["node_ids"] = 2 * rows + (np.arange(mask.shape[-1]) > 1)
     bools["unfinished"] = np.arange(p * g).reshape(p, g) % 4 == 1

@@ -1,4 +1,4 @@
-"""The training loop runs a complete method by its name, and its state moves."""
+"""A check that the training loop runs a complete method and changes its state."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.config import find_prompts
 
-_PROMPTS = 10  # of the data set; a number that no other axis of a state has
+_PROMPTS = 10  # of the data set; no other axis of a state has this size
 
 
 def _model():
@@ -47,7 +47,7 @@ def _text_flow():
 
 
 def _first_number(prompt: str, completion: str, metadata) -> float:
-    """From 0 to 1, the greater the first number of a latent."""
+    """A reward from 0 to 1 that grows with the first number of a latent."""
     return 1.0 / (1.0 + math.exp(-float(completion.split("\n")[-1].split()[0])))
 
 
@@ -72,10 +72,10 @@ def _prompts() -> PromptSet:
 
 
 def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
-    """Components in [0, 1], an answer, a judge's verdict, and what else a reward may say.
+    """Components in [0, 1], an answer, a judge's verdict, and what else a reward may return.
 
-    Few rewards of a group are above a half. Those of two prompts in ten are all the same, so that
-    their groups teach nothing. A response has two turns, each with a reward and two unit tests.
+    Few rewards of a group are above a half. Two prompts in ten have equal rewards, so their groups
+    have no learning signal. A response has two turns, each with a reward and two unit tests.
     """
     low = sum(ord(c) < 64 for c in completion) if prompt[-1] not in "37" else 0
     ends = [len(completion) // 2, len(completion)]
@@ -114,27 +114,27 @@ _CONFIG = TrainConfig(
 def assert_loop_runs_whole(
     recipe: str | Recipe | EvolutionRecipe, *, config: TrainConfig | None = None, steps: int = 3
 ) -> None:
-    """Trains a tiny model with ``train`` and checks that the method acts in the loop.
+    """Trains a tiny model with ``train`` and checks that every part of the method has an effect.
 
-    After the run the parameters have moved (or have not, with ``curation.no_update``) and the
-    losses are finite. The KL of the last update is above 0 if the recipe reads it. A tracker of
-    prompts has counted the prompts that were drawn. The state of every controller, the critic and a
-    moving reference have changed, and so has the memory of a collector. A collector that resamples
-    groups with equal rewards, or adds help where all rewards are low, has done so if the run
-    covered an epoch.
+    After the run, the losses are finite and the parameters have changed (or have not, with
+    ``curation.no_update``). The KL of the last update is above 0 if the recipe reads it. A tracker
+    of prompts has counted the prompts that were drawn. The critic, a moving reference, and the
+    states of every controller and of the collector have changed. If the run covered an epoch, a
+    collector that resamples groups with equal rewards, or adds help where all rewards are low, has
+    done so.
 
     Args:
       recipe: The name of a preset, or a recipe.
-      config: Model, data, reward and sizes. By default the model has random weights and one layer
-        (or is a flow model),
-        the data set 10 prompts, a step 4 of them with 6 rollouts each; the reward is in [0, 1] with
-        a second component, two prompts in ten have equal rewards, and data and reward bring all
-        that a preset may read: hints, demonstrations, paraphrases, turns, unit tests.
-      steps: How many steps to train.
+      config: Model, data, reward and sizes. The default model has one layer with random weights (or
+        is a flow model). The data set has 10 prompts, and a step uses 4 of them with 6 rollouts
+        each. The reward is in [0, 1] and has further components; two prompts in ten have equal
+        rewards. Data and reward supply all that a preset may read: hints, demonstrations,
+        paraphrases, turns, unit tests.
+      steps: Number of training steps.
 
     Raises:
       AssertionError: If a part had no effect; it names the recipe and the part.
-      ValueError: If the loop cannot run the method, in one sentence.
+      ValueError: If the loop cannot run the method; one sentence says why.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -147,7 +147,7 @@ def assert_loop_runs_whole(
         length = config.sampling.max_new_tokens
         made = catalog.preset(recipe, length=length, num_prompts=num_prompts)
     if default and isinstance(made.likelihood, FlowLikelihood):
-        # A tree of 16 leaves, whose last split is at the tenth step.
+        # A tree of 16 leaves; its last split is at the tenth step.
         sampling = SamplingConfig(group_size=16, max_new_tokens=12)
         network = _flow if made.likelihood.steps is None else _text_flow
         config = dataclasses.replace(config, model=network, reward=_first_number, sampling=sampling)
@@ -155,7 +155,7 @@ def assert_loop_runs_whole(
         config = dataclasses.replace(config, model=_denoiser)
     optimizer = config.optimizer
     if made.computed_from("optimizer"):
-        # Bounds of what a step does leave no token at the usual rate of a tiny run.
+        # At the usual learning rate of a tiny run, bounds on the effect of a step mask all tokens.
         optimizer = dataclasses.replace(optimizer, learning_rate=1e-5)
     if made.learns_from_model and config.teacher is None:
         config = dataclasses.replace(config, recipe=recipe, teacher=_teacher)
@@ -196,11 +196,11 @@ def assert_loop_runs_whole(
 def _check_memory(
     recipe: Recipe, state, name: str, config: TrainConfig, params: Any, num_prompts: int
 ) -> None:
-    """Raises AssertionError unless all that the recipe remembers has moved."""
+    """Raises AssertionError unless all states of the recipe have changed."""
     algo, first = state.algo_state, recipe.init()
     steps, batch = config.steps, config.prompts_per_step
     if recipe.reads_last_kl:
-        # A policy that did not move differs from itself by rounding.
+        # Rounding gives an unchanged policy a KL that is not exactly 0.
         kl = float(algo.last_kl)
         _require(kl > 1e-6, f"{name} reads the KL of the last update, which is {kl:g}")
     for slot in ("advantage", "curation"):
@@ -210,7 +210,7 @@ def _check_memory(
             for a, b in zip(new, old, strict=True)
             if np.shape(a)[:1] == (num_prompts,)
         ]
-        # A collector may draw a prompt again before others.
+        # A collector may draw a prompt again before it draws others.
         drawn = min(num_prompts, steps * batch) if recipe.collector is None else batch
         most = max(seen, default=drawn)
         _require(most >= drawn, f"{name}: {slot} saw {most} of {drawn} prompts")
@@ -234,7 +234,7 @@ def _check_memory(
 
 
 def _check_collector(collector, result, name: str, config: TrainConfig, num_prompts: int) -> None:
-    """Raises AssertionError unless a collector asked for what it drops, or learned."""
+    """Raises AssertionError unless a collector replaced what it dropped, or changed its state."""
     size, batch, steps = config.sampling.group_size, config.prompts_per_step, config.steps
     length = config.sampling.max_new_tokens
     collector = sized(collector, group_size=size, max_new_tokens=length, num_groups=batch)
@@ -244,17 +244,17 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
         _require(_differ(state, first), f"{name}: the state of its collector did not move")
     asked = sum(row["rollouts_sampled"] for row in result.history)
     if collector_needs(collector, "needs_slots"):
-        return  # it changes how rollouts are sampled, and not how many
-    # One that sends several messages drops nothing.
+        return  # the collector changes how rollouts are sampled, not how many
+    # A collector that sends several messages drops nothing.
     drops = not isinstance(collector, SeveralMessages)
     if (policy := getattr(collector, "policy", None)) is not None:
-        # One that helps every group divides the G rollouts between those with help and those
-        # without, and what the data bring is not sampled.
+        # A collector that helps every group splits the G rollouts into those with and those
+        # without help. Responses from the data are not sampled.
         samples = policy.sends_text or policy.needs_slots or getattr(policy, "fixes_tokens", False)
         from_start = getattr(policy, "warmup", 0) < steps
         drops = drops and samples and policy.first(size) == size and from_start
     if batch * steps >= num_prompts and not remembers and drops:
-        # An allocator may send less than a group of rollouts at first.
+        # An allocator may at first request fewer rollouts than a group has.
         first_size = getattr(collector, "first", None) or size
         _require(
             asked > batch * first_size * steps,

@@ -1,4 +1,4 @@
-"""Models that train in milliseconds: a decoder with every component of a real one, and a flow."""
+"""Models that train in milliseconds: a decoder with all parts of a real one, and flow models."""
 
 import jax
 
@@ -30,7 +30,7 @@ _CONFIG = ModelConfig(
 
 
 def tiny_config(**overrides) -> ModelConfig:
-    """The shape of :func:`tiny_model`: two layers of width 32 over bytes.
+    """The configuration of :func:`tiny_model`: two layers of width 32 over bytes.
 
     Args:
       **overrides: Fields of ``models.ModelConfig``, which checks them.
@@ -61,10 +61,10 @@ def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
 
 
 def tiny_flow_model(*, seed: int = 0) -> tuple[Model, ArrayTree]:
-    """A flow model of five thousand random parameters on latents of two numbers.
+    """A flow model with five thousand random parameters, for latents of two numbers.
 
     Args:
-      seed: Of the parameters.
+      seed: Seed of the parameters.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -80,7 +80,7 @@ def tiny_text_flow_model(*, seed: int = 0) -> tuple[Model, ArrayTree]:
     """A model of one layer that writes a text and then denoises a latent of two numbers.
 
     Args:
-      seed: Of the parameters.
+      seed: Seed of the parameters.
 
     Example:
       >>> import jaxrl_llm as jr

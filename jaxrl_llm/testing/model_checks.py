@@ -1,6 +1,6 @@
 """Checks of a recipe together with a model and the sampler.
 
-Each raises AssertionError with its name, the recipe and the number that differs.
+Each check raises an AssertionError that names the check, the recipe and the number that differs.
 """
 
 import functools
@@ -31,7 +31,7 @@ from jaxrl_llm.testing.cases import (
 from jaxrl_llm.testing.model import tiny_model
 from jaxrl_llm.train.score import Scorer, Scores
 
-# Temperature and truncation of the sampler.
+# Temperatures and truncations of the sampler.
 SAMPLING = (
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 20},
@@ -42,16 +42,16 @@ SAMPLING = (
 
 @functools.lru_cache(maxsize=1)
 def model() -> tuple[Model, ArrayTree]:
-    """The model of these checks: one layer, to compile fast."""
+    """The model of these checks. It has one layer, so it compiles fast."""
     return tiny_model(num_layers=1)
 
 
 def score_batch(
     params: ArrayTree, batch: Batch, *, temperature: float = 1.0, statistics=()
 ) -> Scores:
-    """What training computes of a batch, prompts shared by their groups.
+    """The scores that training computes for a batch, with each prompt shared by its group.
 
-    ``statistics`` are pairs of a name and a function, those of a recipe.
+    ``statistics`` are the pairs of name and function of a recipe.
     """
     network = model()[0]
     scorer = Scorer(network, temperature, teacher_matrix=_teacher_matrix(network, params))
@@ -59,14 +59,14 @@ def score_batch(
 
 
 def _teacher_matrix(network: Model, params: ArrayTree) -> Array:
-    """That of a policy which is its own teacher: a constant."""
+    """The output matrix of a policy that is its own teacher, as a constant."""
     return jax.lax.stop_gradient(network.output_matrix(params))
 
 
 def score_rows(
     params: ArrayTree, batch: Batch, *, statistics=(), network: Model | None = None
 ) -> Scores:
-    """The same from one padded row a rollout: the prompt, then at once the response."""
+    """The same scores from one padded row per rollout: the response directly after the prompt."""
     network, (P, G, T) = network or model()[0], batch.tokens.shape
     length = batch.prompt_tokens.shape[1] + T
     prompt_length = jnp.sum(batch.prompt_mask, axis=-1)[:, None, None]
@@ -98,7 +98,7 @@ def score_rows(
 
 
 class Layout(NamedTuple):
-    """One way to compute log-probabilities, and its gradient, compiled for all recipes.
+    """One way to compute scores, and its gradient, compiled for all recipes.
 
     ``score`` is ``(params, batch) -> Scores``, ``pull`` is ``(params, batch, gradients in what
     Scores holds) -> d params``.
@@ -111,12 +111,12 @@ class Layout(NamedTuple):
 def layout(function: Callable, recipe: Recipe) -> Layout:
     """The compiled forms of :func:`score_batch` or :func:`score_rows` with a recipe's statistics.
 
-    Recipes without any share one.
+    Recipes without statistics share one layout.
     """
     return compiled_layout(bind(function, statistics=tuple(recipe.computed_from("policy").items())))
 
 
-@functools.lru_cache(maxsize=16)  # the seven of recipes without statistics, and of one with
+@functools.lru_cache(maxsize=16)  # seven without statistics, and those of one recipe with some
 def compiled_layout(function: Callable) -> Layout:
     """The compiled forms of a function of parameters and a batch."""
 
@@ -142,7 +142,7 @@ def model_case(recipe: Recipe) -> Case:
 
 
 def widened(batch: Batch, more: int) -> Batch:
-    """The batch with ``more`` columns of padding behind prompts and responses."""
+    """The batch with ``more`` columns of padding after prompts and responses."""
 
     def pad(x, fill):
         return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, more),), constant_values=fill)
@@ -167,13 +167,13 @@ def widened(batch: Batch, more: int) -> Batch:
 
 
 def packed(batch: Batch) -> Batch:
-    """The batch with two responses or more in a row, which is twice as long."""
+    """The batch packed into rows of twice the length, with two or more responses in a row."""
     plan = plan_packing(np.asarray(batch.mask), size=2 * batch.mask.shape[-1], most=2.0)
     return batch.replace(packing=jax.tree.map(jnp.asarray, plan))
 
 
 def with_strange_ids(batch: Batch) -> Batch:
-    """The batch with -1 and a million in turn for the ids of its padding."""
+    """The batch with token ids that alternate between -1 and a million in its padding."""
 
     def fill(tokens, mask):
         strange = jnp.where(jnp.arange(tokens.shape[-1]) % 2, -1, 10**6)
@@ -186,11 +186,11 @@ def with_strange_ids(batch: Batch) -> Batch:
 
 
 def check_layouts(recipe: Recipe) -> None:
-    """Loss and gradient in parameters do not depend on how the batch is laid out.
+    """The loss and its gradient in the parameters do not depend on the layout of the batch.
 
-    A prompt shared by its group, more padding behind prompts and responses, ids in the padding that
-    no vocabulary has, several responses packed in a row, and one padded row a rollout that repeats
-    the prompt.
+    The layouts are: a prompt shared by its group, more padding after prompts and responses, padding
+    ids outside the vocabulary, several responses packed in a row, and one padded row per rollout
+    that repeats the prompt.
     """
     params, case = model()[1], model_case(recipe)
     functions, results = compiled(recipe), {}
@@ -216,10 +216,10 @@ def check_layouts(recipe: Recipe) -> None:
 
 @functools.lru_cache(maxsize=1)
 def sampled_batches() -> list[tuple[dict, Batch]]:
-    """Sampled rollouts, by the options of the sampler.
+    """Pairs of sampler options and a batch of rollouts sampled with them.
 
-    The policy that sampled is what the sampler reports: its log-probability over the truncated
-    support, as in the training loop.
+    ``old_logp`` and ``behavior_logp`` are what the sampler reports: log-probabilities over the
+    truncated support, as in the training loop.
     """
     (network, params), template = model(), make_case()
     prompts = [
@@ -254,24 +254,24 @@ def sampled_batches() -> list[tuple[dict, Batch]]:
 
 
 def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
-    """What the model samples, with what training computes of it."""
+    """Rollouts sampled from the model, with the scores that training computes for them."""
     pairs = []
     for options, batch in sampled_batches():
-        if recipe.critic is not None:  # values of as many heads
+        if recipe.critic is not None:  # its values have one entry per head
             batch = batch.replace(extras=make_case(recipe=recipe).batch.extras)
         way = layout(bind(score_batch, temperature=options["temperature"]), recipe)
         scored = way.score(model()[1], batch)
-        # The support was for the scores; without it, the recipe is compiled for one kind of batch.
+        # Only the scores need the support; without it, the recipe compiles for one kind of batch.
         batch = batch.replace(ref_logp=scored.logp, support=None)
         pairs.append((options, Case(batch, scored.logp, scored.entropy, scored.statistics)))
     return pairs
 
 
 def check_rollouts(recipe: Recipe) -> None:
-    """On what the model itself sampled, at any temperature and truncation, the ratio is 1.
+    """The ratio is 1 on rollouts of the model itself, at any temperature and truncation.
 
-    The proximal log-probability is the sampler's, at its temperature over the truncated support;
-    the gradient must be that of the plain policy gradient.
+    ``old_logp`` is that of the sampler, at its temperature and over the truncated support. The
+    gradient must be the plain policy gradient.
     """
     for options, case in rollout_cases(recipe):
         mask = np.asarray(case.batch.mask)
@@ -291,7 +291,7 @@ def bfloat16_scores(statistics: tuple[tuple[str, Callable], ...]) -> Callable[[B
 
 
 def check_model_precision(recipe: Recipe) -> None:
-    """A bfloat16 model goes in; loss, advantages and weights are float32."""
+    """With a bfloat16 model, logp, loss, advantages and weights are float32."""
     batch = model_case(recipe).batch
     scored = bfloat16_scores(tuple(recipe.computed_from("policy").items()))(batch)
     case = Case(batch, scored.logp, scored.entropy, scored.statistics)

@@ -1,4 +1,4 @@
-"""Checks of a model: whether it is as :class:`jaxrl_llm.models.Model` promises."""
+"""Checks that a model fulfills the contract of :class:`jaxrl_llm.models.Model`."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -12,7 +12,7 @@ from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.sharding import AXES, param_spec
 
-# Prompts, rollouts of each, and tokens of a response and of the longest prompt.
+# Prompts, rollouts per prompt, tokens of a response, tokens of the longest prompt.
 P, G, T, LP = 2, 2, 4, 5
 
 
@@ -28,7 +28,7 @@ def assert_model_ok(
 
     Raises:
       AssertionError: At the first check that fails; it names the check and the reason.
-      ValueError: If there is no check of a name.
+      ValueError: If a name is not in :data:`MODEL_CHECKS`.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -100,9 +100,10 @@ def check_causality(model: Model, params: ArrayTree) -> None:
 
 
 def check_prefix(model: Model, params: ArrayTree) -> None:
-    """Responses after a shared prefix are those of one row of prompt and response.
+    """Hidden states after a shared prefix equal those of one row of prompt and response.
 
-    A prompt is padded on the right, so the positions of its responses do not follow the array.
+    Prompts are padded on the right, so the positions of a response start at the length of its
+    prompt, not at the width of the array.
     """
     shared, rows = _with_and_without_prefix(model, params)
     message = "a shared prefix and positions that continue it differ from rows without a prefix"
@@ -110,9 +111,9 @@ def check_prefix(model: Model, params: ArrayTree) -> None:
 
 
 def check_cache(model: Model, params: ArrayTree) -> None:
-    """Token by token through the cache, hidden states are those of one pass.
+    """Decoding token by token through the cache gives the hidden states of one pass.
 
-    The index of the cache is one number, or one for each row.
+    The index of the cache is one number, or one number for each row.
     """
     prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
     positions = lengths[:, None, None] + jnp.arange(T)
@@ -168,7 +169,7 @@ def check_delta(model: Model, params: ArrayTree) -> None:
 
 
 def check_remat(model: Model, params: ArrayTree) -> None:
-    """What the backward pass computes again changes neither hidden states nor gradients."""
+    """Rematerialization changes neither hidden states nor gradients."""
     tokens = _tokens(model, (P, G, T))
     positions, context = _positions(tokens), _context(tokens)
     results = {}
@@ -186,7 +187,7 @@ def check_remat(model: Model, params: ArrayTree) -> None:
 
 
 def check_packing(model: Model, params: ArrayTree) -> None:
-    """Packed responses, and prompts in the rows of their responses, where the model takes them."""
+    """Packed responses, and prompts in their rows, give the same hidden states where supported."""
     prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
     expected, _ = _with_and_without_prefix(model, params)
     positions = jnp.broadcast_to(lengths[:, None, None] + jnp.arange(T), responses.shape)
@@ -216,9 +217,9 @@ def check_packing(model: Model, params: ArrayTree) -> None:
 
 
 def check_sharding(model: Model, params: ArrayTree) -> None:
-    """The sharding rules name parameters that exist, with no more axes than they have.
+    """The sharding rules name existing parameters and have no more axes than the parameters.
 
-    A model that is replicated on every device declares it with ``sharding_rules=()``.
+    A model that is replicated on every device declares this with ``sharding_rules=()``.
     """
     mesh, used = jax.sharding.AbstractMesh((1, 2, 2), AXES), set()
     for path, x in jax.tree_util.tree_leaves_with_path(params):

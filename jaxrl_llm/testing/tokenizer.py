@@ -1,4 +1,4 @@
-"""A tokenizer without a vocabulary file: one id a byte."""
+"""A tokenizer without a vocabulary file: one id per byte."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ class ByteTokenizer:
     Attributes:
       vocab_size: 259.
       bos_id: 256; starts a chat message.
-      eos_ids: (257,); ends one.
+      eos_ids: (257,); ends a chat message.
       pad_id: 258.
 
     Example:
@@ -33,10 +33,10 @@ class ByteTokenizer:
     pad_id: int = 258
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
-        """Ids of a text.
+        """The ids of a text.
 
-        Without ``allow_special``, for text that comes from outside, ``<bos>``, ``<eos>`` and
-        ``<pad>`` are bytes like any other and not one id each.
+        Without ``allow_special``, for untrusted text, ``<bos>``, ``<eos>`` and ``<pad>`` are
+        encoded as bytes like any other text, not as one id each.
         """
         parts = _SPLIT.split(text) if allow_special else [text]
         ids: list[int] = []
@@ -47,7 +47,7 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become the replacement character.
 
-        Without ``skip_special``, special tokens are written by their names and not left out. Raises
+        Without ``skip_special``, special tokens appear by name instead of being left out. Raises
         ValueError if an id is outside the vocabulary.
         """
         data = bytearray()
@@ -69,8 +69,8 @@ class ByteTokenizer:
     ) -> str:
         r"""Messages as one text: ``<bos>role``, a new line, the content, ``<eos>``.
 
-        Each message has "role" and "content"; with ``add_generation_prompt`` the text ends with the
-        opening of the assistant's message. The names of ``tools`` come before, as a message.
+        Each message has "role" and "content". With ``add_generation_prompt`` the text ends with the
+        opening of the assistant's message. The names of ``tools`` come first, as one message.
 
         Example:
           >>> ByteTokenizer().chat([{"role": "user", "content": "2+2?"}])

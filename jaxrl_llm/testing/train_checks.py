@@ -1,6 +1,6 @@
 """Checks of a recipe together with the train step and a checkpoint.
 
-Each raises AssertionError with its name, the recipe and the number that differs.
+Each check raises an AssertionError that names the check, the recipe and the number that differs.
 """
 
 import tempfile
@@ -28,12 +28,12 @@ from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import Scores
 
-# Of the policy in the train step: at 1, a step that forgets it would pass.
+# Temperature of the policy in the train step: at 1, a step that ignores it would pass.
 TEMPERATURE = 0.7
 
 
 def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
-    """A model that the recipe trains, and a batch for it."""
+    """A model that the recipe can train, and a batch for the model."""
     if recipe.likelihood is None:
         return model(), model_case(recipe).batch
     if isinstance(recipe.likelihood, FlowLikelihood):
@@ -59,10 +59,10 @@ def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
 
 
 def plain_scores(params: ArrayTree, batch: Batch, *, network: Model, recipe: Recipe) -> Scores:
-    """What training computes of a denoiser's batch, all logits at once.
+    """The scores that training computes for a denoiser's batch, from all logits at once.
 
-    A forward a draw, of rows whose padding lies between prompt and response; the mask id is left
-    out of the vocabulary before the softmax.
+    Each draw is one forward pass over rows with the padding between prompt and response. The mask
+    id is removed from the vocabulary before the softmax.
     """
     likelihood, mask_id = cast("Likelihood", recipe.likelihood), network.config.mask_id
     (P, G, _), extras = batch.tokens.shape, batch.extras
@@ -96,7 +96,7 @@ def plain_scores(params: ArrayTree, batch: Batch, *, network: Model, recipe: Rec
 
 
 def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) -> ArrayTree:
-    """What one step of plain gradient descent subtracts: the gradient, as training applies it."""
+    """The gradient as training applies it: what one step of plain gradient descent subtracts."""
     (network, params), batch = _model_and_batch(recipe)
     batch = packed(batch) if rows else batch
     optimizer = optax.sgd(1.0)
@@ -138,12 +138,11 @@ def check_train_step(
     microbatches: int = 2,
     rows: bool = True,
 ) -> None:
-    """One train step is the gradient of the loss: in microbatches, packed in rows, and on a mesh.
+    """A train step applies the gradient of the loss: in microbatches, packed rows and on a mesh.
 
-    At a temperature other than 1; the expected gradient is put together by hand. The mesh of the
-    default has all three axes at once; with too few devices, the step is that of one. Without
-    ``rows``, responses are padded. Of a recipe that updates turn by turn, it is the step that all
-    turns at once would make.
+    The temperature is not 1, and the expected gradient is assembled by hand. The default mesh has
+    all three axes at once; with too few devices, the step runs on one. Without ``rows``, responses
+    are padded. A recipe that updates turn by turn is checked with one update for all turns.
     """
     if recipe.likelihood is not None:
         return _check_denoising_step(recipe, sizes)
@@ -169,9 +168,10 @@ def check_train_step(
 
 
 def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]]) -> None:
-    """One step is the gradient of the loss over :func:`plain_scores`, in any division of a batch.
+    """A step applies the gradient of the loss over :func:`plain_scores`, however a batch is split.
 
-    Its parts all see the same masks. Of a flow policy, it is the step in one piece.
+    All parts of the batch see the same masks. The expected step of a flow policy is that of the
+    undivided batch.
     """
     (network, params), batch = _model_and_batch(recipe)
     score = bind(plain_scores, network=network, recipe=recipe)
@@ -193,7 +193,7 @@ def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]])
 
 
 def check_checkpoint(recipe: Recipe) -> None:
-    """The state survives a checkpoint, and what follows depends on it alone."""
+    """The state survives a checkpoint, and alone determines how the next batch is prepared."""
     name = "check_checkpoint"
     first, second = (make_case(seed, recipe=recipe).batch for seed in (0, 1))
     prepare = cases.prepare(recipe)
