@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and readable file errors."""
+"""Atomic file writes, and readable file errors."""
 
 import contextlib
 import errno
@@ -12,10 +12,10 @@ from typing import IO, Any
 
 
 def replaceable(path: Path) -> Path | None:
-    """The regular file that a path names, through links, whether it exists or not.
+    """The regular file that a path names once links are followed; the file need not exist.
 
-    None for what is written through: a device, a pipe, and what this process has as its standard
-    output or error, such as /dev/stdout.
+    None for a path that is written in place: a device, a pipe, or the standard output or error of
+    this process, such as /dev/stdout.
     """
     try:
         status = path.stat()
@@ -28,38 +28,38 @@ def replaceable(path: Path) -> Path | None:
 
 
 def open_through(path: Path) -> IO[bytes]:
-    """A device, a pipe or a standard stream, opened for writing and unbuffered."""
+    """Opens a device, a pipe or a standard stream for unbuffered writing."""
     number = _standard_stream(path.stat())
     if number is None:
         return path.open("wb", buffering=0)
-    for stream in (sys.stdout, sys.stderr):  # what was printed comes first
+    for stream in (sys.stdout, sys.stderr):  # earlier output comes first
         stream.flush()
     return os.fdopen(os.dup(number), "wb", buffering=0)
 
 
 def _standard_stream(status: os.stat_result) -> int | None:
-    """Which of standard output and error a file is."""
+    """The descriptor of standard output or error if the file is one of them, else None."""
     for number in (1, 2):
-        with contextlib.suppress(OSError):  # a closed one
+        with contextlib.suppress(OSError):  # the stream is closed
             if os.path.samestat(status, os.fstat(number)):
                 return number
     return None
 
 
 def write_all(file: IO[bytes], content: bytes) -> None:
-    """Writes bytes to an unbuffered file: a full disk takes a part of them, and then fails."""
+    """Writes all bytes to an unbuffered file; a full disk accepts a part of them, then fails."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file such that it holds the old content or the new one, never a part.
+    """Writes a file atomically: it holds the old content or the new content, never a part.
 
-    A link stays, and its target is replaced. A device or a pipe is written to.
+    A link stays, and its target is replaced. A device or a pipe is written in place.
 
     Raises:
-      OSError: If it cannot be written; names the path.
+      OSError: If the file cannot be written; the error names the path.
     """
     data = content.encode() if isinstance(content, str) else content
     unfinished = None
@@ -73,26 +73,26 @@ def write_whole(path: Path, content: str | bytes) -> None:
         unfinished.write_bytes(data)
         with contextlib.suppress(FileNotFoundError):
             unfinished.chmod(stat.S_IMODE(target.stat().st_mode))  # a private file stays private
-        sync(unfinished)  # the new name may reach the disk before the text does
+        sync(unfinished)  # else the new name may reach the disk before the content
         os.replace(unfinished, target)
     except OSError as error:
         if unfinished is not None:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-        if error.errno is not None:  # else its message is all it has
+        if error.errno is not None:  # an error without a number shows only its message
             error.filename = error.filename or str(path)
         raise
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Adds lines to a file, all or none; a part of a line that a kill left is removed first.
+    """Appends lines to a file, all or none. Removes a partial line left by a killed process first.
 
     Raises:
-      OSError: If it cannot be written; the file is as it was.
+      OSError: If the lines cannot be written; the file then has none of them.
     """
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
-        if end:  # at the end of the last complete line
+        if end:  # find the end of the last complete line
             file.seek(end - 1)
             if file.read(1) != b"\n":
                 file.seek(0)
@@ -106,7 +106,7 @@ def append_whole(path: Path, text: str) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError also where it is nested deeper than Python calls go."""
+    """The value of a JSON text; also raises ValueError if the text is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -115,10 +115,10 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextlib.contextmanager
 def parsing(function: str, path: Path, what: str) -> Iterator[None]:
-    """Whatever is raised of a file's content becomes one ValueError that names the file.
+    """Turns any error from the content of a file into one ValueError that names the file.
 
-    Parsers that trust a file raise anything; a panic of one in Rust is a BaseException. Errors of
-    the file system, and those that name the file already, pass.
+    A parser that trusts its input may raise anything; a panic of a Rust parser is a BaseException.
+    File system errors, and a ValueError that already names the file, pass through.
     """
     try:
         yield
@@ -134,11 +134,11 @@ def parsing(function: str, path: Path, what: str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, would survive a loss of power.
+    """Waits until a file, or the entries of a folder, would survive a loss of power.
 
     Raises:
-      OSError: If it was not written. File systems that cannot sync report other errors, which
-        are ignored.
+      OSError: If the data was not written. Other errors, which come from file systems that cannot
+        sync, are ignored.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -166,11 +166,11 @@ def free_name(path: Path) -> Path:
 
 
 def reason(error: BaseException) -> str:
-    """The reason of a write error, in a few words."""
+    """The reason for a write error, in a few words."""
     text = str(error)
     if "No space left on device" in text:
         return "no space is left on the device"
-    # A quota and too many open files have this kind too.
+    # A quota and too many open files are RESOURCE_EXHAUSTED too.
     out_of_memory = "RESOURCE_EXHAUSTED" in text and "memory" in text.lower()
     if isinstance(error, MemoryError) or out_of_memory:
         return "there is not enough memory"
@@ -182,11 +182,11 @@ def reason(error: BaseException) -> str:
 def hindrance(error: BaseException) -> str | None:
     """The reason why an intact file could not be read; None if the file may be damaged.
 
-    A damaged file does not parse or lacks a part. A machine without the memory for it, or without
-    the permission to open it, says nothing about the file.
+    A damaged file does not parse or lacks a part. An error from lack of memory or of permission
+    says nothing about the file.
     """
     chain, cause = [], error
-    while cause is not None:  # the error and what led to it
+    while cause is not None:  # the error and its causes
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
     for each in chain:
@@ -197,6 +197,6 @@ def hindrance(error: BaseException) -> str | None:
             return "permission denied"
     parsing = (ValueError, LookupError, TypeError, AttributeError, EOFError)
     missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-    # Orbax wraps the error that says what it was.
+    # Orbax wraps the original error.
     damaged = any(isinstance(each, parsing + missing) for each in chain)
     return None if damaged else reason(error)

@@ -1,4 +1,4 @@
-"""Returns the memory that a compilation leaves in the heap, before the program first runs."""
+"""Returns heap memory to the system after a compilation, before the program first runs."""
 
 import ctypes
 import functools
@@ -6,19 +6,19 @@ import sys
 
 import jax
 
-# What jax reports once XLA has compiled a program, with the seconds that it took.
+# The event that jax reports once XLA has compiled a program, with the duration in seconds.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-# Shorter compilations leave too little to search for.
+# Shorter compilations leave too little memory to search for.
 _SECONDS = 1.0
 
 
 @functools.cache
 def trim_after_compiling() -> None:
-    """From now on, long compilations hand the memory that they freed back to the system.
+    """From now on, long compilations return the memory that they freed to the system.
 
-    XLA frees most of what it takes to compile a train step, but glibc keeps that for later, in
-    pieces too small for any large array: half a gigabyte on top of the step at its peak. On systems
-    without glibc nothing changes. Called again, it does nothing more.
+    XLA frees most of the memory that it needs to compile a train step. glibc keeps this memory, in
+    pieces too small for any large array: half a gigabyte on top of the peak of the step. This
+    function has no effect on systems without glibc, or when it is called again.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""Packages whose names load on first use, so that importing them costs nothing heavy."""
+"""Packages that load their names on first use, so that importing them is cheap."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ def lazy(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` for the ``__init__`` of a package (PEP 562).
 
-    ``package`` is its ``__name__``; ``homes`` has the submodule that defines each public name.
+    ``package`` is its ``__name__``; ``homes`` maps each public name to the submodule with it.
     """
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A folder that one process holds at a time."""
+"""A lock on a folder, held by one process at a time."""
 
 import contextlib
 import errno
@@ -17,17 +17,17 @@ class InUseError(RuntimeError):
 
 
 class FolderLock:
-    """Holds a folder until :meth:`release`, or until the process ends, however it ends.
+    """Locks a folder until :meth:`release`, or until the process ends in any way.
 
-    The operating system keeps the lock, so a killed process leaves none behind; the file ``.lock``
-    in the folder only says which process it is. Where a file system has no locks, nothing is held.
+    The operating system keeps the lock, so a killed process leaves none behind. The file ``.lock``
+    in the folder only names the process. On a file system without locks, nothing is locked.
 
     Args:
       folder: An existing folder.
 
     Raises:
-      InUseError: If another process holds it; says which one, on which host, and since when.
-      OSError: If the file cannot be written.
+      InUseError: If another process holds the lock; says which one, on which host, and since when.
+      OSError: If the file ``.lock`` cannot be written.
 
     Example:
       >>> import tempfile
@@ -44,7 +44,7 @@ class FolderLock:
     def __init__(self, folder: str | Path):
         self._file: IO[bytes] | None = None
         try:
-            import fcntl  # Unix has it, and Windows imports this module too
+            import fcntl  # only on Unix, but Windows imports this module too
         except ImportError:
             return
         file = (Path(folder) / ".lock").open("a+b", buffering=0)
@@ -66,7 +66,7 @@ class FolderLock:
             file.truncate(0)
             file.write(json.dumps(row).encode())
         except OSError:
-            file.close()  # the traceback would hold it, and with it the folder
+            file.close()  # else the traceback keeps the file open and the folder locked
             raise
         self._file = file
 
@@ -78,8 +78,8 @@ class FolderLock:
 
 
 def _holder(file: IO[bytes]) -> str:
-    """Which process wrote a lock, in words."""
+    """The process that wrote a lock file, in words."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         row = json.loads(file.read())
         return f"process {row['process']} on {row['host']} since {row['since']}"
-    return "another process"  # it has just begun
+    return "another process"  # it has not written the file yet

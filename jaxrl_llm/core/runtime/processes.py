@@ -1,9 +1,9 @@
-"""Several processes that run one program, as on a pod: shared values, and the process that reports.
+"""Programs of several processes, as on a pod: shared values, and the process that reports.
 
 Every process runs the same Python on the same values; arrays on a mesh are spread over the devices
-of all. What only one of them knows (a reward, a signal, a file) is shared here before anyone acts
-on it, so that no process waits for another in a computation that the other never starts. With one
-process these functions are trivial.
+of all processes. A value that only one process knows (a reward, a signal, a file) is shared here
+before any process acts on it. Otherwise a process could wait for another in a computation that the
+other never starts. With one process these functions are trivial.
 """
 
 import os
@@ -21,7 +21,7 @@ from jaxrl_llm.core.axes import ArrayTree
 T = TypeVar("T")
 
 
-_USAGE = 2  # the exit code of a command that is wrong
+_USAGE = 2  # the exit code of a usage error
 _LEAVE_SECONDS = 10.0
 
 
@@ -29,8 +29,8 @@ class ProcessError(RuntimeError):
     """Another process failed.
 
     Attributes:
-      kind: The class of its error, or the nearest above that is Python's or ours.
-      errno: The number of its error of the system, or of the one that caused it.
+      kind: The class of its error, or the nearest base class from Python or this package.
+      errno: The ``errno`` of its error, or of the cause of its error.
     """
 
     def __init__(self, text: str, kind: type = RuntimeError, errno: int | None = None):
@@ -45,20 +45,20 @@ def start(
     *,
     silence: int = 45,
 ) -> None:
-    """Joins this process with the others of the program, before anything touches a device.
+    """Connects this process to the others of the program; must run before any use of a device.
 
     Args:
       coordinator: ``HOST:PORT``, free on the host of process 0 and reachable from all.
       processes: Number of processes.
       process: Index of this process, from 0. None for all three reads them from the cluster: a TPU
         pod, Slurm, Open MPI or Kubernetes.
-      silence: Seconds without a sign after which a process counts as dead, which ends all
+      silence: Seconds without a heartbeat after which a process counts as dead, which ends all
         processes.
 
     Raises:
       RuntimeError: If jax has used a device already, or the others do not answer.
     """
-    # Ours: a process that is told to end agrees with the others on the step after which all do.
+    # We do this: a process that is told to end agrees with the others on a common last step.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator,
@@ -70,11 +70,11 @@ def start(
 
 
 def leave(code: int) -> None:
-    """Ends a process that has failed, if there are others; otherwise it returns.
+    """Ends a process that has failed, if there are others; otherwise returns.
 
-    The usual end waits for the others, which wait for this process in a computation. Without it
-    they fail, at the latest after the silence that :func:`start` allows. What is wrong with a
-    command is so for all: they leave together, since none can say so once the first has gone.
+    A normal exit waits for the other processes, which wait for this one in a computation. After
+    this exit they fail, at the latest after the silence that :func:`start` allows. A usage error
+    occurs in all processes. They leave together, since none can report it once the first has gone.
     """
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         if code == _USAGE:
@@ -87,7 +87,7 @@ def leave(code: int) -> None:
 
 
 def finish() -> None:
-    """Ends the part of a process that has others, once all have come here."""
+    """Disconnects this process from the others, if any, once all have called this function."""
     if jax.distributed.is_initialized():
         share(None)
         jax.distributed.shutdown()
@@ -99,9 +99,9 @@ def is_first() -> bool:
 
 
 def place(tree: ArrayTree, sharding: Any) -> ArrayTree:
-    """Arrays or typed keys that every process holds in full, laid out over the devices of all.
+    """Lays out arrays or typed keys, which every process holds in full, over all devices.
 
-    ``sharding`` is that of all of them, or a tree of shardings.
+    ``sharding`` is one sharding for all of them, or a tree of shardings.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -123,7 +123,7 @@ def _place(x, sharding: jax.sharding.Sharding):
 
 
 def to_host(tree: ArrayTree) -> ArrayTree:
-    """Arrays as full NumPy arrays in every process; all of them must ask for them."""
+    """Arrays as full NumPy arrays in every process; all processes must call this function."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
@@ -133,11 +133,11 @@ def to_host(tree: ArrayTree) -> ArrayTree:
             return multihost_utils.process_allgather(x, tiled=True)
         return jax.device_get(x)
 
-    return jax.tree.map(fetch, tree)  # one after the other: each is complete on every device
+    return jax.tree.map(fetch, tree)  # one at a time: each is gathered in full on every device
 
 
 def share(value: T) -> list[T]:
-    """The values of all processes, in order; all must call it with a value that can be pickled."""
+    """The values of all processes, in order; each process must pass a value that can be pickled."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
@@ -161,9 +161,9 @@ def from_first(function: Callable[[], T]) -> T:
 
 
 def together(function: Callable[[], T]) -> list[T]:
-    """The result of a function in each process; if it fails in one, it fails in all.
+    """The results of a function in all processes; a failure in one is a failure in all.
 
-    A process where it failed raises that error, the others :class:`ProcessError`.
+    A process in which the function failed raises its error; the others raise :class:`ProcessError`.
     """
     if jax.process_count() == 1:
         return [function()]
@@ -184,7 +184,7 @@ def together(function: Callable[[], T]) -> list[T]:
 
 
 def _described(error: Exception) -> tuple[str, type, int | None]:
-    """An error for the other processes, which may not have its class."""
+    """An error in a form for the other processes, which may lack its class."""
     package = __name__.partition(".")[0]
     there = ("builtins", package)
     kind = next(x for x in type(error).__mro__ if x.__module__.partition(".")[0] in there)
@@ -194,6 +194,6 @@ def _described(error: Exception) -> tuple[str, type, int | None]:
 
 
 def portion(count: int) -> slice:
-    """Which of ``count`` items this process does, so that each is done by one process."""
+    """The slice of ``count`` items that this process handles; one process handles each item."""
     index, processes = jax.process_index(), jax.process_count()
     return slice(index * count // processes, (index + 1) * count // processes)

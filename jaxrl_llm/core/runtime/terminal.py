@@ -1,14 +1,14 @@
-"""Text for a terminal, which obeys the control characters in it."""
+"""Text for a terminal, which would obey control characters in the text."""
 
 import re
 from typing import TextIO
 
-# All but the end of a line and the tab; also those that turn the direction of what follows.
+# All control characters but newline and tab; also those that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    r"""A text whose control characters are written out; ends of lines and tabs stay.
+    r"""A text with its control characters escaped; newlines and tabs stay.
 
     Example:
       >>> visible("\x1b[2Jgone\n")
@@ -18,12 +18,12 @@ def visible(text: str) -> str:
 
 
 def for_stream(text: str, stream: TextIO) -> str:
-    """The text as it is for a file or a pipe, and :func:`visible` for a terminal."""
+    """The text unchanged for a file or a pipe, and :func:`visible` for a terminal."""
     return visible(text) if stream.isatty() else text
 
 
 def text_of(value: object) -> str:
-    """``str`` of a value, or its type where that fails, as with an error that cannot be printed."""
+    """``str`` of a value, or its type if that fails, as for an error that cannot be printed."""
     try:
         return str(value)
     except Exception:

@@ -1,4 +1,4 @@
-"""Threads for calls that may hang, which the end of the program does not wait for."""
+"""Threads for calls that may hang; the program ends without waiting for them."""
 
 import atexit
 import contextlib
@@ -11,20 +11,20 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 _PATIENCE = 5.0  # seconds
-# Python runs the handler of a signal between two instructions of its main thread. One that comes
-# just as a wait without end begins, or in another thread, would be heard only after it, so waits
-# end here and begin again.
+# Python runs a signal handler between two instructions of its main thread. A signal that arrives
+# just as an endless wait begins, or in another thread, would be handled only after the wait. So
+# waits here end after this time and begin again.
 SIGNAL_SECONDS = 1.0
 
 
 class Worker:
-    """A daemon thread that runs calls one after the other; it starts with the first.
+    """A daemon thread that runs calls one after the other; it starts with the first call.
 
-    The end of the program waits a few seconds for a call under way, since one that computes on a
-    device must not be cut off, and no longer.
+    The end of the program waits a few seconds, and no longer, for a running call, since a call that
+    computes on a device must not be cut off.
 
     Args:
-      name: Of the thread.
+      name: Name of the thread.
 
     Example:
       >>> worker = Worker("sums")
@@ -42,7 +42,7 @@ class Worker:
         self._running: Future | None = None
 
     def submit(self, call: Callable[[], Any]) -> Future:
-        """A future of what the call returns."""
+        """Queues a call and returns a future of its result."""
         future: Future = Future()
         self._calls.put((future, call))
         if self._thread is None:
@@ -51,7 +51,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Cancels the calls that have not begun; the one under way goes on."""
+        """Cancels the calls that have not begun; a running call goes on."""
         with contextlib.suppress(queue.Empty):
             while (waiting := self._calls.get_nowait()) is not None:
                 waiting[0].cancel()
@@ -69,23 +69,23 @@ class Worker:
                 except BaseException as error:
                     future.set_exception(error)
                 self._running = None
-            del waiting, future, call  # nothing holds their arrays while it waits for the next
+            del waiting, future, call  # frees their arrays while the thread waits for a call
 
 
 def wait_for_one(futures: Collection[Future]) -> None:
-    """Waits until one of the futures is done; returns at once where there is none.
+    """Waits until one of the futures is done; returns at once if there are none.
 
-    A Ctrl-C is heard within a second, whenever it comes.
+    A Ctrl-C is handled within a second, whenever it arrives.
     """
     while futures and not wait(futures, SIGNAL_SECONDS, FIRST_COMPLETED).done:
         pass
 
 
 def end_within(seconds: float, code: int) -> None:
-    """Ends the process with a code if it goes on for so many seconds after its main thread.
+    """Ends the process with ``code`` if it still runs ``seconds`` after the end of its main thread.
 
-    The usual end waits for every thread that is no daemon, and one that hangs would never let it.
-    What is buffered must be flushed before.
+    A normal exit waits for every thread that is not a daemon, and a thread that hangs would block
+    the exit forever. Buffered output must be flushed before.
     """
 
     def end() -> None:

@@ -1,10 +1,10 @@
 """Ends this process from outside while one call holds the interpreter.
 
-A regular expression that backtracks for years lets no other thread run and no handler of a signal,
-so no deadline that is minded here is heard. Another process minds it: this file, run as a script.
-It reads lines from its standard input: a number, how many seconds until the next line with this
-number is due, and what is under way; or a number alone, which is over. Between them it reads
-signals, each a byte, which Python writes there without the interpreter.
+While a regular expression backtracks for years, no other thread and no signal handler can run, so
+this process cannot enforce a deadline. Another process does: this file, run as a script. It reads
+lines from its standard input. A line holds a number, the seconds until the next line with this
+number is due, and what is running; or the number alone, when the call has ended. Between the lines
+it reads signals, one byte each, which Python writes there without the interpreter.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ HELD_SECONDS = 30.0
 """Past its deadline, in which a call lets nothing run that would end it."""
 
 _TICK = 0.5  # seconds
-_LONGEST = 300  # characters of a text, so that a line is written at once or not at all
+_LONGEST = 300  # characters of a text, so that a line is written in one piece or not at all
 _END_SECONDS = 5.0
-_STOP_SECONDS = 5.0  # that a call may hold the interpreter after a second Ctrl-C
-_CONTROL = bytes(set(range(32)) - {10})  # in no line
+_STOP_SECONDS = 5.0  # for which a call may hold the interpreter after a second Ctrl-C
+_CONTROL = bytes(set(range(32)) - {10})  # never part of a line
 _SAVED = (
     "what was saved stands, for --resume. In a process of its own, such as a VerifierPool has, "
     "such a call ends alone."
@@ -37,10 +37,10 @@ _SAVED = (
 
 
 class Watchdog:
-    """Watches over calls of this process, from another one that starts with the first of them.
+    """Watches calls of this process from another process, which starts with the first call.
 
-    It does not count time in which this process is stopped, as by Ctrl-Z or a debugger, nor time in
-    which the whole machine is.
+    Time in which this process is stopped, as by Ctrl-Z or a debugger, does not count. Nor does time
+    in which the whole machine is suspended.
 
     Example:
       >>> with Watchdog().watching(60.0) as note:
@@ -51,20 +51,20 @@ class Watchdog:
     def __init__(self) -> None:
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._process: subprocess.Popen | None = None
-        self._owner = 0  # the process that started it: a fork has none
+        self._owner = 0  # the process that started the watcher; a fork has no watcher
 
     @contextlib.contextmanager
     def watching(self, seconds: float) -> Iterator[Callable[[str], None]]:
-        """Inside, this process is ended unless what it yields is called every so many seconds.
+        """Inside, this process is ended unless the yielded function is called every ``seconds``.
 
-        That takes a clause on what is under way, to be printed then. Nothing is watched before its
-        first call.
+        The function takes a clause on what is running, which is printed when the process is ended.
+        Nothing is watched before the first call of the function.
         """
         number, ended = next(self._numbers), threading.Event()
 
         def note(text: str) -> None:
             with self._lock:
-                if not ended.is_set():  # a call that was given up may still begin another
+                if not ended.is_set():  # an abandoned call may still begin another
                     self._send([number, seconds, text[:_LONGEST]])
 
         try:
@@ -76,9 +76,9 @@ class Watchdog:
 
     @contextlib.contextmanager
     def hearing(self) -> Iterator[None]:
-        """Inside, a second Ctrl-C ends this process also while a call holds the interpreter.
+        """Inside, a second Ctrl-C ends this process even while a call holds the interpreter.
 
-        Nothing is heard in a thread other than the main one, or where something else listens.
+        This has no effect outside the main thread, or if something else listens for signals.
         """
         if os.name != "posix" or threading.current_thread() is not threading.main_thread():
             yield
@@ -102,12 +102,12 @@ class Watchdog:
     def _send(self, message: list[Any]) -> None:
         if os.name != "posix":
             return
-        # An error is not that of the call which is watched: it then goes on without.
+        # An error here must not fail the watched call, which then goes on unwatched.
         try:
             self._write(message)
-        except BlockingIOError:  # it is stopped and reads nothing
+        except BlockingIOError:  # the watcher is stopped and reads nothing
             pass
-        except OSError:  # it was ended
+        except OSError:  # the watcher was ended
             self._process = None
             with contextlib.suppress(OSError):
                 self._write(message)
@@ -124,7 +124,7 @@ class Watchdog:
 
 def _start() -> subprocess.Popen:
     command = [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid())]
-    # Of a session of its own: what the terminal stops or ends is its parent.
+    # In a session of its own, so that the terminal stops or ends only its parent.
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
@@ -134,7 +134,7 @@ def _start() -> subprocess.Popen:
 
 
 def _end(process: subprocess.Popen, owner: int) -> None:
-    """Closes its input, at which it ends."""
+    """Closes the input of the watcher, which then ends."""
     if owner != os.getpid():
         return
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -148,7 +148,7 @@ SHARED = Watchdog()
 
 
 class _Due:
-    """What is under way, and how much longer each may be; and the signals that came."""
+    """The running calls, how much longer each of them may run, and the signals that arrived."""
 
     def __init__(self) -> None:
         self.left: dict[int, float] = {}
@@ -156,16 +156,16 @@ class _Due:
         self.signals, self.stops = 0, False
 
     def read(self, data: bytes) -> None:
-        """Reads whole lines."""
+        """Reads complete lines."""
         for line in data.split(b"\n"):
             for byte in line:
                 if byte in (signal.SIGINT, signal.SIGTERM):
                     self.signals += 1
                     self.stops = self.signals > 1 and byte == signal.SIGINT
-            with contextlib.suppress(ValueError):  # an empty one, or a signal of a high number
+            with contextlib.suppress(ValueError):  # an empty line, or a signal of a high number
                 number, *message = json.loads(line.translate(None, _CONTROL))
                 self.left.pop(number, None)
-                if not number:  # signals are heard anew
+                if not number:  # signals are counted anew
                     self.signals, self.stops = 0, False
                 elif message:
                     self.lines[number] = message[0], message[1]
@@ -174,7 +174,7 @@ class _Due:
             self.left = {n: min(x, _STOP_SECONDS) for n, x in self.left.items()}
 
     def late(self) -> str | None:
-        """The sentence on what is overdue, if anything is."""
+        """The sentence to print about an overdue call, or None."""
         for number, left in self.left.items():
             seconds, text = self.lines[number]
             if left <= 0 and self.stops:
@@ -186,7 +186,7 @@ class _Due:
 
 
 def _state(process: int) -> str:
-    """The state of a process, one letter; empty where it cannot be told."""
+    """The state of a process as one letter; empty if it is unknown."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -199,12 +199,12 @@ def _state(process: int) -> str:
 
 
 def main(parent: int) -> None:
-    """Reads lines until the parent closes the pipe, and ends the parent once one is overdue."""
+    """Reads lines until the parent closes the pipe, and ends the parent once a call is overdue."""
     due, rest, before = _Due(), b"", time.monotonic()
     while True:
         readable, _, _ = select.select([0], [], [], _TICK if due.left else None)
         now = time.monotonic()
-        # More than that passes where the machine sleeps, or this process is stopped.
+        # More time than that passes only if the machine sleeps or this process is stopped.
         passed, before = min(now - before, 2 * _TICK), now
         for number in due.left:
             due.left[number] -= passed
@@ -213,7 +213,7 @@ def main(parent: int) -> None:
             if data == rest:
                 return
             end = data.rfind(b"\n") + 1
-            if data[end:].strip(_CONTROL):  # the rest of a line is not there yet
+            if data[end:].strip(_CONTROL):  # the last line is not complete yet
                 data, rest = data[:end], data[end:]
             else:
                 rest = b""
@@ -223,7 +223,7 @@ def main(parent: int) -> None:
         if _state(parent) in ("T", "t"):
             due.left = {number: due.lines[number][0] for number in due.left}
         elif os.getppid() == parent:
-            if select.select([], [2], [], 1.0)[1]:  # a full pipe would hold us
+            if select.select([], [2], [], 1.0)[1]:  # a full pipe would block the write
                 os.write(2, f"{told}\n".encode(errors="replace"))
             os.kill(parent, signal.SIGKILL)
             return
