@@ -37,7 +37,7 @@ _NO_NUMBERS = frozenset("OUSMm")
 
 
 def _check_array(function: str, name: str, x) -> None:
-    """Raises TypeError for what jax would not take as an array."""
+    """Raises TypeError for a value that jax does not accept as an array."""
     if isinstance(x, (jax.Array, np.ndarray, np.generic, numbers.Number)) or hasattr(x, "dtype"):
         if getattr(getattr(x, "dtype", None), "kind", "") in _NO_NUMBERS:
             raise TypeError(
@@ -122,9 +122,9 @@ def check_integer(function: str, **arrays) -> None:
 
 
 def check_arrays(function: str, arrays: Mapping[str, typing.Any], **masks) -> None:
-    """Raises unless arrays by name are floating, of at least one axis, and of the masks' shape.
+    """Raises unless arrays are floating point, with at least one axis and the shape of the masks.
 
-    A dtype raises TypeError, a shape ValueError.
+    A wrong dtype raises TypeError, a wrong shape ValueError.
     """
     _check_min_rank(function, 1, {name: x for name, x in arrays.items() if x is not None})
     _check_dtype(function, "be floating point", jnp.floating, arrays)
@@ -132,7 +132,7 @@ def check_arrays(function: str, arrays: Mapping[str, typing.Any], **masks) -> No
 
 
 def check_alike(function: str, arrays: Mapping[str, typing.Any], **masks) -> None:
-    """As :func:`check_arrays`, of scalars as well."""
+    """As :func:`check_arrays`, but scalars pass too."""
     _check_dtype(function, "be floating point", jnp.floating, arrays)
     _check_same_shape(function, {**arrays, **masks})
 
@@ -145,9 +145,9 @@ def check_mask(function: str, mask) -> None:
 
 
 def check_option(function: str, name: str, value, allowed: Iterable) -> None:
-    """Raises ValueError unless ``value`` is one of ``allowed``, with the nearest one named."""
+    """Raises ValueError unless ``value`` is one of ``allowed``; suggests the nearest of them."""
     allowed = tuple(allowed)
-    # True == 1, so truth values match truth values alone; an array has no single truth value.
+    # True == 1, so a bool matches only a bool; an array has no single truth value.
     truth = isinstance(value, (bool, np.bool_))
     same = [a for a in allowed if isinstance(a, bool) == truth]
     if isinstance(value, Hashable) and value in same:
@@ -169,12 +169,12 @@ def check_no_effect(function: str, because: str, **options) -> None:
             raise ValueError(f"{function}: {name}={value!r} has no effect {because}; leave it out.")
 
 
-# No option means a finite number beyond this one.
+# No option takes a finite number beyond this one.
 _LARGEST = 1e18
 
 
 def _concrete(function: str, values, finite: bool = False) -> Iterator[tuple[str, float]]:
-    """The numbers whose value is known, with their names; traced and batched ones are not."""
+    """The concrete numbers with their names; traced and batched numbers are skipped."""
     for name, value in values.items():
         if value is None:
             continue
@@ -192,17 +192,17 @@ def _concrete(function: str, values, finite: bool = False) -> Iterator[tuple[str
 
 
 def check_real(function: str, *, finite: typing.Any = False, **values) -> None:
-    """Raises unless every number is one: no truth value, not NaN, infinite or at most 1e18."""
+    """Raises unless every value is a number: not a bool, not NaN, and at most 1e18 if finite."""
     for name, number in _concrete(function, values, finite):
         if math.isnan(number):
             raise ValueError(f"{function}: {name} must be a number; got nan.")
 
 
 def check_bound(function: str, parameters: Mapping[str, inspect.Parameter], options) -> None:
-    """Raises unless each option whose annotation is a number is one: as a function is bound.
+    """Raises unless each option annotated as a number is a number, when a function is bound.
 
-    A truth value raises TypeError, NaN and a finite number beyond 1e18 ValueError. Infinity passes,
-    as a bound without effect; the function checks its other conditions when it runs.
+    A bool raises TypeError; NaN and a finite number beyond 1e18 raise ValueError. Infinity passes,
+    as a limit without effect. The function checks its other conditions when it runs.
     """
     for name, value in options.items():
         kind = parameters[name].annotation if name in parameters else None
@@ -229,12 +229,12 @@ def check_non_negative(function: str, *, finite: typing.Any = False, **values) -
 
 
 def check_numbers(function: str, record) -> None:
-    """Raises unless every field of a dataclass that is a number is one of its type, and sensible.
+    """Raises unless every numeric field of a dataclass holds a number of its type and range.
 
-    A field of type int takes integers of 32 bits, one of type float what float32 can hold; True is
-    neither. Of a field that is a tuple of numbers each is checked. Fields of other types, and None
-    where the type allows it, pass. A value of another type raises TypeError, one that is non-finite
-    or too large ValueError.
+    A field of type int takes integers of 32 bits; a field of type float takes what float32 can
+    hold. True is neither. In a tuple of numbers, each number is checked. Fields of other types, and
+    None where the type allows it, pass. A wrong type raises TypeError; a non-finite or too large
+    number raises ValueError.
     """
 
     def check(name: str, value: typing.Any, kinds: tuple) -> None:
@@ -261,7 +261,7 @@ def check_numbers(function: str, record) -> None:
 
 
 def check_sections(function: str, record) -> None:
-    """Raises TypeError unless a field whose type is a dataclass holds one, or None if it may."""
+    """Raises TypeError unless a field typed as a dataclass holds one, or None where allowed."""
     for name, value, kinds in _typed_fields(record):
         sections: typing.Any = tuple(kind for kind in kinds if kind is not type(None))
         if all(map(dataclasses.is_dataclass, sections)) and not isinstance(value, sections):
@@ -270,7 +270,7 @@ def check_sections(function: str, record) -> None:
 
 
 def _typed_fields(record) -> Iterator[tuple[str, typing.Any, tuple]]:
-    """Name, value and types of each field of a dataclass but those that may be None, and are."""
+    """Name, value and types of each field of a dataclass, without optional fields that are None."""
     for field in dataclasses.fields(record):
         value, kinds = getattr(record, field.name), (field.type,)
         if isinstance(field.type, types.UnionType):
@@ -288,7 +288,7 @@ def check_count(function: str, *, most: int | None = None, **values) -> None:
             raise ValueError(f"{function}: {name} must be an integer {within}; got {value!r}.")
 
 
-# Eleven days: some waits of an operating system take no more than three weeks.
+# Eleven days: some operating system waits take no more than three weeks.
 _LONGEST_WAIT = 1e6
 
 
@@ -303,7 +303,7 @@ def check_seconds(function: str, **values) -> None:
 
 
 def check_seed(function: str, **values) -> None:
-    """Raises unless every value is an integer from 0 that fits into 64 bits."""
+    """Raises unless every value is an integer from 0 to 2^64 - 1."""
     for name, seed in values.items():
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"{function}: {name} must be an integer; got {seed!r}.")
@@ -312,9 +312,9 @@ def check_seed(function: str, **values) -> None:
 
 
 def check_token_ids(function: str, **values) -> None:
-    """Raises unless every value holds integers from 0 to 2^31 - 1, truth values not among them.
+    """Raises unless every value holds integers (not bools) from 0 to 2^31 - 1.
 
-    Others raise TypeError, integers out of range ValueError.
+    Other types raise TypeError; integers out of range raise ValueError.
     """
     for name, ids in values.items():
         for each in ids:

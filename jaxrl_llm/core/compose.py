@@ -108,7 +108,7 @@ def _option(name: str, value: Any) -> str:
 
 
 def _typed(value: Any) -> Any:
-    """A value together with its type, since 1 == 1.0 == True and a trace knows the difference."""
+    """A value together with its type, since 1 == 1.0 == True although they trace differently."""
     return type(value), tuple(map(_typed, value)) if isinstance(value, tuple) else value
 
 
@@ -117,7 +117,7 @@ class _Left:
 
     def __get__(self, bound, owner) -> inspect.Signature | None:
         if bound is None:
-            return None  # of the class itself, which has the usual one
+            return None  # the class itself has the usual signature
         signature, taken = inspect.signature(bound.function), dict(bound.options)
         left = [p for name, p in signature.parameters.items() if name not in taken]
         return signature.replace(parameters=left)
@@ -224,7 +224,7 @@ class _Given:
             if name in taken:
                 entry = parameter.replace(name=taken[name], kind=parameter.KEYWORD_ONLY)
                 renamed.append(entry.replace(default=parameter.empty))
-                # What the slot hands over at this place is ignored; its name may be the entry's.
+                # The slot's argument at this place is ignored; its name may be that of the entry.
                 parameter = parameter.replace(name=f"_{name}")
             if place or name not in taken:
                 parameters.append(parameter)
@@ -234,7 +234,7 @@ class _Given:
         object.__setattr__(self, "__signature__", signature)
 
     def __call__(self, *args, **kwargs):
-        """Calls the function; what comes under a new name takes the parameter's place."""
+        """Calls the function; an argument with a new name replaces that of the parameter."""
         mapped = {old: kwargs.pop(new) for old, new in self.names if new in kwargs}
         places = list(accepted(self.function))
         args = [mapped.pop(places[i], x) if i < len(places) else x for i, x in enumerate(args)]
@@ -250,15 +250,15 @@ class _Given:
 
 
 def given(function: Callable, **names: str) -> Callable:
-    """A function that reads parameters from context entries of other names.
+    """A function that reads parameters from context entries with other names.
 
     A slot of a Recipe passes a function the context entries that its parameters name. If an entry
-    has another name than the parameter, this function connects the two; the entry is then required.
+    and a parameter have different names, this function connects them; the entry is then required.
     A connected first parameter ignores the positional argument of the slot.
 
     Args:
       function: Any function, or the result of ``bind``.
-      **names: Parameter of ``function`` to name of a context entry.
+      **names: For each parameter of ``function`` to connect, the name of a context entry.
 
     Returns:
       A callable that compares by value and prints itself.
@@ -359,7 +359,7 @@ class _ChainUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class _ChainLearn:
-    """The learn third of :func:`chain`, for one in which a transform learns."""
+    """The learn part of :func:`chain`, for a chain in which a transform learns."""
 
     transforms: tuple[Transform, ...]
 
@@ -381,7 +381,7 @@ class _Piped:
         for function in self.functions:
             for parameter in list(accepted(function).values())[1:]:
                 parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
-                # Required by one function is required by all of them together.
+                # A parameter that one function requires is required by the pipe.
                 if parameter.name not in rest or parameter.default is parameter.empty:
                     rest[parameter.name] = parameter
         object.__setattr__(self, "__signature__", inspect.Signature([first, *rest.values()]))

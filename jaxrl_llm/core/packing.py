@@ -40,9 +40,10 @@ class Tree(NamedTuple):
         prompt. Undefined after the end of a response.
       ends: int32 ``[P, R, S]``, the position in the row after the last descendant of a cell: cell i
         sees cell j where ``j <= i < ends[j]``.
-      parents: int32 ``[P, G, T]``, of responses that are trees themselves (:func:`row_trees`): the
-        token that each one comes after, -1 for the prompt. None where it is the one before it.
-      depths: int32 ``[P, G, T]``, number of preceding tokens of the response for each token.
+      parents: int32 ``[P, G, T]``, for responses that are trees themselves (:func:`row_trees`): the
+        token that each token directly follows, or -1 for the prompt. None if this is always the
+        token before.
+      depths: int32 ``[P, G, T]``, the number of response tokens that each token comes after.
     """
 
     sources: Array
@@ -55,15 +56,15 @@ class Tree(NamedTuple):
 def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0) -> Packing | None:
     """Packs responses of unequal length into rows by first-fit decreasing.
 
-    All prompts have as many rows as the prompt that needs most, rounded up to 1, 2, 3, 4, 6, 8, 12,
-    ..., so that few shapes are compiled. The plan depends only on the lengths.
+    Each prompt has as many rows as the prompt that needs the most, rounded up to 1, 2, 3, 4, 6, 8,
+    12, ..., so that few shapes are compiled. The plan depends only on the lengths.
 
     Args:
-      mask: bool ``[P, G, T]`` on the host. A response ends with its last True: what stands between
-        stays in, since later tokens may attend to it.
-      size: S, cells of a row; T by default. Longer rows hold hardly more, and attention within a
-        row grows with its length.
-      most: The largest share of the ``G * T`` cells that is worth it, above 0.
+      mask: bool ``[P, G, T]`` on the host. A response ends with its last True. Masked tokens before
+        the end are packed too, since later tokens may attend to them.
+      size: S, cells of a row; T by default. Longer rows hardly pack denser, and the cost of
+        attention within a row grows with its length.
+      most: The largest share of the ``G * T`` cells that a plan may use, above 0.
 
     Returns:
       Host arrays, or None if there would be more cells than ``most`` allows.
@@ -111,23 +112,24 @@ def plan_tree(
     size: int | None = None,
     most: float = 1.0,
 ) -> Tree | None:
-    """Rows that store each unique token of a group once, where this saves time.
+    """Plans rows that store each unique token of a group once, where this saves time.
 
-    Responses in the order of their tokens form a tree as long as each has a part of at least
-    ``least`` in common with the one before, and the tree at most ``size`` nodes. Trees are put into
-    rows like the responses of :func:`plan_packing`; a response without a common prefix is its own
-    tree. The plan depends only on tokens and mask.
+    Responses are sorted by their tokens. A response joins the tree of the response before it if the
+    two share a prefix of at least ``least`` of its length and the tree has at most ``size`` nodes;
+    otherwise it starts a new tree. Trees are put into rows like the responses of
+    :func:`plan_packing`. The plan depends only on tokens and mask.
 
     Args:
       tokens: ``[P, G, T]`` integers on the host.
-      mask: bool ``[P, G, T]``. A response ends with its last True; what stands between is part of
-        it, since later tokens may attend to it.
-      same: ``[P, G, T, ...]``, what must be equal besides, where ``mask`` is True, such as the
-        words of a sampler's support; None for nothing.
+      mask: bool ``[P, G, T]``. A response ends with its last True. Masked tokens before the end are
+        part of the response, since later tokens may attend to them.
+      same: ``[P, G, T, ...]``, values that shared tokens must also have in common where ``mask`` is
+        True, such as the words of a sampler's support; None for no such values.
       least: The smallest share of a response that is worth sharing, in [0, 1].
-      size: Nodes of a tree, at most; 3 T by default, since attention within a row grows with its
-        length. Of rows of T, 3 T / 2, 2 T, ... cells those are taken that leave the fewest empty.
-      most: The largest share of the ``G * T`` cells that is worth it, above 0.
+      size: Largest number of nodes of a tree; 3 T by default, since the cost of attention within a
+        row grows with its length. Rows have T, 3 T / 2, 2 T, ... cells, whichever leaves the fewest
+        cells empty.
+      most: The largest share of the ``G * T`` cells that a plan may use, above 0.
 
     Returns:
       Host arrays, or None if there would be more cells than ``most`` allows.
@@ -154,7 +156,7 @@ def plan_tree(
         raise ValueError(f"{name}: size must be at least the {T} tokens of a response; got {size}.")
     lengths = np.max(np.where(mask, np.arange(1, T + 1), 0), axis=-1, initial=0)
     paths = np.zeros((P, G, T), np.int32)  # the node of each token within its tree
-    sizes, roots = np.zeros((P, G), np.int64), np.zeros((P, G), np.int32)  # of trees; of members
+    sizes, roots = np.zeros((P, G), np.int64), np.zeros((P, G), np.int32)  # by tree; by member
     ends: dict[tuple[int, int], np.ndarray] = {}
     for p in range(P):
         words = None
@@ -191,18 +193,18 @@ def row_trees(ends: np.ndarray) -> Tree:
 
         token t comes after token s where s < t < ends[s]
 
-    Such is an episode in which what stood before is rewritten: what was written first has its end
-    where the rewritten text begins. Each response has a row of its own.
+    An example is an episode that rewrites earlier text: the first version has its end where the
+    rewritten text begins. Each response has a row of its own.
 
     Args:
-      ends: ``[P, G, T]`` integers on the host, each above its own place; those of the tokens that
-        come after a token are no larger than its own.
+      ends: ``[P, G, T]`` integers on the host, each above the position of its token. The ends of
+        tokens that come after a token are at most the end of that token.
 
     Returns:
       Host arrays.
 
     Raises:
-      ValueError: If ``ends`` are not those of trees, depth first.
+      ValueError: If ``ends`` are not those of trees in depth-first order.
 
     Example:
       >>> import numpy as np
@@ -241,9 +243,9 @@ def row_trees(ends: np.ndarray) -> Tree:
 
 
 def _grow(tokens, lengths, words, paths, *, least: float, size: int):
-    """Trees of the responses ``[G, T]`` to a prompt: their members, their nodes, the nodes' ends.
+    """Yields the members, the number of nodes and the ends of each tree of responses ``[G, T]``.
 
-    ``paths`` gets the node of each token.
+    The node of each token is written to ``paths``.
     """
     rows = [tokens[g, :length].astype(">i8").tobytes() for g, length in enumerate(lengths)]
     members: list[int] = []
@@ -276,11 +278,11 @@ def _grow(tokens, lengths, words, paths, *, least: float, size: int):
 
 
 def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
-    """Arrays ``[P, G, T, ...]`` in the cells of the rows, ``[P, R, S, ...]``; as they are for None.
+    """Packs arrays ``[P, G, T, ...]`` into rows ``[P, R, S, ...]``; None leaves them unchanged.
 
-    A cell without a token gets 0 (False). One that several responses share gets what one of them
-    has there, one that trained when the plan was made if any did; a mask is True where it is for
-    any of them, also if tokens have left it since.
+    A cell without a token gets 0 (False). A cell that several responses share gets the value of one
+    of them, if possible of one that was in the mask when the plan was made. A mask is True if it is
+    True for any of them, even if tokens have left the mask since.
     """
     if packing is None:
         return tree
@@ -289,7 +291,7 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
 
         def take(x: Array) -> Array:
             if jnp.result_type(x) == jnp.bool_ and jnp.shape(x) == packing.cells.shape:
-                # How many of those that share a cell are True, and then whether any is.
+                # Count the True tokens of each cell, then test whether there is any.
                 P, R, S = sources.shape
                 count = jax.vmap(lambda cells, index, m: cells.at[index].add(m.astype(jnp.int32)))
                 none, index = jnp.zeros((P, R * S), jnp.int32), jnp.reshape(packing.cells, (P, -1))
@@ -328,7 +330,7 @@ def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> Arra
 def check_packing(
     function: str, packing: Packing | Tree | None, shape: tuple[int, int, int]
 ) -> None:
-    """Raises unless a packing (None is skipped) is one of responses of ``shape = (P, G, T)``."""
+    """Raises unless a packing is None or is for responses of ``shape = (P, G, T)``."""
     if packing is None:
         return
     if isinstance(packing, Tree):
@@ -354,7 +356,7 @@ def check_packing(
 
 
 def first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    """The start of each response, longest first, and the largest number of rows of a prompt."""
+    """The start of each response, placed longest first, and the largest row count of a prompt."""
     P, G = lengths.shape
     every, filled = np.arange(P), np.zeros((P, G), np.int64)
     starts = np.zeros((P, G), np.int32)
@@ -373,7 +375,7 @@ def _rounded(rows: int) -> int:
 
 
 def _take(x: Array, index: Array) -> Array:
-    """``x [P, A, B, ...]`` at places ``[P, ...]`` of the axes A and B as one."""
+    """``x [P, A, B, ...]`` at indices ``[P, ...]`` into the merged axes A and B."""
     flat = x.reshape(x.shape[0], -1, *x.shape[3:])
     places = index.reshape(index.shape[0], -1, *(1,) * (x.ndim - 3))
     return jnp.take_along_axis(flat, places, axis=1, mode="clip").reshape(

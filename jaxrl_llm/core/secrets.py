@@ -1,10 +1,10 @@
-"""Masking of secrets in the output of a program, recognized by their names.
+"""Masking of secrets in the output of a program. Secrets are recognized by their names.
 
-A name is a secret's if it has a word such as secret, password or credential, or ends in key or
-token with a word that tells whose, as in ``api_key`` and ``HF_TOKEN``. What else ends in key or
-token is one if its value reads like one: it is long, without blanks, and no plain words. Only texts
-are secrets, so that ``max_new_tokens`` is shown, and names of tokens of a vocabulary
-(``pad_token``), of columns (``answer_key``) and of files and variables (``api_key_env``) are none.
+A name is that of a secret if it contains a word such as secret, password or credential, or ends in
+key or token after a word for its owner, as in ``api_key`` and ``HF_TOKEN``. Any other name that
+ends in key or token is one if its value reads like a secret: long, without whitespace, and not
+plain words. Only texts are secrets, so ``max_new_tokens`` is shown. Names of vocabulary tokens
+(``pad_token``), columns (``answer_key``), files and variables (``api_key_env``) are not secret.
 """
 
 import functools
@@ -21,7 +21,7 @@ MASK = "***"
 
 _STRONG = ("secret", "password", "passwd", "passphrase", "credential")
 _WEAK = ("key", "keys", "token", "tokens")
-# Whose a key or token is, and what it is of where it is no secret.
+# Words before key or token: owners of a secret, then words for what is not a secret.
 _OWNERS = (
     "access", "account", "admin", "anthropic", "api", "auth", "aws", "azure", "bearer", "bot",
     "client", "deploy", "encryption", "gcp", "github", "gitlab", "google", "hf", "hub",
@@ -46,27 +46,27 @@ _NAMED = re.compile(
     # name = "...", name: str = "...", {'name': '...'}, variables["name"] = "..."
     _NAME + r"""['"]?\]?[ \t]*(?::[\w.\[\] |]{1,40})?[=:][ \t]*""" + _QUOTED
 )
-# setdefault("name", "..."), and words of a command: "--name", "..."
+# setdefault("name", "..."), and arguments of a command: "--name", "..."
 _PAIRED = re.compile(
     rf"""(?:(?:setdefault|setenv|putenv)\(\s*['"]|['"](?=--)){_NAME}['"]\s*,\s*{_QUOTED}"""
 )
 _ADDRESS = re.compile(r"(\b\w+://)[^/\s@'\"]+@")
 _QUERY = re.compile(r"((?:[?&]|--)([\w.-]{1,120})=)[^&\s'\"<>]+")
-# Tokens that their issuers made to be recognized, and those of HTTP headers.
+# Tokens in a format that identifies the issuer, and those of HTTP headers.
 _ISSUED = re.compile(
     r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|AKIA[A-Z0-9]{16}|AIza[\w-]{30,}|xox[abps]-[\w-]{10,}|(?<=Bearer )[\w.~+/=-]{8,})"
 )
 _WORDS = re.compile(r"[a-z_.,:;'/-]*|[A-Z]?[a-z]*|[A-Z_]*")
 _OURS = ("jaxrl_llm", "numpy", "jax", "jaxlib", "optax", "chex", "flax", "orbax")
-_SHORTEST = 8  # a shorter text is part of too many words to be replaced wherever it stands
-_DEPTH, _MOST, _ROWS = 6, 20_000, 1000  # of the objects that are searched
+_SHORTEST = 8  # a shorter text occurs in too many words to be replaced everywhere
+_DEPTH, _MOST, _ROWS = 6, 20_000, 1000  # limits of the search through objects
 
-_known: set[str] = set()  # a process has one terminal, and they stay secret until it ends
+_known: set[str] = set()  # a process has one terminal, and secrets last as long as the process
 
 
 def is_secret(name: str, value: Any = "") -> bool:
-    """Whether a value of this name is masked.
+    """Whether a value with this name is masked.
 
     Example:
       >>> from jaxrl_llm.core.secrets import is_secret
@@ -95,7 +95,7 @@ def is_secret(name: str, value: Any = "") -> bool:
 
 
 def _reads_like_one(value: str | bytes) -> bool:
-    """Whether a text is long enough, and neither plain words nor a name, to be a secret alone."""
+    """Whether a text alone reads like a secret: long, without whitespace, and not plain words."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return len(text) >= _SHORTEST and not re.search(r"\s", text) and not _WORDS.fullmatch(text)
 
@@ -106,10 +106,10 @@ def _elements(value: Any) -> Iterable[Any]:
 
 
 def find_secrets(value: Any) -> set[str]:
-    """Texts under the names of secrets in an object and in its contents.
+    """Texts with the names of secrets in an object and its contents.
 
-    That are entries of mappings, fields and attributes, options that are bound, and of functions
-    the variables of modules and functions around them that they read.
+    The contents are entries of mappings, fields, attributes and bound options. Those of a function
+    are the variables that it reads from its module and from enclosing functions.
     """
     secrets: set[str] = set()
     seen: set[int] = set()
@@ -133,7 +133,7 @@ def find_secrets(value: Any) -> set[str]:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, by name; none has a name of its own in a sequence."""
+    """The contents of an object with their names; elements of a sequence have no name."""
     if isinstance(value, dict):
         yield from ((str(name), x) for name, x in itertools.islice(value.items(), _ROWS))
     elif isinstance(value, list | tuple | set | frozenset):
@@ -154,7 +154,7 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     elif not is_ours(value) or not isinstance(value, type):
         try:
             attributes = dict(vars(value))
-        except TypeError:  # it has none, or slots
+        except TypeError:  # no attributes, or slots
             attributes = {}
         for cls in type(value).__mro__:
             slots = cls.__dict__.get("__slots__", ())
@@ -191,7 +191,7 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def is_ours(value: Any) -> bool:
-    """Whether a function, class or object is of this package, its dependencies or Python."""
+    """Whether a function, class or object comes from this package, its dependencies or Python."""
     named = value if isinstance(value, type | types.FunctionType) else type(value)
     top = str(named.__module__).partition(".")[0]
     return top in sys.stdlib_module_names or top in _OURS
@@ -203,16 +203,16 @@ def remember(secrets: Iterable[str]) -> None:
 
 
 def mask_known(text: str) -> str:
-    """A text without the secrets that were remembered or are in variables of the environment."""
+    """A text without the secrets that were remembered or are in environment variables."""
     variables = {x for name, x in os.environ.items() if is_secret(name, x)}
     for secret in sorted(_known | variables, key=len, reverse=True):
-        if _reads_like_one(secret):  # a word may be one too, and stand in any sentence
+        if _reads_like_one(secret):  # a plain word may be a secret, but occurs in any sentence
             text = text.replace(secret, MASK)
     return text
 
 
 def mask(text: str) -> str:
-    """The same, also without texts that follow the name of a secret, as in code, JSON and a repr.
+    """Masks known secrets, and texts after the name of a secret, as in code, JSON and a repr.
 
     Example:
       >>> from jaxrl_llm.core.secrets import mask
@@ -222,7 +222,7 @@ def mask(text: str) -> str:
 
     def named(match: re.Match) -> str:
         quoted = match["quoted"]
-        if "f" in match["prefix"].lower() and "{" in quoted:  # it is computed
+        if "f" in match["prefix"].lower() and "{" in quoted:  # the value is computed
             return match[0]
         size = 3 if quoted[:3] in ('"""', "'''") else 1
         if not is_secret(match["name"], quoted[size:-size]):
@@ -231,7 +231,7 @@ def mask(text: str) -> str:
 
     def asked(match: re.Match) -> str:
         value = match[0].removeprefix(match[1])
-        # Of an address or a command a mere key is that of an account.
+        # In a URL or a command, a bare key is that of an account.
         return f"{match[1]}{MASK}" if is_secret(f"api_{match[2]}", value) else match[0]
 
     text = _PAIRED.sub(named, _NAMED.sub(named, mask_known(text)))

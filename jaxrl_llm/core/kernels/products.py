@@ -1,8 +1,8 @@
-"""Matrix products in the forms that compilers are fast at, forward and backward.
+"""Matrix products in forms that compile to fast code, forward and backward.
 
-Processors with instructions for bfloat16 multiply it twice as fast as float32. On CPUs XLA uses
-them for products whose result is float32 and whose left operand has its rows in a line; for all
-others it first makes float32 of both operands, weights included.
+Processors with bfloat16 instructions multiply bfloat16 twice as fast as float32. On CPUs XLA uses
+these instructions only if the result is float32 and the left operand has contiguous rows. For all
+other products it first converts both operands to float32, weights included.
 """
 
 import jax
@@ -16,9 +16,8 @@ from jaxrl_llm.core.kernels.barriers import once
 def project(x: Array, kernel: Array) -> Array:
     """``x W`` with ``[..., in]`` and ``[in, out]``; the gradient of the kernel is ``x^T dy``.
 
-    The derivative that jax makes of it computes ``(dy^T x)^T``. XLA then transposes ``dy``, and
-    does so inside the elementwise functions behind it, which on CPUs made a train step a fifth
-    slower.
+    The gradient that jax derives by itself computes ``(dy^T x)^T``. XLA then transposes ``dy``
+    inside neighboring elementwise functions, which made a train step on CPUs a fifth slower.
     """
     return _product(x, kernel, ((x.ndim - 1,), (0,)), x.dtype)
 
@@ -26,7 +25,7 @@ def project(x: Array, kernel: Array) -> Array:
 def _backward(saved, dy):
     x, kernel = saved
     rows, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    # Not by kernel.T, which devices that hold a part each would gather once more.
+    # Not by kernel.T: devices that each hold a part of the kernel would gather it once more.
     d_x = _product(dy, kernel, ((dy.ndim - 1,), (1,)), x.dtype)
     return d_x, sum_over_rows(rows, d_rows, dtype=kernel.dtype)
 
@@ -35,12 +34,12 @@ project.defvjp(lambda x, kernel: (project(x, kernel), (x, kernel)), _backward)
 
 
 def sum_over_rows(a: Array, b: Array, *, dtype: jnp.dtype) -> Array:
-    """``a^T b`` of ``[N, i]`` and ``[N, j]``, summed in float32 at least, in ``dtype``.
+    """``a^T b`` of ``[N, i]`` and ``[N, j]`` in ``dtype``, summed in float32 at least.
 
-    The gradient of a matrix ``[i, j]``.
+    This is the gradient of a matrix ``[i, j]``.
     """
     if _in_bfloat16(a, b):
-        # A transposition outside of a conditional becomes part of the product, in float32.
+        # XLA would merge a transposition outside a conditional into the product, in float32.
         return _product(once(jnp.transpose, a, after=a), b, ((1,), (0,)), dtype)
     return _product(a, b, ((0,), (0,)), dtype)
 
@@ -50,8 +49,8 @@ def _product(a: Array, b: Array, contracting: tuple, dtype: jnp.dtype) -> Array:
     dimensions = (contracting, ((), ()))
     if not _in_bfloat16(a, b):
         return jax.lax.dot_general(a, b, dimensions, preferred_element_type=dtype)
-    # Without the barrier XLA moves transpositions from before elementwise functions into the
-    # product when it has already left it in bfloat16, and then cannot run it.
+    # Without the barrier, XLA moves a transposition before elementwise functions into a product
+    # that it has already left in bfloat16, and then cannot run the product.
     a = jax.lax.optimization_barrier(a)
     wide = jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
     return wide.astype(dtype)

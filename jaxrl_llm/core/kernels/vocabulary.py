@@ -2,11 +2,11 @@
 
 Each block of words is projected for all tokens at once. The forward pass is an online softmax: its
 log-sum-exp and entropy grow block by block. The backward pass computes each block of logits again.
-So a row of the output matrix is read once in each pass and its gradient is written once, and tokens
+Each pass reads a row of the output matrix once, and the gradient of a row is written once. Tokens
 are never split: on a mesh every device keeps its slice.
 
-The vocabulary is seen as ``[stripes, words]`` and a block takes some words of every stripe, so a
-matrix whose rows are split over devices is split in every block too.
+The vocabulary is viewed as ``[stripes, words]``, and a block takes some words of every stripe. If
+the rows of the matrix are split over devices, every block is split too.
 """
 
 import functools
@@ -20,26 +20,26 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.products import sum_over_rows
 from jaxrl_llm.core.support import Support
 
-# Where a running maximum starts: finite, so that the difference of two of them is a number.
+# Where a running maximum starts: finite, so that the difference of two maxima is not NaN.
 _LOWEST = -1e30
-# Over so many devices rows can be split. On CPUs sums over the shorter rows are faster, too.
+# Rows can be split over this many devices. On CPUs, sums over the shorter rows are faster, too.
 _STRIPES = 16
-# Words of a block for each number of a hidden state, at least. The gradient of all hidden states is
-# read and written in every block, which would take longer than narrower products do.
+# Minimum words of a block per dimension of the hidden states. Every block reads and writes the
+# gradient of all hidden states; for narrower blocks that would take longer than the product.
 _WORDS_PER_WIDTH = 2
-# Words of a block in each stripe, at least.
+# Minimum words of a block in each stripe.
 _NARROWEST = 8
 
 
 def block_words(vocab_size: int, tokens: int, width: int, chunk_size: int) -> int:
-    """Number of words of a block, from the number of tokens and the width of the hidden states."""
+    """Number of words per block, from the number of tokens and the width of the hidden states."""
     stripes = math.gcd(vocab_size, _STRIPES)
     wanted = max(chunk_size * vocab_size // max(tokens, 1), _WORDS_PER_WIDTH * width)
     return min(vocab_size, stripes * max(wanted // stripes, _NARROWEST))
 
 
 class _Blocks:
-    """How the output matrix ``[V, D]`` is cut, for so many tokens."""
+    """The blocks of the output matrix ``[V, D]``, for a number of tokens."""
 
     def __init__(self, matrix: Array, tokens: int, chunk_size: int):
         vocab_size = matrix.shape[0]
@@ -51,7 +51,7 @@ class _Blocks:
     def over(self, function: Callable, carry):
         """``carry = function(carry, first, width)`` for the blocks of words ``first:first+width``.
 
-        The narrower last one comes first, since what follows a loop cannot write where it wrote.
+        The narrower last block comes first: code after a loop cannot write to the loop's buffer.
         """
         count, rest = divmod(self.words, self.width)
         if rest:
@@ -67,7 +67,7 @@ class _Blocks:
         return block.reshape(self.stripes * width, -1)
 
     def columns(self, ids: Array, first, width: int) -> Array:
-        """Where ids stand in a block; ``stripes * width`` for those outside."""
+        """The columns of ids in a block; ``stripes * width`` for ids outside of it."""
         stripe, word = jnp.divmod(ids, self.words)
         inside = (word >= first) & (word < first + width) & (ids >= 0) & (stripe < self.stripes)
         return jnp.where(inside, stripe * width + word - first, self.stripes * width)
@@ -85,7 +85,7 @@ class _Blocks:
             shift = (ids % 32).astype(jnp.uint32)
             allowed = ((jnp.take(support.bits, ids // 32, axis=1) >> shift) & 1).astype(bool)
             known = support.bits != 0
-        return allowed | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all
+        return allowed | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all words
 
 
 def scaled_logits(hidden: Array, rows: Array, temperature: Array) -> Array:
@@ -115,7 +115,7 @@ def log_normalizer(logits: Array) -> tuple[Array, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
-    """Of targets ``[N]`` from hidden states ``[N, D]``; see ``logprobs.token_logprobs``.
+    """Logp and entropy of targets ``[N]`` for states ``[N, D]``; see ``logprobs.token_logprobs``.
 
     Args:
       hidden: ``[N, D]``.
@@ -123,7 +123,7 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
       targets: Integers ``[N]``.
       support: Sets of the N tokens, or None.
       temperature: ``[]`` in the dtype of the results.
-      chunk_size: Memory bound: at most the logits of so many tokens exist at once; see
+      chunk_size: Memory bound: the logits of at most this many tokens exist at once; see
         :func:`block_words`.
 
     Returns:
@@ -133,7 +133,7 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
 
 
 def _merged(top, total, mean, higher):
-    """Sums over ``exp(z - top)`` made sums over ``exp(z - higher)``."""
+    """Converts sums over ``exp(z - top)`` to sums over ``exp(z - higher)``."""
     moved = top - higher
     shrink = jnp.exp(moved)
     return shrink * total, shrink * (mean + moved * total)
@@ -153,7 +153,7 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
         column = blocks.columns(targets, first, width)
         at_target = jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
         chosen = jnp.where(column < blocks.stripes * width, at_target, chosen)
-        # A sum for each stripe: stripes may lie on several devices, and merge after the last block.
+        # One sum per stripe: stripes may lie on several devices and merge after the last block.
         logits = logits.reshape(tokens, blocks.stripes, width)
         higher = jnp.maximum(top, jnp.max(logits, axis=-1))
         # Relative to the top: the difference of two large numbers would lose small entropies.
@@ -173,7 +173,7 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
     top, log_total = higher[:, 0], jnp.log(total)
     entropy = log_total - mean / total
     saved = (hidden, matrix, targets, support, temperature, top, log_total, entropy)
-    # The top first: top + log_total would round at the size of the logits.
+    # Subtract the top first: top + log_total would round at the size of the logits.
     return ((chosen - top) - log_total, entropy), saved
 
 
