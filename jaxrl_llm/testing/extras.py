@@ -73,7 +73,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "selected": mask & (rng.random(mask.shape) < 0.3),
     }
     # Drawn last, so that the values above do not change. One rollout of each group disagrees with
-    # all others, so no vote is tied: the first answer wins a tie, and a permutation changes it.
+    # all others, so no vote is tied: a permutation would change the first answer, which wins ties.
     ints["answer_ids"] = rng.permuted(np.broadcast_to(np.arange(g) == 0, (p, g)), axis=1)
     floats["hidden_rank"] = rng.uniform(1.0, 4.0, (p, g, 3))
     # The policy wrote all tokens; the effect of help is tested with the presets that use it.
