@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HELD_SECONDS = 30.0
-"""Past its deadline, in which a call lets nothing run that would end it."""
+"""Seconds past its deadline for which a call may hold the interpreter before the process ends."""
 
 _TICK = 0.5  # seconds
 _LONGEST = 300  # characters of a text, so that a line is written in one piece or not at all
@@ -144,7 +144,7 @@ def _end(process: subprocess.Popen, owner: int) -> None:
 
 
 SHARED = Watchdog()
-"""The one of this process."""
+"""The watchdog of this process."""
 
 
 class _Due:
