@@ -1,10 +1,10 @@
 """The routes of the token server, over starlette.
 
 - ``POST /inference/v1/generate``: token ids in; token ids, log-probabilities and masks out
-- ``POST /v1/chat/completions``: OpenAI's chat completions, also as a stream
+- ``POST /v1/chat/completions``: OpenAI's chat completions, optionally streamed
 - ``GET /v1/models``: the served model
 - ``POST /weights``: new weights from a path on the server's machine; only with a key
-- ``GET /health``: whether it serves, and how many requests are open
+- ``GET /health``: whether the server is running, and the number of open requests
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from jaxrl_llm.serve.requests import Fields, RequestError, SampleRequest, read_g
 from jaxrl_llm.serve.server import Reply, Ticket, TokenServer
 from jaxrl_llm.train.teachers import TokenScores
 
-# As vLLM calls them.
+# The names that vLLM uses.
 _FINISH = {LENGTH: "length", STOP: "stop", CANCELLED: "abort"}
-_CLOSED_REQUEST = 499  # The client has left; nobody reads the response.
+_CLOSED_REQUEST = 499  # The client has disconnected, so nobody reads the response.
 
 
 def make_app(
@@ -54,12 +54,12 @@ def make_app(
     Args:
       server: The server that decodes.
       tokenizer: The tokenizer of its model.
-      name: Name of the model, in requests and responses.
-      renderer: For chat completions; None for a model without a chat template.
-      key: Which clients send as ``Authorization: Bearer KEY``; None lets everyone in.
-      load_params: ``load_params(path) -> params`` of ``POST /weights``; it raises ValueError or
+      name: Name of the model in requests and responses.
+      renderer: Renders chat completions; None for a model without a chat template.
+      key: Key that clients must send as ``Authorization: Bearer KEY``; None admits everyone.
+      load_params: ``load_params(path) -> params`` for ``POST /weights``; it raises ValueError or
         OSError with a message for the client.
-      max_body: Maximum bytes of a request's body.
+      max_body: Maximum size of a request body in bytes.
       hosts: Host names that clients may use for the server; empty for any. This rejects web pages
         that reach a local server under another name.
 
@@ -114,7 +114,7 @@ class Api:
         self._started = int(time.time())
 
     async def health(self, request: Request) -> Response:
-        """Whether requests are served; open to everyone."""
+        """Whether the server is running; open to everyone."""
         failure = self._server.failure
         status = {"status": failure or "ok", "version": self._server.version}
         status["open_requests"] = self._server.open_requests
@@ -152,12 +152,12 @@ class Api:
             return {
                 "index": index,
                 "token_ids": each.tokens.tolist(),
-                # As vLLM's route of tokens gives them.
+                # In the format of vLLM's token route.
                 "logprobs": {"content": entries} if asked.logprobs else None,
                 "finish_reason": _finish(each),
                 "sampling_mask": _sampling_mask(each, asked.sample, spec.vocab_size),
                 "seed": each.request,
-                # Of each token, where they differ.
+                # One per token, if they differ.
                 "versions": versions if len(set(versions)) > 1 else None,
             }
 
@@ -174,7 +174,7 @@ class Api:
         return await run_in_threadpool(respond)
 
     async def chat(self, request: Request) -> Response:
-        """Chat completions, at once or as a stream."""
+        """Chat completions, in one response or as a stream."""
         body, renderer = await self._read(request), self._renderer
         if renderer is None:
             raise RequestError("The served model has no chat template; ask /inference/v1/generate.")
@@ -210,7 +210,7 @@ class Api:
         return await run_in_threadpool(respond)
 
     async def weights(self, request: Request) -> Response:
-        """New weights, by a path on this machine; answers when they are in use."""
+        """Loads new weights from a path on this machine; responds once they are in use."""
         if self._key is None or self._load_params is None:
             raise RequestError(
                 "Weights are taken only by a server that was started with a key.", 403
@@ -235,7 +235,7 @@ class Api:
         return JSONResponse({"version": version})
 
     def _check_caller(self, request: Request) -> None:
-        """Raises unless the request names this host and has the key, whose check takes one time."""
+        """Raises unless the request names this host and has the key, compared in constant time."""
         if self._hosts and request.url.hostname not in self._hosts:
             raise RequestError(f"This server is asked as {' or '.join(self._hosts)}.", 421)
         if self._key is None:
@@ -248,10 +248,10 @@ class Api:
             )
 
     async def _read(self, request: Request) -> Any:
-        """The JSON of a request with the key, of a body that is not too long."""
+        """The JSON body of a request; raises if the key is wrong or the body is too long."""
         self._check_caller(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A page in a browser may post other types to this machine without asking.
+        # A web page may post other types to this machine without a preflight request.
         if kind != "application/json":
             raise RequestError(f"The body must be application/json; got {kind[:40]!r}.", 415)
         body = bytearray()
@@ -269,10 +269,10 @@ class Api:
             raise RequestError(f"The body is not JSON: {str(error)[:200]}.") from error
 
     async def _answer(self, request: Request, sample: SampleRequest) -> Reply | None:
-        """The reply, or None if the client has left, which cancels what it asked for."""
+        """The reply, or None if the client has disconnected, which cancels its request."""
         ticket = self._server.submit(sample)
         reply = asyncio.wrap_future(ticket.reply)
-        # Where the client has left, nobody asks for an error.
+        # If the client has disconnected, nothing else retrieves the exception.
         reply.add_done_callback(lambda each: each.cancelled() or each.exception())
 
         async def client_leaves() -> None:
@@ -290,7 +290,7 @@ class Api:
     async def _stream(
         self, asked: ChatRequest, renderer: Renderer, name: str
     ) -> AsyncIterator[str]:
-        """Server-sent events of a chat completion; a client that leaves cancels it."""
+        """Server-sent events of a chat completion; a client that disconnects cancels it."""
         sample, head = asked.sample, self._head(name, "chat.completion.chunk")
         texts = [TextStream(renderer, sample.stops) for _ in range(sample.choices)]
         try:
@@ -329,11 +329,11 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def _tokens(self, sample: SampleRequest) -> AsyncIterator[tuple[Ticket, AsyncIterator]]:
-        """A ticket and its new tokens ``(choice, tokens, logps)`` until its reply is there."""
+        """A ticket and its new tokens ``(choice, tokens, logps)`` until the reply is complete."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
         def put(*item: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # The loop has closed.
+            with contextlib.suppress(RuntimeError):  # The event loop has closed.
                 loop.call_soon_threadsafe(queue.put_nowait, item or None)
 
         async def arrivals() -> AsyncIterator[Any]:
@@ -374,9 +374,9 @@ def _finish(completion: Completion) -> str:
 def _sampling_mask(
     completion: Completion, sample: SampleRequest, vocab_size: int
 ) -> list[list[int]] | None:
-    """The tokens that each token was drawn from; of a greedy token, itself alone.
+    """The set of tokens that each token was drawn from; for a greedy token, only that token.
 
-    None where the request truncates nothing and every set is the vocabulary.
+    None if the request truncates nothing and every set is the full vocabulary.
     """
     support = completion.out.support
     if support is None:
@@ -419,7 +419,7 @@ def _error_content(message: str, status: int) -> dict[str, Any]:
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
-    """An error as one JSON sentence, as OpenAI's clients read it."""
+    """An error as JSON with a one-sentence message, in the format that OpenAI's clients read."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=_CLOSED_REQUEST)
     status, message = 500, f"The server failed: {type(error).__name__}."
@@ -432,7 +432,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _prompt_logprobs(prompt: Sequence[int], scores: TokenScores) -> list[dict[str, Any] | None]:
-    """As vLLM gives them: nothing of the first token, then entries by token id."""
+    """Prompt log-probabilities in vLLM's format: None for the first token, then entries by id."""
     places: list[dict[str, Any] | None] = [None]
     rows = zip(prompt[1:], scores.logp, scores.top_ids, scores.top_logp, strict=True)
     for token, logp, ids, best in rows:

@@ -1,7 +1,7 @@
 """OpenAI's chat completions over tokens: messages to a prompt, responses to messages.
 
-The model's chat template writes the conversation, and ``data.Renderer`` makes it tokens. A message
-of the assistant with ``tool_calls`` is written as the text that a policy writes for them.
+The model's chat template formats the conversation, and ``data.Renderer`` converts it to tokens. An
+assistant message with ``tool_calls`` is written as the text that a policy writes for these calls.
 """
 
 import json
@@ -30,10 +30,10 @@ class ChatRequest(NamedTuple):
     Attributes:
       sample: The prompt and the sampling options.
       tools: Whether the response may contain tool calls.
-      logprobs: Whether it has log-probabilities.
-      stream: Whether it is streamed as it is sampled.
+      logprobs: Whether the response includes log-probabilities.
+      stream: Whether the response is streamed while it is sampled.
       usage: Whether a stream ends with token counts.
-      token_ids: Whether it has the ids of the prompt and of each choice, as vLLM gives them.
+      token_ids: Whether the response includes token ids of prompt and choices, in vLLM's format.
       tokens_as_ids: Whether log-probabilities name tokens by their ids.
     """
 
@@ -47,7 +47,7 @@ class ChatRequest(NamedTuple):
 
 
 def read_chat(body: Any, spec: EngineSpec, model: str, renderer: Renderer) -> ChatRequest:
-    """A request of ``/v1/chat/completions`` for the model ``model``."""
+    """Parses a request of ``/v1/chat/completions`` for the model ``model``."""
     fields = Fields("The request", body)
     check_model(fields, model)
     messages = _read_messages(fields.take("messages", list, []))
@@ -138,7 +138,7 @@ def _call_text(call: Any) -> str:
 
 
 def text_of(tokens: Sequence[int], renderer: Renderer, stops: Sequence[str]) -> str:
-    """The text of a response, up to the first text that ends it."""
+    """The text of a response, up to the first stop text."""
     text = renderer.message(tokens)["content"]
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
 
@@ -146,7 +146,7 @@ def text_of(tokens: Sequence[int], renderer: Renderer, stops: Sequence[str]) -> 
 def to_message(
     tokens: Sequence[int], renderer: Renderer, request: ChatRequest, name: str
 ) -> dict[str, Any]:
-    """A response as a message of the assistant, with its tool calls if there are any."""
+    """A response as an assistant message, with its tool calls if there are any."""
     text = text_of(tokens, renderer, request.sample.stops)
     parsed = renderer.parse(tokens) if request.tools else Parsed(text)
     if not parsed.calls or parsed.error is not None:
@@ -174,15 +174,15 @@ class TextStream:
         self._sent = ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that is final after new tokens."""
+        """The text that becomes final after new tokens."""
         self._tokens += tokens
         text = text_of(self._tokens, self._renderer, self._stops).rstrip("\ufffd")
-        # What may turn out to be the start of a stop text is held back.
+        # Text that may be the start of a stop text is held back.
         held = max((len(stop) for stop in self._stops), default=1) - 1
         return self._send(text[: max(len(text) - held, 0)])
 
     def rest(self) -> str:
-        """What is left at the end of the response."""
+        """The remaining text at the end of the response."""
         return self._send(text_of(self._tokens, self._renderer, self._stops))
 
     def _send(self, text: str) -> str:
@@ -195,7 +195,7 @@ class TextStream:
 def token_entries(
     tokens: Sequence[int], logps: Sequence[float], tokenizer: Tokenizer, *, as_ids: bool
 ) -> dict[str, Any]:
-    """Log-probabilities of sampled tokens, as OpenAI gives them, without alternatives."""
+    """Log-probabilities of sampled tokens in OpenAI's format, without alternatives."""
     texts = [
         f"token_id:{token}" if as_ids else tokenizer.decode([token], skip_special=False)
         for token in tokens

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rollout import EngineSpec
 
-# What one request may ask for; a client with more asks again.
+# Limits of one request; a client that needs more sends another request.
 MOST_CHOICES, MOST_STOPS, MOST_STOP_CHARACTERS = 128, 16, 256
-# The most probable tokens of a place of the prompt that a request may ask for.
+# Maximum number of most probable tokens per position of the prompt.
 MOST_PROMPT_LOGPROBS = 128
-# Draw options by the names that vLLM and OpenAI give them.
+# Draw options by their names in vLLM and OpenAI.
 _SETTINGS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -23,7 +23,7 @@ _SETTINGS = {
 
 
 class RequestError(ValueError):
-    """A request that cannot be served; ``status`` is that of the HTTP response."""
+    """A request that cannot be served; ``status`` is the status code of the HTTP response."""
 
     def __init__(self, message: str, status: int = 400):
         super().__init__(message)
@@ -36,10 +36,10 @@ class SampleRequest(NamedTuple):
     Attributes:
       prompt: Token ids.
       choices: Number of responses.
-      max_tokens: Maximum tokens of a response.
-      settings: Draw options, among those that the engine can vary.
-      seed: Response i is request ``seed + i`` of the server's key; None for unused numbers.
-      stop_ids: Tokens that end a response, in addition to those of the engine.
+      max_tokens: Maximum number of tokens per response.
+      settings: Draw options, restricted to those that the engine can vary.
+      seed: Response i is request ``seed + i`` under the server's key; None for unused numbers.
+      stop_ids: Token ids that end a response, in addition to those of the engine.
       stops: Texts that end a response.
     """
 
@@ -55,10 +55,10 @@ class SampleRequest(NamedTuple):
 class Fields:
     """The fields of a JSON object, read one by one; fields that are never read are unknown.
 
-    A field that is null counts as absent.
+    A field with the value null counts as absent.
 
     Args:
-      name: What errors call the object.
+      name: Name of the object in errors.
       values: The object.
     """
 
@@ -69,7 +69,7 @@ class Fields:
         self._values = {key: value for key, value in values.items() if value is not None}
 
     def take(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of a field, which must be of one kind."""
+        """The value of a field, which must have the type ``kind``."""
         self._known.add(key)
         if key not in self._values:
             return default
@@ -92,24 +92,24 @@ class Fields:
         return value
 
     def take_any(self, key: str, default: Any = None) -> Any:
-        """The value of a field of any kind."""
+        """The value of a field, of any type."""
         self._known.add(key)
         return self._values.pop(key, default)
 
     def ignore(self, *keys: str) -> None:
-        """Fields that have no effect on a response of this server."""
+        """Reads and ignores fields that have no effect on responses of this server."""
         for key in keys:
             self.take_any(key)
 
     def refuse(self, reason: str, **off: Any) -> None:
-        """Fields that may only be off, with the value of off."""
+        """Rejects unsupported fields, unless they have the value in ``off``."""
         for key, value in off.items():
             sent = self.take_any(key, value)
             if sent != value or isinstance(sent, bool) != isinstance(value, bool):
                 raise RequestError(f"{self.name}: {key} {_short(sent)} is not served: {reason}.")
 
     def end(self) -> None:
-        """Raises RequestError if a field is left."""
+        """Raises RequestError if any field was not read."""
         if self._values:
             key = min(self._values)
             near = difflib.get_close_matches(key, self._known, n=1)
@@ -122,7 +122,7 @@ class Fields:
 
 
 def check_prompt(name: str, prompt: Any, spec: EngineSpec) -> Sequence[int]:
-    """A prompt of token ids that fits the engine."""
+    """Checks that a prompt is a list of token ids that fits the engine, and returns it."""
     if not isinstance(prompt, list) or not prompt:
         raise RequestError(f"{name} must be a list of at least one token id.")
     if len(prompt) > spec.prompt_length:
@@ -140,7 +140,7 @@ def check_prompt(name: str, prompt: Any, spec: EngineSpec) -> Sequence[int]:
 
 
 def read_settings(fields: Fields, spec: EngineSpec) -> dict[str, float]:
-    """Draw options of a request, by our names; options that the engine cannot vary are rejected."""
+    """Draw options of a request by our names; options that the engine cannot vary are rejected."""
     settings, varies = {}, spec.draw.settings
     for key, option in _SETTINGS.items():
         value = fields.take(key, float)
@@ -162,7 +162,7 @@ def read_settings(fields: Fields, spec: EngineSpec) -> dict[str, float]:
 def read_sampling(
     fields: Fields, prompt: Sequence[int], spec: EngineSpec, *, max_tokens: int | None = None
 ) -> SampleRequest:
-    """The sampling parameters of both routes; ``max_tokens`` was already read or is None."""
+    """Reads the sampling parameters of both routes; ``max_tokens`` is None if not read yet."""
     if max_tokens is None:
         most = spec.max_new_tokens
         max_tokens = fields.take_integer("max_tokens", most, 1, most)
@@ -204,10 +204,10 @@ class GenerateRequest(NamedTuple):
     Attributes:
       sample: The prompt and the sampling options.
       id: Id of the response; None for an id from the server.
-      logprobs: Whether the response has log-probabilities.
-      prompt_ids: Whether it repeats the prompt.
-      prompt_logprobs: Number of most probable tokens that it returns for each position of the
-        prompt, with the log-probability of the prompt's token; None for neither.
+      logprobs: Whether the response includes log-probabilities.
+      prompt_ids: Whether the response repeats the prompt.
+      prompt_logprobs: Number of most probable tokens to return for each position of the prompt,
+        with the log-probability of the prompt's token; None for neither.
     """
 
     sample: SampleRequest
@@ -218,13 +218,13 @@ class GenerateRequest(NamedTuple):
 
 
 def read_generate(body: Any, spec: EngineSpec, model: str) -> GenerateRequest:
-    """A request of ``/inference/v1/generate`` as vLLM's route takes it, for the model ``model``."""
+    """Parses a request of ``/inference/v1/generate``, in vLLM's format, for the model ``model``."""
     fields = Fields("The request", body)
     check_model(fields, model)
     name = fields.take("request_id", str)
     prompt = fields.take_any("token_ids")
     prompt_ids = fields.take("return_token_ids", bool, False)
-    # The salt separates shared prefixes, of which there are none.
+    # The salt separates shared prefixes, which this server does not have.
     fields.ignore("cache_salt")
     fields.refuse("requests are served in the order in which they come", priority=0)
     fields.refuse("the whole response comes at once", stream=False)
@@ -235,13 +235,13 @@ def read_generate(body: Any, spec: EngineSpec, model: str) -> GenerateRequest:
     count = params.take_integer("logprobs", None, 0, 1)
     most = min(MOST_PROMPT_LOGPROBS, spec.vocab_size)
     of_prompt = params.take_integer("prompt_logprobs", None, 0, most)
-    # With nothing to sample the prompt may be as long as a prompt and its response.
+    # If nothing is sampled, the prompt may be as long as a prompt and a response together.
     scores = of_prompt is not None and values.get("max_tokens") == 0
     if scores:
         params.take("max_tokens", int)
         spec = dataclasses.replace(spec, prompt_length=spec.prompt_length + spec.max_new_tokens)
     prompt = check_prompt("token_ids", prompt, spec)
-    # Of texts and of experts, of which this response has none.
+    # These options concern texts and experts, which this response does not contain.
     params.ignore("skip_special_tokens", "spaces_between_special_tokens", "detokenize")
     params.ignore("routed_experts_prompt_start")
     sample = read_sampling(params, prompt, spec, max_tokens=0 if scores else None)
@@ -250,7 +250,7 @@ def read_generate(body: Any, spec: EngineSpec, model: str) -> GenerateRequest:
 
 
 def check_model(fields: Fields, model: str) -> None:
-    """Reads the field ``model``, which may be absent and otherwise must name the served model."""
+    """Reads the field ``model``, which must be absent or name the served model."""
     name = fields.take("model", str, model)
     if name != model:
         raise RequestError(f"There is no model {name[:80]!r} here; this server has {model!r}.", 404)

@@ -1,7 +1,7 @@
 """``TokenServer``: one thread that owns a generation and decodes for many callers.
 
-Callers run in other threads. They put commands into a queue, and the thread executes them between
-two chunks of decoding.
+Callers run in other threads. They put commands into a queue, and the server's thread executes the
+commands between two chunks of decoding.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from jaxrl_llm.rollout.types import CANCELLED, STOP
 from jaxrl_llm.serve.requests import RequestError, SampleRequest
 from jaxrl_llm.train.teachers import ModelTeacher, TokenScores
 
-# Requests without a seed count from here, so that they do not meet small seeds.
+# Requests without a seed are numbered from here, so they do not collide with small seeds.
 _FIRST_NUMBER, _NUMBERS = 2**30, 2**31
 
 
@@ -34,7 +34,7 @@ class Reply(NamedTuple):
     """The result of a request.
 
     Attributes:
-      completions: One per choice; ``request`` is the number of its stream of random numbers.
+      completions: One per choice; ``request`` is the number of the choice's random stream.
       version: Version of the oldest weights that sampled one of its tokens.
     """
 
@@ -53,9 +53,9 @@ class Ticket:
       request: The request.
       on_tokens: ``on_tokens(choice, out)``, called in the server's thread with new tokens.
       reply: A future of the reply.
-      numbers: The number of the request of each choice, once it runs.
-      tokens: The tokens so far of each choice, if the ticket is watched.
-      ends: The lengths of choices that a stop of the request itself has ended.
+      numbers: The request number of each choice, once the request runs.
+      tokens: The tokens of each choice so far, if the ticket is watched.
+      ends: The lengths of choices that ended at a stop of this request.
     """
 
     request: SampleRequest
@@ -67,7 +67,7 @@ class Ticket:
 
     @property
     def watched(self) -> bool:
-        """Whether its tokens are needed while it decodes."""
+        """Whether tokens of the request are needed while it decodes."""
         return bool(self.request.stop_ids or self.request.stops or self.on_tokens)
 
 
@@ -81,17 +81,17 @@ class _Update(NamedTuple):
 class TokenServer:
     """Serves requests with one engine, on weights that may change.
 
-    Each request is one group of a :class:`~jaxrl_llm.rollout.Generation`, so many decode at once,
-    and a response does not depend on other requests, except for rounding: response i of a request
-    with seed s is that of request number s + i under the server's key.
+    Each request is one group of a :class:`~jaxrl_llm.rollout.Generation`, so many requests decode
+    at once. A response does not depend on other requests, except for rounding: response i of a
+    request with seed s is that of request number s + i under the server's key.
 
     Args:
-      engine: From :func:`~jaxrl_llm.rollout.make_engine`; ``vary`` names what requests may set.
-      params: Parameters of its model.
+      engine: From :func:`~jaxrl_llm.rollout.make_engine`; ``vary`` names options of requests.
+      params: Parameters of the engine's model.
       key: Typed key of all requests.
       version: Version of these parameters.
-      decode_text: ``decode_text(ids) -> str``, needed for requests that end with a text.
-      max_waiting: Maximum requests that decode or wait at one time; more raise RequestError.
+      decode_text: ``decode_text(ids) -> str``, required for requests with stop texts.
+      max_waiting: Maximum number of requests that decode or wait; more raise RequestError.
 
     Example:
       >>> import jax
@@ -122,7 +122,7 @@ class TokenServer:
         self._shapes = _shapes(params)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: deque[Ticket] = deque()
-        self._running: dict[int, Ticket] = {}  # by the id of its group
+        self._running: dict[int, Ticket] = {}  # by group id
         self._updates: deque[_Update] = deque()
         self._ids, self._unseeded = itertools.count(), itertools.count()
         self._open, self._ended, self._lock = 0, False, threading.Lock()
@@ -150,17 +150,17 @@ class TokenServer:
 
     @property
     def failure(self) -> str:
-        """The reason why the server has stopped; empty while it runs."""
+        """The reason that the server has stopped; empty while it runs."""
         return self._error or ("the server has been closed" if self._closing else "")
 
     def submit(self, request: SampleRequest, *, on_tokens: OnTokens | None = None) -> Ticket:
-        """Puts a request into the queue; its ticket resolves when all its choices have ended.
+        """Puts a request into the queue; the ticket resolves when all choices have ended.
 
         Raises:
           RequestError: If too many requests wait, or the server has closed.
         """
         ticket = Ticket(request, on_tokens)
-        ticket.reply.set_running_or_notify_cancel()  # From here on only the server resolves it.
+        ticket.reply.set_running_or_notify_cancel()  # From now on only the server resolves it.
         with self._lock:
             if self._ended or self._closing:
                 raise RequestError(f"Nothing is served: {self.failure}.", 503)
@@ -173,7 +173,7 @@ class TokenServer:
     def score_prompt(self, prompt: Sequence[int], top: int) -> TokenScores:
         """Log-probabilities of a prompt's tokens except the first, and the top tokens per position.
 
-        Under the weights in use, at temperature 1, without filters; in the caller's thread.
+        Computed in the caller's thread under the weights in use, at temperature 1, without filters.
         """
         params = self._generation.params
         if len(prompt) < 2:
@@ -185,23 +185,23 @@ class TokenServer:
             try:
                 return teacher.score([prompt[:1]], [prompt[1:]], top=top)[0]
             finally:
-                teacher.params = ()  # so that no weights outlive their update here
+                teacher.params = ()  # so that old weights are not kept alive after an update
 
     def cancel(self, ticket: Ticket) -> None:
-        """Cancels a request with its tokens so far; does nothing if it has ended."""
+        """Ends a request early, with its tokens so far; does nothing if it has ended."""
         self._commands.put(lambda: self._cancel(ticket))
 
     def update(self, params: ArrayTree, *, version: int, at_once: bool = False) -> None:
         """Sets new weights; returns when they are in use.
 
-        Earlier requests are answered with the old weights, later ones with the new weights. With
-        ``at_once``, requests that decode continue with the new weights instead, and each token
+        Earlier requests are answered with the old weights, later requests with the new weights.
+        With ``at_once``, running requests continue with the new weights instead, and each token
         records the version that sampled it.
 
         Raises:
-          ValueError: If the parameters differ from those before in names or shapes, or ``version``
-            is out of range.
-          RuntimeError: If the server has closed, or fails.
+          ValueError: If the parameters have other names or shapes than before, or ``version`` is
+            out of range.
+          RuntimeError: If the server has closed or fails.
         """
         if _shapes(params) != self._shapes:
             raise ValueError("update: the parameters have other names or shapes than before.")
@@ -214,16 +214,16 @@ class TokenServer:
         update.done.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the thread after its chunk; requests that decode or wait are cancelled.
+        """Ends the thread after the current chunk and cancels requests that decode or wait.
 
-        A signal handler may call it with ``wait=False``.
+        A signal handler may call this with ``wait=False``.
         """
         self._closing = True
         self._commands.put(lambda: None)
         if wait:
             self._thread.join()
 
-    # What follows runs in the server's thread alone.
+    # The methods below run only in the server's thread.
 
     def _new_generation(self, params: ArrayTree, version: int) -> Generation:
         self._version = version
@@ -241,7 +241,7 @@ class TokenServer:
         self._end()
 
     def _take_commands(self) -> None:
-        """Carries out what callers left; waits for it where there is nothing else to do."""
+        """Executes queued commands; waits for one if there is nothing else to do."""
         block = not (self._generation.has_work or self._waiting or self._updates)
         while True:
             try:
@@ -252,7 +252,7 @@ class TokenServer:
             block = False
 
     def _advance(self) -> None:
-        """New weights, new requests, one chunk of decoding, and replies."""
+        """Sets new weights, starts new requests, decodes one chunk, and replies."""
         generation = self._generation
         while self._updates and (self._updates[0].at_once or not self._running):
             update = self._updates[0]
@@ -267,7 +267,7 @@ class TokenServer:
         self._settle()
 
     def _start(self) -> None:
-        """Submits what waits, in order; a number that decodes already waits for its turn."""
+        """Submits waiting requests in order; a request whose numbers are in use keeps waiting."""
         used = {number for ticket in self._running.values() for number in ticket.numbers}
         for _ in range(len(self._waiting)):
             ticket = self._waiting.popleft()
@@ -283,11 +283,11 @@ class TokenServer:
                 self._submit(ticket, numbers)
             else:
                 self._waiting.append(ticket)
-            used.update(numbers)  # Also of those that wait: they stay in order.
+            used.update(numbers)  # Waiting requests count too, so they stay in order.
 
     def _submit(self, ticket: Ticket, numbers: tuple[int, ...]) -> None:
         request, name = ticket.request, next(self._ids)
-        # Nothing is expected of a length, so groups start in the order in which they came.
+        # All groups have the same expected length, so they start in order of arrival.
         group = Group(
             name,
             request.prompt,
@@ -304,7 +304,7 @@ class TokenServer:
         ticket.numbers, self._running[name] = numbers, ticket
 
     def _watch(self, name: int, number: int, start: int, out: Tokens) -> None:
-        """New tokens of a request: ends it at one of its stops, and passes them to its listener."""
+        """Ends a choice at a stop of its request, and passes new tokens to the listener."""
         ticket = self._running.get(name)
         if ticket is None or not ticket.watched:
             return
@@ -320,7 +320,7 @@ class TokenServer:
                 self._cancel_number(number)
             if ticket.on_tokens is not None:
                 ticket.on_tokens(choice, out)
-        except Exception as error:  # of the caller's functions: only this request fails
+        except Exception as error:  # from the caller's functions: only this request fails
             del self._running[name]
             self._resolve(ticket, error)
             for each in ticket.numbers:
@@ -360,7 +360,7 @@ class TokenServer:
             ticket = self._running.pop(done.id, None)
             if ticket is None:
                 continue
-            ends = ticket.ends  # by stops of the request itself
+            ends = ticket.ends  # by stops of this request
             completions = tuple(
                 each
                 if choice not in ends
@@ -379,7 +379,7 @@ class TokenServer:
             ticket.reply.set_exception(result)
 
     def _recover(self, error: Exception) -> None:
-        """After an error of the engine: what ran has failed, and the slots are made anew."""
+        """After an engine error, fails the running requests and updates, and makes new slots."""
         text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         message = f"the engine failed: {text}"
         for name in list(self._running):
@@ -395,7 +395,7 @@ class TokenServer:
     def _end(self) -> None:
         with self._lock:
             self._ended = True
-        # Nobody can leave a command that is heard from here on.
+        # From now on no caller can add a request or update, so the queue can be drained.
         while not self._commands.empty():
             self._commands.get()()
         for ticket in [*self._waiting, *self._running.values()]:

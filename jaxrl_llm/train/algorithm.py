@@ -1,4 +1,4 @@
-"""The interface of an algorithm to the training loop: four functions."""
+"""The interface between an algorithm and the training loop: four functions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,15 +15,15 @@ Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
 
 class Algorithm(NamedTuple):
-    """A training algorithm, as ``policy_gradient.py`` and ``evolution.py`` build it.
+    """A training algorithm, built in ``policy_gradient.py`` and ``evolution.py``.
 
     Attributes:
       sampler: ``(params, key, prompts, *, version) -> Rollout``, the rollouts of a batch.
-      score: ``(batch) -> (batch, metrics)``: puts a host batch on the devices, packed if that saves
-        time, with the log-probabilities of a frozen reference. The metrics describe the packing.
+      score: ``(batch) -> (batch, metrics)``: places a host batch on the devices, packed if that
+        saves time, with log-probabilities of a frozen reference. The metrics describe the packing.
       step: ``(state, batch) -> (state, metrics)``, one compiled update.
       inspect: ``(state, batch) -> (batch, logp)``: the batch as the step prepared it, and the
-        policy's log-probabilities ``[P, G, T]``; for a batch whose update was skipped.
+        policy's log-probabilities ``[P, G, T]``; for a batch with a skipped update.
     """
 
     sampler: Callable
@@ -33,7 +33,7 @@ class Algorithm(NamedTuple):
 
 
 def without_update(state: TrainState, reward: float) -> tuple[TrainState, dict[str, Array]]:
-    """The state after a step whose batch has no signal, and its metrics: only the step changes.
+    """The state and metrics after a step whose batch has no signal: only the step number changes.
 
     Args:
       state: State before the step.
@@ -45,18 +45,18 @@ def without_update(state: TrainState, reward: float) -> tuple[TrainState, dict[s
 
 
 class CompiledStep:
-    """``jit`` of a step that hands the state back where it came from, so that it compiles once.
+    """A step under ``jit`` that keeps the shardings of the state, so it compiles only once.
 
     The key, the data cursor, the collector's state and frozen base parameters do not change in a
-    step: they stay outside of what is donated.
+    step, so they are not donated.
 
     Args:
       step: ``step(state, batch, key, base, teacher) -> (state, metrics)``, on a state without key,
         cursor and base.
       prepare: ``prepare(state, batch, key, teacher) -> (batch, algo_state)``.
-      donate: Whether the memory of the input state is reused.
+      donate: Whether to reuse the memory of the input state.
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
-      teacher: Parameters of a frozen teacher, which no state holds.
+      teacher: Parameters of a frozen teacher, which are not part of any state.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CompiledStep:
         self._teacher = teacher
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
-        self.compiled: Callable | None = None  # made on the first call, which brings the shardings
+        self.compiled: Callable | None = None  # made on the first call, when shardings are known
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         """One update of the state; see ``make_step``."""
@@ -89,12 +89,12 @@ class CompiledStep:
         return new, metrics
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
-        """The program for arrays of these shapes and shardings, of which none need exist."""
+        """The program for arrays of these shapes and shardings; the arrays need not exist."""
         inner, key = self._split(state)
         return self._jit(inner).lower(inner, batch, key, state.base, self._teacher)
 
     def prepared(self, state: TrainState, batch: Batch) -> Batch:
-        """The batch with all that the step computes of it before its update."""
+        """The batch with everything that the step computes before its update."""
         _, key = self._split(state)
         state = state._replace(data_cursor=(), collector_state=())
         return jax.jit(self._prepare)(state, batch, key, self._teacher)[0]

@@ -1,8 +1,8 @@
 """pass@k and maj@k of evaluated questions, with bootstrap intervals over the questions.
 
 Shared arguments:
-  ``right``: ``[Q, S]``, bool or a share in [0, 1]: whether each of S completions is right.
-  ``where``: bool ``[Q, S]``, True for completions that were graded; None for all.
+  ``right``: ``[Q, S]``, bool or a share in [0, 1]: whether each of S completions is correct.
+  ``where``: bool ``[Q, S]``, True for graded completions; None for all.
   ``k``: At most S. A question with fewer than k graded completions gives NaN.
 
 All functions use NumPy in float64, on the host. All raise ValueError for a wrong shape or k.
@@ -19,11 +19,11 @@ import numpy as np
 from jaxrl_llm.core import checks
 
 RESAMPLES = 2000
-_MOST = 1000  # completions, so that their binomial coefficients are finite
+_MOST = 1000  # completions, so that binomial coefficients are finite
 
 
 class AtK(NamedTuple):
-    """pass@k or maj@k of a set of questions, and its 95% interval."""
+    """pass@k or maj@k of a set of questions, with a 95% interval."""
 
     name: str  # such as "pass@4"
     mean: float
@@ -36,11 +36,11 @@ class AtK(NamedTuple):
 
 
 def pass_at_k(right: np.ndarray, k: int, *, where: np.ndarray | None = None) -> np.ndarray:
-    """Unbiased estimate of the probability that at least one of k completions is right.
+    """Unbiased estimate of the probability that at least one of k completions is correct.
 
         1 - C(n - c, k) / C(n, k)
 
-    for n graded completions of which c are right: the share of sets of k with a right completion.
+    for n graded completions, c of them correct: the share of sets of k with a correct completion.
 
     Args:
       right, k, where: See the module; ``right`` is bool here.
@@ -71,7 +71,7 @@ def pass_at_k(right: np.ndarray, k: int, *, where: np.ndarray | None = None) -> 
 def majority_at_k(
     right: np.ndarray, answers: np.ndarray, k: int, *, where: np.ndarray | None = None
 ) -> np.ndarray:
-    """The probability that the majority of k completions is right.
+    """The probability that the majority answer of k completions is correct.
 
         mean over all sets of k of [the most common answer is right]
 
@@ -80,7 +80,7 @@ def majority_at_k(
 
     Args:
       right, k, where: See the module.
-      answers: int ``[Q, S]``: equal numbers for equal answers of a question, below 0 for none.
+      answers: int ``[Q, S]``: equal integers for equal answers to a question, below 0 for none.
 
     Returns:
       float64 ``[Q]``.
@@ -121,10 +121,10 @@ def majority_at_k(
 
 @functools.lru_cache(maxsize=4096)
 def _wins(count: int, others: tuple[int, ...], silent: int, k: int) -> float:
-    """The probability that an answer of `count` completions wins among k, ties by a draw."""
+    """The probability that an answer of `count` completions wins among k; ties break at random."""
     total, won = count + sum(others) + silent, 0.0
     for votes in range(1, min(count, k) + 1):
-        # ways[t, n]: sets of n other completions in which t answers have as many votes, none more.
+        # ways[t, n]: sets of n other completions in which t answers tie and none has more votes.
         ways = np.zeros((k // votes, k - votes + 1))
         ways[0] = [math.comb(silent, n) for n in range(k - votes + 1)]
         for other in others:
@@ -145,15 +145,15 @@ def bootstrap(
     """95% interval of a mean over questions, by the percentiles of resampled means.
 
     Args:
-      values: float ``[Q]``; NaN entries are left out.
-      resamples: Number of sets of Q questions that are drawn with replacement.
-      key: A typed key; None for a fixed one, so that equal values give equal intervals.
+      values: float ``[Q]``; NaN entries are ignored.
+      resamples: Number of sets of Q questions drawn with replacement.
+      key: A typed key; None for a fixed key, so that equal values give equal intervals.
 
     Returns:
-      Its lower and upper end.
+      Lower and upper bounds of the interval.
 
     Raises:
-      ValueError: If there are no values, or resamples is not positive.
+      ValueError: If there are no values, or ``resamples`` is not positive.
 
     Example:
       >>> import numpy as np
@@ -184,12 +184,12 @@ def at_k(
     where: np.ndarray | None = None,
     resamples: int = RESAMPLES,
 ) -> tuple[AtK, ...]:
-    """pass@k, and maj@k where there are answers, for each k.
+    """pass@k for each k, and maj@k if there are answers.
 
     Args:
       right, where: See the module; ``right`` is bool.
       ks: Values of k.
-      answers: As in :func:`majority_at_k`; None for no majority.
+      answers: As in :func:`majority_at_k`; None for no maj@k.
       resamples: As in :func:`bootstrap`.
 
     Raises:

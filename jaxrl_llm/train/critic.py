@@ -17,22 +17,22 @@ from jaxrl_llm.train.score import score_hidden
 class CriticState(NamedTuple):
     """The state of a critic between steps."""
 
-    params: ArrayTree  # {"model": those of the body, "head": {"kernel" [D, C], "bias" [C]}}
+    params: ArrayTree  # {"model": body parameters, "head": {"kernel" [D, C], "bias" [C]}}
     opt_state: ArrayTree
-    target: ArrayTree  # an average of ``params``, or ``()`` where the recipe asks for none
+    target: ArrayTree  # a moving average of ``params``, or ``()`` if the recipe uses none
 
 
 def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) -> ArrayTree:
-    """Parameters of a critic whose body starts from those of a language or reward model.
+    """Parameters of a critic, with the body of a language or reward model.
 
     Args:
       model: The body; the same kind of model as the policy, of any size.
-      params: Its parameters; they are copied.
+      params: Parameters of the body; they are copied.
       heads: C, predictions per token; 0 for a process reward model, which has no head.
-      key: Key for the head. It starts small, so that initial values are near 0 and heads differ.
+      key: Key for the head. Its initial weights are small, so values are near 0 and heads differ.
 
     Returns:
-      ``{"model": ..., "head": {"kernel": [D, C], "bias": [C]}}``; without a head only the model.
+      ``{"model": ..., "head": {"kernel": [D, C], "bias": [C]}}``; with 0 heads only ``"model"``.
 
     Raises:
       ValueError: If ``heads`` is negative.
@@ -53,10 +53,10 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
 
 
 def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str = "none") -> Array:
-    """Value of the state before each response token, of each head: ``[P, G, T, C]`` float32.
+    """Values ``[P, G, T, C]`` of the state before each response token, for each head, in float32.
 
-    ``model`` is the critic's body, ``params`` are those of :func:`init_critic`. Where ``mask`` is
-    False the values are 0. ``remat`` selects the activations that each layer stores.
+    ``model`` is the critic's body; ``params`` come from :func:`init_critic`. Values are 0 where
+    ``mask`` is False. ``remat`` selects the activations that each layer stores.
     """
     hidden = score_hidden(
         model,
@@ -74,7 +74,7 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
 
 
 def average(target: ArrayTree, params: ArrayTree, rate: float | None) -> ArrayTree:
-    """The target after a step: it moves toward the parameters by ``rate``."""
+    """The target after a step that moves it toward the parameters by ``rate``."""
     if rate is None:
         return ()
     return jax.tree.map(lambda a, b: a + rate * (b - a), target, params)

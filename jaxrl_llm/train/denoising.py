@@ -1,8 +1,8 @@
-"""How a denoising model is scored: the likelihood of a recipe on the masks of a batch.
+"""Scores of a denoising model: the likelihood of a recipe on the masks of a batch.
 
-:class:`DenoisingScorer` has the interface of :class:`~jaxrl_llm.train.score.Scorer`, so a train
-step, a reference and a metric work with either. The masks are extras of the batch, ``masked``,
-``masked_prompt``, ``noise`` and ``written``: every model is scored on the same masks.
+:class:`DenoisingScorer` has the interface of :class:`~jaxrl_llm.train.score.Scorer`, so train
+steps, references and metrics work with either. The masks are extras of the batch, ``masked``,
+``masked_prompt``, ``noise`` and ``written``, so every model is scored on the same masks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,14 +55,14 @@ def draw_masks(likelihood: Likelihood, key: Array, batch: Batch) -> dict[str, Ar
     }
 
 
-# As of logprobs, where a run does not set it.
+# The default of logprobs, for runs that set no chunk size.
 _CHUNK_SIZE = 64
 
 
 def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
-    """Raises ValueError if a prompt or a response of a host batch holds the mask id.
+    """Raises ValueError if a prompt or response of a host batch contains the mask id.
 
-    ``names`` are the names of its prompts.
+    ``names`` are the names of the prompts.
     """
     mask_id = mask_id_of("a batch", model)
     tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
@@ -78,10 +78,10 @@ def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
 
 
 def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Batch:
-    """The batch as one pass reads it: with the draws of that pass, and the estimates on them.
+    """The batch of one pass: with the draws of that pass, and the estimates from these draws.
 
     Args:
-      batch: A part of a batch with the draws of all passes, and ``old_draw_logp``.
+      batch: Part of a batch, with the draws of all passes and ``old_draw_logp``.
       number: ``[]`` integer, index of the pass, from 0.
       likelihood: The likelihood of the recipe, with several sets of draws.
     """
@@ -109,13 +109,13 @@ def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Bat
 
 @dataclass(frozen=True)
 class DenoisingScorer:
-    """A denoising model and how it is scored; see the module.
+    """A denoising model and the likelihood that scores it; see the module.
 
-    In each draw the hidden tokens, and all cells past the end of a response, hold the mask id: the
-    denoiser does not see how long the response is. A block-causal model sees the blocks before a
-    block unmasked, as its sampler does. Only one draw is in memory at a time, also in the backward
-    pass. With ``each_draw`` the statistics hold the term of each draw for each token,
-    ``draw_logp`` ``[P, G, T, J]``.
+    In each draw, masked tokens and all cells past the end of a response hold the mask id, so the
+    denoiser does not see the length of the response. A block-causal model sees earlier blocks
+    unmasked, as during sampling. Only one draw is in memory at a time, in the backward pass too.
+    With ``each_draw`` the statistics contain ``draw_logp`` ``[P, G, T, J]``, the term of each draw
+    for each token.
     """
 
     model: Model
@@ -133,10 +133,10 @@ class DenoisingScorer:
         *,
         of_hidden: tuple[str, ...] = (),
     ) -> Scores:
-        """Estimates ``[P, G, T]`` of the responses of a batch with draws in its extras.
+        """Estimates ``[P, G, T]`` for the responses of a batch with draws in its extras.
 
-        The entropy is the mean over the draws that hide a token, 0 if none does. There are no other
-        statistics.
+        The entropy of a token is the mean over the draws that mask it, or 0 if none does. There are
+        no other statistics.
         """
         del statistics, of_hidden
         extras = batch.extras
@@ -171,7 +171,7 @@ class DenoisingScorer:
     def _of_draw(
         self, params: ArrayTree, batch: Batch, masked: Array, prompt: Array
     ) -> tuple[Array, Array]:
-        """Log-probability and entropy of the tokens ``[P, G, T]`` that one draw hides."""
+        """Log-probability and entropy ``[P, G, T]`` of the tokens that one draw masks."""
         mask_id = mask_id_of("score", self.model)
         uncovered = jnp.where(batch.extras["written"], batch.tokens, mask_id)
         tokens = jnp.where(masked, mask_id, uncovered)
@@ -199,7 +199,7 @@ class DenoisingScorer:
 
 
 def _of_rows(likelihood: Likelihood, batch: Batch) -> Array | None:
-    """Advantages of responses ``[P, G]``; None if they are not known yet, or not used."""
+    """Advantages ``[P, G]`` of responses; None if they are not known yet or not used."""
     if batch.advantages is None or not likelihood.reads_advantages:
         return None
     if batch.advantages.ndim == batch.mask.ndim:
@@ -220,7 +220,7 @@ def _without(
     entropy: Array,
     temperature: float | Array,
 ) -> tuple[Array, Array]:
-    """Log-probability and entropy where the mask id, of probability q, is never drawn.
+    """Log-probability and entropy if the mask id, which has probability q, is never drawn.
 
     log p - log(1 - q),   (H + q log q) / (1 - q) + log(1 - q)
     """
@@ -233,7 +233,7 @@ def _without(
     return jnp.where(masked, logp - rest, 0.0), jnp.where(masked, entropy, 0.0)
 
 
-# Either; the checks of a recipe see to it that a likelihood meets no method of Scorer alone.
+# Either scorer; a recipe's checks ensure that a likelihood never needs a method of Scorer alone.
 PolicyScorer = Any
 
 
@@ -246,11 +246,11 @@ def scorer_of(
     remat: str = "none",
     shared_prefix_len: int = 0,
 ) -> PolicyScorer:
-    """The scorer of a recipe's policy: by log-probabilities, or by the recipe's likelihood.
+    """The scorer for a recipe's policy: by log-probabilities, or by the recipe's likelihood.
 
     Raises:
       ValueError: If a recipe with a likelihood has a causal model, a recipe without one has a
-        denoising model, or a denoising model must share a common beginning of prompts.
+        denoising model, or a denoising model is asked to share a prompt prefix.
     """
     name = f"recipe {recipe.name!r}"
     if recipe.likelihood is None:

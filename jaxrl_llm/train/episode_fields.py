@@ -1,4 +1,4 @@
-"""The fields of a batch that describe the turns of episodes, by the names of ``Batch.extras``."""
+"""Batch fields that describe the turns of episodes, by their names in ``Batch.extras``."""
 
 from collections.abc import Callable, Collection
 
@@ -20,19 +20,19 @@ def episode_fields(
 ) -> dict[str, np.ndarray]:
     """Arrays ``[P, G, K]`` of the turns of episodes, and ``turn_ids [P, G, T]`` of their tokens.
 
-    Turns are padded to a power of two. Equal states, actions and subgoals in the batch get equal
-    numbers, -1 if there is none. The parts of a turn are parsed from its text, see
-    ``environments.turn_parts``. Any other name of a turn is looked up in the information that the
-    environment returns for each turn (``Observation.info``).
+    K is the maximum number of turns, rounded up to a power of two. Equal states, actions and
+    subgoals in the batch have equal ids, -1 for none. Subgoals and switches are parsed from the
+    text of a turn, see ``environments.turn_parts``. Any other field of turns is read from the
+    information that the environment returns for each turn (``Observation.info``).
 
     Args:
       batch: P groups of G.
       names: Names of the extras that the recipe needs.
-      scores: ``[P * G]``, with the episodes among their details.
+      scores: ``[P * G]``, with the episodes in their details.
       decode: Text of token ids.
 
     Raises:
-      ValueError: If the environment returns no information of a name.
+      ValueError: If the environment returns no information for a name.
     """
     P, G, T = batch.mask.shape
     episodes: list[Episode | None] = list(scores.details[EPISODES])
@@ -94,7 +94,7 @@ def episode_fields(
 def episode_metrics(scores: Scores, where: np.ndarray) -> dict[str, float]:
     """Means over the episodes that take part: ``turns``, ``end/NAME`` and ``info/NAME``.
 
-    ``end/NAME`` are shares of all episodes, including failed ones; ``info/NAME`` are means over
+    ``end/NAME`` is a share of all episodes, including failed episodes; ``info/NAME`` is a mean over
     turns.
     """
     episodes = [each for each in scores.details[EPISODES] if each is not None]

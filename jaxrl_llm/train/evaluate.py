@@ -32,14 +32,14 @@ class Accuracy(NamedTuple):
     questions: int  # those with a graded completion
     samples: int  # completions of each question
     binary: bool = False  # whether every reward is 0 or 1, so that the mean is an accuracy
-    failed: int = 0  # completions without a reward, since its call failed: not in the mean
-    at_k: tuple[AtK, ...] = ()  # pass@k and maj@k, where they were asked for
-    # Of the pairs of a reward model, see diagnostics.pair_calibration; else None.
+    failed: int = 0  # completions whose reward call failed; excluded from the mean
+    at_k: tuple[AtK, ...] = ()  # pass@k and maj@k, if requested
+    # For pairs of a reward model, see diagnostics.pair_calibration; else None.
     calibration_error: float | None = None
     brier: float | None = None
 
     def record(self) -> dict:
-        """A mapping for JSON; pass@k and maj@k by name, if there are any."""
+        """A mapping for JSON, with any pass@k and maj@k by name."""
         values = self._replace(at_k=())._asdict() | {
             x.name: {k: v for k, v in x._asdict().items() if k != "name"} for x in self.at_k
         }
@@ -54,16 +54,16 @@ class Accuracy(NamedTuple):
 
 
 def wilson(mean: float, n: float) -> tuple[float, float]:
-    """95% interval of a share, by Wilson's score method.
+    """95% interval of a proportion, by Wilson's score method.
 
         (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   z = 1.96
 
     Args:
-      mean: p, the share of successes, in [0, 1].
+      mean: p, the proportion of successes, in [0, 1].
       n: Number of independent trials; need not be an integer.
 
     Returns:
-      Lower and upper end, within [0, 1].
+      Lower and upper bounds, within [0, 1].
 
     Raises:
       ValueError: If ``mean`` is not in [0, 1] or ``n`` is not above 0.
@@ -89,20 +89,20 @@ def wilson(mean: float, n: float) -> tuple[float, float]:
 def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
     """Mean reward of Q questions with S completions each, with a 95% interval.
 
-    Completions of one question are correlated, so they are not Q S independent trials.
+    Completions of one question are correlated, so the data are not Q S independent trials.
     Rewards within [0, 1] use Wilson's interval with the effective number of trials
 
         n = p (1 - p) / Var(mean),   Var(mean) = var(means of questions) / Q,   Q <= n <= Q S
 
-    and other rewards the normal interval of the means of questions. Where completions are missing,
-    a question weighs as many as it has: N of all, N_q of one,
+    Other rewards use the normal interval of the question means. If completions are missing, each
+    question is weighted by its number of graded completions, N_q of N in total:
 
         Var(mean) = Q / (Q - 1) sum of (N_q (mean_q - mean))^2 / N^2,   Q <= n <= N
 
     Args:
       rewards: float ``[Q, S]``.
-      where: bool ``[Q, S]``, True for completions that were graded; None for all. The others are
-        not read, but counted as ``failed``.
+      where: bool ``[Q, S]``, True for graded completions; None for all. Rewards of the others are
+        not read, and these completions count as ``failed``.
 
     Raises:
       ValueError: If there are no rewards.
@@ -163,17 +163,17 @@ def evaluate(
       tokenizer: Tokenizer of the model.
       batch_size: Questions sampled at a time; the last batch is padded, so that all batches have
         the same shape.
-      deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
-      on_error: As there; a response whose call failed is left out and counted, unless it is "zero".
-      k: Values of k for pass@k; also for maj@k where the reward returns ``answer_ids`` or names how
-        an answer is extracted (:func:`~jaxrl_llm.rewards.answer_of`). At most the group size.
-      success: A completion is right where its reward is at least this.
+      deadline: Seconds that one reward call may take, as in :func:`~jaxrl_llm.rewards.score`.
+      on_error: As there; unless it is "zero", a response whose call failed is excluded and counted.
+      k: Values of k for pass@k, at most the group size; also for maj@k if the reward returns
+        ``answer_ids`` or defines how to extract answers (:func:`~jaxrl_llm.rewards.answer_of`).
+      success: The lowest reward of a correct completion.
 
     Returns:
       The mean reward, and one record per completion: prompt, completion, reward, id.
 
     Raises:
-      RewardError: If the reward fails, or every call of it.
+      RewardError: If the reward fails, or every reward call fails.
       ValueError: If there are no questions, or a k is above the group size.
     """
     checks.check_positive("evaluate", batch_size=batch_size)
@@ -196,7 +196,7 @@ def evaluate(
     )
     result = accuracy(rewards, ~failed)
     if k:
-        # A batch all of whose calls failed may tell no answers.
+        # A batch in which every call failed may have no answers.
         table = np.stack(answers) if len(answers) == len(questions) else None
         result = result._replace(at_k=at_k(rewards >= success, k, answers=table, where=~failed))
     return result, rows
@@ -220,15 +220,15 @@ def play_tasks(
     """Mean return of a policy on the tasks of an environment, and its pass@k.
 
     Args:
-      engine: The engine that decodes; its temperature may vary.
+      engine: The engine that decodes, with a temperature that requests can set.
       params: Parameters of the policy.
       key: A typed key; the same key gives the same evaluation.
       tasks: From :func:`~jaxrl_llm.data.encode_prompts`.
       episodes: Plays the environment.
       decode: Text of token ids.
       samples: Episodes of each task.
-      temperature: Sampling temperature; None for the engine's.
-      max_new_tokens, pad_id: Of the engine.
+      temperature: Sampling temperature; None for that of the engine.
+      max_new_tokens, pad_id: As for the engine.
       k, success: As in :func:`evaluate`.
 
     Returns:
@@ -276,16 +276,16 @@ def play_tasks(
 
 
 def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> list[np.ndarray]:
-    """The answers of each question as integers, such as for :func:`majority_at_k`.
+    """The answers to each question as integers, for example for :func:`majority_at_k`.
 
     Args:
-      reward: Returns ``answer_ids``, or says how an answer is extracted
+      reward: Returns ``answer_ids``, or defines how to extract answers
         (:func:`~jaxrl_llm.rewards.answer_of`).
-      completions: S texts of each question.
-      scores: The result of the reward for them.
+      completions: S texts for each question.
+      scores: The scores of these completions.
 
     Returns:
-      int ``[S]`` of each question, below 0 without an answer; empty if the reward does not tell.
+      int ``[S]`` for each question, below 0 for no answer; empty if the reward does neither.
     """
     if "answer_ids" in scores.reward_components:
         votes = scores.reward_components["answer_ids"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Evolution strategies: sampling by a population, and one update from its scores."""
+"""Evolution strategies: sampling from a population, and one update from its scores."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,13 +30,13 @@ def make_evolution_step(
 ) -> Step:
     """A compiled function that updates the state from the scores of a population.
 
-    In order: missing scores become the worst of their prompt; the recipe shapes fitness; the noise
-    of epoch ``state.step`` is drawn again and contracted to a gradient; one update of the
-    optimizer. The update depends only on ``rewards`` ``[P, G]`` and ``where`` of the batch. With a
-    mesh every device has all of them and draws the same noise, so only arrays of the size of the
-    scores, and norms, are communicated.
+    In order: missing scores become the worst of their prompt; the recipe shapes the fitness; the
+    noise of epoch ``state.step`` is drawn again and contracted to a gradient; the optimizer makes
+    one update. The update depends only on ``rewards`` ``[P, G]`` and ``where`` of the batch. On a
+    mesh every device has all scores and draws the same noise, so only norms and arrays of the size
+    of the scores are communicated.
 
-    Frozen leaves are unchanged bit for bit, for any optimizer. ``optax.masked(optimizer,
+    Frozen leaves stay identical bit for bit, for any optimizer. ``optax.masked(optimizer,
     jr.evolution.moving(classes))`` saves the memory of their optimizer state. A non-finite update
     is not applied, as in :func:`make_step`.
 
@@ -48,14 +48,14 @@ def make_evolution_step(
 
     Returns:
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``reward``, the mean
-      score; ``reward_std``, of the members of a prompt; ``member_std``, of the members' means over
-      prompts; ``informative``, the share of prompts on which members differ; ``missing``, scores
-      that count as the worst; ``flat``, 1 where all fitness is equal, so that the gradient is zero;
-      ``length`` and ``tokens`` of the responses; ``loss``, minus the mean score; ``grad_norm``,
-      ``update_norm`` and ``skipped`` as in :func:`make_step`.
+      score; ``reward_std``, over the members of a prompt; ``member_std``, of the members' means
+      over prompts; ``informative``, the share of prompts on which members differ; ``missing``,
+      scores that count as the worst; ``flat``, 1 if all fitness values are equal and the gradient
+      is therefore zero; ``length`` and ``tokens`` of the responses; ``loss``, minus the mean score;
+      ``grad_norm``, ``update_norm`` and ``skipped`` as in :func:`make_step`.
 
     Raises:
-      ValueError: When called, if the members do not fit the recipe, or it moves no leaf.
+      ValueError: When called, if the members do not match the recipe, or it moves no leaf.
 
     Example:
       >>> import jax, optax
@@ -110,7 +110,7 @@ def make_evolution(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Algorithm:
-    """The algorithm of a run that trains by evolution: every device has all scores.
+    """The algorithm of a run that trains by evolution; every device has all scores.
 
     ``optimizer`` comes from :func:`moving_only`, ``sampler`` from :func:`make_population`.
     """
@@ -123,9 +123,9 @@ def make_evolution(
 
 
 def moving_only(recipe, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer without a state for the leaves that an evolution recipe freezes.
+    """The optimizer, without state for the leaves that an evolution recipe freezes.
 
-    That of any other recipe stays as it is.
+    For any other recipe the optimizer is returned unchanged.
     """
     if not recipe.forward_only:
         return optimizer
@@ -172,16 +172,15 @@ def make_population(
     shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Population:
-    """A sampler of a recipe's population, whose noise is drawn with every batch.
+    """A sampler from the population of a recipe, with noise drawn for every batch.
 
     Args:
       model: The model.
       recipe: The method.
-      group_size: G, members that answer a prompt.
-      max_new_tokens, stop_ids, pad_id, top_k, top_p, min_p, shared_prefix_len: As of
+      group_size: G, the number of members that answer a prompt.
+      max_new_tokens, stop_ids, pad_id, top_k, top_p, min_p, shared_prefix_len: As for
         ``rollout.make_sampler``.
-      mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
-
+      mesh: Members (with full noise: prompts) are spread over its axes ``data`` and ``fsdp``.
     """
     full = recipe.noise == "full"
     if full:
@@ -214,7 +213,7 @@ def make_population(
 
     def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
         members = recipe.population(len(prompts), group_size)
-        # On a mesh a device has its rows' factors, so that no pair may be on two.
+        # On a mesh each device holds the factors of its rows, so a pair must not span two devices.
         share_pairs = recipe.pairs and members % (2 * shards) == 0
         drawn = draw(recipe, params, key, np.int32(version), members, share_pairs)
         return sample(params, drawn, jax.random.fold_in(key, version), prompts, version=version)
@@ -225,14 +224,14 @@ def make_population(
 def _members_in_turn(
     model: Model, recipe: EvolutionRecipe, group_size: int, sample: Callable, room: int
 ) -> Population:
-    """Members with noise of full rank: each has separate weights while it answers."""
+    """Samples members with full-rank noise one after another, each with separate weights."""
 
     @jax.jit
     def perturbed(params: ArrayTree, key: Array, epoch: Array, member: Array) -> ArrayTree:
         return recipe.member(params, recipe.classes(params), key, epoch, member)
 
     def join(rollouts: Sequence[Rollout], *, axis: int) -> Rollout:
-        """Responses along a group (axis 1) or along prompts (axis 0), without their prompts."""
+        """Joins responses within groups (axis 1) or across prompts (axis 0), without prompts."""
         rollouts = [each._replace(prompt_tokens=None, prompt_mask=None) for each in rollouts]
         return trees.zip_leaves(lambda x: jnp.concatenate(x, axis=axis), rollouts)
 

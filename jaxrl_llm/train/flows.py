@@ -1,4 +1,4 @@
-"""How a flow policy is scored: the densities of the steps that were sampled."""
+"""Scores of a flow policy: the densities of the sampled steps."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ from jaxrl_llm.train.score import Scores, score
 class FlowScorer:
     """A flow model and the steps of its policy, with the interface of a ``Scorer``.
 
-    The latents before and after each step are the extra ``latents`` of the batch,
-    ``[P, G, T, 2, D]``. All steps of all trajectories are scored in one call of the model. If text
-    precedes the steps, its tokens have the log-probabilities and entropies of the language model,
-    and their statistics are 0.
+    The batch holds the latents before and after each step in the extra ``latents``,
+    ``[P, G, T, 2, D]``. One call of the model scores all steps of all trajectories. If text
+    precedes the steps, text tokens have the log-probabilities and entropies of the language model,
+    and statistics of 0.
     """
 
     model: Model
@@ -45,9 +45,9 @@ class FlowScorer:
         *,
         of_hidden: tuple[str, ...] = (),
     ) -> Scores:
-        """Log-densities and entropies of the steps ``[P, G, T]``, a mean over dimensions or a sum.
+        """Log-densities and entropies ``[P, G, T]`` of the steps, a mean or sum over dimensions.
 
-        The statistics are those of ``FlowLikelihood.statistics``, and no others.
+        The only statistics are those of ``FlowLikelihood.statistics``.
         """
         del statistics, of_hidden
         if "latents" not in batch.extras:
@@ -60,7 +60,7 @@ class FlowScorer:
         levels = flow_levels(before.shape[2])
         steps = jnp.broadcast_to(jnp.arange(before.shape[2]), before.shape[:3])
         velocity, shape = velocity_of("score", self.model), before.shape
-        rows = (len(prompts[0]), -1, *shape[2:])  # a prompt each, or a prompt and a text each
+        rows = (len(prompts[0]), -1, *shape[2:])  # one row per prompt, or per prompt and text
         sigma = jnp.asarray(levels)[steps].reshape(rows[:-1])
         v = velocity(params, before.reshape(rows), sigma, *prompts).reshape(shape)
         made = self.likelihood.at(before, v, steps, levels, x_next=after)
@@ -94,7 +94,7 @@ class FlowScorer:
         )
 
     def _rows(self, batch: Batch, length: int) -> tuple[Array, Array]:
-        """Prompt and text of each trajectory ``[P * G, Lp + length]``, and what exists of them."""
+        """Prompt and text tokens of each trajectory ``[P * G, Lp + length]``, and their mask."""
         P, G, _ = batch.mask.shape
 
         def rows(of_prompts: Array, of_texts: Array) -> Array:
@@ -105,5 +105,5 @@ class FlowScorer:
 
 
 def _behind(length: int, x: Array) -> Array:
-    """Values of steps ``[P, G, K, ...]``, after zeros for the text."""
+    """Values ``[P, G, K, ...]`` of steps, preceded by zeros for ``length`` text tokens."""
     return jnp.pad(x, [(0, 0), (0, 0), (length, 0), *[(0, 0)] * (x.ndim - 3)])

@@ -1,6 +1,6 @@
-"""Rollouts as text, and the rewards of text.
+"""Rewards of completions, and records of rollouts as text.
 
-Shared arguments: ``questions``, P of them; ``completions``, P groups of G texts.
+Shared arguments: ``questions``, P questions; ``completions``, P groups of G texts.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Grader:
 
     Attributes:
       reward: As in ``TrainConfig``.
-      deadline: Seconds that one call may take; None leaves it to the kind of reward.
-      on_error: The reward of a failed call, as in :func:`~jaxrl_llm.rewards.score`.
+      deadline: Seconds that one call may take; None for the default of that kind of reward.
+      on_error: How a failed call is handled, as in :func:`~jaxrl_llm.rewards.score`.
     """
 
     reward: Any
@@ -37,19 +37,19 @@ class Grader:
     ) -> Scores:
         """Rewards ``[P * G]`` of P groups of completions; every process grades its share.
 
-        All calls of a group may fail: :func:`~jaxrl_llm.rewards.scoring.check_answered` checks the
-        batch.
+        A group in which every call fails raises no error here:
+        :func:`~jaxrl_llm.rewards.scoring.check_answered` checks the batch.
 
         Raises:
-          RewardError: If the reward fails; it names the prompt.
-          ProcessError: If it failed in another process.
+          RewardError: If the reward fails; the error names the prompt.
+          ProcessError: If the reward failed in another process.
         """
         share = processes.portion(len(questions))
         local = processes.together(lambda: self.local(questions[share], completions[share]))
         return join_scores(local)
 
     def local(self, questions: Sequence[Question], completions: Sequence[Sequence[str]]) -> Scores:
-        """Like a call, with everything graded by this process; empty for no groups."""
+        """Like ``__call__``, but this process grades all completions; empty for no groups."""
         if not questions:
             return Scores(np.zeros(0, np.float32), {}, np.zeros(0, bool))
         rows = [
@@ -72,11 +72,11 @@ def sample_rows(
     scores: Scores,
     messages: Sequence[Sequence[str | None]] | None = None,
 ) -> list[dict]:
-    """One record per completion: id, prompt, text, reward, ``reward/NAME`` for each detail.
+    """One record per completion: id, prompt, text, reward, and ``reward/NAME`` for each detail.
 
-    Details that are texts or lists of numbers are recorded as the reward returned them, None if its
-    call failed. The record of an episode has ``end`` and ``turn_rewards``, and ``error`` if it
-    failed. ``messages`` replace the messages of each question; None leaves them.
+    Details that are texts or lists of numbers are recorded as the reward returned them, or None if
+    the call failed. The record of an episode has ``end`` and ``turn_rewards``, and ``error`` if the
+    episode failed. ``messages`` replace the messages of the questions; None keeps the originals.
     """
     messages = [[None] * len(group) for group in completions] if messages is None else messages
     texts = [
@@ -110,7 +110,7 @@ def sample_rows(
 def spread_rows(rows: Sequence[T], groups: int, count: int) -> list[T]:
     """At most ``count`` records of a batch, from as many groups as possible, in order.
 
-    ``rows`` are from :func:`sample_rows`, group after group, all groups of one size.
+    ``rows`` come from :func:`sample_rows`, group after group; all groups have equal size.
 
     Example:
       >>> spread_rows(["a0", "a1", "b0", "b1", "c0", "c1"], 3, 2)

@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom."""
+"""The training loop; read it from top to bottom."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ class Result:
       run_dir: The folder of the run.
       history: The lines of metrics.jsonl.
       before: Held-out accuracy before the first step, by "greedy" and "sampled"; empty if a signal
-        came before it was known.
-      after: The same after the last step; empty if the run was interrupted.
+        prevented this evaluation.
+      after: Held-out accuracy after the last step; empty if the run was interrupted.
       interrupted: The number of the signal that ended the run early, or None.
     """
 
@@ -47,26 +47,26 @@ def train(
     log: Callable[[str], Any] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Result:
-    """Trains a model: a loop of prompts, rollouts, rewards, update, metrics and checkpoint.
+    """Trains a model: a loop of prompts, rollouts, rewards, updates, metrics and checkpoints.
 
-    A run is resumed exactly: with the same configuration on the same devices, it continues as if it
-    had not been stopped. Ctrl-C (or SIGTERM) ends it after the current step, with a checkpoint,
-    and leaves an evaluation to the resumed run; a second Ctrl-C ends it at once. An error ends it
-    with a checkpoint of the last complete step. A step whose loss or gradient is non-finite is
-    skipped (see :func:`make_step`); after ``config.max_skipped`` such steps in a row the run ends,
-    with a checkpoint, and the last batch is saved in ``skipped_step_*.npz``. If rollouts are
-    sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint includes the finished
-    rollouts. The weights that sample a batch then depend on timing, so a resumed run is not
-    identical, but no question is lost or repeated.
+    A run resumes exactly: with the same configuration on the same devices, it continues as if it
+    had never stopped. Ctrl-C or SIGTERM ends the run after the current step with a checkpoint, and
+    leaves any evaluation to the resumed run; a second Ctrl-C ends it at once. An error ends the run
+    with a checkpoint of the last complete step. A step with a non-finite loss or gradient is
+    skipped (see :func:`make_step`); after ``config.max_skipped`` such steps in a row the run ends
+    with a checkpoint and saves the last batch in ``skipped_step_*.npz``. If rollouts are sampled
+    ahead of their step (see :class:`AsyncConfig`), checkpoints include the finished rollouts. The
+    weights that sample a batch then depend on timing, so a resumed run is not identical, but no
+    question is lost or repeated.
 
     Args:
-      config: The run.
-      resume: Whether to continue from the last readable checkpoint in ``config.run_dir``; without
-        any checkpoint, as after a crash before the first one, the run starts from step 0 and logs
-        it.
-      allow_changed: Resume even if settings that affect learning differ; sessions.jsonl records
-        the old and the new values.
-      overwrite: Replace the run in the folder. Files that do not belong to a run are not replaced.
+      config: Configuration of the run.
+      resume: Whether to continue from the last readable checkpoint in ``config.run_dir``. Without
+        any checkpoint, as after a crash before the first one, the run logs this and starts from
+        step 0.
+      allow_changed: Whether to resume even if settings that affect learning differ; sessions.jsonl
+        records the old and new values.
+      overwrite: Whether to replace the run in the folder; other files are never replaced.
       log: Called with lines for the user; None is silent and hides the progress bar.
       files: Texts to save in the run folder with its results, by file name.
 
@@ -74,17 +74,17 @@ def train(
       The final state and the measurements.
 
     Raises:
-      ValueError: If the configuration does not fit the model, the devices, the data, or the
-        checkpoint that it resumes, or has other settings than the run that it resumes; or if an
-        option has no effect.
-      CheckpointError: If a checkpoint cannot be written, or none of those there can be read on
-        resume.
+      ValueError: If the configuration does not match the model, the devices, the data or the
+        resumed checkpoint; if its settings differ from those of the resumed run; or if an option
+        has no effect.
+      CheckpointError: If a checkpoint cannot be written, or checkpoints exist on resume but none
+        can be read.
       InUseError: If another running process uses the run folder.
-      OccupiedError: If the run folder holds files that are not of a run, or a run that is neither
-        resumed nor replaced.
-      TrainingError: If too many updates in a row are skipped, or a file of results cannot be
-        written by the end of the run.
-      RewardError: If the reward fails; it names the prompt.
+      OccupiedError: If the run folder holds files that do not belong to a run, or a run that is
+        neither resumed nor replaced.
+      TrainingError: If too many updates in a row are skipped, or a results file cannot be written
+        by the end of the run.
+      RewardError: If the reward fails; the error names the prompt.
     """
     begun = begin(
         config,
@@ -99,7 +99,7 @@ def train(
 
 
 def finish(run: Run) -> Result:
-    """Makes the steps and evaluations of a run that has begun."""
+    """Runs the steps and evaluations of a run that has begun."""
     config, folder = run.config, run.folder
     with run.signals():
         run.evaluate_first()
@@ -119,7 +119,7 @@ def finish(run: Run) -> Result:
 
 
 def _train(run: Run) -> None:
-    """The steps: a batch of rollouts, its scores, one update."""
+    """Runs the steps: each takes a batch of rollouts, scores it and makes one update."""
     config = run.config
     with run.steps() as bar:
         for step in range(int(run.state.step) + 1, config.steps + 1):

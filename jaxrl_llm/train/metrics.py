@@ -1,4 +1,4 @@
-"""The metrics of a step, by their names in metrics.jsonl."""
+"""Metrics of a step, by their names in metrics.jsonl."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,31 +15,31 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.rollout.episodes import EPISODES
 from jaxrl_llm.train.episode_fields import episode_metrics
 
-# By the numbers of curation.collectors.protocol.
+# Indexed by the roles of curation.collectors.protocol.
 _ROLES = ("own", "hinted", "demonstration", "replayed", "judge")
 
 
 def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
     """Float32 scalars that describe a prepared batch and the policy on it, before the update.
 
-    - ``reward``: mean over the rollouts that take part; ``reward_std`` within groups.
+    - ``reward``: mean over the rollouts that take part; ``reward_std``: mean std within groups.
     - ``informative``: share of groups whose rewards differ; the others give no gradient.
-    - ``length``: mean tokens of a response; ``tokens``: how many train.
+    - ``length``: mean number of tokens per response; ``tokens``: number of tokens that train.
     - ``entropy``: nats per token.
-    - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
-      where the batch has it; the fractions for surrogates that clip so.
-    - ``ref_kl``: an estimate of KL(policy || reference), where the batch has ``ref_logp``.
-    - ``pair_accuracy``, ``pair_margin``, ``pair_chosen``, ``pair_rejected``, ``pairs``: of a
+    - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: relative to
+      ``old_logp``, if the batch has it; the fractions only for surrogates with that clip.
+    - ``ref_kl``: an estimate of KL(policy || reference), if the batch has ``ref_logp``.
+    - ``pair_accuracy``, ``pair_margin``, ``pair_chosen``, ``pair_rejected``, ``pairs``: for a
       surrogate that orders responses, :func:`~jaxrl_llm.diagnostics.pair_order` of its implicit
       rewards, in nats, or of the rewards of a head.
-    - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and greatest
-      ``|logp - behavior_logp|``, an estimate of KL(behavior || policy) and effective sample size,
-      where the batch has ``behavior_logp``. Both are over the batch's support, so these show older
-      weights and numerical differences of the sampler, and not the effect of top-k, top-p or
-      min-p.
+    - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and maximum of
+      ``|logp - behavior_logp|``, an estimate of KL(behavior || policy), and the effective sample
+      size, if the batch has ``behavior_logp``. Both log-probabilities are over the batch's support,
+      so these metrics show older weights and numerical differences of the sampler, but not the
+      effect of top-k, top-p or min-p.
 
     Args:
-      recipe: The method, for the bounds of its clip.
+      recipe: The method, which sets the clip bounds.
       logp: ``[P, G, T]``, under the policy before the update.
       entropy: ``[P, G, T]``.
       batch: The prepared batch.
@@ -59,7 +59,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics["ratio_max"] = diagnostics.ratio_range(logp, old_logp, batch.mask).greatest
         metrics |= clip_metrics(recipe.surrogate, logp, batch)
     if batch.ref_logp is not None:
-        # The policy sampled the tokens, so it is the first of the two here.
+        # The policy sampled the tokens, so it comes first in KL(policy || reference).
         metrics["ref_kl"] = diagnostics.approx_kl(batch.ref_logp, logp, batch.mask, estimator="k3")
     if traits_of(recipe.surrogate).orders_responses:
         ref_logp = batch.ref_logp if recipe.uses_reference else None
@@ -78,11 +78,11 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
 
 
 class ScoredItems(NamedTuple):
-    """The N items per prompt that a method ranks: responses, or their steps.
+    """The N items per prompt that a method ranks: responses, or the steps of responses.
 
     Attributes:
       scores: float32 ``[P, N]``, from the model being trained.
-      rewards: ``[P, N]``, from the data; or advantages, if the method ranks by them.
+      rewards: ``[P, N]``, from the data; or advantages, if the method ranks by advantages.
       where: bool ``[P, N]``, True for valid items.
     """
 
@@ -98,8 +98,8 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
       recipe: The method, whose surrogate ranks responses.
       logp: ``[P, G, T]``, under the policy, or the values of a head.
       ref_logp: ``[P, G, T]``, under the reference, or None.
-      batch: With the extras that the method reads from the data. A prepared batch is ranked by its
-        advantages, any other by its rewards. Only items that the loss compares take part.
+      batch: The batch, with the extras that the method reads from the data. A prepared batch is
+        ranked by advantages, any other by rewards. Only items that the loss compares take part.
     """
     present = batch.where & jnp.any(batch.mask, axis=-1)
     if recipe.head != "step":
@@ -130,11 +130,11 @@ def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Ar
     """Shares of the sampled tokens and sequences that the rules of a correction reject.
 
     ``rejected_tokens`` and ``rejected_sequences`` are the shares that at least one rule rejects.
-    With several rules there is also a share for each, as ``rejected_tokens/RULE``. Empty for a
-    recipe without rules.
+    With several rules, each rule also has its shares, such as ``rejected_tokens/RULE``. A recipe
+    without rules has none.
 
     Args:
-      recipe: The method; a rule is one of ``reject`` of ``corrections.rollout_correction``.
+      recipe: The method; its rules are the ``reject`` of ``corrections.rollout_correction``.
       batch: The prepared batch.
       mask: bool ``[P, G, T]``, the tokens before any rejection.
     """
@@ -159,19 +159,17 @@ def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Ar
 def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]:
     """Metrics of a batch that only the host knows.
 
-    - ``reward/NAME``: the mean of each component of the reward over the responses to which it
-      applies, NaN if there is none; ``reward_failures``: responses whose call of the reward failed.
+    - ``reward/NAME``: mean of each reward component over the responses to which it applies, NaN if
+      there are none; ``reward_failures``: number of responses whose reward call failed.
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
-      to those that are trained: mean and maximum over the tokens that train and whose weights are
-      known.
-    - ``groups_sampled``, ``rollouts_sampled``: what the collector had sampled; ``sampled_reward``:
-      the mean reward of it, where ``reward`` is that of the batch.
-    - ``rollouts/ROLE``: how many rollouts of the batch have a role other than own, where it has
-      any; ``tokens_continued``: tokens of responses that went on, sampled before this batch, where
-      there are any.
-    - ``no_signal``: 1 for a batch in which no rollout takes part, which makes no update.
-    - Of episodes, those of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
+      to the weights being trained: mean and maximum over training tokens with known weights.
+    - ``groups_sampled``, ``rollouts_sampled``: number of groups and rollouts that the collector had
+      sampled; ``sampled_reward``: their mean reward, whereas ``reward`` is the mean of the batch.
+    - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
+      ``tokens_continued``: tokens of continued responses sampled before this batch, if any.
+    - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.
+    - For episodes, the metrics of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
     """
     where, scores = collected.where, collected.scores
     present = where.reshape(-1) if where.any() else np.ones(where.size, bool)
@@ -201,16 +199,16 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
 def host_metrics(
     metrics: Mapping[str, Array], numbers: Mapping[str, float], *, seconds: Mapping[str, float]
 ) -> dict[str, float]:
-    """The metrics of a step as Python floats, with those of its batch.
+    """The metrics of a step and its batch as Python floats.
 
-    - ``seconds_sample``, ``seconds_reward``: time to sample and grade the batch, also where
-      that was done during another step; with slots, grading after the last response ended.
-    - ``seconds_wait``: how long the loop waited for the batch; the sum of these two where sampling
-      and training take turns.
-    - ``seconds_score``: placing the batch and the log-probabilities of a frozen reference.
+    - ``seconds_sample``, ``seconds_reward``: time to sample and grade the batch, even if this
+      happened during another step; with slots, grading time after the last response ended.
+    - ``seconds_wait``: time that the loop waited for the batch; the sum of the previous two if
+      sampling and training take turns.
+    - ``seconds_score``: placing the batch and computing log-probabilities of a frozen reference.
     - ``seconds_train``: the step; ``tokens_per_second`` is over wait, score and train.
-    - ``seconds_save``, ``seconds_evaluate``: checkpoints and evaluations since the step before;
-      ``seconds_total``: everything since then.
+    - ``seconds_save``, ``seconds_evaluate``: checkpoints and evaluations since the previous step;
+      ``seconds_total``: everything since the previous step.
     """
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     values |= numbers
@@ -221,14 +219,14 @@ def host_metrics(
 
 
 def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
-    """Shares of tokens that a surrogate clips, by its options; empty for one without a clip.
+    """Shares of tokens that a surrogate clips, by its options; empty if it has no clip.
 
-    ``clip_fraction`` for a surrogate with ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` for
-    one with ``dual_clip``.
+    ``clip_fraction`` requires the options ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` the
+    option ``dual_clip``.
 
     Args:
       surrogate: A surrogate, bound or not.
-      logp: ``[P, G, T]``, of the policy before the update.
+      logp: ``[P, G, T]``, under the policy before the update.
       batch: The prepared batch, with ``old_logp``.
     """
     function = getattr(surrogate, "function", surrogate)

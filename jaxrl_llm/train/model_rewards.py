@@ -1,15 +1,15 @@
 """Rewards computed by a model: the values of a reward model, or the verdicts of a judge.
 
-Both read text, so the policy may have another tokenizer: prompt and completion are encoded by the
-tokenizer of the scoring model. The model is loaded at the first call and scores on the device, in
-batches of similar lengths.
+Both read text and encode prompt and completion with the tokenizer of the scoring model, so the
+policy may have another tokenizer. The model is loaded at the first call and scores on the device,
+in batches of similar lengths.
 
 Shared arguments:
   ``model``: A folder or repository with weights, such as ``jaxrl-llm export`` writes.
   ``tokenizer``: A ``data.Tokenizer``; None for the tokenizer of the folder.
   ``chat``, ``system``: How a prompt becomes tokens, as in ``DataConfig``.
   ``batch_size``: Texts per batch.
-  ``dtype``: The dtype of the matrix products.
+  ``dtype``: Dtype of the matrix products.
 """
 
 import functools
@@ -41,12 +41,12 @@ from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.sampler import make_sampler, pad_rows, prompt_room
 from jaxrl_llm.train.score import Scorer
 
-_SHORTEST = 16  # a row of the device; longer ones are powers of two, so that few are compiled
+_SHORTEST = 16  # minimum row width; longer rows are powers of two, so few shapes are compiled
 _REDUCE = {"min": np.min, "mean": np.mean, "last": lambda x: x[-1], "product": np.prod}
 
 
 class _Loaded(NamedTuple):
-    """A loaded model, and how it reads text."""
+    """A loaded model, and the encoder of its texts."""
 
     model: Model
     params: ArrayTree
@@ -54,13 +54,13 @@ class _Loaded(NamedTuple):
 
 
 class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("models/rm")`)
-    """The reward of a completion by a reward model: of the complete text, or of its steps.
+    """The reward of a completion under a reward model of complete texts or of steps.
 
         reward = r(prompt, completion, stop token), the head's value at the last token
         of steps: p_k = sigmoid(z at the end of step k),   reward = min_k p_k
 
-    A reward of steps returns a mapping that also has ``turn_rewards`` and ``turn_ends``, for
-    recipes with rewards of turns. A completion that does not fit into the model's context has no
+    With a model of steps the reward is a mapping that also has ``turn_rewards`` and ``turn_ends``,
+    for recipes that use rewards of turns. A completion that exceeds the model's context has no
     reward.
 
     Args:
@@ -70,8 +70,8 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
       reduce: "min", "mean", "last" or "product" over the steps; None for "min".
 
     Raises:
-      ValueError: If the model has no head, is the folder of a run, or an option has no effect; at
-        the first call, if the tokenizer has more tokens than the model.
+      ValueError: If the model has no head, ``model`` is the folder of a run, or an option has no
+        effect; at the first call, if the tokenizer has more tokens than the model.
 
     Example:
       >>> import tempfile
@@ -87,9 +87,8 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
       (2,)
 
     References:
-      Ouyang et al., InstructGPT (arXiv:2203.02155); Lightman et al. (arXiv:2305.20050), whose
-      score of a solution is the product over its steps; Math-Shepherd (arXiv:2312.08935) takes the
-      minimum.
+      Ouyang et al., InstructGPT (arXiv:2203.02155); Lightman et al. (arXiv:2305.20050), who score a
+      solution by the product over its steps; Math-Shepherd (arXiv:2312.08935) takes the minimum.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         decode = self._loaded.encoder.tokenizer.decode
         steps = rewards.turns_of_tokens(tokens, ends, decode=decode)
         steps = np.where(steps < 0, len(ends), steps)
-        # A step that begins and ends within a token is read where the one before it is.
+        # A step that begins and ends within a token is read at the end of the previous step.
         last = np.searchsorted(steps, np.arange(len(ends)), side="right") - 1
         z = values[np.maximum(last, 0)].astype(np.float64)
         p = 1.0 / (1.0 + np.exp(-np.clip(z, -500, 500)))
@@ -195,23 +194,23 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
 
 
 class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`)
-    """The reward of a completion, parsed from what a language model writes about it.
+    """The reward of a completion, parsed from the text that a language model writes about it.
 
         reward = parse(the judge's most likely text)             of each completion alone
         compare: mean over its comparisons of 1[it is preferred]
 
-    With ``compare`` each completion of a prompt is compared with the next one and the previous one,
-    in both orders, so that the position in the message has no influence; a verdict that cannot be
-    parsed counts one half. Without ``compare``, a completion with such a verdict has no reward.
+    With ``compare`` each completion of a prompt is compared with the next and the previous one, in
+    both orders, to cancel the effect of position in the message; a verdict that cannot be parsed
+    counts one half. Without ``compare`` a completion with an unparsable verdict has no reward.
 
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module.
       compare: Whether completions of one prompt are compared.
-      message: ``(prompt, completions) -> text``, the question about one completion or two.
+      message: ``(prompt, completions) -> text``, the question about one or two completions.
       parse: ``text -> number or None``, such as ``rewards.rating``; with ``compare`` 0 for the
-        first, 1 for the second. None reads the words that the default message requests: "yes" or
+        first, 1 for the second. None parses the words that the default message requests: "yes" or
         "no", "first" or "second".
-      max_new_tokens: Longest text of the judge.
+      max_new_tokens: Maximum number of tokens that the judge writes.
 
     Raises:
       TypeError: If ``message`` or ``parse`` is not a function.
@@ -304,7 +303,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         pairs = []
         for members in groups.values():
             following = [*members[1:], members[0]]
-            # Of two there is one comparison, of one none.
+            # Two completions make one comparison, a single completion none.
             count = len(members) if len(members) > 2 else len(members) - 1
             for i, j in list(zip(members, following, strict=True))[:count]:
                 pairs += [(i, j), (j, i)]
@@ -320,7 +319,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         return [Failure("has none to compare with") if not w else float(np.mean(w)) for w in wins]
 
     def write(self, messages: Sequence[str]) -> list[str | None]:
-        """What the judge writes about each message; None for one that is too long."""
+        """The judge's text for each message; None for a message that is too long."""
         model, params, encoder = self._loaded
         room = prompt_room("judge", model, self.max_new_tokens)
         every = [encoder.prompt(message, "of a judge") for message in messages]
@@ -336,9 +335,9 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
 
 def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:
-    """The model behind a reward and the shapes of its parameters; no weight is read.
+    """The model behind a reward and the shapes of its parameters; no weights are read.
 
-    None for a reward that no model on the device computes.
+    None for a reward that is not computed by a model on the device.
     """
     if isinstance(reward, reward_model):
         config, _ = reward_model_config(reward.model, dtype=reward.dtype)
@@ -352,7 +351,7 @@ def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:
 
 
 def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncoder:
-    """How a model reads text; ValueError if its tokenizer has more tokens than the model."""
+    """The text encoder of a model; ValueError if its tokenizer has more tokens than the model."""
     from jaxrl_llm import data
 
     tokenizer = reward.tokenizer
@@ -366,7 +365,7 @@ def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncod
 
 
 def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """Prompts and responses as a batch ``[N, 1, T]``, padded to one of a few widths."""
+    """A batch ``[N, 1, T]`` of prompts and responses, padded to one of a few widths."""
     prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
 
     def padded(texts: Sequence[list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,10 @@
 """Batches of responses from the data, and a file of their log-probabilities under a reference.
 
 In a run on responses from the data, a frozen reference returns the same numbers in every epoch.
-With ``config.reference_logp`` the first run computes them once and writes them to a file that later
-runs read: no step runs the reference, and a run does not hold its parameters. The key of an entry
-is computed from the tokens of prompt and response, so order, split and batches may differ between
-runs.
+With ``config.reference_logp`` the first run computes them once and writes them to a file, and later
+runs read the file: no step runs the reference, and a run does not hold its parameters. The key of
+an entry is a digest of the tokens of prompt and response, so order, split and batches may differ
+between runs.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _FORMAT = 1
 
 
 class OfflineRows(NamedTuple):
-    """A batch of responses from the data: row indices, the rows on the host, their texts."""
+    """A batch of responses from the data: row indices, the host batch, the collected rollouts."""
 
     places: list[int]
     batch: Batch
@@ -48,11 +48,11 @@ def offline_batches(
     limits: Limits,
     pad_id: int,
 ) -> Iterator[OfflineRows]:
-    """Batches of one size that cover every row of the data; the last batch repeats some rows.
+    """Batches of equal size that cover every row of the data; the last may repeat some rows.
 
     Args:
-      collector: One with a part that is ``offline``.
-      questions: The rows.
+      collector: A collector with a part that is ``offline``.
+      questions: The rows of the data.
       num_groups, group_size: Size of a batch.
       limits, pad_id: See :func:`~jaxrl_llm.rollout.collect.collect`.
     """
@@ -97,11 +97,11 @@ def _unavailable(*args):
 
 
 class ReferenceLogp:
-    """Log-probabilities of responses under one reference, by their tokens.
+    """Log-probabilities of responses under one reference, keyed by their tokens.
 
     Args:
-      about: What the log-probabilities depend on besides the tokens, by name.
-      values: float32 ``[T]`` per response, by :func:`response_names`.
+      about: Everything besides the tokens that the log-probabilities depend on, by name.
+      values: float32 ``[T]`` for each response, keyed by its digest in :func:`response_names`.
     """
 
     def __init__(self, about: Mapping[str, Any], values: Mapping[bytes, np.ndarray]):
@@ -111,7 +111,7 @@ class ReferenceLogp:
         return len(self._values)
 
     def absent(self, batch: Batch) -> list[tuple[int, int]]:
-        """The responses of a host batch that have no entry, by row and member."""
+        """Row and member of each response of a host batch that has no entry."""
         return [place for place, name in response_names(batch).items() if name not in self._values]
 
     def attach(self, batch: Batch) -> Batch:
@@ -173,9 +173,9 @@ class ReferenceLogp:
 
 
 def response_names(batch: Batch) -> dict[tuple[int, int], bytes]:
-    """A digest of the tokens of prompt and response, for each response that takes part.
+    """A digest of the prompt and response tokens of each response that takes part.
 
-    The keys are row and member in a host batch.
+    The keys are the row and member in a host batch.
     """
     tokens, mask = np.asarray(batch.tokens, np.int32), np.asarray(batch.mask)
     prompts, prompt_mask = np.asarray(batch.prompt_tokens, np.int32), np.asarray(batch.prompt_mask)
@@ -195,13 +195,13 @@ def reference_logp(
     about: Mapping[str, Any],
     questions: Sequence[Question],
 ) -> ReferenceLogp:
-    """Reads the log-probabilities from a file that fits this run, or computes and writes them.
+    """Reads the log-probabilities from a file that matches this run, or computes and writes them.
 
     Args:
       path: The file.
-      batches: Function that returns the responses of the run.
-      score: Log-probabilities ``[P, G, T]`` of a host batch under the reference.
-      about: What the log-probabilities depend on besides the tokens, by the names used in errors.
+      batches: Function that returns the batches of the run.
+      score: Returns log-probabilities ``[P, G, T]`` of a host batch under the reference.
+      about: As for ``ReferenceLogp``; errors use these names.
       questions: The rows of the batches.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The optimizer of a run, its options, and its step, which is skipped if a number is non-finite."""
+"""The optimizer of a run, its options, and its step, which skips non-finite updates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ _ADAM_ALONE = {"b2": 0.999, "eps": 1e-8}
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW or SGD, with a linear warmup and decay and a bound on the norm of the gradient.
+    """AdamW or SGD, with linear warmup and decay and a bound on the gradient norm.
 
     Attributes:
       name: "adamw", or "sgd".
       learning_rate: Step size after the warmup.
-      b1: Decay of the mean of gradients; with "sgd" the momentum, 0 for none.
-      b2: Decay of the mean of squared gradients.
+      b1: Decay rate of the mean of gradients; with "sgd" the momentum, 0 for none.
+      b2: Decay rate of the mean of squared gradients.
       eps: Added to the square root of that mean.
-      weight_decay: Pull of the parameters to zero, times the step size.
+      weight_decay: Strength of the decay toward zero; it is multiplied by the step size.
       max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
       warmup_steps: Updates over which the step size rises from zero.
-      decay_steps: Updates after the warmup over which it falls back to zero; None keeps it.
-      moment_dtype: The dtype of the mean of gradients: "bfloat16" halves its size and saves a
-        quarter of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 a
-        step changes it by less than a bfloat16 number can.
+      decay_steps: Updates after warmup over which the step size falls to zero; None for no decay.
+      moment_dtype: Dtype of the mean of gradients: "bfloat16" halves its size and saves a quarter
+        of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 the change
+        in one step is below the precision of bfloat16.
     """
 
     name: str = "adamw"
@@ -68,12 +68,12 @@ class OptimizerConfig:
 
 
 def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
-    """The step size: one number, or a function of the number of previous updates."""
+    """The step size: a number, or a function of the number of previous updates."""
     rate: Any = config.learning_rate
     if config.decay_steps:
         rate = optax.linear_schedule(rate, 0.0, config.decay_steps)
     if config.warmup_steps:
-        # Step 0 already moves: the first of n warmup steps has 1 / n of the rate.
+        # Step 0 already moves the parameters: the first of n warmup steps has 1 / n of the rate.
         start = config.learning_rate / config.warmup_steps
         warm = optax.linear_schedule(start, config.learning_rate, max(config.warmup_steps - 1, 1))
         after = rate if callable(rate) else optax.constant_schedule(rate)
@@ -82,7 +82,7 @@ def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
 
 
 def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
-    """The step size of the last update, or of the first if there was none yet.
+    """The step size of the last update, or of the first if none has been made.
 
     Example:
       >>> import jax.numpy as jnp
@@ -101,12 +101,12 @@ def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
 
 
 def next_rate(schedule: float | optax.Schedule, opt_state: ArrayTree) -> float | Array:
-    """The step size of the next update, from a schedule and the state of its optimizer."""
+    """The step size of the next update, from a schedule and the optimizer's state."""
     return schedule(_updates(opt_state)) if callable(schedule) else schedule
 
 
 def _updates(opt_state: ArrayTree) -> Array:
-    """The number of updates that a schedule has counted."""
+    """The number of updates that the schedule has counted."""
     kind = optax.ScaleByScheduleState
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
     return next(node.count for node in nodes if isinstance(node, kind))
@@ -115,7 +115,7 @@ def _updates(opt_state: ArrayTree) -> Array:
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The optax transformation that a configuration describes."""
     rate = make_schedule(config)
-    if config.name == "sgd":  # with momentum and, as in AdamW, a decay that it does not see
+    if config.name == "sgd":  # as in AdamW, the decay bypasses the momentum
         transforms = []
         if config.b1:
             transforms.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))
@@ -139,8 +139,8 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """``optax.clip_by_global_norm`` with a norm that the step has already computed.
 
-    The gradient is multiplied by one factor where it is next read. optax selects between two full
-    gradients and therefore writes another gradient to memory.
+    The gradient is multiplied by one factor where it is read next, whereas optax selects between
+    two full gradients and therefore writes another gradient to memory.
     """
 
     def update(
@@ -154,12 +154,12 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 
 def keep(applied: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """The new tree where ``applied``, else the old one bit for bit; a choice, not a product."""
+    """The new tree if ``applied``, else the old tree bit for bit; it selects, never multiplies."""
     return jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)
 
 
 def stays_finite(old: ArrayTree, new: ArrayTree) -> Array:
-    """Whether no value of a state became non-finite; values that already were may stay so."""
+    """Whether no value of a state became non-finite; values that already were may remain so."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     checked = [
         jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b))
@@ -178,23 +178,23 @@ def apply_if_finite(
     scale: Array | None = None,
     finite: Array | bool = True,
 ) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
-    """One step of an optimizer, skipped where the loss, its gradient or the update is non-finite.
+    """One step of an optimizer, skipped if the loss, the gradient or the update is non-finite.
 
     The update itself is not checked if the optimizer multiplies matrices.
 
-    Parameters and state are written in place. Compilers for GPUs do that where each leaf is a
-    choice between old and new, since one kernel makes all three of its arrays. Compilers for CPUs
-    and TPUs copy the old leaves first, so there the update stands in the branches of
+    Parameters and state are written in place. On a GPU, each leaf is a choice between old and new:
+    one kernel makes all three arrays of a leaf, so the compiler needs no copy. Compilers for CPUs
+    and TPUs would copy the old leaves of such a choice, so there the update is in the branches of
     conditionals, whose results compilers for GPUs would copy. The norm of the update is computed
-    before the update is made, since computed with it the norm would keep the old state alive: an
-    update without matrix products is computed twice, which costs less than the copy.
+    before the update is made; computed together, the norm would keep the old state alive. An update
+    without matrix products is therefore computed twice, which costs less than the copy.
 
     Args:
       optimizer: Any optax transformation; if it takes extra arguments, it receives ``grad_norm``.
       carry: Parameters and the optimizer's state.
       loss: ``[]``.
-      grads: Its gradient.
-      scale: ``[]``, multiplies the optimizer's update; None leaves it as it is.
+      grads: Gradient of the loss.
+      scale: ``[]``, multiplies the optimizer's update; None leaves the update unchanged.
       finite: Whether everything else that the update depends on is finite.
 
     Returns:
@@ -227,7 +227,7 @@ def apply_if_finite(
 
 
 def update_by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry):
-    """Parameters and state after ``changed``, norm of the update, and whether it was applied."""
+    """Parameters and state after ``changed``, the update's norm, and whether it was applied."""
 
     def stay(grads, carry):
         return carry, jnp.zeros_like(trees.norm(grads))
@@ -235,22 +235,22 @@ def update_by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry)
     if _multiplies(changed, grads, carry):
         return *jax.lax.cond(applied, changed, stay, grads, carry), applied
     norm = jax.lax.cond(applied, _item(changed, 1), _item(stay, 1), grads, carry)
-    # Known before the update is made, the norm can stop a non-finite one. That the second branch
-    # waits for the first is also what lets it write over the arrays that both read.
+    # The norm is known before the update is made, so it can stop a non-finite update. The second
+    # conditional waits for the first, so it can overwrite the arrays that both read.
     applied &= jnp.isfinite(norm)
     carry = jax.lax.cond(applied, _item(changed, 0), _item(stay, 0), grads, carry)
     return carry, jnp.where(applied, norm, 0.0), applied
 
 
 def update_by_choice(applied: Array, changed: Callable, grads: ArrayTree, carry):
-    """:func:`update_by_branch`, leaf by leaf."""
+    """As :func:`update_by_branch`, with a choice between old and new for each leaf."""
     new, norm = changed(grads, carry)
     if not _multiplies(changed, grads, carry):
         applied &= jnp.isfinite(norm)
         applied, grads, carry = jax.lax.optimization_barrier((applied, grads, carry))
         new, _ = changed(grads, carry)
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(carry), strict=True):
-        if (a.shape, a.dtype) != (b.shape, b.dtype):  # a choice would promote it
+        if (a.shape, a.dtype) != (b.shape, b.dtype):  # jnp.where would promote the leaf
             raise TypeError(
                 f"apply_if_finite: the optimizer turns {b.dtype}{list(b.shape)} into "
                 f"{a.dtype}{list(a.shape)}."
@@ -263,5 +263,5 @@ def _item(function: Callable, index: int) -> Callable:
 
 
 def _multiplies(function: Callable, grads: ArrayTree, carry) -> bool:
-    """Whether a function multiplies matrices: then computing it twice would cost too much."""
+    """Whether a function multiplies matrices, which makes it too costly to compute twice."""
     return "dot_general" in str(jax.make_jaxpr(function)(grads, carry))

@@ -1,4 +1,4 @@
-"""How a policy, or a reward model, ranks held-out responses from the data."""
+"""How well a policy or a reward model ranks held-out responses from the data."""
 
 from collections.abc import Callable
 
@@ -22,9 +22,9 @@ Score = Callable[[Batch], ScoredItems]
 
 
 def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) -> Score:
-    """Implicit rewards under a policy, relative to a frozen reference if the recipe uses one.
+    """A score by implicit rewards under a policy, relative to the reference if the recipe uses one.
 
-    For a recipe that trains a reward model, the rewards of that model.
+    For a recipe that trains a reward model, the scores are the rewards of that model.
 
     Args:
       experiment: The run.
@@ -54,27 +54,28 @@ def evaluate_pairs(
 ) -> Accuracy:
     """The share of pairs of held-out responses that the rewards rank as the data do.
 
-    A tie counts one half, as in :func:`~jaxrl_llm.diagnostics.pair_order`: an untrained policy that
-    is its own reference has 0.5. A row weighs the same however many pairs it has; for the interval,
-    rows of one prompt are alike, as completions of one question are.
-    For a reward model the result also has the calibration
-    (:func:`~jaxrl_llm.diagnostics.pair_calibration`), in which each pair weighs the same. For a
+    A tie counts one half, as in :func:`~jaxrl_llm.diagnostics.pair_order`, so an untrained policy
+    that is also the reference has 0.5. All rows have equal weight, however many pairs they have.
+    The interval treats rows of one prompt as correlated, like completions of one question.
+
+    For a reward model the result includes the calibration
+    (:func:`~jaxrl_llm.diagnostics.pair_calibration`), in which all pairs have equal weight. For a
     process reward model a pair is two steps of a row.
 
     Args:
       experiment: A run whose collector is ``offline``.
       score: See :func:`make_score`.
-      check: Called before each batch; an exception that it raises ends the evaluation.
+      check: Called before each batch; an exception from this call ends the evaluation.
 
     Raises:
-      ValueError: If the responses of no row differ in their rewards.
+      ValueError: If no row has responses with different rewards.
     """
     rows: dict[int, ScoredItems] = {}
     check()
     for places, batch, collected in experiment.offline_batches(experiment.held_out):
         if experiment.references is not None:
             batch = experiment.references.attach(batch)
-        if experiment.recipe.head is not None:  # the labels of steps
+        if experiment.recipe.head is not None:  # attaches the labels of steps
             batch = attach_fields(
                 batch,
                 experiment.recipe,
@@ -116,7 +117,7 @@ def evaluate_pairs(
 
 
 def _pairs(items: ScoredItems) -> np.ndarray:
-    """Scores ``[n, 2]`` of the better and of the worse item of each pair of a row."""
+    """Scores ``[n, 2]`` of the better and the worse item in each pair of a row."""
     scores, rewards = items.scores[items.where], items.rewards[items.where]
     better, worse = np.nonzero(rewards[:, None] > rewards[None, :])
     return np.stack([scores[better], scores[worse]], axis=-1)

@@ -39,20 +39,20 @@ from jaxrl_llm.train.state import TrainState
 
 
 class Run:
-    """One session of a run: everything that is not the algorithm.
+    """One session of a run: everything except the algorithm.
 
     Args:
       experiment: Model, data and configuration.
       algorithm: The training algorithm.
-      checkpoints, folder: Checkpoints and folder of the run.
+      checkpoints, folder: The checkpoints and folder of the run.
       state: State at the start of the session.
       files: Texts to save in the run folder, by file name.
-      changed: Settings that it changes where it is resumed; see :meth:`RunFolder.changed`.
+      changed: Settings that a resumed run changes; see :meth:`RunFolder.changed`.
 
     Attributes:
-      state: After the last complete step.
+      state: State after the last complete step.
       rollouts: The source of batches.
-      clock: Seconds of the loop by phase.
+      clock: Seconds that the loop spent, by phase.
       interrupt: The received signal, if any.
     """
 
@@ -70,7 +70,7 @@ class Run:
         self.checkpoints, self.folder, self.state = checkpoints, folder, state
         self.config, self.clock, self.interrupt = experiment.config, Clock(), Interrupt()
         recipe = experiment.recipe
-        # Members that are dealt out read one prompt each, and share nothing.
+        # Members that answer one prompt each share no prefix.
         alone = recipe.forward_only and not recipe.shared
         self._meter = Meter(
             experiment.model,
@@ -103,7 +103,7 @@ class Run:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Inside, a first Ctrl-C or SIGTERM ends the run after the current step."""
+        """Within this context, the first Ctrl-C or SIGTERM ends the run after the current step."""
         text = "\nStopping after this step; a second Ctrl-C stops at once.\n"
         notice = text if self.folder.talks else ""
         with catch_interrupt(notice=notice) as self.interrupt, watchdog.SHARED.hearing():
@@ -111,16 +111,16 @@ class Run:
 
     @contextlib.contextmanager
     def steps(self) -> Iterator[Any]:
-        """Inside, rollouts are made, and an error saves the last complete step; a progress bar."""
+        """Makes rollouts and, on an error, saves the last complete step; yields a progress bar."""
         with (
-            self.rollouts,  # the checkpoint does not wait for a batch that is under way
+            self.rollouts,  # closes last: the checkpoint does not wait for an unfinished batch
             saved_on_error(self.checkpoints, lambda: self.state, self.save, self.folder.log),
             self.folder.progress(int(self.state.step), self.config.steps) as bar,
         ):
             yield bar
 
     def stopped(self) -> bool:
-        """Whether a signal came to any process; all of them ask at the same places."""
+        """Whether any process received a signal; all processes call this at the same points."""
         return processes.any_of(self.interrupt.signal) is not None
 
     def after_step(
@@ -132,14 +132,14 @@ class Run:
         packing: Mapping[str, float],
         bar: Any,
     ) -> bool:
-        """Logs a step, then guards, rates, publishes, evaluates and saves it, in this order.
+        """Logs, checks, scores, publishes, evaluates and saves a step, in this order.
 
         Args:
-          state: After the step.
-          metrics: What the step returned.
-          rollouts: What it was trained on, on the host.
-          batch: The same on the devices.
-          packing: The metrics of the algorithm's ``score``.
+          state: State after the step.
+          metrics: Metrics that the step returned.
+          rollouts: Rollouts that the step trained on, on the host.
+          batch: The same rollouts on the devices.
+          packing: Metrics from the algorithm's ``score``.
           bar: The progress bar.
 
         Returns:
@@ -155,7 +155,7 @@ class Run:
         if not has_nonfinite_update(values):
             self.state = state
         step = int(state.step)
-        self.checkpoints.poll()  # what a save that failed left makes room for the metrics
+        self.checkpoints.poll()  # clears the remains of a failed save to make room for the metrics
         self.folder.step(step, values, rollouts.rows)
         if values["no_signal"]:
             self._check_signal(step, rollouts)
@@ -166,7 +166,7 @@ class Run:
         speed = f"{values['tokens_per_second']:.0f} tok/s"
         bar.set_postfix_str(f"reward {values['reward']:.3f}, {speed}")
         bar.update()
-        # Not asked again below: a signal may come at any time.
+        # Evaluated once for both tests below: a signal may come at any time.
         stops = step == self.config.steps or self.stopped()
         if not stops and every(self.config.evaluation.every, step):
             self.evaluate()
@@ -176,17 +176,17 @@ class Run:
         return stops
 
     def save(self, state: TrainState, *, required: bool = True) -> None:
-        """Begins a checkpoint of a state, with the rollouts that no step has trained on."""
+        """Starts a checkpoint of a state, with the rollouts that no step has trained on."""
         with self.clock("save"):
             pending = pack_pending(self.experiment, self.rollouts.pending(int(state.step)))
             self.checkpoints.save(state, extras=pending, required=required)
 
     def evaluate_first(self) -> None:
-        """The evaluation before the first step of a session, where one is due.
+        """Evaluates before the first step of a session if an evaluation is due.
 
-        A signal may have prevented it in the session before. Where the recipe reads more of a
-        reward than one number, the first batch comes before it: a reward that does not return
-        that ends the run at once.
+        A signal may have prevented it in the previous session. If the recipe reads more than one
+        number from a reward, the first batch is made before the evaluation, so a reward that
+        returns too little ends the run at once.
         """
         config, step = self.config.evaluation, int(self.state.step)
         due = every(config.every, step) or (config.enabled and not step)
@@ -200,7 +200,7 @@ class Run:
     def evaluate(self) -> None:
         """Evaluates the state once, logs the result and sets the score of its checkpoint.
 
-        A signal ends it without a result.
+        A signal ends the evaluation without a result.
         """
         step, folder = int(self.state.step), self.folder
 
@@ -208,7 +208,7 @@ class Run:
             if self.stopped():
                 raise _Stopped
 
-        if not folder.accuracy_at(step):  # a run that is resumed may have it
+        if not folder.accuracy_at(step):  # a resumed run may already have it
             try:
                 with self.clock("evaluate"):
                     accuracy, rows = self._measure(raise_if_stopped)
@@ -219,7 +219,7 @@ class Run:
         self.checkpoints.set_score(step, means)
 
     def _measure(self, check: Callable[[], None]) -> tuple[dict[str, Accuracy], list[dict]]:
-        """The accuracy on held-out questions, and on held-out pairs where the data have them."""
+        """The accuracy on held-out questions, and on held-out pairs if the data have them."""
         state, results, rows = self.state, {}, []
         if self.config.samples_held_out:
             results, rows = self.experiment.evaluate(
@@ -238,10 +238,10 @@ class Run:
         return results, rows
 
     def _check_signal(self, step: int, rollouts: RolloutBatch) -> None:
-        """Says that a step made no update, and ends the run after too many in a row.
+        """Logs that a step made no update, and ends the run after too many such steps in a row.
 
         Raises:
-          TrainingError: If it is one too many.
+          TrainingError: If too many steps in a row made no update.
         """
         rows = [row["step"] for row in self.folder.history() if not row.get("no_signal")]
         in_a_row, limit = step - max(rows, default=0), self.config.max_skipped
@@ -259,9 +259,9 @@ class Run:
         )
 
     def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
-        """Warns once if the gradient of three steps in a row is exactly zero though rewards differ.
+        """Warns once if three steps in a row have a gradient of exactly zero though rewards differ.
 
-        One such step alone may be right: a method may learn nothing from some rewards.
+        A single such step may be correct: a method may learn nothing from some rewards.
         """
         differs = values.get("informative", 0.0) > 0 and not values.get("flat", 0.0)
         if values["grad_norm"] != 0 or not differs or values["skipped"]:
@@ -288,9 +288,9 @@ def begin(
     log: Callable[[str], Any] | None,
     files: Mapping[str, str],
 ) -> Iterator[Run]:
-    """A run before its first step, which holds its folder; see :func:`train` for the arguments.
+    """Yields a run before its first step and locks its folder; see :func:`train` for the arguments.
 
-    What is wrong with a configuration is raised on entry, and leaves no new folder.
+    An error in the configuration is raised on entry and leaves no new folder.
     """
     remember(find_secrets(config))
     with RunFolder(
@@ -305,27 +305,27 @@ def begin(
 
 
 class _Stopped(Exception):
-    """A signal came in the middle of an evaluation."""
+    """A signal arrived during an evaluation."""
 
 
 def has_nonfinite_update(values: Mapping[str, float]) -> bool:
     """Whether a step made parameters non-finite.
 
-    Its loss and gradient were finite, so only what the optimizer made of them can be at fault.
+    The loss and gradient of such a step were finite, so the optimizer must be at fault.
     """
     norms = [values.get(name, 0.0) for name in ("update_norm", "critic_update_norm")]
     return not np.isfinite(norms).all()
 
 
 class NonFiniteGuard:
-    """Counts the steps whose update was skipped, and ends the run after too many in a row.
+    """Counts steps with a skipped update, and ends the run after too many in a row.
 
     Args:
-      folder: Of the run; the batch of the last such step is written there.
-      limit: How many in a row end the run.
-      tokenizer: A ``data.Tokenizer``, for the texts of that batch.
-      inspect: That of the algorithm.
-      history: The lines of metrics.jsonl of the steps before, which a resumed run has.
+      folder: The run folder; the batch of the last skipped step is written there.
+      limit: Number of skipped steps in a row that ends the run.
+      tokenizer: A ``data.Tokenizer``, which decodes the texts of that batch.
+      inspect: The algorithm's ``inspect``.
+      history: The lines of metrics.jsonl from earlier steps, if the run is resumed.
     """
 
     def __init__(
@@ -345,10 +345,10 @@ class NonFiniteGuard:
     def __call__(
         self, step: int, values: Mapping[str, float], state: TrainState, batch: Batch
     ) -> None:
-        """Counts a step, from 1, by its metrics, the state after it and what it trained on.
+        """Checks a step, numbered from 1: its metrics, the state after it and its batch.
 
         Raises:
-          TrainingError: If it is one skipped step too many, or parameters are non-finite.
+          TrainingError: If too many steps in a row were skipped, or parameters are non-finite.
         """
         norms = [values["loss"], values["grad_norm"]]
         text = f"Step {step} gave loss {norms[0]:g} and gradient norm {norms[1]:g}"
@@ -380,11 +380,11 @@ class NonFiniteGuard:
         try:
             prepared, logp = self._inspect(state, batch)
             arrays |= _arrays(prepared) | {"logp": logp}
-        except Exception:  # such as no memory; the batch as it was sampled tells much by itself
+        except Exception:  # such as out of memory; the batch as sampled is still informative
             arrays |= _arrays(batch)
         plain = {name: np.asarray(x) for name, x in processes.to_host(arrays).items()}
         for name, x in plain.items():
-            if x.dtype.kind not in "biufU":  # such as bfloat16, which NumPy alone cannot read back
+            if x.dtype.kind not in "biufU":  # such as bfloat16, which plain NumPy cannot read back
                 plain[name] = x.astype(np.float32)
         plain["prompts"] = self._texts(plain["prompt_tokens"], plain["prompt_mask"])
         plain["completions"] = self._texts(plain["tokens"], plain["sampled_mask"])
@@ -415,12 +415,12 @@ def _skipped(values: Mapping[str, Any]) -> bool:
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:
-    """The arrays of a batch by their names, those inside others with a dot."""
+    """The arrays of a batch by name; a dot joins the parts of a nested name."""
     fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     leaves = jax.tree_util.tree_leaves_with_path(fields)
     return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
 
 
 def every(period: int, step: int) -> bool:
-    """Whether something that happens every ``period`` steps does after this one; 0 is never."""
+    """Whether an event that happens every ``period`` steps is due after this step; 0 is never."""
     return period > 0 and step % period == 0

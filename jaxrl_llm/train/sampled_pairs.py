@@ -1,4 +1,4 @@
-"""Pairs of a policy's responses, sampled and graded: the data of preference losses."""
+"""Pairs of sampled and graded policy responses: data for preference losses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,22 +16,22 @@ from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.types import STOP
 from jaxrl_llm.train.setup import Experiment
 
-# Responses that are sampled at one time, unless one prompt has more.
+# Number of responses sampled at a time, unless one prompt has more.
 _AT_ONCE = 64
 
 
 class SampledPairs(NamedTuple):
-    """What :func:`sample_pairs` returns.
+    """The result of :func:`sample_pairs`.
 
     Attributes:
-      rows: ``{"id", "prompt", "chosen", "rejected"}`` of each pair, with the answer and the other
+      rows: ``{"id", "prompt", "chosen", "rejected"}`` for each pair, with the answer and the other
         fields of the prompt, as :func:`~jaxrl_llm.data.from_file` reads them.
-      prompts: How many prompts were sampled.
-      no_right: How many prompts have no correct response that ended.
-      no_wrong: How many prompts have only correct responses.
-      responses: How many responses were sampled.
-      unended: How many responses reached the longest length.
-      failed: How many calls of the reward failed.
+      prompts: Number of sampled prompts.
+      no_right: Number of prompts without a correct response that ended.
+      no_wrong: Number of prompts with only correct responses.
+      responses: Number of sampled responses.
+      unended: Number of responses that reached the maximum length.
+      failed: Number of reward calls that failed.
     """
 
     rows: list[dict[str, Any]]
@@ -55,24 +55,24 @@ def sample_pairs(
     limit: int | None = None,
     on_batch: Callable[[int], Any] = lambda prompts: None,
 ) -> SampledPairs:
-    """Pairs correct responses of a policy with wrong ones, for the prompts that a run trains on.
+    """Pairs correct and wrong responses of a policy to the prompts that a run trains on.
 
-    Of responses with equal text only the first takes part. A response that did not end is left out:
-    as data it would be followed by the stop token.
+    Of several responses with equal text only the first takes part. A response that did not end is
+    excluded, since as data it would be followed by the stop token.
 
     Args:
       experiment: A run with a reward; its held-out questions are not sampled.
       params: Parameters of the policy.
       key: A typed key; the same key gives the same pairs.
-      samples: Responses of each prompt.
-      pairs: Largest number of pairs per prompt.
+      samples: Number of responses per prompt.
+      pairs: Maximum number of pairs per prompt.
       success: The lowest reward of a correct response.
-      prefer: "short" chooses the shortest correct response, "any" each of them in turn.
-      limit: Largest number of prompts.
-      on_batch: Called with the number of prompts of each batch.
+      prefer: "short" chooses the shortest correct response, "any" each correct response in turn.
+      limit: Maximum number of prompts.
+      on_batch: Called with the number of prompts in each batch.
 
     Raises:
-      RewardError: If the reward fails, or every call of it.
+      RewardError: If the reward fails, or every reward call fails.
     """
     distinct = {question.prompt.content: question for question in experiment.train}
     questions = list(distinct.values())[:limit]

@@ -1,15 +1,15 @@
-"""``TrainState``: everything that a resumed run needs, in one pytree, as arrays or as shapes.
+"""``TrainState``: everything that a resumed run needs, in one pytree of arrays or shapes.
 
-Shapes and shardings alone are enough to compile or plan a step for a mesh of any size.
+Shapes and shardings alone suffice to compile or plan a step for a mesh of any size.
 
 Shared arguments:
 
-- ``params``: those of the model, or their shapes.
+- ``params``: parameters of the model, or their shapes.
 - ``optimizer``, ``recipe``: any optax transformation, and the method.
 - ``mesh``: its devices need not exist if only shapes are computed.
 - ``rules``: how the mesh splits parameters, the ``sharding_rules`` of the model.
-- ``critic``, ``critic_optimizer``: for a recipe with a critic, parameters (or shapes) from
-  :func:`~jaxrl_llm.train.init_critic`.
+- ``critic``, ``critic_optimizer``: for a recipe with a critic, its parameters (or shapes) from
+  :func:`~jaxrl_llm.train.init_critic`, and their optimizer.
 - ``reference``: the initial value of a moving reference, by default the policy.
 """
 
@@ -40,19 +40,19 @@ class TrainState(NamedTuple):
     """The complete state of a run between two steps.
 
     Attributes:
-      params: The trained parameters: those of the model, or an adapter.
+      params: The trained parameters: the parameters of the model, or an adapter.
       opt_state: State of the optimizer.
       algo_state: State of the recipe: trackers and controllers; often empty.
       key: A typed key that never changes; the randomness of a step comes from ``fold_in(key,
         step)``.
-      step: int32 ``[]``, updates made so far.
+      step: int32 ``[]``, number of steps so far.
       data_cursor: Position in the prompt order: Python integers, which stay on the host.
-      critic: A :class:`~jaxrl_llm.train.CriticState`, of a critic or a process reward model, or
-        ``()`` for a recipe without.
-      reference: A moving reference, of the kind of ``params``, or the state of its rule; ``()``
-        without.
-      earlier: Policies of earlier iterations, each of the kind of ``params``, see
-        ``regularizers.Earlier``; ``()`` without.
+      critic: A :class:`~jaxrl_llm.train.CriticState` of a critic or a process reward model, or
+        ``()`` for a recipe without one.
+      reference: A moving reference with the structure of ``params``, or the state of its rule;
+        ``()`` for none.
+      earlier: Policies of earlier iterations, each with the structure of ``params``, see
+        ``regularizers.Earlier``; ``()`` for none.
       base: Frozen parameters below an adapter, or ``()``: passed from step to step by reference,
         and not part of a checkpoint.
       collector_state: State of the recipe's collector: NumPy arrays, which stay on the host.
@@ -72,22 +72,22 @@ class TrainState(NamedTuple):
 
     @property
     def policy(self) -> ArrayTree:
-        """Parameters as the model takes them: ``params``, with their base if there is one."""
+        """Parameters in the form that the model takes: ``params``, with any base."""
         return self.with_base(self.params)
 
     @property
     def reference_params(self) -> ArrayTree:
-        """Parameters of a moving reference, of the kind of ``params``."""
+        """Parameters of a moving reference, with the structure of ``params``."""
         state = self.reference
         return state.reference if isinstance(state, Iterates) else state
 
     @property
     def reference_policy(self) -> ArrayTree:
-        """The same as the model takes them."""
+        """Parameters of a moving reference, in the form that the model takes."""
         return self.with_base(self.reference_params)
 
     def with_base(self, params: ArrayTree) -> ArrayTree:
-        """Parameters of the kind of ``params``, as the model takes them."""
+        """Parameters with the structure of ``self.params``, in the form that the model takes."""
         return merge_adapter(self.base, params)
 
 
@@ -108,25 +108,25 @@ def init_state(
 ) -> TrainState:
     """The state before the first step.
 
-    The optimizer's state is float32 also for parameters in bfloat16, which lose small updates
-    themselves, and split as by :func:`optimizer_shardings`.
+    The optimizer's state is float32 even for bfloat16 parameters, which themselves lose small
+    updates. :func:`optimizer_shardings` splits this state.
 
     Args:
       optimizer, recipe, rules, critic, critic_optimizer, reference: See the module.
-      params: Already placed on the mesh if there is one. Of :class:`~jaxrl_llm.train.Adapted` ones
-        the adapter is trained, and the base never copied.
+      params: Parameters, already placed on the mesh if there is one. If they are
+        :class:`~jaxrl_llm.train.Adapted`, the adapter is trained and the base is never copied.
       key: A typed key, ``jax.random.key(seed)``.
       data_cursor: Initial position in the prompt order, integers only.
       mesh: Small leaves are replicated over it.
       output_shape: ``(V, D)`` of the model's output matrix, for a recipe with numbers computed from
         "optimizer", such as capo.
-      copy: Whether to copy the parameters and those of the critic, since a step donates those of
-        its state; False saves the memory if no other code uses them.
+      copy: Whether to copy the parameters of policy and critic, since a step donates its state;
+        False saves this memory if no other code uses the parameters.
 
     Raises:
       TypeError: If ``key`` is not a typed key.
-      ValueError: If the recipe has a critic and its parameters or optimizer are absent, or it has
-        none and they are passed.
+      ValueError: If the recipe has a critic and its parameters or optimizer are absent, or the
+        recipe has no critic and they are passed.
     """
     if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
         raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")
@@ -145,7 +145,7 @@ def init_state(
         sharding = replicated(mesh)
 
         def place(x: Array) -> Array:
-            """On the mesh; as it is where it is on one already."""
+            """The array on the mesh; unchanged if it is already on one."""
             placed = isinstance(x.sharding, jax.sharding.NamedSharding)
             return x if placed else processes.place(x, sharding)
 
@@ -181,10 +181,11 @@ def init_state(
 def optimizer_shardings(
     opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh, rules: ShardingRules = RULES
 ) -> ArrayTree:
-    """Where an optimizer's state lives on a mesh: as the parameters, and split over ``data`` too.
+    """A ``NamedSharding`` for each leaf of an optimizer's state.
 
-    That of an evolution recipe is not: every device makes the full update from the scores, and only
-    scalars go between them. A ``NamedSharding`` for each leaf.
+    The state is split like the parameters, and also over ``data``. For an evolution recipe it is
+    not split over ``data``: every device makes the full update from the scores, and devices
+    exchange only scalars.
     """
     place = param_shardings if recipe.forward_only else update_shardings
     return place(opt_state, mesh, rules)
@@ -198,7 +199,7 @@ def _optimizer_state(
     rules: ShardingRules,
 ) -> ArrayTree:
     def statistics(x: Array) -> Array:
-        # Gradients are float32 whatever the dtype of the parameters is.
+        # Gradients are float32 for any dtype of the parameters.
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -224,9 +225,9 @@ def abstract_state(
     reference: ArrayTree | None = None,
     output_shape: tuple[int, int] | None = None,
 ) -> TrainState:
-    """The state before the first step, without its arrays: of ``jax.ShapeDtypeStruct``.
+    """The state before the first step, with a ``jax.ShapeDtypeStruct`` in place of each array.
 
-    It is laid out as :func:`init_state` lays out arrays. Shapes of parameters come from
+    The layout is that of :func:`init_state`. Shapes of parameters come from
     :func:`~jaxrl_llm.models.param_shapes`.
 
     Example:
@@ -272,7 +273,7 @@ def abstract_batch(
     prompt_length: int,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Batch:
-    """A batch ``[P, G, T]`` of the arrays that every recipe has, without the arrays."""
+    """A batch ``[P, G, T]`` with the shapes of the arrays that every recipe has."""
     array, grid = jax.ShapeDtypeStruct, (prompts, group_size)
     batch = Batch(
         tokens=array((*grid, length), jnp.int32),
@@ -289,7 +290,7 @@ def abstract_batch(
 
 
 def device_bytes(tree: ArrayTree) -> int:
-    """Bytes that each device holds of a tree of arrays or of their shapes."""
+    """Bytes per device of a tree of arrays or shapes."""
 
     def size(x) -> int:
         sharding = getattr(x, "sharding", None)
