@@ -65,5 +65,5 @@ __all__ = [
     "with_density",
 ]
 
-# What is heavy loads where it is used.
+# Heavy modules load on first use.
 __getattr__, __dir__ = lazy(__name__, _HOMES)

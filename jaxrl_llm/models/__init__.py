@@ -56,5 +56,5 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-# What is heavy loads where it is used.
+# Heavy modules load on first use.
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -18,7 +18,7 @@ from jaxrl_llm.train.rollouts import texts_of_batch
 from jaxrl_llm.train.setup import Experiment
 
 Score = Callable[[Batch], ScoredItems]
-"""What is put in order of a host batch: implicit rewards, or those of a reward model."""
+"""Scores the items of a host batch: implicit rewards, or the rewards of a reward model."""
 
 
 def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) -> Score:
