@@ -58,7 +58,7 @@ def outcomes(summary: str) -> dict[str, int]:
     Raises:
       ValueError: If it has none.
     """
-    found = re.findall(r"(\d+) (passed|failed|error|skipped)s?\b", summary)
+    found = re.findall(rf"(\d+) ({'|'.join(OUTCOMES)})s?\b", summary)
     if not found:
         raise ValueError(f"pytest ended with {summary!r}, which has no outcome.")
     return {name: int(count) for count, name in found}

@@ -20,18 +20,15 @@ def measured(folder: Path = RESULTS) -> str:
     """A column an environment: its versions, then what each check came to."""
     result = json.loads((folder / RESULT.name).read_text())
     environments = result["environments"]
-    rows = [
-        (name, *(each["versions"][name] for each in environments))
-        for name in environments[0]["versions"]
-    ]
+    packages = [name for name in environments[0]["versions"] if name != "python"]
+    rows = [(name, *(each["versions"][name] for each in environments)) for name in packages]
     rows += [
         (title, *(_outcome(each["checks"][title]) for each in environments))
         for title in environments[0]["checks"]
     ]
     title = f"{result['device']}, commit {result['commit']} (`python -m benchmarks.versions`):"
-    return pages.table(
-        title, ("", *(f"environment {i + 1}" for i in range(len(environments)))), rows
-    )
+    columns = ("", *(f"Python {each['versions']['python']}" for each in environments))
+    return pages.table(title, columns, rows)
 
 
 def _outcome(counts: Mapping[str, int]) -> str:
