@@ -21,6 +21,7 @@ from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.fields import reads_reward
+from jaxrl_llm.train.logging.results import training_reward
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
@@ -164,7 +165,7 @@ class Run:
         self.checkpoints.set_score(step, values)
         self.rollouts.publish(self.state)
         speed = f"{values['tokens_per_second']:.0f} tok/s"
-        bar.set_postfix_str(f"reward {values['reward']:.3f}, {speed}")
+        bar.set_postfix_str(f"reward {training_reward(values):.3f}, {speed}")
         bar.update()
         # Evaluated once for both tests below: a signal may come at any time.
         stops = step == self.config.steps or self.stopped()

@@ -114,6 +114,16 @@ def test_a_run_on_one_page():
     assert "never shown" not in found.text and found.tags.count("h1") == 1
 
 
+def test_the_reward_of_a_step_is_that_of_all_sampled_rollouts():
+    """A collector that drops groups whose rollouts agree leaves a batch whose mean cannot rise."""
+    metrics = [row(n, reward=0.5, sampled_reward=n / 4) for n in (1, 2, 3)]
+    page = page_of(metrics)
+    assert "reward, first and last step 0.25 → 0.75" in page.text
+    assert "sampled rollouts" in page.text and "training batch" in page.text
+    same = page_of([row(n, sampled_reward=0.5) for n in (1, 2)]).text
+    assert "sampled rollouts" not in same and "training batch" in same
+
+
 def test_time_is_split_and_adds_up():
     metrics = [row(1, seconds_train=7.0, seconds_total=10.5), row(2), row(3)]
     end = {"step": 3, "event": "end", "outcome": "done"}

@@ -15,6 +15,7 @@ from jaxrl_llm.train.logging.results import (
     JsonLines,
     damage_of,
     plot_reward,
+    training_reward,
     read_jsonl,
     samples_table,
 )
@@ -221,6 +222,12 @@ def test_a_run_whose_settings_are_lost_says_so(tmp_path):
     other = OptimizerConfig(learning_rate=1e-3)
     train(tiny_run(tmp_path, steps=2, optimizer=other), resume=True, log=lines.append)
     assert any(line.startswith("No sessions.jsonl in ") for line in lines)
+
+
+def test_the_curve_shows_all_sampled_rollouts():
+    rows = [{"reward": 0.5, "sampled_reward": 0.25}, {"reward": 0.5}, {"held_out": {}}]
+    assert [training_reward(row) for row in rows] == [0.25, 0.5, None]
+    assert training_reward({"reward": 0.5, "sampled_reward": None}) == 0.5
 
 
 def test_table_and_curve(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.train.logging.charts import Series, chart, number, text
-from jaxrl_llm.train.logging.results import damage_of, read_jsonl
+from jaxrl_llm.train.logging.results import damage_of, read_jsonl, training_reward
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -126,7 +126,7 @@ def progress(steps: Rows, sessions: Rows, settings: Mapping[str, Any]) -> str:
 def tiles(steps: Rows, held_out: Rows, settings: Mapping[str, Any]) -> str:
     """The main numbers of the run."""
     shown = []
-    if rewards := numbers_of(steps, "reward"):
+    if rewards := numbers_of(({"reward": training_reward(row)} for row in steps), "reward"):
         count = max(1, len(rewards) // 10)
         first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
         which = "step" if count == 1 else f"{count} steps"
@@ -163,7 +163,9 @@ def curves(steps: Rows, held_out: Rows) -> str:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float | None):
                 columns.setdefault(name, []).append((row["step"], value))
-    rewards = [Series("training batch", columns["reward"])] if "reward" in columns else []
+    batch, sampled = columns.get("reward"), columns.pop("sampled_reward", None)
+    rewards = [Series("sampled rollouts", sampled)] if sampled and sampled != batch else []
+    rewards += [Series("training batch", batch)] if batch else []
     for kind in _kinds(held_out):
         rows = [(r["step"], r["held_out"].get(kind, {})) for r in held_out]
         rows = [(step, row) for step, row in rows if numbers_of([row], "mean")]

@@ -139,6 +139,15 @@ def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str
     return "\n".join(lines)
 
 
+def training_reward(row: Mapping[str, Any]) -> float | None:
+    """The mean reward of the rollouts sampled for a step; None if the row is of no such step.
+
+    The batch itself may hold only some of them, chosen by their rewards.
+    """
+    sampled = row.get("sampled_reward")
+    return row.get("reward") if sampled is None else sampled
+
+
 def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
     """A PNG of the reward of each step, and on held-out questions with its interval.
 
@@ -150,10 +159,9 @@ def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)  # no global state, no display
     axes = figure.add_subplot()
-    train = [row for row in rows if row.get("reward") is not None]
+    train = [(row["step"], r) for row in rows if (r := training_reward(row)) is not None]
     if train:
-        steps, rewards = [row["step"] for row in train], [row["reward"] for row in train]
-        axes.plot(steps, rewards, marker=".", label="training batch, sampled")
+        axes.plot(*zip(*train, strict=True), marker=".", label="training, sampled")
     for kind, marker in (("greedy", "s"), ("sampled", "o")):
         held_out = [(r["step"], r["held_out"][kind]) for r in rows if kind in r.get("held_out", {})]
         if held_out:
