@@ -15,9 +15,9 @@ from jaxrl_llm.train.logging.results import (
     JsonLines,
     damage_of,
     plot_reward,
-    training_reward,
     read_jsonl,
     samples_table,
+    training_reward,
 )
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
