@@ -5,8 +5,9 @@ python -m benchmarks.collectors_page --check    # exit 1 if it would change anyt
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks import pages
@@ -46,8 +47,26 @@ def _curves(result: Mapping[str, Any]) -> str:
         for name, runs in targets.items()
         for run in runs
     ]
+    means = " ".join(_against(targets, name) for name in result["beside"])
     picture = f"![Held-out accuracy by minutes](../{CURVES.relative_to(ROOT).as_posix()})"
-    return pages.table(title, RUN_COLUMNS, rows) + "\n\n" + picture
+    return "\n\n".join((pages.table(title, RUN_COLUMNS, rows), means, picture))
+
+
+def _against(targets: Mapping[str, Sequence[Mapping[str, Any]]], name: str) -> str:
+    """The means of the quickstart's seeds beside those of another target."""
+
+    def mean(target: str, column: str) -> float:
+        return fmean(run[column] for run in targets[target])
+
+    accuracies = " and ".join(
+        f"{mean('quickstart', column):.3f} (`{name}`: {mean(name, column):.3f}) {way}"
+        for way, column in ((way, f"{way}_after") for way in WAYS)
+    )
+    share = mean("quickstart", "minutes") / mean(name, "minutes")
+    return (
+        f"On average over the seeds, the quickstart takes {share:.2f} of the minutes of `{name}` "
+        f"and ends at {accuracies}."
+    )
 
 
 def _votes(result: Mapping[str, Any]) -> str:
