@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.claims import __main__ as command
-from benchmarks.claims import harness, table
+from benchmarks.claims import _chosen, harness, table
 
 NAMES = harness.names()
 
@@ -146,6 +146,16 @@ def test_intervals():
     assert (none.value, none.low) == (0.0, 0.0)
     assert none.high == pytest.approx(0.003827, abs=1e-6)
     assert harness.exact(2.0)[:3] == (2.0, 2.0, 2.0)
+
+
+def test_a_grid_is_chosen_on_a_third_of_the_seeds_and_may_not_end_there():
+    # The last four seeds would choose otherwise; they are those that count.
+    scores = np.array([[0, 0, 9, 9, 9, 9], [2, 2, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
+    assert _chosen.best("rate", (0.1, 1.0, 10.0), scores) == 1
+    assert list(range(6))[_chosen.counted(6)] == [2, 3, 4, 5]
+    with pytest.raises(ValueError, match="rate: the best of .* is 10, at its end"):
+        _chosen.best("rate", (0.1, 1.0, 10.0), scores[[0, 2, 1]])
+    assert _chosen.best("rate", (0.1, 1.0, 10.0), scores[[0, 2, 1]], quick=True) == 2
 
 
 def test_intervals_cover_in_95_of_100_cases():
