@@ -55,7 +55,7 @@ def test_a_method_is_found_by_what_a_peer_calls_it(capsys):
     lines = out.splitlines()
     assert code == 0 and lines[0] == "TRL 1.16.0: GRPOConfig.loss_type=dapo"
     assert lines[1].startswith("  here     jr.recipes.grpo(") and max(map(len, lines)) <= 100
-    assert "dapo_clip: DAPO, clip higher" in lines and "preset" in lines
+    assert "dapo_clip: DAPO, clip-higher" in lines and "preset" in lines
     assert "  TRL: GRPOConfig.loss_type=dapo" in lines
     code, out, _ = run(capsys, "methods", "--like", "verl:loss_agg_mode", "--json")
     assert code == 0 and "jr.aggregate.token_mean" in {row["ours"] for row in json.loads(out)}
