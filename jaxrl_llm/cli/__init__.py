@@ -20,16 +20,16 @@ from jaxrl_llm.core.runtime.threads import end_within
 from jaxrl_llm.core.secrets import mask
 
 COMMANDS = {
-    "train": "train a model as a config file says",
+    "train": "train a model from a config file",
     "evaluate": "measure a run, or the model of a config, on its held-out questions",
-    "sample": "write completions of prompts",
-    "pairs": "sample right and wrong answers and write them as pairs to learn from",
+    "sample": "sample completions of prompts",
+    "pairs": "sample right and wrong answers and write them as preference pairs",
     "serve": "answer requests for tokens and chats over HTTP",
-    "export": "write the model of a run as a Hugging Face folder",
+    "export": "export the model of a run as a Hugging Face folder",
     "merge": "average or merge models into a Hugging Face folder",
-    "report": "write a page about a run, also about one under way",
-    "methods": "list the methods this package holds",
-    "explain": "a method as its formulas, slot by slot, beside another",
+    "report": "write a page about a run, finished or in progress",
+    "methods": "list the methods of this package",
+    "explain": "show the formulas of a method, slot by slot, alone or next to another",
 }
 
 _HELP = """usage: jaxrl-llm COMMAND [options]
@@ -40,8 +40,8 @@ commands:
 {commands}
 
 options:
-  -h, --help  this text; after a command, its options
-  --version   the version of the package
+  -h, --help  show this text; after a command, its options
+  --version   show the version of the package
   --debug     show where an error came from
 
 example:

@@ -21,7 +21,7 @@ class Evaluate:
       target: The folder of a run, for its last checkpoint; or a config file, for its model before
         training.
       step: The step of the run's checkpoint; by default the last.
-      best: Use the checkpoint that was saved as the best.
+      best: Use the checkpoint that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
       limit: Maximum number of questions.
       samples: Completions per question in the sampled evaluation.

@@ -33,7 +33,7 @@ class Export:
       run: The folder of a run.
       folder: The folder to write; it must not exist yet.
       step: The step of the run's checkpoint; by default the last.
-      best: Use the checkpoint that was saved as the best.
+      best: Use the checkpoint that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Dtype of the stored weights.
       adapter: Write only the adapter, float32: adapter_model.safetensors and adapter_config.json.

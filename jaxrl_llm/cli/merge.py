@@ -40,8 +40,8 @@ class Merge:
         between the two; or, for differences from --base: task_arithmetic, ties, dare, model_stock,
         iso_c.
       base: The model that the others were trained from.
-      weights: One number per model. Those of average and ties add up to 1, and are equal by
-        default; task_arithmetic and dare multiply each model's task vector by it, by default 1.
+      weights: One number per model. For average and ties they add up to 1 and are equal by
+        default; for task_arithmetic and dare they scale the task vectors and are 1 by default.
       by: Weights for an average of checkpoints RUN@STEP: by their steps, larger for later ones, or
         by the training loss at those steps, larger for smaller losses.
       power: Exponent of the steps or losses; by default 1.

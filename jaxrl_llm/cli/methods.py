@@ -29,8 +29,8 @@ class Methods:
       name: A method's key or a preset's name shows its details; a part of a key, a title, a
         function's name or the title of a paper lists all matches.
       kind: List only methods of this kind.
-      like: A peer's name for it: TRL:loss_type=dapo, verl:adv_estimator=opo, rlax:vtrace. Only the
-        name of a peer lists all of its names that are known here.
+      like: A peer's name for a method: TRL:loss_type=dapo, verl:adv_estimator=opo, rlax:vtrace.
+        The name of the peer alone lists all of its names that are known here.
       json: Print a JSON list instead of a table.
     """
 

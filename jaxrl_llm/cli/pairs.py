@@ -24,8 +24,8 @@ class Pairs:
 
     The prompts are the training prompts of the config, never its held-out questions; sampling and
     reward are those of the config. A row of the file has "prompt", "chosen", "rejected" and the
-    other fields of the prompt: the data of `--recipe dpo` and similar methods. A prompt without a
-    right or without a wrong answer has no row; answers of maximum length take no part.
+    other fields of the prompt: the data of `--recipe dpo` and similar methods. Prompts without both
+    a right and a wrong answer have no row; answers of maximum length are left out.
 
     Attributes:
       target: A config file, for its model before training; or the folder of a run, for its last
@@ -40,7 +40,7 @@ class Pairs:
       limit: Maximum number of prompts.
       seed: Seed of the sampling; by default that of the config.
       step: The step of the run's checkpoint; by default the last.
-      best: Use the checkpoint that was saved as the best.
+      best: Use the checkpoint that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
     """
 

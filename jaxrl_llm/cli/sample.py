@@ -44,7 +44,7 @@ class Sample:
 
     Attributes:
       model: The name or path of a model, or the folder of a run for its last checkpoint.
-      prompts: Prompts; without any and without a file, each line of the terminal is a prompt.
+      prompts: Prompts; with neither prompts nor a file, each line of the terminal is a prompt.
       file: A file with a prompt on each line; if it ends in .jsonl, an object on each line with a
         field "prompt", whose other fields are copied to the completions.
       out: Append the completions to this JSONL file, as they finish, instead of printing them. With
@@ -64,7 +64,7 @@ class Sample:
         number of slots, except for rounding.
       slots: Maximum number of completions sampled at one time.
       step: The step of a run's checkpoint; by default the last.
-      best: Use the checkpoint of a run that was saved as the best.
+      best: Use the checkpoint of a run that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Dtype of the model; by default float32, or that of the run.
       raw: Use the prompt without the chat template, as for a run trained without it.

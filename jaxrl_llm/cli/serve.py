@@ -38,15 +38,15 @@ class Serve:
         JAXRL_LLM_KEY, since other users of this machine can read command lines.
       name: Name of the model in requests; by default the argument ``model``.
       slots: Maximum number of responses sampled at one time.
-      width: Slots that share a prompt: responses of one request, up to its n, decode in parallel.
+      width: Number of slots that share a prompt; that many responses of a request decode at once.
       prompt_length: Maximum length of a prompt, in tokens; by default the context of the model
         minus the responses, at most 1024.
       max_new_tokens: Maximum length of a response, in tokens.
       vary: Draw options that requests may set; unused options still cost time.
-      top_k: Keep the k most likely tokens; requests may ask for fewer, which makes drawing cheap.
+      top_k: Keep the k most likely tokens; requests may use a smaller k. It makes drawing cheap.
       seed: Seed of the sampling; by default 0.
       step: The step of a run's checkpoint; by default the last.
-      best: Use the checkpoint of a run that was saved as the best.
+      best: Use the checkpoint of a run that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Dtype of the model; by default float32, or that of the run.
       max_waiting: Maximum number of requests that wait or decode; further ones are rejected.

@@ -161,18 +161,18 @@ def config_words(arguments: Sequence[str], path: str) -> list[str]:
 
 _HELP = """usage: jaxrl-llm train CONFIG [options]
 
-Trains a model as a config file says. CONFIG is a Python file that defines `config`, a
-jaxrl_llm.train.TrainConfig, or FILE.py:NAME for another one in it; each of its fields is an
-option, such as --optimizer.learning-rate 1e-5. With a config, --help shows all of them and their
-values in it:
+Trains a model from a config file. CONFIG is a Python file that defines `config`, a
+jaxrl_llm.train.TrainConfig, or FILE.py:NAME for another TrainConfig in it. Each of its fields is an
+option, such as --optimizer.learning-rate 1e-5. With a config, --help shows all options and their
+values:
 
   jaxrl-llm train quickstart --help
 
-A name without a folder or an ending is a config that comes with the package:
+A name without a folder or a file ending is a config that comes with the package:
 {names}.
 
-Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; so does SIGTERM,
-with exit code 0, as where a machine is taken away. The same command with --resume goes on.
+Ctrl-C ends a run after the current step, with a checkpoint and exit code 130. SIGTERM, as when a
+machine is preempted, does the same with exit code 0. The same command with --resume continues.
 
 On several hosts, start it on each with --distributed.detect, or with the other options of
 --distributed: docs/pods.md."""

@@ -33,10 +33,10 @@ class DataConfig:
       prompts: A function that returns the prompts; or a .jsonl, .json or .parquet file, or
         `gym:TASK` for a thousand questions of a reasoning-gym task.
       evaluation: Prompts of the held-out evaluation, in the same forms; None uses `held_out`.
-      held_out: Share of the distinct questions that is held out; 0 for none. A run without an
-        evaluation holds none out and trains on all questions.
-      seed: Seed of the split and of the order.
-      chat: Put a question through the model's chat template, as the user's message.
+      held_out: Share of the distinct questions to hold out; 0 for none. A run without an
+        evaluation holds out none and trains on all questions.
+      seed: Seed of the split and of the order of the questions.
+      chat: Render each question with the model's chat template, as the user's message.
       system: A system message before each question.
     """
 
@@ -65,9 +65,9 @@ class DataConfig:
 class SamplingConfig:
     """How rollouts are sampled; the policy is trained at the same temperature.
 
-    With top_k, top_p or min_p a token comes from a part of the vocabulary. That part is recorded,
-    and the trained policy is renormalized over it, so that filters do not change ratios. Tokens
-    outside get no gradient. The record takes 4 top_k bytes per token, or V / 8 without top_k.
+    top_k, top_p and min_p restrict each token to a subset of the vocabulary. It is recorded, and
+    the trained policy is renormalized over it, so that filters do not change ratios. Tokens outside
+    the subset get no gradient. The record takes 4 top_k bytes per token, or V / 8 without top_k.
 
     Attributes:
       group_size: Rollouts per prompt.
@@ -76,7 +76,7 @@ class SamplingConfig:
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.
       min_p: Keep tokens at least this likely relative to the most likely one.
-      slots: Number of rollouts that decode at a time. Grading then starts with the first finished
+      slots: Number of rollouts that decode at once. Grading then starts with the first finished
         group, and the last long responses decode in fewer slots; the rollouts are the same. None
         decodes all rollouts of a step in one program, which is fastest if lengths are similar.
       denoising: For a denoising model: its steps, its blocks, and which tokens to keep.
@@ -253,57 +253,57 @@ class TrainConfig:
         `(model, params, tokenizer)`.
       reference: The reference model of a recipe, of the policy's architecture: a name or path, or a
         function like that of `model`, such as the average of two models (SALSA) or the policy
-        before an earlier run. None is the policy before its first step. A moving reference starts
-        from it.
+        before an earlier run. None uses the policy before its first step. A moving reference starts
+        from this model.
       reference_logp: An `.npz` file for the reference's log-probabilities of the data's responses.
-        If it does not exist, they are computed before the first step and written; otherwise they
-        are read. Steps then neither load nor run the reference. A file of another reference or
-        other data is rejected. None computes them in every step.
+        If the file does not exist, they are computed before the first step and written; otherwise
+        they are read. Steps then neither load nor run the reference. A file of another reference or
+        of other data is rejected. None computes them in every step.
       teacher: The teacher of a distillation recipe, with the policy's tokenizer: a name or path,
         or a function like that of `model`; or a scorer of tokens on the host, see
         `train.teachers`: the address of a token server (http://...), a file of stored scores
         (.npz), or a `TokenTeacher`. With `span_distillation` the tokenizer may differ.
       data: The questions.
       reward: `(prompt, completion, metadata) -> number or mapping`, sync or async, or a
-        `VerifierPool`. None if an environment gives the rewards, or the data have them, as with
-        `curation.offline_pairs`; with those, a reward is only for the evaluation.
+        `VerifierPool`. None if an environment gives the rewards, or the data contain them, as with
+        `curation.offline_pairs`; a reward is then only for the evaluation.
       environment: A task with several turns, an `environments.Env` that gets each row of the data;
         it decodes in slots. None if a response is one turn.
       episodes: Settings of episodes; `sampling.max_new_tokens` is the maximum length of an episode,
         including observations, and `sampling.prompt_length` that of the first observation, 512 if
         it is None.
       recipe: The method: a `Recipe`, an `EvolutionRecipe`, or the name of a preset with its
-        defaults. With an evolution recipe, `sampling.group_size` members answer a prompt, at the
-        temperature of the recipe; that of `sampling` is for the evaluation.
+        defaults. With an evolution recipe, `sampling.group_size` members answer each prompt, at the
+        temperature of the recipe; `sampling.temperature` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: The optimizer of the policy.
       critic: The optimizer of the critic or the process reward model, for a recipe that has one;
-        None for that of the policy.
-      lora: Whether to train an adapter, with the parameters themselves frozen.
+        None uses that of the policy.
+      lora: Whether to train an adapter and freeze the parameters of the model.
       mesh: The mesh of devices.
       asynchrony: Whether sampling continues while a step trains.
       checkpoint: When the state is saved.
       evaluation: How held-out questions are evaluated.
-      report: Which reports are written, and where.
+      report: Metric sinks and profiles of the run.
       steps: Total batches of rollouts, including those before a resume.
       prompts_per_step: Questions per batch.
-      microbatches: Parts that a batch is divided into; one is in memory at a time.
-      epochs: Passes over one batch; None uses the number of the recipe's paper.
+      microbatches: Number of parts of a batch; only one part is in memory at a time.
+      epochs: Passes over one batch; None uses the number in the recipe's paper.
       minibatches: Optimizer steps per pass, on disjoint sets of complete groups; None uses the
-        number of the recipe's paper if it divides the batch, else 1.
+        number in the recipe's paper if it divides the batch, else 1.
       packing: Whether responses to one prompt share rows in a step, to reduce padding: "auto" if at
         most 80% of the cells remain and at least 4,096 are saved, "always", or "never". With "tree"
         they also share common prefixes: the cost follows unique tokens. Each of a few shapes is
         compiled when it first occurs.
-      max_skipped: End the run after this many skipped steps in a row; an update is skipped if the
-        loss or the gradient is non-finite, and counted in metrics.jsonl as `skipped`.
+      max_skipped: End the run after this many skipped steps in a row. An update is skipped if the
+        loss or the gradient is non-finite; metrics.jsonl counts these as `skipped`.
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
         only its input (small), "dots" its matrix products.
-      dtype: Of the matrix products and activations: "float32" or "bfloat16". Parameters and the
+      dtype: Dtype of matrix products and activations: "float32" or "bfloat16". Parameters and the
         state of the optimizer are float32 in both cases, since bfloat16 parameters would lose small
         updates.
       quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, both in sampling
-        and in training; None does not.
+        and in training; None for no rounding.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
         reward that takes full batches. A `VerifierPool` has its own deadline and patience.
       reward_on_error: Treatment of a response if a verifier process hangs or dies, or an async

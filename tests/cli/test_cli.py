@@ -351,7 +351,7 @@ def test_booleans_of_a_config_are_set_by_a_flag_of_either_name(capsys, tmp_path)
     path = config_file(tmp_path)
     _, out, _ = run(capsys, "train", path, "--help")
     text = " ".join(out.replace("│", " ").split())
-    assert "--data.chat, --data.no-chat Put a question through the model's chat template" in text
+    assert "--data.chat, --data.no-chat Render each question with the model's chat template" in text
     assert "--evaluation.enabled, --evaluation.no-enabled " in text
     assert "--resume " in text and "--no-resume" not in text and "--no-plan" not in text
     config = load_config(path)
