@@ -252,7 +252,7 @@ def test_bad_options():
         diagnostics.approx_kl(LOGP, OLD, MASK, estimator="k4")
     with pytest.raises(ValueError, match="effective_sample_size: level must be one of"):
         diagnostics.effective_sample_size(LOGP, OLD, MASK, level="group")
-    with pytest.raises(ValueError, match="mean_entropy: these must have one shape"):
+    with pytest.raises(ValueError, match="mean_entropy: these must have the same shape"):
         diagnostics.mean_entropy(jnp.zeros((2, 3)), jnp.ones((2, 2), bool))
     with pytest.raises(TypeError, match="group_spread: rewards must be floating point"):
         diagnostics.group_spread(jnp.ones((2, 2), int))

@@ -79,7 +79,7 @@ def _check_same_shape(function: str, arrays) -> None:
         _check_array(function, name, x)
     if len({_shape(x) for x in present.values()}) > 1:
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in present.items())
-        raise ValueError(f"{function}: these must have one shape: {shapes}.")
+        raise ValueError(f"{function}: these must have the same shape: {shapes}.")
 
 
 def check_same_shape(function: str, **arrays) -> None:

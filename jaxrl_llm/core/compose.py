@@ -188,7 +188,8 @@ def bind(function: Callable, **options) -> Bound:
         known = inspect.signature(inner).parameters
     except ValueError as error:
         raise TypeError(
-            f"bind: the options of {name} cannot be read; wrap it in a function that names them."
+            f"bind: the signature of {name} cannot be read; wrap it in a function that names its "
+            "options."
         ) from error
     names = [k for k, p in known.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
@@ -422,7 +423,7 @@ def pipe(*functions: Callable) -> Callable:
       [[0.5, 1.0]]
     """
     if not functions:
-        raise ValueError("pipe: there is no function.")
+        raise ValueError("pipe: there must be at least one function.")
     return _Piped(functions)
 
 

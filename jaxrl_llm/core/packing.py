@@ -91,7 +91,7 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
     size = T if size is None else size
     if lengths.max(initial=0) > size:
         raise ValueError(
-            f"plan_packing: a response of {lengths.max()} tokens does not fit into size {size}."
+            f"plan_packing: a response of {lengths.max()} tokens does not fit in size {size}."
         )
     starts, rows = first_fit(lengths, size)
     rows = min(_rounded(rows), G)
@@ -227,8 +227,8 @@ def row_trees(ends: np.ndarray) -> Tree:
                 path.pop()
             if end <= t or (path and end > row[path[-1]]):
                 raise ValueError(
-                    f"{name}: token {t} has the end {end}; it must be above its place and at most "
-                    "that of the token before it."
+                    f"{name}: token {t} has end {end}; it must be above the token's position and "
+                    "at most the end of the token before it."
                 )
             parent[t], depth[t] = path[-1] if path else -1, len(path)
             path.append(t)

@@ -48,13 +48,13 @@ def check_alike(function: str, what: str, first: ArrayTree, other: ArrayTree) ->
         apart += [(path, "another") for path in two if path not in set(one)]
         why = "their containers differ"
         if apart:
-            why = f"{apart[0][0]!r} is in {apart[0][1]} alone"
-        raise ValueError(f"{function}: {what} must have one structure; {why}.")
+            why = f"{apart[0][0]!r} is only in {apart[0][1]}"
+        raise ValueError(f"{function}: {what} must have the same structure; {why}.")
     paths = jax.tree_util.tree_leaves_with_path(first)
     for (path, x), y in zip(paths, jax.tree.leaves(other), strict=True):
         if jnp.shape(x) != jnp.shape(y):
             raise ValueError(
-                f"{function}: {what} must have leaves of the same shapes; {path_str(path)} has "
+                f"{function}: the leaves of {what} must have the same shapes; {path_str(path)} has "
                 f"{jnp.shape(x)} and {jnp.shape(y)}."
             )
 

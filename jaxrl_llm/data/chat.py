@@ -56,7 +56,7 @@ def render_chat(
     try:
         return templates.render(template, values)
     except TemplateError as error:
-        raise ValueError(f"render_chat: the chat template says: {error}") from error
+        raise ValueError(f"render_chat: the chat template raised an error: {error}") from error
 
 
 def load_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -84,5 +84,5 @@ def load_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         template = named["default"].get("template", "") if "default" in named else None
     if template is not None and not isinstance(template, str):
         path = folder / "tokenizer_config.json"
-        raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a text")
+        raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a string")
     return template

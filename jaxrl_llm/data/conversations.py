@@ -55,7 +55,7 @@ def common_prompt(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
         same.append(one)
     if not same:
         raise ValueError(
-            f"{name}: 'chosen' and 'rejected' have no messages in common to be the prompt."
+            f"{name}: 'chosen' and 'rejected' have no common first messages to be the prompt."
         )
     return same
 
@@ -110,7 +110,9 @@ def plain_row(
         return row, None
     role, content = messages[-1]["role"], messages[-1]["content"]
     if role != "user" or not isinstance(content, str) or not content.strip():
-        raise ValueError(f"{name}: the prompt must end with a text of the user; got role {role!r}.")
+        raise ValueError(
+            f"{name}: the prompt must end with a text message of the user; got role {role!r}."
+        )
     row[prompt_field] = content
     for column in RESPONSES:
         if is_conversation(row.get(column)):

@@ -51,7 +51,9 @@ def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cu
     """
     epoch, index = int(cursor[0]), int(cursor[1])
     if size < 1:
-        raise ValueError(f"take: there are no prompts to take from, size is {size}.")
+        raise ValueError(
+            f"take: size must be above 0, since there are no prompts to take; got {size}."
+        )
     checks.check_count("take", n=n)
     checks.check_seed("take", seed=seed)
     if epoch < 0:

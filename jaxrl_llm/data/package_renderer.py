@@ -63,7 +63,7 @@ class PackageRenderer(TurnReader):
         tokens = self._bridge(checked_messages(messages, "follow", answers=True), stopped)
         if tokens is None:
             raise ValueError(
-                "follow: after this message the conversation has to be rendered again, in a new "
+                "follow: the conversation after this message must be rendered again, in a new "
                 "branch"
             )
         return tokens

@@ -52,7 +52,7 @@ class PromptSet(Sequence[Prompt]):
     def __init__(self, prompts: Iterable[Prompt], *, source: str = "prompts"):
         self._prompts, self.source = tuple(prompts), source
         if not self._prompts:
-            raise ValueError(f"PromptSet: {source} is empty, there is no prompt in it.")
+            raise ValueError(f"PromptSet: {source} is empty; it has no prompts.")
         for prompt in self._prompts:
             if not prompt.text.strip():
                 raise ValueError(f"PromptSet: prompt {prompt.id!r} of {source} has no text.")
@@ -132,7 +132,8 @@ def split_distinct(
             same.append(prompt)
     if len(distinct) < 2:
         raise ValueError(
-            f"split_distinct: {source} has {len(distinct)} distinct text, two are needed to part."
+            f"split_distinct: {source} has {len(distinct)} distinct text; a split needs at least "
+            "two."
         )
 
     def rank(text: str) -> bytes:

@@ -150,7 +150,10 @@ class TurnReader:
         """The conversation with the system message, which ends with ``tools``."""
         start = [m["content"] for m in messages[:1] if m["role"] == "system"]
         if start and self._system is not None:
-            raise ValueError("prompt: the renderer and the conversation have a system message each")
+            raise ValueError(
+                "prompt: both the renderer and the conversation have a system message; leave one "
+                "out"
+            )
         rest = list(messages[len(start) :])
         start += [] if self._system is None else [self._system]
         start += [describe_tools(tools)] if tools else []
@@ -249,7 +252,7 @@ class ChatRenderer(TurnReader):
         tokens = encode_chat(self._tokenizer, self._render, [*_BEFORE, *answers], after=_TURN)
         closed = len(self._close)
         if tokens[:closed] != self._close:
-            raise ValueError("follow: the chat template ends a turn otherwise if messages follow")
+            raise ValueError("follow: the chat template ends a turn differently if messages follow")
         if stopped:
             return tokens[closed:]
         return tokens if closed else [self.stop_ids[0], *tokens]
@@ -286,9 +289,7 @@ class ChatRenderer(TurnReader):
         text = self._render([*_BEFORE, *messages], opening=opening)
         _, place, after = text.partition(_TURN)
         if not place or _TURN in after:
-            raise ValueError(
-                "make_renderer: the chat template does not write the assistant's message as it is"
-            )
+            raise ValueError("make_renderer: the chat template changes the assistant's message")
         return after
 
     @cached_property
@@ -368,7 +369,8 @@ def encode_chat(
         if tail is None or not (text.startswith(head) and text.endswith(tail)):
             raise ValueError(
                 f"The message {content[:40]!r} spells a special token, and the chat template does "
-                "not write it once and as it is, so the two cannot be told apart; leave it out."
+                "not write the message exactly once and unchanged, so its text cannot be told from "
+                "special tokens; leave it out."
             )
         end = len(text) - len(tail)
         pieces += [(text[at : len(head)], True), (text[len(head) : end], False)]
@@ -405,7 +407,7 @@ def checked_messages(
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(
-                f"{name}: message {number} must have a role and a text for its content, got "
+                f"{name}: message {number} must have a role and a string as its content, got "
                 f"{dict(message)!r}"
             )
         if answers and role not in ("tool", "user"):

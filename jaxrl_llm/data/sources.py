@@ -25,7 +25,7 @@ from jaxrl_llm.data.conversations import is_conversation, plain_row
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_EMPTY = "{}: {} is empty, there is no prompt in it."
+_EMPTY = "{}: {} is empty; it has no prompts."
 _MAX_DEPTH = 63
 _HAS_JSON = re.compile(r"\.(json|jsonl|ndjson)(\.|$)|\.zip$", re.IGNORECASE)
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
@@ -226,8 +226,8 @@ def _from_rows(
         text = row[prompt_field]
         if not isinstance(text, str) or not text.strip():
             raise ValueError(
-                f"{function}: the field {prompt_field!r} of row {position} of {source} must be "
-                f"a text that is not empty, got {text!r:.80}."
+                f"{function}: the field {prompt_field!r} of row {position} of {source} must be a "
+                f"non-empty string, got {text!r:.80}."
             )
         answer = row[answer_field] if answer_field else None
         if answer_field and answer is None:

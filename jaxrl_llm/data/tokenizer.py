@@ -89,7 +89,7 @@ class PretrainedTokenizer:
             prefix_ids=prefix_ids,
         )
         if not len(eos_ids):
-            raise ValueError("PretrainedTokenizer: `eos_ids` is empty, no token ends a reply")
+            raise ValueError("PretrainedTokenizer: `eos_ids` is empty, so no token ends a reply")
         self._backend = backend
         self.eos_ids = tuple(dict.fromkeys(int(i) for i in eos_ids))
         self.pad_id = self.eos_ids[0] if pad_id is None else int(pad_id)
@@ -123,7 +123,7 @@ class PretrainedTokenizer:
             add_bos = file.metadata("tokenizer.ggml.add_bos_token", splitting_of(file).add_bos)
             bos = ids["bos_token"]
             if add_bos and bos is None:
-                raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token and names none")
+                raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token but names none")
             ends = [ids[name] for name in ("eos_token", "eot", "eom") if ids[name] is not None]
             if not ends:
                 raise ValueError(f"load_tokenizer: {file.path} names no token that ends a text")
@@ -134,7 +134,9 @@ class PretrainedTokenizer:
             }
             template = file.metadata("tokenizer.chat_template", None)
             if not isinstance(template, str | None):
-                raise ValueError(f"load_tokenizer: the chat template of {file.path} must be a text")
+                raise ValueError(
+                    f"load_tokenizer: the chat template of {file.path} must be a string"
+                )
             return cls(
                 backend,
                 eos_ids=ends,
@@ -169,7 +171,7 @@ class PretrainedTokenizer:
             text = token.get("content") if isinstance(token, Mapping) else token
             if not isinstance(text, str):
                 raise ValueError(
-                    f"load_tokenizer: `{name}` of {file} must be a text, got {token!r}"
+                    f"load_tokenizer: `{name}` of {file} must be a string, got {token!r}"
                 )
             named[name] = text
         file = folder / "generation_config.json"
@@ -301,8 +303,8 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
 
     if not isinstance(tokenizer, PretrainedTokenizer):
         raise TypeError(
-            f"save_tokenizer: a {type(tokenizer).__name__} did not come from load_tokenizer, so it "
-            "has no such files."
+            "save_tokenizer: the tokenizer must come from load_tokenizer; got a "
+            f"{type(tokenizer).__name__}, which has no tokenizer files."
         )
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

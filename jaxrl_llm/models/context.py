@@ -31,13 +31,13 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
     if context.prefix is not None and context.prefix_mask is None:
         raise ValueError(f"{name}: context.prefix needs context.prefix_mask.")
     if context.cache is not None and context.segments is not None:
-        raise ValueError(f"{name}: context.segments has no meaning with context.cache.")
+        raise ValueError(f"{name}: context.segments cannot be used with context.cache.")
     if context.ends is not None and (context.cache is not None or context.segments is not None):
         other = "segments" if context.cache is None else "cache"
-        raise ValueError(f"{name}: context.ends has no meaning with context.{other}.")
+        raise ValueError(f"{name}: context.ends cannot be used with context.{other}.")
     if context.cache is not None and context.prompt_mask is not None:
         raise ValueError(
-            f"{name}: context.prefix_mask without context.prefix has no meaning with context.cache."
+            f"{name}: context.prefix_mask without context.prefix cannot be used with context.cache."
         )
     if context.prompt_mask is None:
         checks.check_shape(name, "context.mask", context.mask, tokens.shape)
@@ -75,8 +75,8 @@ def look_ahead(
         if context.prefix is not None or context.cache is not None:
             what = "cache" if context.prefix is None else "prefix"
             raise ValueError(
-                f"{name}: context.{what} has keys that do not depend on what follows; without "
-                "block_length those of a model that is not causal do."
+                f"{name}: context.{what} needs keys that do not depend on later tokens; the model "
+                "must be causal or have a block_length."
             )
         return context._replace(ahead=jnp.full(T, T - 1))
     return context._replace(ahead=block_length - 1 - positions % block_length)
@@ -103,7 +103,7 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
 
     room, length = cache.values.shape[-2], new.values.shape[-2]
     if length > room:
-        raise ValueError(f"Model.apply: {length} tokens are more than a cache of {room}.")
+        raise ValueError(f"Model.apply: {length} tokens do not fit in a cache of {room}.")
 
     # One scatter to distinct places, done where the cache lies. A window of one head each: TPUs
     # write those of several heads one after the other.

@@ -67,8 +67,8 @@ def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
         elif here == "embed" and "embed" in params:
             if "head" not in params:
                 raise ValueError(
-                    "Model.apply: delta 'embed' would leave the output matrix of a tied model, "
-                    "which is the same table, as it is."
+                    "Model.apply: delta 'embed' would not change the output matrix of a tied "
+                    "model, which is the same table."
                 )
         elif isinstance(target, Mapping) and "scale" in target and not isinstance(entry, tuple):
             checks.check_min_rank("Model.apply", 1, **{f"delta {here!r}": entry})

@@ -31,9 +31,8 @@ def check_causal(function: str, model: Model, *, what: str = "the model") -> Non
     """Raises ValueError for a model that denoises: its outputs are not of the next token."""
     if not is_causal(model):
         raise ValueError(
-            f"{function}: {what} is a model that denoises (causal=False), which does not score "
-            "each token after those before it; make_denoising_sampler and recipes with a "
-            "likelihood take one."
+            f"{function}: {what} is a denoising model (causal=False), which has no next-token "
+            "probabilities; use make_denoising_sampler, or a recipe with a likelihood."
         )
 
 
@@ -44,7 +43,7 @@ def mask_id_of(function: str, model: Model) -> int:
         lacks = "causal=False"
         if not is_causal(model):
             lacks = "a mask_id: `mask_token_id` of config.json, or a mask token of the tokenizer"
-        raise ValueError(f"{function} needs a model that denoises; its config lacks {lacks}.")
+        raise ValueError(f"{function} needs a denoising model; the config lacks {lacks}.")
     return config.mask_id
 
 

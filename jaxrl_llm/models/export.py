@@ -93,8 +93,8 @@ def save_safetensors(
     if pad_id is not None:
         if head is None or not 0 <= pad_id < config.vocab_size:
             raise ValueError(
-                f"{name}: pad_id is of a reward model and below its {config.vocab_size} tokens; "
-                f"got {pad_id} with head {head!r}."
+                f"{name}: pad_id is only for a reward model, and must be below its "
+                f"{config.vocab_size} tokens; got {pad_id} with head {head!r}."
             )
         settings["pad_token_id"] = pad_id
     table = parameter_table(config, head=head)
@@ -276,13 +276,13 @@ def check_params(
         if shape != weight.shape:
             what = "is missing" if shape is None else f"has shape {shape}"
             raise ValueError(
-                f"save_safetensors: the parameter {'/'.join(path)} {what}, the configuration asks "
-                f"for {weight.shape}"
+                f"save_safetensors: the parameter {'/'.join(path)} {what}, but the configuration "
+                f"asks for {weight.shape}"
             )
     if extra := sorted("/".join(map(str, path)) for path in leaves if path not in table):
         raise ValueError(
-            f"save_safetensors: the decoder has no parameter {extra[0]} ({len(extra)} such); an "
-            "adapter is merged first, by train.merge_lora"
+            f"save_safetensors: the decoder has no parameter {extra[0]} ({len(extra)} such); merge "
+            "an adapter first, with train.merge_lora"
         )
     return leaves
 

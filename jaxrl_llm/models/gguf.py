@@ -204,8 +204,8 @@ class GgufFile:
         tensor = self._tensors[_ROPE_TENSOR]
         if tensor.shape != (head_dim // 2,):
             raise ValueError(
-                f"GgufFile: tensor {_ROPE_TENSOR} of {self.path} has shape {tensor.shape}, and "
-                f"heads have {head_dim} numbers"
+                f"GgufFile: tensor {_ROPE_TENSOR} of {self.path} has shape {tensor.shape}, but "
+                f"heads have size {head_dim}"
             )
         divisors = np.asarray(dequantize(np.asarray(tensor.data), tensor.kind), np.float32)
         length = self.metadata(f"{kind}.rope.scaling.original_context_length", 8192)

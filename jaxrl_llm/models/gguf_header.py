@@ -69,7 +69,9 @@ def read_header(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     alignment = metadata.get("general.alignment", 32)
     powers = [2**n for n in range(_MAX_ALIGNMENT.bit_length())]
     if isinstance(alignment, bool) or alignment not in powers:
-        raise ValueError(f"its alignment is {alignment!r}, no power of two up to {_MAX_ALIGNMENT}")
+        raise ValueError(
+            f"its alignment is {alignment!r}, not a power of two up to {_MAX_ALIGNMENT}"
+        )
     start = -(-cursor.at // alignment) * alignment
     return metadata, [_tensor(data, start, *entry) for entry in entries]
 
@@ -95,11 +97,11 @@ def _tensor(
     block, size = GGML_QUANT_SIZES[kind]
     row = shape[-1] if shape else 1
     if row % block:
-        raise ValueError(f"tensor {name!r} has rows of {row:,}, no multiple of {block}")
+        raise ValueError(f"tensor {name!r} has rows of {row:,}, not a multiple of {block}")
     begin, length = start + offset, math.prod(shape) // block * size
     if begin + length > data.size:
         raise ValueError(
-            f"tensor {name!r} ends at byte {begin + length:,} of {data.size:,}, it may be truncated"
+            f"tensor {name!r} ends at byte {begin + length:,} of {data.size:,}; it may be truncated"
         )
     content = data[begin : begin + length]
     if kind.name in _PLAIN:

@@ -146,7 +146,7 @@ def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) 
         if source.shape(name) != expected:
             raise ValueError(
                 f"load_model: tensor {source.label(name)} of {source.path} has shape "
-                f"{source.shape(name)}, the configuration asks for {expected}"
+                f"{source.shape(name)}, but the configuration asks for {expected}"
             )
     harmless = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
     extra = sorted(name for name in held - set(wanted) if not harmless.fullmatch(name))

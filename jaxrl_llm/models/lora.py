@@ -60,7 +60,7 @@ class LoRAConfig:
                 re.compile(rule)
             except re.error as error:
                 raise ValueError(
-                    f"lora: {rule!r} in targets is no regular expression ({error})."
+                    f"lora: {rule!r} in targets is not a regular expression ({error})."
                 ) from error
 
     @property
@@ -118,8 +118,8 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
         if not any(re.search(rule, path) for path in chosen):
             in_a_layer = {re.sub(r"^layers/\d+/", "", path) for path in shapes}
             raise ValueError(
-                f"init_lora: {rule!r} in targets matches the path of no linear layer; each layer "
-                f"has {', '.join(sorted(in_a_layer))}."
+                f"init_lora: {rule!r} in targets matches no linear layer; each layer has "
+                f"{', '.join(sorted(in_a_layer))}."
             )
     adapter: dict[str, Any] = {}
     for path in sorted(chosen):

@@ -441,7 +441,7 @@ def average_lora(
             return {name: join([pair[name] for pair in pairs]) for name in pairs[0]}
         if pairs[0]["a"].shape[-1] != rank:
             raise ValueError(
-                f"{function}: the configuration has rank {rank}, an adapter "
+                f"{function}: the configuration has rank {rank}, but an adapter has rank "
                 f"{pairs[0]['a'].shape[-1]}."
             )
         down = [jnp.asarray(pair["a"], jnp.float32) for pair in pairs]

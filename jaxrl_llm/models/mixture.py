@@ -71,7 +71,7 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
         check_causal(name, model)
     sizes = [model.config.vocab_size for model in (first, second)]
     if sizes[0] != sizes[1]:
-        raise ValueError(f"{name}: the models must have one vocabulary; got {sizes} tokens.")
+        raise ValueError(f"{name}: the models must have the same vocabulary; got {sizes} tokens.")
     config = MixtureConfig(
         (first.config, second.config),
         sizes[0],
@@ -111,6 +111,8 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
         return jnp.logaddexp(log_probs[0] + math.log1p(-weight), log_probs[1] + math.log(weight))
 
     def output_matrix(params: ArrayTree) -> Array:
-        raise ValueError(f"{name}: a mixture samples and has no output matrix, so none trains it.")
+        raise ValueError(
+            f"{name}: a mixture can only sample; it has no output matrix and cannot be trained."
+        )
 
     return Model(config, init, apply, output_matrix, logits=logits)

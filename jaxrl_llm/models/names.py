@@ -97,8 +97,8 @@ def locate(name_or_path: str | Path, *, weights: bool = True) -> Path:
     looks_local = name.startswith((".", "/", "~")) or name.endswith(".gguf")
     if looks_local or len(name.split("/")) != 2 or not all(name.split("/")):
         raise FileNotFoundError(
-            f"resolve: {name!r} is no local folder or .gguf file, no short name "
-            f"({', '.join(SHORT_NAMES)}) and no Hugging Face repository 'owner/name'"
+            f"resolve: {name!r} is neither a local folder or .gguf file, nor a short name "
+            f"({', '.join(SHORT_NAMES)}), nor a Hugging Face repository 'owner/name'"
         )
     return fetch_repository(name, weights=weights)
 
@@ -137,8 +137,8 @@ def fetch_repository(repository: str, *, weights: bool = True) -> Path:
         return Path(snapshot_download(repository, allow_patterns=patterns))
     except GatedRepoError as error:
         raise PermissionError(
-            f"resolve: the Hugging Face repository {repository!r} asks for a login that was "
-            "granted access"
+            f"resolve: the Hugging Face repository {repository!r} needs a login that has access to "
+            "it"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise FileNotFoundError(

@@ -132,7 +132,7 @@ def writer_of(function: str, model: Model) -> Model:
     """The language model in a flow model that writes; ValueError for one that does not."""
     if not isinstance(model.config, TextFlowConfig):
         raise ValueError(
-            f"{function} writes a text before it denoises, which takes a model of "
+            f"{function} writes text before it denoises, which needs a model of "
             "models.make_text_flow_model."
         )
     return model._replace(config=model.config.decoder, velocity=None)

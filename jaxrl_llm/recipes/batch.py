@@ -198,12 +198,12 @@ def validate_batch(
     rewards = np.asarray(batch.rewards)
     for row, member in np.argwhere(where & ~np.isfinite(rewards))[:1]:
         raise ValueError(
-            f"{name}: the reward of {prompt(row)}, rollout {member}, is {rewards[row, member]}; a "
-            "rollout that could not be graded takes where=False."
+            f"{name}: the reward of {prompt(row)}, rollout {member}, is {rewards[row, member]}; "
+            "set where=False for a rollout that could not be graded."
         )
     mask, prompt_mask = np.asarray(batch.mask) & where[..., None], np.asarray(batch.prompt_mask)
     for (row,) in np.argwhere(where.any(-1) & ~mask.any((-2, -1)))[:1]:
-        raise ValueError(f"{name}: every token of {prompt(row)} is masked, but it takes part.")
+        raise ValueError(f"{name}: all tokens of {prompt(row)} are masked, but its where is True.")
     for (row,) in np.argwhere(where.any(-1) & ~prompt_mask.any(-1))[:1]:
         raise ValueError(f"{name}: {prompt(row)} has no tokens.")
     texts = (("the text", batch.prompt_tokens, prompt_mask), ("a response", batch.tokens, mask))

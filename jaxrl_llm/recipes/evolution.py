@@ -189,8 +189,8 @@ class EvolutionRecipe:
         """Raises ValueError unless the members are those of the current weights."""
         if max_staleness > 0:
             raise ValueError(
-                f"recipe {self.name!r} moves the weights that its members were drawn around, so "
-                f"none may be older; got max_staleness {max_staleness}."
+                f"recipe {self.name!r} draws its members around the current weights, so older "
+                f"rollouts cannot be used; got max_staleness {max_staleness}."
             )
 
     def init(self, output_shape: tuple[int, int] | None = None) -> AlgoState:
@@ -250,7 +250,10 @@ class EvolutionRecipe:
         checks.check_rank("shape", 2, scores=scores)
         prompts, width = scores.shape
         if width % self.tries:
-            raise ValueError(f"recipe {self.name!r}: {width} scores are not {self.tries} a member.")
+            raise ValueError(
+                f"recipe {self.name!r}: {width} scores per prompt are not a multiple of its "
+                f"{self.tries} tries per member."
+            )
         members = self.population(prompts, width // self.tries)
         scores, missing = evolution.fill_missing(scores, where=where)
         if self.tries > 1:

@@ -318,8 +318,8 @@ class Recipe:
         """Raises ValueError if older weights may sample and the recipe has no correction for it."""
         if max_staleness > 0 and self.likelihood is not None:
             raise ValueError(
-                f"recipe {self.name!r} estimates likelihoods of the weights that train, which "
-                f"nothing compares with older weights (max_staleness {max_staleness}); use 0."
+                f"recipe {self.name!r} estimates likelihoods under the current weights only, "
+                f"without a comparison to older weights (max_staleness {max_staleness}); use 0."
             )
         if max_staleness > 0 and self.turn_updates is not None:
             raise ValueError(

@@ -413,7 +413,7 @@ def _check_kinds(recipe) -> None:
             f"{recipe.likelihood!r}."
         )
     if model is not None and recipe.critic is not None:
-        raise ValueError(f"{name}: a recipe has a critic or a process reward model, and not both.")
+        raise ValueError(f"{name}: a recipe cannot have both a critic and a process reward model.")
     check_collector(name, recipe.collector)
     if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
         raise TypeError(f"{name}: inputs must be a tuple of names; got {recipe.inputs!r}.")
@@ -576,14 +576,15 @@ def _check_functions(recipe) -> None:
 
 def _check_likelihood(recipe) -> None:
     """Raises ValueError if a recipe with a likelihood reads what only a causal model has."""
-    name = f"Recipe {recipe.name!r} has a likelihood of a model that denoises, and"
+    name = f"Recipe {recipe.name!r} has a likelihood of a denoising model, and"
     for slot in ("correction", "critic", "prm", "turn_updates"):
         if getattr(recipe, slot) is not None:
-            raise ValueError(f"{name} a {slot}, which reads the tokens one after the other.")
+            raise ValueError(
+                f"{name} a {slot}, which reads tokens from left to right; leave one of them out."
+            )
     if recipe.has_teacher:
         raise ValueError(
-            f"{name} a teacher, which scores each token after those before it; leave one of them "
-            "out."
+            f"{name} a teacher, which scores tokens from left to right; leave one of them out."
         )
     causal = {"behavior_logp", "hidden_sq", "hidden_rank", "kl_logp", "kl_ref_logp", "answer_logp"}
     if names := sorted(causal & recipe.required_fields):
@@ -591,13 +592,13 @@ def _check_likelihood(recipe) -> None:
     scored = sorted({"old_logp", "ref_logp"} & recipe.required_fields)
     if scored and recipe.likelihood.reads_advantages:
         raise ValueError(
-            f"{name} reads {scored[0]}, of another bound than the policy's, which "
-            f"{recipe.likelihood.estimate!r} makes of the advantages; take another likelihood, "
+            f"{name} reads {scored[0]}, which cannot be compared with the policy's bound, since "
+            f"{recipe.likelihood.estimate!r} depends on the advantages; use another likelihood, "
             "such as diffusion.elbo_likelihood()."
         )
     for entry in recipe.computed:
         if entry.source in (*BEFORE_PREPARE, "optimizer", "policy"):
-            raise ValueError(f"{name} {_label(entry)}, of the vocabulary after the tokens before.")
+            raise ValueError(f"{name} {_label(entry)}, which reads next-token probabilities.")
 
 
 def _check_meaning(recipe) -> None:
@@ -616,9 +617,9 @@ def _check_meaning(recipe) -> None:
         )
     if recipe.correction is not None and not traits_of(recipe.surrogate).takes_correction:
         raise ValueError(
-            f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} is no mean over what "
-            f"was sampled, so correction {name_of(recipe.correction)} has nothing to correct; "
-            "leave it out."
+            f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} is not a mean over "
+            f"samples, so correction {name_of(recipe.correction)} has nothing to correct; leave it "
+            "out."
         )
     if recipe.head:
         _check_head(recipe)

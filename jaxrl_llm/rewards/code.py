@@ -249,7 +249,7 @@ def _assert_tests(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tests = [tests] if isinstance(tests, str) else tests
     if not (isinstance(tests, Sequence) and tests and all(isinstance(x, str) for x in tests)):
         raise RewardError(
-            "code_asserts: metadata['tests'] must be a text or a list of texts, got "
+            "code_asserts: metadata['tests'] must be a string or a list of strings, got "
             f"{str(tests)[:100]!r}"
         )
     for text in (setup, *tests):

@@ -255,5 +255,5 @@ def _answers(function: str, metadata: Mapping[str, Any]) -> list[str]:
     answer = metadata.get("answer")
     answers = answer if isinstance(answer, list | tuple) else [answer]
     if not answers or any(x is None or isinstance(x, bool | Mapping) for x in answers):
-        raise RewardError(f"{function}: metadata['answer'] must be a text, got {answer!r}")
+        raise RewardError(f"{function}: metadata['answer'] must be a string, got {answer!r}")
     return [str(x) for x in answers]

@@ -168,8 +168,8 @@ def own_scores(asked: Asked, texts: Sequence[str]) -> Scores:
     rewards = np.asarray(asked.request.reward(texts), np.float32)  # type: ignore[misc]
     if rewards.shape != (len(texts),):
         raise ValueError(
-            f"The reward of a request for prompt {asked.question} gives shape {rewards.shape} for "
-            f"{len(texts)} texts."
+            f"The reward of a request for prompt {asked.question} returned shape {rewards.shape} "
+            f"for {len(texts)} texts; it must return one number per text."
         )
     return Scores(np.nan_to_num(rewards, nan=0.0), {}, np.isnan(rewards))
 
@@ -245,9 +245,9 @@ class SamplerBackend:
             drawn = (request.limit, request.temperature, request.entropy_stats)
             if each.responses or any(x is not None for x in drawn):
                 raise ValueError(
-                    "a collector asks for responses that go on, a limit or a temperature, which "
-                    "the whole-batch sampler cannot serve; its attribute needs_slots must be True, "
-                    "or sampling.slots set."
+                    "a collector asks for continued responses, a limit or a temperature, which the "
+                    "whole-batch sampler does not support; set its attribute needs_slots to True, "
+                    "or set sampling.slots."
                 )
             self._queue.extend((each, row) for row in range(self._num_rows(each)))
 
@@ -429,7 +429,8 @@ class EngineBackend:
             left: dict[int, int] = {}
             if self._episodes is not None and request.pauses:
                 raise ValueError(
-                    "a collector asks for episodes that pause; an environment plays to its end."
+                    "a collector asks for episodes that pause, but an environment always plays to "
+                    "the end."
                 )
             if self._episodes is not None:
                 for number, response in begun:

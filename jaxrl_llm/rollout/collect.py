@@ -263,8 +263,8 @@ class _Book:
         requests, state = self.collector.propose(self.state, self._key, self.collection(), count)
         if len(requests) != count:
             raise ValueError(
-                f"collector {self.collector!r} proposes {len(requests)} groups where {count} are "
-                "asked for."
+                f"collector {self.collector!r} proposes {len(requests)} groups, but {count} are "
+                "needed."
             )
         return requests, state
 
@@ -338,8 +338,8 @@ class _Book:
             if text is not None:
                 if self._limits is None or not collector_needs(self.collector, "sends_text"):
                     raise ValueError(
-                        f"collector {self.collector!r} sends a text; its attribute sends_text must "
-                        "be True, so that prompts have room for it."
+                        f"collector {self.collector!r} sends a text; set its attribute sends_text "
+                        "to True, so that prompts have room for the text."
                     )
                 if (prompt := self._texts.get((place, text))) is None:
                     name = f"{self._name(place)}, with the text of collector {self.collector!r},"
@@ -366,15 +366,15 @@ class _Book:
         if request.text is not None or (not request.sampled and untold):
             raise ValueError(
                 f"{start} a text, or for complete responses without turns and rewards, which an "
-                "environment cannot take."
+                "environment does not support."
             )
         name, limits = self._name(place), cast("Limits", self._limits)
         episodes, room = cast("Episodes", limits.episodes), limits.encoder.room
         prompt = episodes.start(place, self._start.data[place], name).prompt
         if len(prompt) > room:
             raise ValueError(
-                f"environment: the first observation of prompt {name} is {len(prompt)} tokens, and "
-                f"prompts have room for {room}; sampling.prompt_length sets it."
+                f"environment: the first observation of prompt {name} has {len(prompt)} tokens, "
+                f"but prompts have room for {room}; increase sampling.prompt_length."
             )
         return prompt
 
@@ -388,7 +388,7 @@ class _Book:
             return ()
         if self._limits is None:
             raise ValueError(
-                f"collector {self.collector!r} brings responses; collect has no limits."
+                f"collector {self.collector!r} brings responses; pass their limits to collect."
             )
         T = self._limits.max_new_tokens
         most = T if request.limit is None else request.limit
@@ -406,7 +406,7 @@ class _Book:
             if not n and not request.sampled:
                 raise ValueError(f"{start} has no tokens.")
             if request.sampled and response.reward is not None:
-                raise ValueError(f"{start} is to go on, but brings its reward.")
+                raise ValueError(f"{start} is to be continued, so it cannot have a reward yet.")
             if not request.sampled and response.finish not in (LENGTH, STOP, CANCELLED):
                 raise ValueError(f"{start} is not sampled, but its finish is {response.finish}.")
             for name in _OF_TOKENS:

@@ -236,7 +236,9 @@ def check_unmasked(start: str, rows: Sequence[Sequence[int]], mask_id: int) -> N
     """Raises ValueError, in a sentence that begins with ``start``, if a row holds the mask id."""
     for i, row in enumerate(rows):
         if mask_id in row:
-            raise ValueError(f"{start} {i} holds the mask id {mask_id}, which stands for no token.")
+            raise ValueError(
+                f"{start} {i} holds the mask id {mask_id}, which is reserved for masked positions."
+            )
 
 
 def make_uncover(

@@ -122,7 +122,9 @@ def make_population_sampler(
         check_sizes(name, shared_prefix_len=shared_prefix_len)
     checks.check_token_ids(name, pad_id=(pad_id,))
     if tries > 1 and temperature == 0:
-        raise ValueError(f"{name}: tries={tries} has no effect at temperature 0: all are alike.")
+        raise ValueError(
+            f"{name}: tries={tries} has no effect at temperature 0, where all tries are equal."
+        )
     options = DrawOptions(
         stop_ids=stop_ids,
         temperature=temperature,
@@ -164,7 +166,7 @@ def _assign(
     """
     P, N, prefix_len = len(prompts), members, max(spec.shared_prefix_len, 1)
     if not shared and N % P:
-        raise ValueError(f"sample: {N} members cannot be dealt out to {P} prompts.")
+        raise ValueError(f"sample: {N} members cannot be divided evenly among {P} prompts.")
     group = N if shared else N // P
     index = np.arange(P * group).reshape(P, group)
     # Member by member, so that the rows of each are consecutive and share its factors.

@@ -92,8 +92,8 @@ class PromptSpec(NamedTuple):
         for i, prompt in enumerate(prompts if shared else ()):
             if len(prompt) <= shared or list(prompt[:shared]) != first:
                 raise ValueError(
-                    f"sample: prompt {i} does not begin with the {shared} tokens that all prompts "
-                    "share by shared_prefix_len, or has no more."
+                    f"sample: prompt {i} must begin with the {shared} tokens of shared_prefix_len "
+                    "that all prompts share, and have at least one more."
                 )
         longest = max(map(len, prompts))
         width = min((b for b in sorted(self.buckets) if b >= longest), default=longest)

@@ -180,7 +180,7 @@ def read_sampling(
     texts = isinstance(stops, list) and all(isinstance(x, str) and x for x in stops)
     if not texts or len(stops) > MOST_STOPS or any(len(x) > MOST_STOP_CHARACTERS for x in stops):
         raise RequestError(
-            f"{fields.name}: stop must be a text or a list of at most {MOST_STOPS}, each of 1 to "
+            f"{fields.name}: stop must be a string or a list of at most {MOST_STOPS}, each of 1 to "
             f"{MOST_STOP_CHARACTERS} characters."
         )
     settings = read_settings(fields, spec)

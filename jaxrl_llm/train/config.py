@@ -376,7 +376,7 @@ class TrainConfig:
                     "there."
                 )
         if not isinstance(self.run_dir, str):
-            raise TypeError(f"config: run_dir must be a text; got {self.run_dir!r}.")
+            raise TypeError(f"config: run_dir must be a string; got {self.run_dir!r}.")
         if not self.run_dir.strip():
             raise ValueError(f"config: run_dir must name a folder; got {self.run_dir!r}.")
         self._check_environment()

@@ -168,7 +168,7 @@ BAD_VALUES = {
     "entropy_shaping: cap must be above 0": lambda: adv.entropy_shaping(
         REWARDS, MASK, old_entropy=TOKENS, cap=0.0
     ),
-    r"these must have one shape: old_logp \(3, 4\), mask \(2, 3, 4\)": lambda: (
+    r"these must have the same shape: old_logp \(3, 4\), mask \(2, 3, 4\)": lambda: (
         adv.sampled_entropy_shaping(REWARDS, MASK, old_logp=TOKENS[0])
     ),
     "dcpo_distribution: hot_logp is None": lambda: adv.dcpo_distribution(
@@ -249,7 +249,7 @@ BAD_VALUES = {
     r"prompt_stats_update: prompt_ids must have shape \(2,\)": lambda: adv.prompt_stats_update(
         adv.prompt_stats_init(2), jnp.arange(3), REWARDS
     ),
-    "smooth_advantage: these must have one shape": lambda: adv.smooth_advantage(TWO, THREE, 1),
+    "smooth_advantage: these must have the same shape": lambda: adv.smooth_advantage(TWO, THREE, 1),
     # returns
     r"terminal_rewards: mask .* rewards \(3,\) and mask \(2": lambda: adv.terminal_rewards(
         THREE, WHERE

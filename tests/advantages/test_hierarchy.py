@@ -178,7 +178,7 @@ def test_values_at_tokens_are_those_of_turns():
 
 def test_bad_input():
     x, switch = jnp.ones((1, 3)), jnp.ones((1, 3), bool)
-    with pytest.raises(ValueError, match="hae: .*one shape"):
+    with pytest.raises(ValueError, match="hae: .*the same shape"):
         adv.hae(x, x[:, 1:], x, x, switch)
     with pytest.raises(TypeError, match="hae: switches must be bool"):
         adv.hae(x, x, x, x, x)

@@ -99,7 +99,7 @@ def test_a_failed_rollout_does_not_blame_its_hint():
         (
             lambda: adhint(jnp.zeros(2), hinted=jnp.zeros(3, bool)),
             ValueError,
-            "adhint: these must have one shape",
+            "adhint: these must have the same shape",
         ),
         (
             lambda: adhint(jnp.zeros(2), hinted=jnp.zeros(2, bool), kappa=-1.0),
@@ -111,7 +111,7 @@ def test_a_failed_rollout_does_not_blame_its_hint():
                 jnp.zeros(2), jnp.ones((2, 3), bool), hint_mask=jnp.ones((2, 2), bool)
             ),
             ValueError,
-            "hint_preservation: these must have one shape",
+            "hint_preservation: these must have the same shape",
         ),
     ],
 )

@@ -311,7 +311,7 @@ def test_absent_nodes_are_not_read(junk):
         (
             lambda: node_rewards(PARENTS, DEPTH, LEAVES[:3], max_depth=2),
             ValueError,
-            "node_rewards: these must have one shape",
+            "node_rewards: these must have the same shape",
         ),
         (
             lambda: node_rewards(PARENTS, DEPTH, LEAVES, max_depth=2, alpha=1.0),

@@ -236,7 +236,7 @@ X, IDS = jnp.ones((1, 4)), jnp.zeros((1, 4), int)
          lambda: adv.turn_gae(X[0], X, ONES, turn_ids=IDS)),
         (TypeError, "turn_starts: turn_ids must hold integers",
          lambda: adv.turn_starts(ONES, turn_ids=X)),
-        (ValueError, "turn_ends: .*one shape", lambda: adv.turn_ends(ONES, turn_ids=IDS[:, 1:])),
+        (ValueError, "turn_ends: .*same shape", lambda: adv.turn_ends(ONES, turn_ids=IDS[:, 1:])),
         (ValueError, r"poad: gamma must be in \[0, 1\]",
          lambda: adv.poad(X, X, ONES, turn_ids=IDS, gamma=1.5)),
         (ValueError, "pdppo: combine must be one of .*Did you mean 'max'",

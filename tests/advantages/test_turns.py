@@ -223,7 +223,7 @@ def test_a_turn_counts_once_whatever_its_length():
         (lambda r: turn_grpo(r[0, 0]), ValueError, "rewards must have at least 2 axes"),
         (lambda r: ui_s1(r, matches=r), TypeError, "ui_s1: matches must be bool"),
         (lambda r: ui_s1(r, matches=r > 0, step_weight=-1.0), ValueError, "step_weight must not"),
-        (lambda r: ui_s1(r, matches=r[0] > 0), ValueError, "these must have one shape"),
+        (lambda r: ui_s1(r, matches=r[0] > 0), ValueError, "these must have the same shape"),
         (lambda r: turn_returns(r, matches=r), TypeError, "turn_returns: matches must be bool"),
     ],
 )

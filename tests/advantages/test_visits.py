@@ -118,7 +118,7 @@ def test_bad_input_is_named():
     ids, tokens, mask, where = responses([1], [[2]])
     with pytest.raises(ValueError, match="last_visit: prompt_ids must have shape"):
         MEMORY.recall(MEMORY.init(), prompt_ids=np.arange(2), tokens=tokens, mask=mask, where=where)
-    with pytest.raises(ValueError, match="spo_tracker: rho adapts to responses that are rem"):
+    with pytest.raises(ValueError, match="spo_tracker: rho adapts to stored responses"):
         jr.recipes.spo_tracker(num_prompts=3)
     with pytest.raises(
         TypeError, match=r"computed 'policy_shift' \(last_visit\) must have the fun"

@@ -34,7 +34,7 @@ X = jnp.zeros((2, 3))
         (
             lambda: checks.check_same_shape("f", a=X, skipped=None, b=X[:, :2]),
             ValueError,
-            r"f: these must have one shape: a \(2, 3\), b \(2, 2\)\.",
+            r"f: these must have the same shape: a \(2, 3\), b \(2, 2\)\.",
         ),
         (
             lambda: checks.check_shape("f", "mask", X, (2, 4)),

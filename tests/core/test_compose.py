@@ -126,7 +126,7 @@ def test_refuses_when_it_is_made(options, message):
     ("call", "message"),
     [
         (lambda: bind(3.0, tau_pos=2.0), "bind: expected a function; got float 3.0"),
-        (lambda: bind(getattr, default=2.0), "bind: the options of getattr cannot be read"),
+        (lambda: bind(getattr, default=2.0), "bind: the signature of getattr cannot be read"),
         (lambda: call_with(gate, 2.0, context={}), "mask"),
         (lambda: given(combined, reward="columns"), "combined has no parameter 'reward'"),
         (lambda: stateless(scaled).update(2.0, ()), "factor"),
@@ -317,7 +317,7 @@ def test_pipe_hands_each_function_what_it_names():
     assert accepted(bound)["scale"].default == 2.0 and bound(3.0, shift=1.0) == 7.0
     assert repr(bound).endswith("second(scale=1.0))")
     assert stateless(both).update(1.0, (), scale=1.0, shift=0.5, other=9) == (1.5, ())
-    with pytest.raises(ValueError, match="pipe: there is no function"):
+    with pytest.raises(ValueError, match="pipe: there must be at least one function"):
         pipe()
 
 

@@ -218,7 +218,7 @@ TOKENS = np.zeros(ONES.shape, int)
         (
             lambda: plan_packing(ONES, size=2),
             ValueError,
-            "a response of 3 tokens does not fit into size 2",
+            "a response of 3 tokens does not fit in size 2",
         ),
         (lambda: plan_packing(ONES, most=0.0), ValueError, "plan_packing: most must be above 0"),
         (
@@ -281,5 +281,5 @@ def test_rows_that_are_trees_know_what_each_token_comes_after():
         assert tree.parents[place] == (before[-1] if before else -1)
     assert (tree.cells == np.arange(36).reshape(3, 12)).all()
     for wrong in ([3, 1, 3], [2, 3, 3], [0, 3, 3]):
-        with pytest.raises(ValueError, match="must be above its place and at most"):
+        with pytest.raises(ValueError, match="must be above the token's position and at most"):
             row_trees(np.array([[wrong]]))

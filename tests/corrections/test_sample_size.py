@@ -71,5 +71,5 @@ def test_bad_options():
         scale(old, old, mask, power=-1.0)
     with pytest.raises(TypeError, match="ess: weights must be floating point"):
         ess(jnp.ones(2, int))
-    with pytest.raises(ValueError, match="ess: these must have one shape"):
+    with pytest.raises(ValueError, match="ess: these must have the same shape"):
         ess(jnp.ones(2), where=jnp.ones(3, bool))

@@ -121,7 +121,7 @@ def test_the_mask_of_sequences_is_a_bound_on_the_head_lag():
         "level must be one of 'token', 'sequence'": lambda: staleness_mask(
             VERSIONS, MASK, current_version=7, max_staleness=1, level="group"
         ),
-        "these must have one shape: versions": lambda: staleness_mask(
+        "these must have the same shape: versions": lambda: staleness_mask(
             VERSIONS[0], MASK, current_version=7, max_staleness=1
         ),
         "staleness_capacity: batch_size must be above 0": lambda: staleness_capacity(

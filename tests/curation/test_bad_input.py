@@ -48,7 +48,7 @@ BAD_VALUES = {
     "best_allocate: no allocation of total=4": lambda: cur.best_allocate(
         REWARDS * jnp.nan, total=4
     ),
-    "sqrt_allocation: these must have one shape": lambda: cur.sqrt_allocation(
+    "sqrt_allocation: these must have the same shape": lambda: cur.sqrt_allocation(
         TWO, THREE, mean_rollouts=4.0
     ),
     "round_to_budget: low must be from 0 to high; got 5 and 2": lambda: cur.round_to_budget(
@@ -78,7 +78,7 @@ BAD_VALUES = {
     "capo_mask: tau_f must be above 0": lambda: cur.capo_mask(
         cur.CapoScores(REWARDS, REWARDS), WHERE, tau_h=1.0, tau_f=0.0
     ),
-    "capo_selection: these must have one shape: old_logp": lambda: cur.capo_selection(
+    "capo_selection: these must have the same shape: old_logp": lambda: cur.capo_selection(
         REWARDS, MASK, **SUMS | {"old_logp": TOKENS[0]}, lr=0.1
     ),
     "capo_selection: lr must not be negative": lambda: cur.capo_selection(
@@ -113,7 +113,7 @@ BAD_VALUES = {
     r"mix_source_mask: probability must be in \[0, 1\]; got -0.5": lambda: cur.mix_source_mask(
         KEY, prompts=5, probability=-0.5
     ),
-    "comprehension_score: these must have one shape": lambda: cur.comprehension_score(
+    "comprehension_score: these must have the same shape": lambda: cur.comprehension_score(
         REWARDS, WHERE[:1]
     ),
     "ampo_select: k_max must be from 1 to 3; got 0": lambda: cur.ampo_select(
@@ -136,7 +136,7 @@ BAD_VALUES = {
     r"ampo_select: probability must be in \[0, 1\]; got 3": lambda: cur.ampo_select(
         REWARDS, SCORES, mode="hybrid", key=KEY, probability=3.0
     ),
-    "icpo_merge: these must have one shape": lambda: cur.icpo_merge(
+    "icpo_merge: these must have the same shape": lambda: cur.icpo_merge(
         REWARDS, steered=THREE > 0, key=KEY
     ),
     # schedules
@@ -164,7 +164,7 @@ BAD_VALUES = {
     r"rollouts must be in \[0, 1\]; got 2": lambda: cur.d3s_selection(
         REWARDS, MASK, **ENTROPY, rollouts=(0.5, 2)
     ),
-    "d3s_selection: these must have one shape: old_entropy": lambda: cur.d3s_selection(
+    "d3s_selection: these must have the same shape: old_entropy": lambda: cur.d3s_selection(
         REWARDS, MASK, old_entropy=TOKENS[:1]
     ),
     "mpt_advantages: advantages must have the shape of logp": lambda: cur.mpt_advantages(

@@ -95,7 +95,7 @@ def test_advantages_of_dropped_tokens_are_zero():
         ({"sigma": -0.1}, ValueError, "sigma must not be negative"),
         ({"mask": jnp.ones(3)}, TypeError, "mask must be bool"),
         ({"mask": None}, TypeError, "mask must be a bool array"),
-        ({"entropy": jnp.ones(2)}, ValueError, "must have one shape: logp"),
+        ({"entropy": jnp.ones(2)}, ValueError, "must have the same shape: logp"),
         ({"logp": jnp.ones(3, int)}, TypeError, "logp must be floating point"),
         ({"rewards": jnp.ones(3)}, ValueError, r"rewards must have shape \(\); got \(3,\)"),
         ({"rewards": jnp.array(1)}, TypeError, "rewards must be floating point"),

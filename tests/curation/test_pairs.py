@@ -152,7 +152,7 @@ def test_pairs_of_a_verifier_are_those_of_loops_and_masked_ones_are_not_read(sho
     ("run", "words"),
     [
         (lambda: right_over_wrong(R, pairs=0), "right_over_wrong: pairs must be an integer"),
-        (lambda: right_over_wrong(R, lengths=R[:2]), "right_over_wrong: these must have one"),
+        (lambda: right_over_wrong(R, lengths=R[:2]), "right_over_wrong: these must have the same"),
         (lambda: select_pairs(R, mode="best"), "select_pairs: mode must be one of"),
         (lambda: select_pairs(R, min_gap=-1), "min_gap must not be negative"),
         (lambda: select_pairs(R, mode="random"), "select_pairs: mode='random' needs a key"),
@@ -160,7 +160,7 @@ def test_pairs_of_a_verifier_are_those_of_loops_and_masked_ones_are_not_read(sho
         (lambda: mean_win_rate(jnp.ones((2, 3))), "probabilities must have shape"),
         (
             lambda: missing_eos_penalty(R, truncated=R[:2] > 0, penalty=1.0),
-            "missing_eos_penalty: these must have one shape",
+            "missing_eos_penalty: these must have the same shape",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_the_sizes_of_advantages_leave_out_what_is_masked():
 
 IDS, TWO = jnp.zeros(2, int), jnp.zeros(2)
 BAD = {
-    "replay_scores: these must have one shape": lambda: replay_scores(TWO, jnp.zeros(3)),
+    "replay_scores: these must have the same shape": lambda: replay_scores(TWO, jnp.zeros(3)),
     "replay_priorities: power must not be negative": lambda: replay_priorities(TWO, power=-1.0),
     "replay_importance: power must be in [0, 1]": lambda: replay_importance(TWO, power=2.0),
     "recency_weights: scale must be above 0": lambda: recency_weights(IDS, version=1, scale=0.0),

@@ -199,7 +199,7 @@ def test_steps_are_ranked_over_the_group_and_masked_tokens_are_not_read():
                 keys[0], jnp.ones(2, bool), local=jnp.ones(3, bool), count=1, foreign=1
             ),
             ValueError,
-            "swarm_groups: these must have one shape",
+            "swarm_groups: these must have the same shape",
         ),
         (
             lambda: curation.pooled_groups(

@@ -119,7 +119,7 @@ def test_self_play_finds_the_solution_of_a_game():
         (
             lambda: curation.regret_update(jnp.zeros(2), jnp.zeros(3), jnp.zeros(2)),
             ValueError,
-            "regret_update: these must have one shape",
+            "regret_update: these must have the same shape",
         ),
     ],
 )

@@ -239,7 +239,7 @@ def test_bad_options():
     for node in ("", "a/b", "a.b", 3):
         with pytest.raises(ValueError, match="node must have 1 to 64 letters"):
             shared_folder("x", node=node)
-    with pytest.raises(TypeError, match="path must be a text"):
+    with pytest.raises(TypeError, match="path must be a string"):
         shared_folder(3, node="a")
     with pytest.raises(ValueError, match="shared_folder: keep"):
         shared_folder("x", node="a", keep=0)

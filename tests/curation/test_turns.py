@@ -95,7 +95,7 @@ def test_groups_that_vary_enough():
         (lambda x: role_loss_mask(x, trainable=("agent",)), ValueError, "trainable must be one of"),
         (lambda x: role_loss_mask(x > 0), TypeError, "role_ids must hold integers"),
         (lambda x: patch_decision(x > 0, x, limit=-1), ValueError, "limit must not be negative"),
-        (lambda x: patch_decision(x > 0, x[:2]), ValueError, "these must have one shape"),
+        (lambda x: patch_decision(x > 0, x[:2]), ValueError, "these must have the same shape"),
         (lambda x: downsample_mask(jax.random.key(0), x > 0, multiple=0), ValueError, "multiple"),
         (lambda x: spread_groups(x + 0.5, threshold=-1.0), ValueError, "threshold must not be"),
     ],

@@ -103,7 +103,7 @@ def main():
         try:
             result = f"a text of {len(render_chat(template, messages))}"
         except ValueError as error:
-            refused = str(error).startswith("render_chat: the chat template says: ")
+            refused = str(error).startswith("render_chat: the chat template raised an error: ")
             result = "refused" if refused and len(str(error)) < 400 else repr(error)
         except BaseException as error:
             result = repr(error)[:200]

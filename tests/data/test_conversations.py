@@ -63,7 +63,7 @@ def test_responses_of_a_list_are_texts(tmp_path):
     [
         (
             {"prompt": TURNS + GOOD, "chosen": GOOD, "rejected": BAD},
-            "must end with a text of the user",
+            "must end with a text message of the user",
         ),
         (
             {"prompt": TURNS, "chosen": GOOD + BAD, "rejected": BAD},
@@ -73,7 +73,7 @@ def test_responses_of_a_list_are_texts(tmp_path):
             {"prompt": TURNS, "chosen": TURNS, "rejected": BAD},
             "row 0 of .*'chosen' must be one message",
         ),
-        ({"chosen": GOOD, "rejected": BAD}, "row 0 of .*have no messages in common"),
+        ({"chosen": GOOD, "rejected": BAD}, "row 0 of .*have no common first messages"),
     ],
 )
 def test_what_is_no_preference_is_named(tmp_path, row, message):

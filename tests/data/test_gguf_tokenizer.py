@@ -142,7 +142,7 @@ def test_template_with_bos(tmp_path):
         ({"merges": ("h x",)}, "the merge 'h x'"),
         ({"merges": ("hi",)}, "the merge 'hi'"),
         ({"drop": ("eos", "eot")}, "names no token that ends"),
-        ({"drop": ("bos",), "add_bos_token": True}, "asks for a BOS token and names none"),
+        ({"drop": ("bos",), "add_bos_token": True}, "asks for a BOS token but names none"),
     ],
 )
 def test_refusals_name_the_file(tmp_path, options, words):

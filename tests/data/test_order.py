@@ -69,7 +69,7 @@ def test_plain_integers_come_back():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((Cursor(), 1, 0, 0), "no prompts to take from, size is 0"),
+        ((Cursor(), 1, 0, 0), "no prompts to take; got 0"),
         ((Cursor(), 0, 4, 0), "n must be an integer above 0; got 0"),
         ((Cursor(), -1, 4, 0), "n must be an integer above 0; got -1"),
         ((Cursor(), 1, 4, -1), "seed must be from 0 to .*; got -1"),

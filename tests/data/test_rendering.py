@@ -429,7 +429,10 @@ def test_special_markup_is_read_and_other_special_tokens_are_not():
         (lambda r: r.follow([assistant("I won.")], stopped=True), "does not speak for the policy"),
         (lambda r: r.follow([{"role": "system", "content": "a"}], stopped=True), "'system'"),
         (lambda r: r.prompt([{"role": "user", "content": None}]), "message 0 must have a role"),
-        (lambda r: r.prompt([{"role": "system", "content": "a"}]), "a system message each"),
+        (
+            lambda r: r.prompt([{"role": "system", "content": "a"}]),
+            "both the renderer and the conversation have a system message",
+        ),
     ],
 )
 def test_bad_messages_are_named(call, message):
@@ -439,7 +442,7 @@ def test_bad_messages_are_named(call, message):
 
 
 def test_a_template_that_changes_turns_is_refused():
-    with pytest.raises(ValueError, match="does not write the assistant's message as it is"):
+    with pytest.raises(ValueError, match="changes the assistant's message"):
         make_renderer(pretrained("{{ messages[0].content }}", ["<|im_end|>"]))
 
 

@@ -83,17 +83,25 @@ UNREADABLE = "f.jsonl' cannot be read as json: "
     ("name", "content", "told"),
     [
         ("sums.csv", b"prompt,answer", "sums.csv' must end in one of .json, .jsonl, .parquet"),
-        ("f.jsonl", b"", "f.jsonl is empty, there is no prompt in it"),
-        ("f.jsonl", b"\n\n", "f.jsonl is empty, there is no prompt in it"),
-        ("f.parquet", None, "f.parquet is empty, there is no prompt in it"),
+        ("f.jsonl", b"", "f.jsonl is empty; it has no prompts"),
+        ("f.jsonl", b"\n\n", "f.jsonl is empty; it has no prompts"),
+        ("f.parquet", None, "f.parquet is empty; it has no prompts"),
         ("f.parquet", b"PAR1 not really", "f.parquet' cannot be read as parquet"),
         ("f.jsonl", FIRST + b'{"prompt": "b", "answ\n', UNREADABLE + "line 2 is not JSON"),
         ("f.jsonl", FIRST + b"[1, 2]\n", UNREADABLE + "line 2 is not a JSON object"),
         ("f.jsonl", FIRST + b'{"prompt": "\xff"}\n', UNREADABLE + "line 2 is not UTF-8"),
         ("f.jsonl", FIRST + b'{"prompt": null}\n', "the field 'prompt' of row 1 .* got None"),
-        ("f.jsonl", FIRST + b'{"prompt": "  "}\n', "the field 'prompt' of row 1 .* not empty"),
+        (
+            "f.jsonl",
+            FIRST + b'{"prompt": "  "}\n',
+            "the field 'prompt' of row 1 .* non-empty string",
+        ),
         ("f.jsonl", FIRST + b'{"prompt": "b"}\n', "the field 'answer' of row 1 .* is missing"),
-        ("f.jsonl", b'{"prompt": [{"role": "a"}], "answer": "1"}', "row 0 .* must be a text"),
+        (
+            "f.jsonl",
+            b'{"prompt": [{"role": "a"}], "answer": "1"}',
+            "row 0 .* must be a non-empty string",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_in_one_line(tmp_path, name, content, told):

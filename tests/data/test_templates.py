@@ -60,7 +60,7 @@ def test_bounds_are_of_one_rendering():
 
 
 def test_what_an_expression_raises_is_told(monkeypatch):
-    with pytest.raises(ValueError, match="the chat template says: TypeError"):
+    with pytest.raises(ValueError, match="the chat template raised an error: TypeError"):
         render_chat("{{ 1 + 'a' }}", MESSAGES)
     monkeypatch.setattr(templates, "MAX_STEPS", 10)
     with pytest.raises(ValueError, match="it takes more than 10 steps"):

@@ -152,7 +152,7 @@ def test_bad_input_is_named(smollm2, call, error, message):
     ],
 )
 def test_a_template_that_fails_is_told(template, message):
-    with pytest.raises(ValueError, match=f"the chat template says: .*{message}"):
+    with pytest.raises(ValueError, match=f"the chat template raised an error: .*{message}"):
         render_chat(template, [])
 
 

@@ -65,6 +65,6 @@ def test_one_end_is_a_number_and_a_model_without_names_gets_one(tmp_path):
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="a ByteTokenizer did not come from load_tokenizer"):
+    with pytest.raises(TypeError, match="must come from load_tokenizer; got a ByteTokenizer"):
         save_tokenizer(ByteTokenizer(), tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -51,5 +51,5 @@ def test_what_is_masked_is_not_read_and_nothing_is_0():
 def test_bad_input_is_one_sentence():
     with pytest.raises(ValueError, match="pair_calibration: bins must be an integer above 0"):
         pair_calibration(jnp.zeros(2), jnp.zeros(2), bins=0)
-    with pytest.raises(ValueError, match="pair_calibration: these must have one shape"):
+    with pytest.raises(ValueError, match="pair_calibration: these must have the same shape"):
         pair_calibration(jnp.zeros(2), jnp.zeros(3))

@@ -114,7 +114,7 @@ ONES, TRUE = np.ones((2, 3)), np.ones((2, 3), bool)
         (mismatch_metrics, TypeError, "mismatch_metrics: mask must be bool"),
         (lambda x, y, _: mismatch_metrics(x, y[0], TRUE), ValueError, "metrics: .*behavior_logp"),
         (lambda *_: weight_metrics(TRUE, TRUE), TypeError, "weights must be floating point"),
-        (lambda x, *_: weight_metrics(x[0], TRUE), ValueError, "these must have one shape"),
+        (lambda x, *_: weight_metrics(x[0], TRUE), ValueError, "these must have the same shape"),
     ],
 )
 def test_bad_input(call, error, message):

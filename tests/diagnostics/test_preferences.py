@@ -40,5 +40,5 @@ def test_response_scores_of_sums_and_means():
     mask = jnp.array([[True, True, False]])
     np.testing.assert_allclose(response_scores(logp, ref_logp, mask), [-0.5])
     np.testing.assert_allclose(response_scores(logp, None, mask), [-1.5])
-    with pytest.raises(ValueError, match="pair_order: these must have one shape"):
+    with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
         jr.diagnostics.pair_order(jnp.ones(3), jnp.ones(2))

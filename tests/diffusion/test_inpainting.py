@@ -88,7 +88,7 @@ def test_bad_input():
         diffusion.hint_mask(KEY, jnp.zeros(6, int), 1.5)
     with pytest.raises(ValueError, match="share must have shape"):
         diffusion.hint_mask(KEY, jnp.zeros((2, 6), int), jnp.ones(3))
-    with pytest.raises(ValueError, match="these must have one shape"):
+    with pytest.raises(ValueError, match="these must have the same shape"):
         diffusion.igpo_replace(jnp.zeros(4), jnp.zeros(3))
     with pytest.raises(ValueError, match="share must be in"):
         diffusion.igpo_replace(jnp.zeros(4), jnp.zeros(4), share=-0.1)

@@ -156,7 +156,7 @@ def test_bad_input():
         diffusion.bgpo_terms(D, D, jnp.ones(3))
     with pytest.raises(ValueError, match="cap must be above 0"):
         diffusion.bgpo_terms(D, D, jnp.array(1.0), cap=0.0)
-    with pytest.raises(ValueError, match="these must have one shape"):
+    with pytest.raises(ValueError, match="these must have the same shape"):
         diffusion.elbo_kl(D, D[:2], jnp.ones(3, bool))
     with pytest.raises(ValueError, match="scale must be above 0"):
         diffusion.wd1_weights(D, scale=0.0)

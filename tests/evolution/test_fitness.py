@@ -141,7 +141,7 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
         (lambda: best_of(S, k=0), ValueError, "k must be at least 1"),
         (lambda: best_of(S, k=1.5), TypeError, "k must be an integer"),
         (lambda: fill_missing(F, where=jnp.ones(4)), TypeError, "where must be bool"),
-        (lambda: fill_missing(F, where=jnp.ones(3, bool)), ValueError, "must have one shape"),
+        (lambda: fill_missing(F, where=jnp.ones(3, bool)), ValueError, "must have the same shape"),
     ],
 )
 def test_bad_input(call, error, words):

@@ -210,7 +210,7 @@ def test_ternary_values_survive_packing():
         (lambda: es.egg_matmul(X, W, None, shift=-1), ValueError, "shift must be at least 0"),
         (lambda: es.egg_embed(jnp.ones(2), W, None), TypeError, "tokens must hold integers"),
         (lambda: es.egg_norm(X, W[:, :2]), ValueError, "does not match w"),
-        (lambda: es.egg_gru(X, X[:, :2], None), ValueError, "must have one shape"),
+        (lambda: es.egg_gru(X, X[:, :2], None), ValueError, "must have the same shape"),
         (
             lambda: es.egg_log_likelihood(i8(jnp.zeros(3000)), jnp.array(0)),
             ValueError,

@@ -143,7 +143,7 @@ def test_bad_deltas():
     three = jnp.array([[0, 1], [5, 2], [3, 4]])
     of_three = model_delta(params, leaf_classes(params), KEY, 0, three, sigma=0.1)
     for bad, message in [
-        (delta, "would leave the output matrix of a tied model"),
+        (delta, "would not change the output matrix of a tied model"),
         ({"norm": (0, 0, 1)}, "delta 'norm' is not at a linear layer"),
         ({"norm": 0.5}, "'norm' must have at least 1 axis"),
         (of_three, "3 factors of a delta do not divide 2 rows"),

@@ -88,7 +88,7 @@ def test_int8_weights_follow_a_teacher():
         (lambda: es.quantize_int8(jnp.ones(2)), ValueError, "w must have 2 axes"),
         (lambda: es.quantize_int8(jnp.ones((2, 2)), axis=2), ValueError, "axis must be one of"),
         (lambda: es.quantized_step(U, U, tau=1.0), TypeError, "q must be int8; got float32"),
-        (lambda: es.quantized_step(Q, U[:3], tau=1.0), ValueError, "must have one shape"),
+        (lambda: es.quantized_step(Q, U[:3], tau=1.0), ValueError, "must have the same shape"),
         (lambda: es.quantized_step(Q, U, tau=-1.0), ValueError, "tau must not be negative"),
         (
             lambda: es.apply_quantized({"w": U}, {"w": U}, tau=1.0),

@@ -56,24 +56,24 @@ PREFIX_MASK = jnp.ones((P, LENGTH), bool)
         ({"prefix": CACHE}, "context.prefix needs context.prefix_mask"),
         (
             {"cache": CACHE, "segments": jnp.zeros((P, G, T), int)},
-            "context.segments has no meaning with context.cache",
+            "context.segments cannot be used with context.cache",
         ),
         (
             {"segments": MASK.astype(int), "ends": MASK.astype(int)},
-            "context.ends has no meaning with context.segments",
+            "context.ends cannot be used with context.segments",
         ),
         (
             {"cache": CACHE, "ends": MASK.astype(int)},
-            "context.ends has no meaning with context.cache",
+            "context.ends cannot be used with context.cache",
         ),
         (
             {"cache": CACHE, "prefix_mask": PREFIX_MASK},
-            "context.prefix_mask without context.prefix has no meaning with context.cache",
+            "context.prefix_mask without context.prefix cannot be used with context.cache",
         ),
         ({"prefix_mask": PREFIX_MASK}, r"prompts and responses must have shape \(2, 1, 17\)"),
         ({"prefix_mask": PREFIX_MASK[0]}, "prefix_mask must have 2 axes"),
         ({"mask": MASK[:, :1]}, r"context.mask must have shape \(2, 3, 4\)"),
-        ({"segments": jnp.zeros((P, G, 1), int)}, "these must have one shape"),
+        ({"segments": jnp.zeros((P, G, 1), int)}, "these must have the same shape"),
     ],
 )
 def test_a_context_that_does_not_fit_is_named(parts, message):
@@ -115,5 +115,5 @@ def test_each_row_is_written_at_its_own_place():
     one = written(cache, jnp.int32(2))
     for a, b in zip(one, written(cache, jnp.full((P, G), 2)), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="3 tokens are more than a cache of 2"):
+    with pytest.raises(ValueError, match="3 tokens do not fit in a cache of 2"):
         written(KV(cache.keys[..., :2], cache.values[..., :2, :]), index)

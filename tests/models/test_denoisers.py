@@ -112,7 +112,7 @@ def test_what_a_denoiser_refuses():
     mask, zeros = tokens > 0, jnp.zeros((1, 1, 4), int)
     with pytest.raises(ValueError, match=r"context\.segments needs a causal model"):
         forward(model, params, tokens, mask, segments=zeros)
-    with pytest.raises(ValueError, match=r"context\.cache has keys that do not depend"):
+    with pytest.raises(ValueError, match=r"context\.cache needs keys that do not depend"):
         forward(
             model, params, tokens, mask, cache=empty_cache(model, (1, 1), 4), index=jnp.int32(0)
         )

@@ -180,12 +180,12 @@ def test_what_is_not_the_model_is_refused(tmp_path):
     model, params = tiny_model(num_layers=1)
     without = {k: v for k, v in params.items() if k != "norm"}
     for changed, dtype, message in [
-        (without, "float32", "norm/scale is missing, the configuration asks for"),
+        (without, "float32", "norm/scale is missing, but the configuration asks for"),
         (params | {"norm": {"scale": jnp.ones(3)}}, "float32", "norm/scale has shape"),
         (
             params | {"delta": {"a": jnp.ones(3)}},
             "float32",
-            "no parameter delta/a .* merged first",
+            "no parameter delta/a .* merge an adapter first",
         ),
         (params, "int8", "save_safetensors: dtype must be one of"),
     ]:

@@ -210,13 +210,13 @@ OTHER = {name: A[name] for name in ("head", "count")}
         "average_params: the weights must add up to 1; got 0.9": lambda: average_params(
             [A, B], [0.4, 0.5]
         ),
-        "average_params: the trees must have one structure; 'layers/0' is in the first alone": (
+        "average_params: the trees must have the same structure; 'layers/0' is only in the first": (
             lambda: average_params([A, B, OTHER])
         ),
         r"slerp: .*same shapes; layers/0 has \(2, 3\) and \(3, 2\)": lambda: slerp(
             A, {**A, "layers": [jnp.zeros((3, 2))]}, t=0.5
         ),
-        "task_arithmetic: base and vectors must have one structure": lambda: task_arithmetic(
+        "task_arithmetic: base and vectors must have the same structure": lambda: task_arithmetic(
             OTHER, [A]
         ),
         "task_arithmetic: 1 vectors need as many scales; got 2": lambda: task_arithmetic(
@@ -228,8 +228,10 @@ OTHER = {name: A[name] for name in ("head", "count")}
         "metric_weights: power must not be negative": lambda: metric_weights(
             jnp.ones(2), power=-1.0
         ),
-        "average_lora: the configuration has rank 2, an adapter 3": lambda: average_lora(
-            [{"q": {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 4))}}], config=LoRAConfig(rank=2)
+        "average_lora: the configuration has rank 2, but an adapter has rank 3": lambda: (
+            average_lora(
+                [{"q": {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 4))}}], config=LoRAConfig(rank=2)
+            )
         ),
     }.items(),
 )

@@ -83,7 +83,7 @@ def test_logits_of_two_known_distributions():
 def test_what_cannot_be_mixed():
     model, _ = tiny_model(num_layers=1)
     other, _ = tiny_model(num_layers=1, vocab_size=300)
-    with pytest.raises(ValueError, match=r"must have one vocabulary; got \[259, 300\]"):
+    with pytest.raises(ValueError, match=r"must have the same vocabulary; got \[259, 300\]"):
         jr.models.mix_models(model, other, weight=0.5)
     with pytest.raises(ValueError, match=r"weight must be in \(0, 1\)"):
         jr.models.mix_models(model, model, weight=1.0)

@@ -103,7 +103,9 @@ def test_incomplete_folders(tmp_path, files, name, words):
 def test_unknown_names_are_never_fetched(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
-    with pytest.raises(FileNotFoundError, match="is no local folder .*smollm2-135m-instruct"):
+    with pytest.raises(
+        FileNotFoundError, match="is neither a local folder .*smollm2-135m-instruct"
+    ):
         resolve(name)
 
 

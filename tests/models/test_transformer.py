@@ -214,7 +214,7 @@ def _no_mask():
     ("change", "message"),
     [
         ({"tokens": np.zeros((P, T), np.int32)}, "tokens must have 3 axes"),
-        ({"positions": np.zeros((P, G, T + 1), np.int32)}, "these must have one shape"),
+        ({"positions": np.zeros((P, G, T + 1), np.int32)}, "these must have the same shape"),
         ({"context": _no_mask()}, "context.prefix needs context.prefix_mask"),
         ({"remat": "everything"}, "remat must be one of 'none', 'full', 'dots'"),
         ({"delta": {"layers": {"9": {}}}}, "delta names 'layers/9', which the model does not have"),

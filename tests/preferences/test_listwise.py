@@ -187,7 +187,11 @@ def test_scores_are_implicit_rewards():
 @pytest.mark.parametrize(
     ("run", "error", "words"),
     [
-        (lambda: preferences.lipo_lambda(S, Y[:2]), ValueError, "lipo_lambda: these must have one"),
+        (
+            lambda: preferences.lipo_lambda(S, Y[:2]),
+            ValueError,
+            "lipo_lambda: these must have the same",
+        ),
         (
             lambda: preferences.pair_logistic(S, Y, reduce="men"),
             ValueError,

@@ -409,7 +409,10 @@ def test_codpo_is_mpo_with_its_weights():
 
 TWO = jnp.zeros((4, 2))
 BAD = [
-    (lambda: preferences.dpo(TWO[0], jnp.zeros(3), TWO[0], TWO[0]), "dpo: these must have one"),
+    (
+        lambda: preferences.dpo(TWO[0], jnp.zeros(3), TWO[0], TWO[0]),
+        "dpo: these must have the same",
+    ),
     (lambda: preferences.dpo(*TWO, robust=True), "robust=True has no effect with label_smoothing"),
     (lambda: preferences.dpo(*TWO, likelihood=1.0), "dpo: a mean over tokens needs chosen_lengths"),
     (lambda: preferences.dpo(*TWO, likelihood=-1.0), "likelihood must not be negative"),

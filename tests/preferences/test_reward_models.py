@@ -103,7 +103,11 @@ def test_the_reward_is_that_of_the_last_token():
 @pytest.mark.parametrize(
     ("run", "error", "words"),
     [
-        (lambda: bradley_terry(W, L[:2]), ValueError, "bradley_terry: these must have one shape"),
+        (
+            lambda: bradley_terry(W, L[:2]),
+            ValueError,
+            "bradley_terry: these must have the same shape",
+        ),
         (lambda: bradley_terry(W, L, margin=-0.1), ValueError, "margin must not be negative"),
         (lambda: bradley_terry(W, L, margin=L[:2]), ValueError, "margin must have shape"),
         (

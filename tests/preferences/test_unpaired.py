@@ -167,7 +167,7 @@ def test_transport_of_the_pairs_that_there_are(name):
 def test_bad_input_is_one_sentence():
     with pytest.raises(TypeError, match="kto: desirable must be bool"):
         preferences.kto(LOGP, ZERO, jnp.ones(4), kl=0.0)
-    with pytest.raises(ValueError, match="kto: these must have one shape"):
+    with pytest.raises(ValueError, match="kto: these must have the same shape"):
         preferences.kto(LOGP, ZERO, GOOD[:2], kl=0.0)
     with pytest.raises(ValueError, match="kl must have 0 axes"):
         preferences.kto(LOGP, ZERO, GOOD, kl=jnp.zeros(4))

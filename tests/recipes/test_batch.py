@@ -83,7 +83,7 @@ VALUES = [
     (
         put("mask", 0, False),
         put("where", 0, False),
-        "every token of prompt 'sum-17' is masked",
+        "all tokens of prompt 'sum-17' are masked",
     ),
     (put("prompt_mask", 1, False), put("where", 1, False), "prompt 'sum-23' has no tokens"),
 ]

@@ -124,5 +124,5 @@ def test_options_without_effect_and_what_does_not_go_together():
     with pytest.raises(ValueError, match="must read another model's numbers and weigh by behavior"):
         jr.recipes.gkd().replace(teacher_mixture=0.2)
     for recipe in (jr.recipes.gkd(), jr.recipes.span_distillation()):
-        with pytest.raises(ValueError, match="a model that denoises, and a teacher, which scores"):
+        with pytest.raises(ValueError, match="a denoising model, and a teacher, which scores"):
             recipe.replace(likelihood=jr.diffusion.elbo_likelihood(samples=2))

@@ -151,7 +151,7 @@ def test_scores_serve_one_update_of_the_weights_they_are_of():
     recipe.check_staleness(0)
     with pytest.raises(ValueError, match="recipe 'plain': the scores .* one update; got epochs 2"):
         recipe.check_passes(2, 1)
-    with pytest.raises(ValueError, match="none may be older; got max_staleness 1"):
+    with pytest.raises(ValueError, match="older rollouts cannot be used; got max_staleness 1"):
         recipe.check_staleness(1)
     assert (recipe.critic, recipe.reference, recipe.required_fields) == (None, None, frozenset())
 
@@ -205,7 +205,11 @@ def test_tries_of_a_member_become_one_score():
     ("recipe", "scores", "words"),
     [
         (plain(), S[0], "shape: scores must have 2 axes"),
-        (plain(tries=2, temperature=1.0), jnp.ones((2, 7)), "7 scores are not 2 a member"),
+        (
+            plain(tries=2, temperature=1.0),
+            jnp.ones((2, 7)),
+            "7 scores per prompt are not a multiple of its 2 tries per member",
+        ),
         (plain(tries=2, temperature=1.0), jnp.ones((2, 6)), "group_size must be even; got 3"),
         (plain(), jnp.ones((2, 5)), "group_size must be even; got 5"),
         (

@@ -173,9 +173,7 @@ def test_functions_that_a_slot_can_call():
 def test_a_surrogate_that_is_no_mean_over_samples_takes_no_correction(recipe):
     weights = jr.bind(jr.corrections.importance_weights, level="sequence")
     correction = jr.bind(jr.corrections.sequence_rollout_correction, weights=weights)
-    with pytest.raises(
-        ValueError, match="is no mean over what was sampled, so correction sequence"
-    ):
+    with pytest.raises(ValueError, match="is not a mean over samples, so correction sequence"):
         recipe.replace(correction=correction)
 
 

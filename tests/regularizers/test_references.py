@@ -98,7 +98,7 @@ TREE = tree(1)
 @pytest.mark.parametrize(
     ("message", "call"),
     {
-        "ema_reference: .*one structure; 'count' is in the first alone": lambda: ema_reference(
+        "ema_reference: .*the same structure; 'count' is only in the first": lambda: ema_reference(
             TREE, {name: TREE[name] for name in ("head", "layers")}
         ),
         r"ema_reference: .*layers/0 has \(2, 3\) and \(3, 2\)": lambda: ema_reference(

@@ -172,7 +172,7 @@ REWARDS, MASK = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool)
         (
             lambda: hbpo_reward(REWARDS > 0, REWARDS, REWARDS[:1]),
             ValueError,
-            "hbpo_reward: these must have one shape",
+            "hbpo_reward: these must have the same shape",
         ),
         (
             lambda: hbpo_rewards(REWARDS, MASK, budgets=REWARDS[:1]),

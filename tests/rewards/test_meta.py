@@ -91,7 +91,7 @@ def test_dropped_rollouts_have_no_reward(junk):
                 rw.Prediction(jnp.zeros(1), jnp.zeros(2), **NONE), REWARDS, LENGTHS
             ),
             ValueError,
-            "meta_rewards: these must have one shape: length",
+            "meta_rewards: these must have the same shape: length",
         ),
         (
             lambda: rw.meta_rewards(

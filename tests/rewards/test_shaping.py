@@ -163,11 +163,11 @@ def test_inputs_of_another_type(call, message):
         ),
         (
             lambda: genrm_step_reward(INTEGERS, jnp.ones(3, int), INTEGERS),
-            "genrm_step_reward: these must have one shape",
+            "genrm_step_reward: these must have the same shape",
         ),
         (
             lambda: steered_bonus(REWARDS, steered=FLAGS[:, :2], bonus=1.0),
-            "steered_bonus: these must have one shape",
+            "steered_bonus: these must have the same shape",
         ),
     ],
 )

@@ -90,9 +90,9 @@ def test_verifiers(reward, text, metadata, value):
 @pytest.mark.parametrize(
     ("reward", "metadata", "message"),
     [
-        (R.dapo_math, {}, "dapo_math: metadata['answer'] must be a text, got None"),
-        (R.f1, {"answer": []}, "f1: metadata['answer'] must be a text, got []"),
-        (R.exact_match, {"answer": True}, "exact_match: metadata['answer'] must be a text"),
+        (R.dapo_math, {}, "dapo_math: metadata['answer'] must be a string, got None"),
+        (R.f1, {"answer": []}, "f1: metadata['answer'] must be a string, got []"),
+        (R.exact_match, {"answer": True}, "exact_match: metadata['answer'] must be a string"),
         (R.multiple_choice, {"answer": "Z"}, "must be one of the options A, B, C"),
         (R.multiple_choice, {"answer": 2, "choices": ["x", "y"]}, "options A, B or their texts"),
         (R.multiple_choice, {"answer": "x", "choices": ["x", "x"]}, "got 'x'"),

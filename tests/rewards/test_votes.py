@@ -86,7 +86,7 @@ def test_an_empty_group_has_no_label():
         (
             lambda: majority_label(jnp.zeros(3, int), where=jnp.ones(2, bool)),
             ValueError,
-            "majority_label: these must have one shape",
+            "majority_label: these must have the same shape",
         ),
         (
             lambda: majority_rewards(jnp.zeros(2), answer_ids=jnp.zeros(3, int)),

@@ -160,7 +160,7 @@ def test_order_keeps_siblings_together_and_falls(requests):
     [
         (lambda: future_peak([1.5], [1]), TypeError, "future_peak: used must hold integers"),
         (lambda: future_peak([1], [-1]), ValueError, "remaining must not be negative; got -1"),
-        (lambda: future_peak([1], [1, 2]), ValueError, "must have one shape"),
+        (lambda: future_peak([1], [1, 2]), ValueError, "must have the same shape"),
         (lambda: future_peak([1], [1], active=[1]), TypeError, "active must be bool"),
         (lambda: future_peak([1], [1], active=[]), ValueError, r"active must have shape \(1,\)"),
         (

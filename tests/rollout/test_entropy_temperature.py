@@ -143,7 +143,7 @@ def test_bad_options_are_named():
     for options, words in (
         ({"entropy_tau": 1.0}, r"entropy_tau must be in \(0, 1\); got 1"),
         ({"entropy_tau": 0.1, "temperature": 0.0}, "entropy_tau has no effect at temperature 0"),
-        ({"entropy": True, "model_entropy": True}, "entropy and model_entropy exclude each other"),
+        ({"entropy": True, "model_entropy": True}, "entropy and model_entropy cannot both be on"),
     ):
         with pytest.raises(ValueError, match=words):
             make_draw("f", DrawOptions(**options), vocab_size=V)

@@ -294,14 +294,14 @@ def test_cancelled_responses_keep_their_tokens(
     generation = generate(engine, *groups)
     generation.step()
     waiting = others[-1]
-    with pytest.raises(KeyError, match="request 777 is not there"):
+    with pytest.raises(KeyError, match="request 777 is unknown or has ended"):
         generation.cancel(first, 777)
     generation.cancel(first, waiting, first)
     generation.step()
     generation.cancel(second)
     # A whole group that has not begun.
     generation.cancel(104)
-    with pytest.raises(KeyError, match="request 104 is not there, or has ended"):
+    with pytest.raises(KeyError, match="request 104 is unknown or has ended"):
         generation.cancel(104)
     result, expected = by_request(list(generation)), reference(groups)
     for request, n in ((first, 4), (second, 8), (waiting, 0), (104, 0)):
@@ -457,13 +457,13 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"stop_strings": ("a",)}, ValueError, "stop_strings and decode_text need each other"),
-        ({"decode_text": text}, ValueError, "stop_strings and decode_text need each other"),
+        ({"stop_strings": ("a",)}, ValueError, "stop_strings and decode_text must be set together"),
+        ({"decode_text": text}, ValueError, "stop_strings and decode_text must be set together"),
         ({"stop_strings": ("a", ""), "decode_text": text}, ValueError, "a stop string is empty"),
         (
             {"stop_strings": "abc", "decode_text": text},
             TypeError,
-            "stop_strings must be several; got one string",
+            "stop_strings must be a sequence of strings; got one string",
         ),
         ({"segment": 0}, ValueError, "segment must be above 0"),
         ({"version": 2**40}, ValueError, "version must be from 0 to"),
@@ -475,7 +475,7 @@ def test_bad_options_of_a_generation(engine, generate, options, error, message):
 
 
 def test_an_update_with_another_number_of_deltas(engine, generate, tiny):
-    with pytest.raises(ValueError, match="update: deltas must be 1, as before"):
+    with pytest.raises(ValueError, match="update: the number of deltas must stay 1"):
         generate(engine).update(tiny[1], version=1, deltas=(jnp.zeros((1, 2, 2)), 1.0))
 
 

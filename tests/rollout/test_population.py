@@ -241,13 +241,13 @@ def test_bad_options_are_named(tiny, options, message):
     ("options", "prompts", "count", "message"),
     [
         ({}, ALIKE, None, "a population needs deltas; see evolution.model_delta"),
-        ({"shared": False}, ALIKE, 6, "6 members cannot be dealt out to 4 prompts"),
-        ({"shared_prefix_len": 2}, UNLIKE, N, "prompt 0 does not begin with the 2 tokens"),
+        ({"shared": False}, ALIKE, 6, "6 members cannot be divided evenly among 4 prompts"),
+        ({"shared_prefix_len": 2}, UNLIKE, N, "prompt 0 must begin with the 2 tokens"),
         (
             {"shared_prefix_len": 3},
             ALIKE,
             N,
-            "prompt 1 does not begin with the 3 tokens|or has no more",
+            "prompt 1 must begin with the 3 tokens|at least one more",
         ),
         ({}, [], N, "there are no prompts"),
         ({}, [[1], []], N, "prompt 1 is empty"),

@@ -314,7 +314,7 @@ ONE = Response("a")
             Request(1, 1, sampled=False, responses=(Response(np.int32([])),)),
             "a response to prompt '1' has no tokens",
         ),
-        (Request(1, 1, responses=(Response("a", reward=1.0),)), "is to go on, but brings its rew"),
+        (Request(1, 1, responses=(Response("a", reward=1.0),)), "is to be continued, so it cannot"),
         (
             Request(1, 1, sampled=False, responses=(Response("a", finish=2),)),
             "is not sampled, but its finish is 2",
@@ -323,7 +323,10 @@ ONE = Response("a")
             Request(1, 1, responses=(Response("ab", behavior_logp=np.zeros(3)),)),
             "has 2 tokens, and behavior_logp of shape (3,)",
         ),
-        (Request(1, 1, reward=lambda texts: [1.0, 2.0]), "prompt 1 gives shape (2,) for 1 texts"),
+        (
+            Request(1, 1, reward=lambda texts: [1.0, 2.0]),
+            "prompt 1 returned shape (2,) for 1 texts",
+        ),
     ],
 )
 def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
@@ -341,13 +344,13 @@ def test_a_collector_that_fixes_tokens_says_so(tiny):
 
 def test_the_sampler_says_that_it_cannot_go_on(tiny):
     plan = Plan((Request(1, 1, limit=3), Request(1, 2)), (((0, 0),), ((1, 0),)))
-    with pytest.raises(ValueError, match="its attribute needs_slots must be True"):
+    with pytest.raises(ValueError, match="set its attribute needs_slots to True"):
         play(plan, backends(tiny)["rounds"]())
 
 
 def test_a_collector_that_sends_texts_says_so(tiny):
     plan = Plan((Request(1, 1, text="x"), Request(1, 2)), (((0, 0),), ((1, 0),)), sends_text=False)
-    with pytest.raises(ValueError, match="its attribute sends_text must be True"):
+    with pytest.raises(ValueError, match="set its attribute sends_text to True"):
         play(plan, slots(tiny))
 
 

@@ -157,7 +157,7 @@ def test_a_response_between_turns_is_cancelled_or_begins_again(engine, generate,
     while len(never) < 5:
         generation.step()
     generation.cancel(never[0])
-    with pytest.raises(KeyError, match="is not there"):
+    with pytest.raises(KeyError, match="is unknown or has ended"):
         generation.cancel(never[0])
     (rest,) = generation.stop()
     assert rest.partial == {}

@@ -337,7 +337,7 @@ WRONG = {
     "logprobs": (*of_params(logprobs=5), 400, "logprobs must be from 0 to 1"),
     "seed": (*of_params(seed=2**31), 400, "seed must be from 0"),
     "stop id": (*of_params(stop_token_ids=[300]), 400, "stop_token_ids must be integers"),
-    "stop": (*of_params(stop=[""]), 400, "stop must be a text"),
+    "stop": (*of_params(stop=[""]), 400, "stop must be a string"),
     "penalty": (*of_params(presence_penalty=0.5), 400, "presence_penalty 0.5 is not served"),
     "no messages": (CHAT, {"messages": []}, 400, "at least one"),
     "role": (CHAT, {"messages": [{"role": "x", "content": ""}]}, 400, "Message 0 must have a role"),

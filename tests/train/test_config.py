@@ -109,7 +109,7 @@ batch_reward.patience = 60.0
         (
             LoRAConfig,
             {"rank": 4, "targets": ("mlp(",)},
-            r"'mlp\(' in targets is no regular expression",
+            r"'mlp\(' in targets is not a regular expression",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_value_of_another_type_is_refused(kind, options, message):
         ({"data": "x.jsonl"}, "config: data must be of type DataConfig; got 'x.jsonl'"),
         ({"critic": 1e-3}, "config: critic must be of type OptimizerConfig; got 0.001"),
         ({"recipe": (1, 2)}, r"recipe must be a recipe or the name of a preset; got \(1, 2\)"),
-        ({"run_dir": None}, "config: run_dir must be a text; got None"),
+        ({"run_dir": None}, "config: run_dir must be a string; got None"),
     ],
 )
 def test_what_is_no_section_of_a_run_is_refused(changes, message):

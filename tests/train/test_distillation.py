@@ -482,7 +482,7 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
             },
             "prompt 'say 0' is a conversation, and AlignedTeacher",
         ),
-        ({"teacher": denoiser}, "the teacher is a model that denoises"),
+        ({"teacher": denoiser}, "the teacher is a denoising model"),
         ({"teacher": short}, "may have 13 tokens together, and the teacher's context 12"),
     ],
 )  # fmt: skip

@@ -260,7 +260,7 @@ def test_what_writes_and_denoises_is_scored_as_it_was_sampled():
     with pytest.raises(ValueError, match="cannot write texts of their own"):
         splits = branch_likelihood(splits=(0,))
         make_flow_sampler(model, splits, steps=3, group_size=2, text_length=5)
-    with pytest.raises(ValueError, match="takes a model of models.make_text_flow_model"):
+    with pytest.raises(ValueError, match="needs a model of models.make_text_flow_model"):
         plain, _ = tiny_flow_model()
         make_flow_sampler(plain, recipe.likelihood, steps=3, group_size=2, text_length=5)
 

@@ -103,7 +103,7 @@ def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
     [
         (
             {"rank": 4, "targets": ("mlp", "head")},
-            "'head' in targets matches the path of no linear lay",
+            "'head' in targets matches no linear lay",
         ),
         ({"rank": 17}, "rank 17 is above the 16 that the matrix layers/0/att"),
         ({}, "init_lora: the configuration has no rank"),

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused():
         ProcessRewardModel(loss=None)
     with pytest.raises(ValueError, match="needs 'slack'"):
         recipe.replace(prm=ProcessRewardModel(loss=lambda logp, old_logp, mask, rewards, slack: 0))
-    with pytest.raises(ValueError, match="a critic or a process reward model, and not both"):
+    with pytest.raises(ValueError, match="cannot have both a critic and a process reward model"):
         dataclasses.replace(recipe, critic=jr.recipes.gae_token().critic)
     model, params = tiny_model(num_layers=1)
     with pytest.raises(ValueError, match="init_critic"):

@@ -175,7 +175,9 @@ def test_a_stored_reward_model_is_a_classifier_of_transformers(tmp_path, head, b
     kind = {"response": "Sequence", "step": "Token"}[head]
     assert settings["architectures"] == [f"LlamaFor{kind}Classification"]
     assert "pad_token_id" not in settings
-    with pytest.raises(ValueError, match="pad_id is of a reward model and below its 259 tokens"):
+    with pytest.raises(
+        ValueError, match="pad_id is only for a reward model, and must be below its 259 tokens"
+    ):
         jr.models.save_safetensors(params, tmp_path, config=model.config, head=head, pad_id=259)
 
 

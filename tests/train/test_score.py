@@ -428,7 +428,7 @@ def test_a_prompt_without_the_shared_prefix_is_named(tiny, prompts):
     sample = jr.rollout.make_sampler(
         model, max_new_tokens=2, group_size=1, shared_prefix_len=COMMON
     )
-    with pytest.raises(ValueError, match=rf"prompt {len(prompts) - 1} does not begin with the 6"):
+    with pytest.raises(ValueError, match=rf"prompt {len(prompts) - 1} must begin with the 6"):
         sample(params, jax.random.key(0), prompts)
 
 

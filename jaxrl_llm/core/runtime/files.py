@@ -128,7 +128,7 @@ def parsing(function: str, path: Path, what: str) -> Iterator[None]:
         ):
             raise
         raise ValueError(
-            f"{function}: {path} is not a readable {what}, it may be truncated or damaged "
+            f"{function}: {path} is not a readable {what}; it may be truncated or damaged "
             f"({type(error).__name__}: {error})"
         ) from error
 

@@ -282,8 +282,8 @@ class _FewShot(Offline):
             user = read_column(self.name, row, self.user)
             if not isinstance(user, str | int | float):
                 raise ValueError(
-                    f"{self.name}: {self.user!r} of prompt {prompt_name(row)} must be a text or a "
-                    f"number; got {user!r}."
+                    f"{self.name}: {self.user!r} of prompt {prompt_name(row)} must be a string or "
+                    f"a number; got {user!r}."
                 )
 
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:

@@ -164,7 +164,7 @@ def shared_folder(path: str, *, node: str, keep: int = 8) -> Swarm:
       SAPO, swarm sampling policy optimization (arXiv:2509.08721), whose nodes talk over a network.
     """
     if not isinstance(path, str):
-        raise TypeError(f"shared_folder: path must be a text; got {path!r}.")
+        raise TypeError(f"shared_folder: path must be a string; got {path!r}.")
     if not isinstance(node, str) or not _NODE.fullmatch(node):
         raise ValueError(
             "shared_folder: node must have 1 to 64 letters, digits, '-' or '_'; got " + repr(node)

@@ -696,8 +696,8 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
     rows = tuple(row for row in PEER_NAMES if row.peer.lower() == peer.strip().lower())
     if not rows:
         raise ValueError(
-            f"methods: there are no names of {peer!r}, only of {', '.join(VERSIONS)}; a name is "
-            "written such as TRL:loss_type=dapo."
+            f"methods: no names of {peer!r} are listed, only those of {', '.join(VERSIONS)}; write "
+            "a name such as TRL:loss_type=dapo."
         )
     if not name:
         return rows

@@ -54,9 +54,9 @@ def gkd(
       those of TRL's GKD, distillation and server-distillation trainers, see docs/distillation.md.
     """
     if offline and demonstrations:
-        raise ValueError("gkd: demonstrations has no effect where all responses are of the data.")
+        raise ValueError("gkd: demonstrations has no effect if all responses come from the data.")
     if column != "demonstration" and not (offline or demonstrations):
-        raise ValueError("gkd: column has no effect where no response is of the data.")
+        raise ValueError("gkd: column has no effect if no response comes from the data.")
     if top is None:
         if rest != "tail":
             raise ValueError("gkd: rest has no effect without top.")

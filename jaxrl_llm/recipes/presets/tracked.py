@@ -56,8 +56,8 @@ def spo_tracker(
         checks.check_no_effect(name, f"with rho={rho!r}", length=length)
     elif length is None:
         raise ValueError(
-            f"{name}: rho adapts to responses that are remembered; give length, the tokens of the "
-            "longest one, or a constant rho."
+            f"{name}: rho adapts to stored responses; set length, the tokens of the longest "
+            "response, or a constant rho."
         )
     else:
         visits = advantages.last_visit(num_prompts=num_prompts, length=length)

@@ -188,7 +188,9 @@ class Generation:
         for group in groups:
             check_group(group, spec, known=known, num_deltas=self._num_deltas)
             if group.follow is not None and self.segment is not None:
-                raise ValueError(f"submit: group {group.id!r} has turns, which no segment may cut.")
+                raise ValueError(
+                    f"submit: group {group.id!r} has turns, which cannot be cut into segments."
+                )
             known.update(dict.fromkeys(group.requests))
         self._scheduler.submit((group, limits_of(group, spec.max_new_tokens)) for group in groups)
 
@@ -297,7 +299,7 @@ class Generation:
         start = f"follow: what comes after {len(completion)} tokens of request {request}"
         check_tokens(start, following.tokens, self.engine.spec.vocab_size)
         if following.keep is not None and not 0 <= following.keep <= len(completion):
-            raise ValueError(f"{start} stands after {following.keep} of them.")
+            raise ValueError(f"{start} cannot follow the first {following.keep} of them.")
         most = group.limits[request] - len(completion) - 1
         if not 1 <= len(following.tokens) <= most:
             raise ValueError(
@@ -343,7 +345,7 @@ class Generation:
         check_ids("update", version=version)
         if deltas is not None:
             if count_deltas("update", deltas) != self._num_deltas or self.deltas is None:
-                raise ValueError(f"update: deltas must be {self._num_deltas}, as before.")
+                raise ValueError(f"update: the number of deltas must stay {self._num_deltas}.")
             self.deltas = deltas
         self._check_slots()
         self.params, self.version = cast_params(self.engine.model, params), version
@@ -523,9 +525,11 @@ class StopStringMonitor:
         on_tokens: Callable[..., Any] | None,
     ):
         if isinstance(stop_strings, str):
-            raise TypeError("Generation: stop_strings must be several; got one string.")
+            raise TypeError(
+                "Generation: stop_strings must be a sequence of strings; got one string."
+            )
         if bool(stop_strings) != (decode_text is not None):
-            raise ValueError("Generation: stop_strings and decode_text need each other.")
+            raise ValueError("Generation: stop_strings and decode_text must be set together.")
         if "" in stop_strings:
             raise ValueError("Generation: a stop string is empty.")
         self._stop_strings, self._decode_text = tuple(stop_strings), decode_text

@@ -142,7 +142,7 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
     if wrong := [r for r in requests if not (isinstance(r, Integral) and 0 <= r < 2**31)]:
         raise ValueError(f"{start}: request {wrong[0]!r} must be an integer from 0 to 2**31 - 1.")
     if twice := [r for r in requests if r in known or requests.count(r) > 1]:
-        raise ValueError(f"{start}: request {twice[0]} is there twice.")
+        raise ValueError(f"{start}: request {twice[0]} is listed twice.")
     if unknown := set(group.partial) - set(requests):
         raise ValueError(
             f"{start} has a partial response of request {min(unknown)}, which it does not list."
@@ -161,7 +161,7 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
         begun = 0 if partial is None else len(partial) + group.left.get(request, 0)
         if partial is not None and begun > limit - (not has_ended(partial)):
             raise ValueError(
-                f"{start}: request {request} has {begun} tokens already, and {limit} at most."
+                f"{start}: request {request} already has {begun} tokens; its maximum is {limit}."
             )
     if group.turn_limit is not None and (group.follow is None or group.turn_limit < 1):
         raise ValueError(
@@ -222,7 +222,8 @@ def to_rollout(
         count, length = len(done.completions), len(done.group.prompt)
         if count != G:
             raise ValueError(
-                f"to_rollout: group {done.id!r} has {count} completions, the first {G}."
+                f"to_rollout: group {done.id!r} has {count} completions, but the first group has "
+                f"{G}."
             )
         if length > prompt_width:
             raise ValueError(

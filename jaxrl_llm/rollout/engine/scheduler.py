@@ -233,7 +233,7 @@ class Scheduler:
         """The group of a request that has not ended; raises KeyError if there is none."""
         group = self.groups.get(request)
         if group is None or request in group.done:
-            raise KeyError(f"Generation: request {request} is not there, or has ended.")
+            raise KeyError(f"Generation: request {request} is unknown or has ended.")
         return group
 
     def end(self, request: int, completion: Completion) -> None:

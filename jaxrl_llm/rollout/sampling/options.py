@@ -109,7 +109,7 @@ class DrawOptions:
         if self.temperature < GREEDY_BELOW and enabled and "temperature" not in self.vary:
             raise ValueError(f"{function}: {', '.join(enabled)} has no effect at temperature 0.")
         if self.entropy and self.model_entropy:
-            raise ValueError(f"{function}: entropy and model_entropy exclude each other.")
+            raise ValueError(f"{function}: entropy and model_entropy cannot both be on.")
         if self.entropy_tau is not None:
             checks.check_share(function, zero=False, one=False, entropy_tau=self.entropy_tau)
             if self.temperature < GREEDY_BELOW and "temperature" not in self.vary:
@@ -123,7 +123,7 @@ class DrawOptions:
             checks.check_bool(function, allowed=self.allowed)
             checks.check_shape(function, "allowed", self.allowed, (vocab_size,))
             if not np.any(self.allowed):
-                raise ValueError(f"{function}: allowed has no token.")
+                raise ValueError(f"{function}: allowed has no tokens.")
 
     def check_request(self, start: str, settings: Mapping[str, float], vocab_size: int) -> None:
         """Raises ValueError for a setting of a request that is out of range."""

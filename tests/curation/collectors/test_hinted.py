@@ -508,7 +508,7 @@ FAILED = curation.demonstrations(when="failed", probe="answer")
             curation.hinted(curation.hint_share()),
             "demonstration",
             3.5,
-            "must be a text or a list of token ids",
+            "must be a string or a list of token ids",
         ),
         (
             curation.hinted(curation.hint_share()),
@@ -516,7 +516,12 @@ FAILED = curation.demonstrations(when="failed", probe="answer")
             [1, -2],
             "has a token id below 0",
         ),
-        (curation.hinted(curation.examples_in_prompt()), "demonstration", [1, 2], "must be a text"),
+        (
+            curation.hinted(curation.examples_in_prompt()),
+            "demonstration",
+            [1, 2],
+            "must be a string",
+        ),
         (curation.demonstrations(), "demonstration", "", "'q2' is empty"),
         (FAILED, "answer", None, "has no 'answer'"),
         (FAILED, "demonstration", [1, 2], "must be texts"),

@@ -250,11 +250,11 @@ def test_what_cannot_be_a_collector_is_refused():
         curation.offline_pairs(chosen="text", rejected="text")
     with pytest.raises(ValueError, match="each of the 2 rows has another 'user'"):
         curation.few_shot_pairs().check_data(users("a", "b"))
-    with pytest.raises(ValueError, match="'user' of prompt 'q0' must be a text or a number"):
+    with pytest.raises(ValueError, match="'user' of prompt 'q0' must be a string or a number"):
         curation.few_shot_pairs().check_data([row(0, user=["a"])])
     with pytest.raises(ValueError, match="'stage' of prompt 'q1' is 2, which never opens"):
         curation.staged((9,)).check_data([row(0, stage=0), row(1, stage=2)])
-    with pytest.raises(ValueError, match="'chosen' of prompt 'q0' must be a text"):
+    with pytest.raises(ValueError, match="'chosen' of prompt 'q0' must be a string"):
         curation.few_shot_pairs().check_data([row(0, user="a", chosen=[1], rejected=[2])])
     with pytest.raises(ValueError, match="few_shot_pairs: columns must have names that differ"):
         curation.few_shot_pairs(user="chosen")

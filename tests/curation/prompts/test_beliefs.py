@@ -221,7 +221,7 @@ BAD = {
     "rollouts must be an integer above 0; got 0": lambda: beta_bernoulli_information(
         *STATE, rollouts=0
     ),
-    "variance_reduction: these must have one shape": lambda: variance_reduction(
+    "variance_reduction: these must have the same shape": lambda: variance_reduction(
         STATE.alpha, STATE.beta[:1], rollouts=1
     ),
 }

@@ -288,7 +288,7 @@ BAD = {
     "difficulty_bins: hysteresis=0.1 has no effect without last": lambda: difficulty_bins(
         ZEROS, edges=EDGES, hysteresis=0.1
     ),
-    "bin_means: these must have one shape": lambda: bin_means(ZEROS, INTS[:2], num_bins=2),
+    "bin_means: these must have the same shape": lambda: bin_means(ZEROS, INTS[:2], num_bins=2),
     "bin_scores_update: rate must be in (0, 1]; got 0": lambda: bin_scores_update(
         BinScores(ZEROS, ZEROS > 0), ZEROS, ZEROS > 0, rate=0.0
     ),

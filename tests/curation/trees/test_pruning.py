@@ -137,7 +137,7 @@ def test_rollouts_stop_at_twice_the_prediction():
         (
             lambda: curation.quality_loss(jnp.zeros(3), jnp.zeros(2)),
             ValueError,
-            "quality_loss: these must have one shape",
+            "quality_loss: these must have the same shape",
         ),
     ],
 )

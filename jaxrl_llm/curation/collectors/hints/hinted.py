@@ -245,7 +245,7 @@ def text_of(function: str, row: Mapping[str, Any], column: str) -> str:
     value = read_column(function, row, column)
     if not isinstance(value, str):
         raise ValueError(
-            f"{function}: {column!r} of prompt {prompt_name(row)} must be a text; got {value!r}."
+            f"{function}: {column!r} of prompt {prompt_name(row)} must be a string; got {value!r}."
         )
     return value
 
@@ -272,7 +272,7 @@ def as_response(function: str, row: Mapping[str, Any], column: str, value: Any) 
         return value
     tokens = np.asarray(value)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
-        raise ValueError(f"{what} must be a text or a list of token ids; got {value!r}.")
+        raise ValueError(f"{what} must be a string or a list of token ids; got {value!r}.")
     if (tokens < 0).any():
         raise ValueError(f"{what} has a token id below 0.")
     return tokens.astype(np.int32)
