@@ -27,7 +27,7 @@ PAPER = "2508.10548"
 TASKS, TURNS, GROUP, STEPS = 16, 6, 8, 200
 STEP_REWARD, NEEDED = 0.25, 4
 START = (0.15, 0.35, 0.5)
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 # Threshold and weight of each way.
 WAYS = {
     "gated": (0.0, 1.0),
