@@ -23,7 +23,7 @@ from benchmarks.claims import _chosen, harness
 PAPER = "2503.14476"
 PROMPTS, ANSWERS, RIGHT, GROUP = 32, 16, 4, 16
 UPDATES, STEPS, ACCURACY, SPREAD = 8, 60, 0.9, 2.0
-RATES = (0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2)
+RATES = (3.2, 12.8, 51.2, 204.8, 819.2, 3276.8, 13107.2)
 CLIPS = {
     "dapo_clip": functools.partial(jr.surrogates.dapo_clip, dual_clip=None),
     "ppo_clip": jr.surrogates.ppo_clip,

@@ -24,7 +24,7 @@ from benchmarks.claims import _bandit, _chosen, harness
 
 PAPER = "2510.01161"
 STALE, STEPS = 32, 200
-RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+RATES = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 WAYS = {
     "m2po": ("m2po", STALE),
     "ppo": ("ppo", STALE),
