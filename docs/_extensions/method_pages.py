@@ -55,8 +55,8 @@ def pages() -> dict[str, str | bytes]:
 def index() -> str:
     """The methods by kind."""
     text = (
-        "Every method of the catalog by its kind. A page has the formula, the defaults, who "
-        "confirmed the numbers, and what a peer calls it."
+        "All methods of the catalog by kind. Each page has the formula, the defaults, the projects "
+        "that confirmed the numbers, and the names of the method in other libraries."
     )
     lines = ["# Methods", "", text, ""]
     for kind in catalog.KINDS:
@@ -84,7 +84,9 @@ def head(method: catalog.Method) -> list[str]:
             lines.append(f"- Paper: [{paper.title}](https://arxiv.org/abs/{paper.arxiv})")
     if method.arxiv and not any(method.arxiv == p.arxiv for p in catalog.PAPERS):
         lines.append(f"- Paper: [arXiv:{method.arxiv}](https://arxiv.org/abs/{method.arxiv})")
-    lines += [f"- Kind: {method.kind}", f"- Read from: {READ[method.confidence]}"]
+    lines.append(f"- Kind: {method.kind}")
+    if method.arxiv:
+        lines.append(f"- Read from: {READ[method.confidence]}")
     if method.preset:
         complete = "the complete method" if method.whole else f"all but {method.missing}"
         lines.append(f"- Train: `jaxrl-llm train CONFIG --recipe {method.preset}`, {complete}")
@@ -136,8 +138,8 @@ def recipe(method: catalog.Method) -> list[str]:
     if not method.preset:
         return []
     make = PRESETS[method.preset]
-    lines = ["## Recipe", "", "What the preset puts in its slots, where it is not the default; "
-             "formulas have the preset's numbers.", ""]  # fmt: skip
+    lines = ["## Recipe", "", "The slots in which the preset differs from the default recipe. "
+             "The formulas contain the preset's numbers.", ""]  # fmt: skip
     lines += ["| slot | here | `grpo` |", "| --- | --- | --- |"]
     slots = explain.slots(method.preset)
     for slot in slots:
@@ -148,7 +150,7 @@ def recipe(method: catalog.Method) -> list[str]:
         for each in slot.functions:
             lines += [f"**{each.name}** ({slot.field}, `{each.place}`)", ""]
             lines += math("\n".join(each.formula)) if each.formula else [each.summary, ""]
-    lines += ["### Options", "", "Defaults, and whose they are:", ""]
+    lines += ["### Options", "", "The defaults and their sources:", ""]
     name = f"{make.__module__.rpartition('.')[0]}.{make.__name__}"
     public = f"jaxrl_llm.recipes.{method.preset}"
     path = public if hasattr(jaxrl_llm.recipes, method.preset) else name
@@ -165,11 +167,11 @@ def confirmed(method: catalog.Method) -> list[str]:
     lines = ["## Verified", ""]
     rows = catalog.CONFIRMED.get(method.key, ())
     if rows:
-        lines += ["Compared with the code of these peers, value and gradient "
+        lines += ["Values and gradients were compared with the code of these projects "
                   "([how](../../tests/golden/estimators/README.md)):", "",
                   "| peer | function | options |", "| --- | --- | --- |"]  # fmt: skip
         lines += [f"| {r.peer} | `{r.function}` | {cell(r.options)} |" for r in rows] + [""]
-    return [*lines, f"By our own checks: {method.verified_against}.", ""]
+    return [*lines, f"Own tests compare it with: {method.verified_against}.", ""]
 
 
 def claimed(method: catalog.Method, claims: dict[str, str]) -> list[str]:
@@ -211,7 +213,7 @@ def at_peers(method: catalog.Method, differences: list[Section]) -> list[str]:
     lines = []
     rows = [row for row in catalog.PEER_NAMES if method.key in row.keys]
     if rows:
-        lines += ["## At peers", "", "| peer | there | here | what differs |",
+        lines += ["## In other libraries", "", "| library | there | here | what differs |",
                   "| --- | --- | --- | --- |"]  # fmt: skip
         lines += [
             f"| {row.peer} {catalog.PEER_VERSIONS[row.peer]} | `{cell(str(row))}` | "
