@@ -30,7 +30,7 @@ class Methods:
         function's name or the title of a paper lists all matches.
       kind: List only methods of this kind.
       like: A peer's name for a method: TRL:loss_type=dapo, verl:adv_estimator=opo, rlax:vtrace.
-        The name of the peer alone lists all of its names that are known here.
+        Without the peer, all peers are searched; the peer alone lists all of its names.
       json: Print a JSON list instead of a table.
     """
 
@@ -73,7 +73,8 @@ def _like(text: str, wanted: Methods) -> int:
         lines += wrapped(f"differs  {row.differs}", more=9) if row.differs else []
         lines += wrapped(f"methods  {', '.join(row.keys)}", more=9) if row.keys else []
         blocks.append("\n".join(lines))
-    if len(rows) == 1 and rows[0].keys:
+    first = {row.keys[:1] for row in rows}
+    if len(first) == 1 and first != {()}:
         blocks += [describe(*catalog.select(name=rows[0].keys[0]))]
     print("\n\n".join(blocks))
     return 0

@@ -57,6 +57,9 @@ def test_a_method_is_found_by_what_a_peer_calls_it(capsys):
     assert lines[1].startswith("  here     jr.recipes.grpo(") and max(map(len, lines)) <= 100
     assert "dapo_clip: DAPO, clip-higher" in lines and "preset" in lines
     assert "  TRL: GRPOConfig.loss_type=dapo" in lines
+    code, out, _ = run(capsys, "methods", "--like", "cispo")
+    assert code == 0 and out.count("\n  differs  ") >= 3
+    assert out.count("cispo: Clipped importance-weighted policy gradient (MiniMax-M1)") == 1
     code, out, _ = run(capsys, "methods", "--like", "verl:loss_agg_mode", "--json")
     assert code == 0 and "jr.aggregate.token_mean" in {row["ours"] for row in json.loads(out)}
     code, _, err = run(capsys, "methods", "--like", "TRL:loss_type=dappo")

@@ -100,6 +100,11 @@ def test_a_name_is_found_however_it_is_written(text):
     assert ours(text) == ["jr.advantages.rloo"]
 
 
+def test_without_a_peer_all_peers_are_searched():
+    assert {row.peer for row in catalog.find_peer_names("cispo")} >= {"TRL", "verl", "slime"}
+    assert {row.peer for row in catalog.find_peer_names("loss_mode=cispo")} == {"verl"}
+
+
 def test_a_part_of_a_name_finds_all_that_have_it():
     values = {row.value for row in catalog.find_peer_names("verl:loss_agg_mode")}
     assert values >= {"token-mean", "seq-mean-token-mean"}
@@ -124,8 +129,9 @@ def test_a_part_of_a_name_finds_all_that_have_it():
     [
         ("TRL:loss_type=dappo", "Did you mean loss_type=dapo"),
         ("verl:qqqq", "--like verl lists them all"),
-        ("trlx:loss_type=dapo", "no names of 'trlx', only of TRL, verl"),
-        ("loss_type=dapo", "no names of 'loss_type=dapo'"),
+        ("trlx:loss_type=dapo", "no library is named 'trlx', only TRL, verl"),
+        ("loss_type=dappo", "no name matches 'loss_type=dappo'. Did you mean loss_type=dapo"),
+        ("qqqq", "no name matches 'qqqq'. --like with one of TRL, verl"),
     ],
 )
 def test_an_unknown_name_is_one_sentence(text, words):

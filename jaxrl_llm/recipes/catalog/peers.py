@@ -680,7 +680,8 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
 
     Args:
       text: ``PEER``, ``PEER:SETTING``, ``PEER:SETTING=VALUE`` or ``PEER:VALUE``, in any case; the
-        last part of a setting is enough. A setting that takes a number matches any value.
+        last part of a setting is enough. Without ``PEER:``, names of all peers are searched. A
+        setting that takes a number matches any value.
 
     Raises:
       ValueError: If the peer or the name is unknown; the message suggests the nearest names.
@@ -692,15 +693,17 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
       >>> [str(row) for row in catalog.find_peer_names("TRL:delta=1.5")]
       ['GRPOConfig.delta']
     """
-    peer, _, name = text.strip().partition(":")
+    peer, colon, name = text.strip().partition(":")
     rows = tuple(row for row in PEER_NAMES if row.peer.lower() == peer.strip().lower())
-    if not rows:
-        raise ValueError(
-            f"methods: no names of {peer!r} are listed, only those of {', '.join(VERSIONS)}; write "
-            "a name such as TRL:loss_type=dapo."
-        )
-    if not name:
+    if not rows and (colon or not peer):
+        raise ValueError(f"methods: no library is named {peer!r}, only {', '.join(VERSIONS)}.")
+    if rows and not name:
         return rows
+    of, more = "", f"--like with one of {', '.join(VERSIONS)} lists all of its names."
+    if rows:
+        of, more = f" of {rows[0].peer}", f"--like {peer} lists them all."
+    else:
+        rows, name = PEER_NAMES, peer
     setting, _, value = (part.strip() for part in name.partition("="))
     path = _path(setting)
 
@@ -716,8 +719,8 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
         known = {str(row): None for row in rows} | {_path(r.setting)[-1]: None for r in rows}
         known |= {f"{_path(r.setting)[-1]}={r.value}": None for r in rows if r.value}
         near = difflib.get_close_matches(name, known, n=3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else f" --like {peer} lists them all."
-        raise ValueError(f"methods: no name of {rows[0].peer} matches {name!r}.{hint}")
+        hint = f"Did you mean {' or '.join(near)}?" if near else more
+        raise ValueError(f"methods: no name{of} matches {name!r}. {hint}")
     return found
 
 
