@@ -72,7 +72,7 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
     state, first = env.reset(task, seed)
     _check_observation(first, f"{place}, reset", reset=True)
     _, again = env.reset(task, seed)
-    _expect(_same(first, again), f"{place}, reset", "the same task and seed observe another thing")
+    _expect(_same(first, again), f"{place}, reset", "a second reset to this task and seed differs")
     for k in range(turns):
         action, where = replies[k % len(replies)], f"{place}, turn {k}"
         try:
@@ -88,20 +88,25 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
         _expect(
             _same(seen, _step(env, state, action)[1]),
             where,
-            "the same state and action observe another thing the second time: step changes its "
-            "argument, or something outside of the state",
+            "a second step with the same state and action differs: step changes its argument, or "
+            "something outside of the state",
         )
         _expect(
             _same(seen, _step(env, pickle.loads(copy), action)[1]),
             where,
-            "a pickled copy of the state observes another thing",
+            "a step from a pickled copy of the state differs",
         )
         state = after
         if seen.done or seen.stopped:
             with contextlib.suppress(ValueError):  # a refusal of the step
                 _, seen = _step(env, state, action)
             ended = seen.done or seen.stopped
-            _expect(ended, where, "an episode that has ended goes on")
+            _expect(
+                ended,
+                where,
+                "the episode has ended, but another step from its last state goes on; that step "
+                "must return done or stopped again, or raise ValueError",
+            )
             return
 
 

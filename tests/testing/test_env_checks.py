@@ -40,7 +40,10 @@ def message(role="user", content="x"):
         (lambda s: s._replace(done=1), "not bool"),
         (lambda s: s._replace(done=True, stopped=True), "both done and stopped"),
         (lambda s: s._replace(state=3), "state is 3, not a text or None"),
-        (lambda s: s._replace(reward=random.random()), "observe another thing the second time"),
+        (
+            lambda s: s._replace(reward=random.random()),
+            "second step with the same state and action",
+        ),
     ],
 )
 def test_an_observation_of_a_step_that_breaks_a_law(change, reason):
@@ -56,7 +59,7 @@ def test_an_observation_of_a_step_that_breaks_a_law(change, reason):
         (lambda s: s._replace(messages=message("assistant")), "has the role 'assistant'"),
         (lambda s: s._replace(done=True), "has ended before its first turn"),
         (lambda s: s._replace(reward=1.0), "reset earns 1.0"),
-        (lambda s: s._replace(messages=message(content=str(random.random()))), "another thing"),
+        (lambda s: s._replace(messages=message(content=str(random.random()))), "second reset"),
     ],
 )
 def test_an_observation_of_reset_that_breaks_a_law(change, reason):
@@ -99,7 +102,7 @@ def test_an_episode_that_goes_on_after_its_end():
             after = [*state, action.text]
             return after, Observation(message(), done=len(after) == 2)
 
-    with pytest.raises(AssertionError, match="turn 1: an episode that has ended goes on"):
+    with pytest.raises(AssertionError, match="turn 1: the episode has ended, .* must return done"):
         check_env(Reviving(), [{}], ["a"])
 
 

@@ -47,8 +47,8 @@ class PeerName(NamedTuple):
 PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.loss_type", "grpo",
         "jr.recipes.grpo(eps=1e-4, kl_coef=0.0)", ("grpo",),
-        "TRL divides by all rows of a batch, ours by those with a token. Its beta is 0 by "
-        "default, the preset's kl_coef 0.001."),
+        "TRL divides by all rows of a batch, ours by the rows that contain a token. TRL's beta is "
+        "0 by default; the preset's kl_coef is 0.001."),
     PeerName("TRL", "GRPOConfig.loss_type", "bnpo",
         "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
         ("grpo", "aggregate"),
@@ -56,8 +56,9 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.loss_type", "dapo",
         "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
         ("dapo_clip",),
-        "TRL's name stands for the clipped loss and the mean over all tokens alone: epsilon_high "
-        "is 0.2 unless set, and no group is replaced. jr.recipes.dapo() is the paper's method."),
+        "In TRL, the name stands only for the clipped loss and the mean over all tokens: "
+        "epsilon_high is 0.2 unless set, and no group is replaced. jr.recipes.dapo() is the "
+        "paper's method."),
     PeerName("TRL", "GRPOConfig.loss_type", "dr_grpo",
         "jr.recipes.dr_grpo(length=512)", ("dr_grpo",),
         "TRL still divides rewards by the deviation of their group unless scale_rewards='none'. "
@@ -65,7 +66,7 @@ PEER_NAMES = (
         "minibatch."),
     PeerName("TRL", "GRPOConfig.loss_type", "cispo",
         "jr.recipes.cispo(w_min=0.0, w_max=5.0).replace(minibatches=1)", ("cispo",),
-        "epsilon_high is the greatest weight itself, not its distance from 1; unless set it is "
+        "epsilon_high is the largest weight itself, not its distance from 1. Its default is "
         "epsilon, 0.2. There is no lower bound."),
     PeerName("TRL", "GRPOConfig.loss_type", "sapo",
         "jr.recipes.sapo(tau_pos=1.0, tau_neg=1.05)", ("sapo",),
@@ -98,19 +99,20 @@ PEER_NAMES = (
         "TRL does not clamp the log ratio, ours is clamped to +-20."),
     PeerName("TRL", "GRPOConfig.beta", "",
         "jr.bind(jr.regularizers.kl_unbiased, coef=0.04)", ("kl_estimators",),
-        "As use_bias_correction_kl=True, TRL's default, has it; False is "
+        "This is use_bias_correction_kl=True, TRL's default; False is "
         "jr.regularizers.kl_to_reference. TRL does not clamp the log ratio."),
     PeerName("TRL", "GRPOConfig.entropy_coef", "",
         "jr.regularizers.entropy_bonus", ("entropy_bonus",),
-        "TRL's bonus is a mean over the tokens of a microbatch whatever the loss is divided by, "
-        "ours has the weights of the loss."),
+        "TRL averages the bonus over the tokens of a microbatch, whatever the denominator of the "
+        "loss; ours has the weights of the loss."),
     PeerName("TRL", "GRPOConfig.use_adaptive_entropy", "",
         "jr.regularizers.adaptive_entropy", ("entropy_bonus",),
-        "TRL switches the bonus by the entropy of the step before, ours by that of the step."),
+        "TRL switches the bonus by the entropy of the previous step, ours by that of the current "
+        "step."),
     PeerName("TRL", "GRPOConfig.top_entropy_quantile", "",
         "jr.curation.top_fraction_token_mask", (),
-        "TRL keeps what reaches a quantile that it interpolates, ours a rounded share of the "
-        "tokens."),
+        "TRL keeps the tokens that reach an interpolated quantile; ours keeps a rounded share of "
+        "the tokens."),
     PeerName("TRL", "GRPOConfig.mask_truncated_completions", "",
         "jr.curation.truncation_mask", ("overlong_penalty",)),
     PeerName("TRL", "GRPOConfig.sync_ref_model", "",
@@ -140,13 +142,13 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.min_p", "", "jr.train.SamplingConfig.min_p"),
     PeerName("TRL", "GRPOConfig.generation_batch_size", "",
         "jr.train.TrainConfig.prompts_per_step", (),
-        "TRL counts completions, here prompts are counted."),
+        "TRL counts completions; here, prompts are counted."),
     PeerName("TRL", "GRPOConfig.steps_per_generation", "", "jr.train.TrainConfig.minibatches"),
     PeerName("TRL", "GRPOConfig.num_iterations", "", "jr.train.TrainConfig.epochs"),
     PeerName("TRL", "GRPOConfig.learning_rate", "", "jr.train.OptimizerConfig.learning_rate"),
     PeerName("TRL", "RLOOTrainer", "",
         "jr.recipes.rloo()", ("rloo",),
-        "TRL clips the ratio of full sequences (epsilon 0.2) and takes beta times k1 off the "
+        "TRL clips the ratio of full sequences (epsilon 0.2) and subtracts beta times k1 from the "
         "reward, with beta 0.05; the preset is REINFORCE with the same advantage."),
     PeerName("TRL", "GMPOTrainer", "",
         "jr.recipes.gmpo()", ("gmpo",),
@@ -194,10 +196,11 @@ PEER_NAMES = (
     PeerName("TRL", "DPOConfig.ld_alpha", "", "jr.recipes.ld_dpo(alpha=0.5)", ("ld_dpo",)),
     PeerName("TRL", "DPOConfig.use_weighting", "",
         "jr.recipes.wpo()", ("wpo",),
-        "TRL's weights are of each microbatch as it trains, the preset's are taken before the "
-        "step."),
+        "TRL computes the weights of each microbatch as it trains; the preset computes them "
+        "before the step."),
     PeerName("TRL", "DPOConfig.precompute_ref_log_probs", "",
-        "jr.train.TrainConfig.reference_logp", (), "A file, which later runs read."),
+        "jr.train.TrainConfig.reference_logp", (),
+        "The path of a file that later runs read."),
     PeerName("TRL", "KTOConfig.loss_type", "kto", "jr.recipes.kto()", ("kto",)),
     PeerName("TRL", "KTOConfig.loss_type", "apo_zero_unpaired",
         "jr.recipes.unpaired(jr.preferences.apo_zero_unpaired)", ("apo",)),
@@ -223,8 +226,8 @@ PEER_NAMES = (
     PeerName("TRL", "SFTTrainer", "", "jr.recipes.sft()", ("sft",)),
     PeerName("TRL", "GKDTrainer", "",
         "jr.recipes.gkd()", ("gkd",),
-        "TRL takes data in place of samples with probability 1 - lmbda, the preset for a fixed "
-        "number of rollouts."),
+        "TRL takes data in place of samples with probability 1 - lmbda; the preset does so for a "
+        "fixed number of rollouts."),
     PeerName("TRL", "IWOPDTrainer", "", "jr.recipes.iw_opd()", ("iw_opd",)),
     PeerName("TRL", "SDPOTrainer", "", "jr.recipes.sdpo()", ("sdpo",)),
     PeerName("verl", "algorithm.adv_estimator", "gae",
