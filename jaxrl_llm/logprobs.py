@@ -9,13 +9,16 @@ over blocks of the vocabulary; the backward pass computes each block again. Memo
 - ``targets``: Integers ``[..., T]``; under a mask that is False they may hold anything.
 - ``temperature``: Divides the logits; above 0. The log-probabilities are those of a policy that was
   sampled at this temperature.
+- ``logit_cap``: Soft cap of the logits of a model that has one (``Model.logit_cap``), which become
+  ``logit_cap tanh(logits / logit_cap)`` before the temperature divides them; above 0, or None.
 - ``mask``: bool ``[..., T]``, True = keep. Elsewhere all results are 0, and hidden states, targets
   and support are not read.
 - ``support``: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
   full vocabulary. Tokens outside have logit -inf.
 
-Both functions raise ValueError if shapes disagree, or temperature or chunk_size is not above 0, and
-TypeError if ``targets`` are not integers, ``mask`` is not bool or ``support`` is not a Support.
+Both functions raise ValueError if shapes disagree, or temperature, logit_cap or chunk_size is not
+above 0, and TypeError if ``targets`` are not integers, ``mask`` is not bool or ``support`` is not a
+Support.
 """
 
 import inspect
@@ -36,6 +39,7 @@ def token_logprobs(
     targets: Array,
     *,
     temperature: float = 1.0,
+    logit_cap: float | None = None,
     mask: Array | None = None,
     support: Support | None = None,
     chunk_size: int = 64,
@@ -50,11 +54,14 @@ def token_logprobs(
     Both are differentiable in ``hidden`` and ``output_matrix``, with d logp / dz = onehot - p and d
     entropy / dz = -p (log p + entropy).
 
+    With a ``logit_cap`` c, ``z = c tanh(hidden . output_matrix^T / c) / temperature``, and the
+    gradient has the factor ``1 - (z temperature / c)^2``.
+
     With a ``support``, sums and softmax run only over its tokens: this is the policy of a sampler
     that truncates. Logits outside have no gradient, and a target outside has log-probability -inf.
 
     Args:
-      hidden, output_matrix, targets, temperature, mask, support: See the module.
+      hidden, output_matrix, targets, temperature, logit_cap, mask, support: See the module.
       chunk_size: Bounds the logits in memory at one time to ``chunk_size * V``, or to twice the
         size of the hidden states if that is larger, since narrower blocks would be slower without a
         benefit. At most three such blocks are in memory.
@@ -62,7 +69,6 @@ def token_logprobs(
     Returns:
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.
       ``logp`` of a target outside the vocabulary is NaN.
-
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,11 +84,12 @@ def token_logprobs(
     name = "token_logprobs"
     hidden, targets = _checked(name, hidden, output_matrix, targets, mask, support)
     checks.check_positive(name, temperature=temperature, chunk_size=chunk_size)
+    checks.check_positive(name, finite=True, logit_cap=logit_cap)
     flat = hidden.reshape(-1, hidden.shape[-1])
     # Statistics in float32; in float64 only where that is what came in (checks of exactness).
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
     logp, entropy = logp_and_entropy(
-        flat, output_matrix, targets.reshape(-1), _flat(support), temperature, chunk_size
+        flat, output_matrix, targets.reshape(-1), _flat(support), temperature, chunk_size, logit_cap
     )
     logp, entropy = logp.reshape(targets.shape), entropy.reshape(targets.shape)
     if mask is not None:
@@ -97,29 +104,32 @@ def vocabulary_statistics(
     targets: Array,
     *,
     temperature: float = 1.0,
+    logit_cap: float | None = None,
     mask: Array | None = None,
     chunk_size: int = 256,
     rows: Mapping[str, Array] | None = None,
     support: Support | None = None,
     teacher: tuple[Array, Array] | None = None,
+    teacher_logit_cap: float | None = None,
 ) -> dict[str, Array]:
     """Statistics of each token's distribution over the vocabulary, in chunks of tokens.
 
         out[name][t] = functions[name](logits[t], targets[t], **rows[t]),
-        logits = hidden . output_matrix^T / temperature
+        logits = hidden . output_matrix^T / temperature, or with the ``logit_cap`` as above
 
     Use it for statistics that :func:`token_logprobs` does not return: the mean over the vocabulary,
     the sum of squared probabilities, a divergence on the most likely tokens. The backward pass
     recomputes the logits of a chunk, so the logits of all tokens never exist at once.
 
     Args:
-      hidden, output_matrix, targets, temperature, mask, support: See the module.
+      hidden, output_matrix, targets, temperature, logit_cap, mask, support: See the module.
       functions: ``function(logits [N, V], targets [N], **rows) -> [N, ...]`` by name; each gets the
         rows that it names.
       chunk_size: Number of tokens whose logits exist at one time.
       rows: Arrays ``[..., T, ...]`` that functions may name.
       teacher: Hidden states ``[..., T, D']`` and output matrix ``[V, D']`` of another model, whose
         logits, at the same temperature and support, functions may name as ``teacher_logits``.
+      teacher_logit_cap: The ``logit_cap`` of the teacher.
 
     Returns:
       Arrays ``[..., T, ...]`` by name.
@@ -140,6 +150,10 @@ def vocabulary_statistics(
     name = "vocabulary_statistics"
     hidden, targets = _checked(name, hidden, output_matrix, targets, mask, support)
     checks.check_positive(name, temperature=temperature, chunk_size=chunk_size)
+    caps = {"logit_cap": logit_cap, "teacher_logit_cap": teacher_logit_cap}
+    checks.check_positive(name, finite=True, **caps)
+    if teacher is None:
+        checks.check_no_effect(name, "without a teacher", teacher_logit_cap=teacher_logit_cap)
     lead = targets.shape
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
     rows = dict(rows or {})
@@ -153,16 +167,16 @@ def vocabulary_statistics(
         h, target, keep, chunk_rows, chunk_support = arrays
         kept = None if chunk_support is None else keep_mask(chunk_support, len(output_matrix))
 
-        def logits_of(h: Array, matrix: Array) -> Array:
-            logits = scaled_logits(h, matrix, temperature)
+        def logits_of(h: Array, matrix: Array, cap: float | None) -> Array:
+            logits = scaled_logits(h, matrix, temperature, cap)
             if kept is not None:
                 logits = jnp.where(kept, logits, -jnp.inf)
             # A masked token gets gradient 0, even where the logits are non-finite.
             return jnp.where(keep[:, None], logits, 0.0)
 
-        logits = logits_of(h, output_matrix)
+        logits = logits_of(h, output_matrix, logit_cap)
         if teacher is not None and "teacher_logits" in chunk_rows:
-            logits_there = logits_of(chunk_rows["teacher_logits"], teacher[1])
+            logits_there = logits_of(chunk_rows["teacher_logits"], teacher[1], teacher_logit_cap)
             chunk_rows = chunk_rows | {"teacher_logits": logits_there}
         values = {k: call_with(f, logits, target, context=chunk_rows) for k, f in functions.items()}
         for key, value in values.items():

@@ -22,48 +22,77 @@ def _data(shape=(2, 5), dtype=np.float32, seed=0, vocab=V):
     return hidden, matrix, rng.integers(0, vocab, shape)
 
 
-def _plain(hidden, matrix, targets, temperature=1.0):
+def _plain_logits(hidden, matrix, temperature, cap):
+    """All logits in float64 NumPy, and their derivative by ``hidden @ matrix.T``."""
+    logits = np.asarray(hidden, np.float64) @ np.asarray(matrix, np.float64).T
+    if cap is None:
+        return logits / temperature, 1 / temperature
+    share = np.tanh(logits / cap)
+    return cap * share / temperature, (1 - share**2) / temperature
+
+
+def _plain(hidden, matrix, targets, temperature=1.0, cap=None):
     """The same in float64 NumPy, every logit at once."""
-    logits = np.asarray(hidden, np.float64) @ np.asarray(matrix, np.float64).T / temperature
+    logits, _ = _plain_logits(hidden, matrix, temperature, cap)
     log_p = logits - logits.max(-1, keepdims=True)
     log_p = log_p - np.log(np.exp(log_p).sum(-1, keepdims=True))
     logp = np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
     return logp, -(np.exp(log_p) * log_p).sum(-1)
 
 
-def _plain_gradient(hidden, matrix, targets, u, w, temperature=1.0):
+def _plain_gradient(hidden, matrix, targets, u, w, temperature=1.0, cap=None):
     """Gradient of sum(u * logp + w * entropy), written out in float64."""
     h, m = np.asarray(hidden, np.float64), np.asarray(matrix, np.float64)
-    logits = h @ m.T / temperature
+    logits, slope = _plain_logits(h, m, temperature, cap)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     p = np.exp(log_p)
     entropy = -(p * log_p).sum(-1, keepdims=True)
     d = u[..., None] * (np.eye(len(m))[targets] - p) - w[..., None] * p * (log_p + entropy)
-    d /= temperature
+    d *= slope
     return d @ m, d.reshape(-1, len(m)).T @ h.reshape(-1, D)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 4, 10, 256])
-@pytest.mark.parametrize(("temperature", "vocab"), [(1.0, V), (0.7, V), (0.7, 37), (0.7, 5)])
-def test_value_and_gradient_equal_the_plain_form(chunk_size, temperature, vocab):
+@pytest.mark.parametrize(
+    ("temperature", "vocab", "cap"),
+    [(1.0, V, None), (0.7, V, None), (0.7, 37, None), (0.7, 5, None), (0.7, 37, 2.0)],
+)
+def test_value_and_gradient_equal_the_plain_form(chunk_size, temperature, vocab, cap):
     hidden, matrix, targets = _data(vocab=vocab)
     rng = np.random.default_rng(1)
     u, w = rng.normal(size=targets.shape), rng.normal(size=targets.shape)
 
     def loss(h, m):
         logp, entropy = token_logprobs(
-            h, m, targets, temperature=temperature, chunk_size=chunk_size
+            h, m, targets, temperature=temperature, logit_cap=cap, chunk_size=chunk_size
         )
         return jnp.sum(u * logp + w * entropy), (logp, entropy)
 
     (_, (logp, entropy)), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, matrix)
-    expected = _plain(hidden, matrix, targets, temperature)
+    expected = _plain(hidden, matrix, targets, temperature, cap)
     np.testing.assert_allclose(logp, expected[0], rtol=5e-6, atol=5e-6)
     np.testing.assert_allclose(entropy, expected[1], rtol=5e-6, atol=5e-6)
     for got, want in zip(
-        grads, _plain_gradient(hidden, matrix, targets, u, w, temperature), strict=True
+        grads, _plain_gradient(hidden, matrix, targets, u, w, temperature, cap), strict=True
     ):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+def test_a_soft_cap_in_worked_numbers():
+    """Logits 2, 0 and -2 with a cap of 2: 2 tanh(1) = 1.523188, 0 and -1.523188.
+
+    log(e^1.523188 + 1 + e^-1.523188) = 1.758692. The slopes are 1 - tanh(1)^2 = 0.419974, 1 and
+    0.419974, so d logp / d matrix = 2 (0.419974 (1 - p_0), -p_1, -0.419974 p_2).
+    """
+    matrix, target = jnp.array([[1.0], [0.0], [-1.0]]), jnp.array([0])
+
+    def logp_of(hidden, matrix):
+        return token_logprobs(hidden, matrix, target, logit_cap=2.0)[0][0]
+
+    logp, grads = jax.value_and_grad(logp_of, (0, 1))(jnp.array([[2.0]]), matrix)
+    np.testing.assert_allclose(logp, -0.235504, rtol=1e-5)
+    np.testing.assert_allclose(grads[0], [[0.103895]], rtol=1e-5)
+    np.testing.assert_allclose(grads[1][:, 0], [0.176244, -0.344540, -0.0315464], rtol=1e-5)
 
 
 def test_equals_the_plain_form_in_float64():
@@ -195,6 +224,8 @@ def test_compiled_memory_is_a_twentieth_of_the_logits():
         ({"mask": np.ones((2, 5))}, TypeError, "mask must be bool"),
         ({"output_matrix": np.zeros((V, D + 1))}, ValueError, "must have one width"),
         ({"temperature": 0.0}, ValueError, "temperature must be above 0"),
+        ({"logit_cap": 0.0}, ValueError, "logit_cap must be above 0"),
+        ({"logit_cap": np.inf}, ValueError, "logit_cap must be finite"),
         ({"chunk_size": 0}, ValueError, "chunk_size must be above 0"),
     ],
 )
@@ -255,13 +286,14 @@ def test_a_support_is_a_softmax_over_it(form, chunk_size):
     assert not np.asarray(grads[1])[~kept.any((0, 1))].any() and (~kept.any((0, 1))).any()
 
 
-def test_gradient_over_a_support_against_finite_differences():
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_gradient_over_a_support_against_finite_differences(cap):
     with jax.enable_x64(True):
         hidden, matrix, targets = _data((1, 2), np.float64)
         _, forms = _supports(targets, size=3)
 
         def loss(h, m):
-            logp, entropy = token_logprobs(h, m, targets, support=forms["ids"])
+            logp, entropy = token_logprobs(h, m, targets, support=forms["ids"], logit_cap=cap)
             return jnp.sum(jnp.exp(logp)) + 0.5 * jnp.sum(entropy)
 
         jax.test_util.check_grads(loss, (hidden, matrix), order=1, modes=["rev"], eps=1e-6)
@@ -452,6 +484,27 @@ def test_statistics_and_their_gradients_equal_those_of_whole_logits(chunk_size):
             np.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_statistics_of_capped_logits_and_a_capped_teacher():
+    hidden, matrix, targets = _data()
+    states, other, _ = _data(seed=1)
+    options = {"rows": {}, "teacher": (states, other), "chunk_size": 4}
+
+    def gap(logits, targets, teacher_logits):
+        return jnp.sum(jax.nn.softmax(logits) * (logits - teacher_logits), -1)
+
+    def gap_of_capped(logits, targets, teacher_logits):
+        return gap(2 * jnp.tanh(logits / 2) / 0.7, targets, 5 * jnp.tanh(teacher_logits / 5) / 0.7)
+
+    def loss(matrix, function, **more):
+        found = vocabulary_statistics({"gap": function}, hidden, matrix, targets, **options, **more)
+        return jnp.sum(found["gap"] ** 2), found["gap"]
+
+    caps = {"temperature": 0.7, "logit_cap": 2.0, "teacher_logit_cap": 5.0}
+    slope = jax.grad(loss, has_aux=True)
+    for got, want in zip(slope(matrix, gap, **caps), slope(matrix, gap_of_capped), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_statistics_in_bfloat16_and_under_jit():
     hidden, matrix, targets = _data()
     rows = _rows(targets.shape)
@@ -545,6 +598,7 @@ def test_compiled_memory_of_statistics_follows_the_chunk(backward):
         ({"mask": np.ones((2, 5))}, TypeError, "mask must be bool"),
         ({"output_matrix": np.zeros((V, D + 1))}, ValueError, "must have one width"),
         ({"temperature": 0.0}, ValueError, "temperature must be above 0"),
+        ({"teacher_logit_cap": 5.0}, ValueError, "has no effect without a teacher"),
         ({"chunk_size": 0}, ValueError, "chunk_size must be above 0"),
         (
             {"rows": {"floor": np.zeros((2, 5))}},

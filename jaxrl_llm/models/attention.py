@@ -6,7 +6,8 @@ softmax average of the values. Two disjoint sets merge into their union by
     m = max(l_A, l_B),  w_A = exp(l_A - m),  w_B = exp(l_B - m)
     o = (w_A o_A + w_B o_B) / (w_A + w_B),   l = m + log(w_A + w_B)
 
-so the keys of a prompt are stored once, and every rollout of its group attends to them.
+so the keys of a prompt are stored once, and every rollout of its group attends to them. A soft cap
+changes each score before this, ``s`` to ``cap tanh(s / cap)``, so that sets merge as without one.
 
 A mask argument of None allows every key. The output of a query that sees no key is undefined.
 """
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.protocol import KV
 
 # Finite, so that a query without any key gets a weight of zero in the merge and not a NaN.
@@ -73,9 +75,10 @@ def _attend_block(
     segments,
     ends: Array | None,
     sight: Sight | None,
+    cap: float | None,
 ) -> tuple[Array, Array]:
     """:func:`attend_set` with all scores at once."""
-    scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
+    scores = soft_cap(jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32), cap)
     visible = _visible(last, key_mask, segments, ends, scores.shape[-1], sight)
     if visible is not None:
         scores = jnp.where(visible, scores, _MASKED)
@@ -97,6 +100,7 @@ def attend_set(
     segments: tuple[Array, Array] | None = None,
     ends: Array | None = None,
     sight: Sight | None = None,
+    cap: float | None = None,
     blocks: int | None = None,
 ) -> tuple[Array, Array]:
     """Softmax attention to one set of keys, with its log-sum-exp.
@@ -115,6 +119,7 @@ def attend_set(
         as in ``last``, which is then required.
       sight: The earliest keys that queries see: ``first`` broadcastable to ``[..., N]``, ``places``
         to ``[..., S]``.
+      cap: Soft cap of the scores, if any.
       blocks: Number of blocks of queries; None chooses it from the shapes.
 
     Returns:
@@ -130,7 +135,7 @@ def attend_set(
     else:
         blocks = min(blocks, count)
     if blocks == 1:
-        return _attend_block(query, kv, last, key_mask, segments, ends, sight)
+        return _attend_block(query, kv, last, key_mask, segments, ends, sight, cap)
     size = math.ceil(count / blocks)
 
     def split(x: Array, axis: int) -> Array:
@@ -151,7 +156,7 @@ def attend_set(
         rows, last, ids, first = inputs
         pair = None if ids is None else (ids, ids_of_keys)
         seen = None if sight is None else Sight(first, sight.places)
-        return _attend_block(rows, kv, last, key_mask, pair, ends, seen)
+        return _attend_block(rows, kv, last, key_mask, pair, ends, seen, cap)
 
     ids, ids_of_keys = (None, None) if segments is None else segments
     first = None if sight is None else sight.first
@@ -205,6 +210,7 @@ def plain_attention(
     prefix_mask,
     sight: Sight | None,
     scale: float | None,
+    cap: float | None,
 ) -> Array:
     """:func:`attend` by plain products, with the same arguments: the reference implementation."""
     P, G, T, heads, d = query.shape
@@ -235,11 +241,12 @@ def plain_attention(
         segments=segments,
         ends=ends,
         sight=in_row,
+        cap=cap,
     )
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
         shared, shared_lse = attend_set(
-            rows, prefix, key_mask=prefix_mask[:, None], sight=in_prefix
+            rows, prefix, key_mask=prefix_mask[:, None], sight=in_prefix, cap=cap
         )
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
@@ -317,6 +324,7 @@ def attend(
     prefix_mask: Array | None = None,
     sight: Sight | None = None,
     scale: float | None = None,
+    cap: float | None = None,
     implementation: str | None = None,
 ) -> Array:
     """Attention of the tokens of G rollouts to the keys of their row and of their prompt.
@@ -334,14 +342,16 @@ def attend(
       prefix_mask: bool ``[P, Lp]``.
       sight: The earliest keys that tokens see, of a layer with a window.
       scale: Multiplies the scores; None for ``d ** -0.5``.
-      implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
-        None uses cuDNN where the GPU and the shapes allow it, else ``"plain"``.
+      cap: Soft cap of the scores, ``cap tanh(score / cap)`` before the masks; None for none.
+      implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``,
+        which have no soft cap; None uses cuDNN where the GPU and the arguments allow it, else
+        ``"plain"``.
 
     Returns:
       ``[P, G, T, Hq, d]`` in the query's dtype.
 
     Raises:
-      ValueError: If ``implementation`` is unknown, or it does not support these shapes.
+      ValueError: If ``implementation`` is unknown, or it does not support these shapes or a cap.
     """
     if implementation is None:
         # cuDNN's for many tokens in half precision. While decoding, the cache would have to be
@@ -351,14 +361,19 @@ def attend(
         length = row_length + (0 if prefix is None else prefix.keys.shape[-1])
         half = query.dtype in (jnp.bfloat16, jnp.float16)
         takes = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
-        takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK
+        takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK and cap is None
         implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
         output = plain_attention(
-            query, kv, last, key_mask, segments, ends, prefix, prefix_mask, sight, scale
+            query, kv, last, key_mask, segments, ends, prefix, prefix_mask, sight, scale, cap
         )
     else:
+        if cap is not None:
+            raise ValueError(
+                f"attend: implementation {implementation!r} has no soft cap of scores; use 'plain' "
+                f"for the cap {cap:g}."
+            )
         output = fused_attention(
             query,
             kv,

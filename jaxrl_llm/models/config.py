@@ -22,6 +22,7 @@ class Family(NamedTuple):
       full_every: Without `layer_types`, every n-th layer has no window; None if flags decide.
       window_rope: Entry with the base of the rotary frequencies of layers with a window, which are
         then not scaled; None if these layers use the same frequencies as the others.
+      caps: Entries with soft caps that the class computes; see `CAPS`.
     """
 
     model_type: str
@@ -30,11 +31,24 @@ class Family(NamedTuple):
     windows: bool = False
     full_every: int | None = None
     window_rope: str | None = None
+    caps: tuple[str, ...] = ()
 
 
+# Entries with soft caps, and our fields. A null is no cap, also where the class has a default.
+CAPS = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"}
 _QWEN = {"max_position_embeddings": 32768}
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _OLMO_FIELDS = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"}
+_GEMMA = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+}
+_GEMMA_FIELDS = {"norm_placement": "both", "norm_offset": 1.0}
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}),
     "Qwen2ForCausalLM": Family("qwen2", _QWEN, {"attention_bias": True}, windows=True),
@@ -69,25 +83,34 @@ FAMILIES = {
         full_every=4,
         window_rope="rope_theta",
     ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        _GEMMA
+        | {
+            "max_position_embeddings": 8192,
+            "vocab_size": 256000,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        _GEMMA_FIELDS,
+        windows=True,
+        full_every=2,
+        caps=tuple(CAPS),
+    ),
     "Gemma3ForCausalLM": Family(
         "gemma3_text",
-        {
+        _GEMMA
+        | {
             "max_position_embeddings": 131072,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
-            "sliding_window": 4096,
-            "query_pre_attn_scalar": 256,
-            "tie_word_embeddings": True,
             "vocab_size": 262208,
         },
-        {"norm_placement": "both", "norm_offset": 1.0, "qk_norm": True},
+        _GEMMA_FIELDS | {"qk_norm": True},
         windows=True,
         full_every=6,
         window_rope="rope_local_base_freq",
+        caps=("final_logit_softcapping",),
     ),
 }
 ARCHITECTURES = {name: family.model_type for name, family in FAMILIES.items()}
@@ -128,7 +151,7 @@ _MOST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The configuration of a dense decoder, such as Llama, Qwen, Mistral, SmolLM3, OLMo or Gemma 3.
+    """The configuration of a dense decoder, such as Llama, Qwen, Mistral, SmolLM3, OLMo or Gemma.
 
     Args:
       architecture: One of `ARCHITECTURES`; only names the family, the fields below decide.
@@ -145,11 +168,14 @@ class ModelConfig:
       mlp_bias: gate, up and down have a bias.
       qk_norm: RMS norm of q and k before the rotary embedding (Qwen3).
       qk_norm_over: "head" for each head separately, or "projection" for all together (OLMo 2).
-      norm_placement: Norms "before" attention and MLP, "after" them (OLMo 2), or "both" (Gemma 3).
+      norm_placement: Norms "before" attention and MLP, "after" them (OLMo 2), or "both" (Gemma).
       norm_offset: Added to the scale of every norm: 1 in Gemma, whose scales are around 0.
       activation: Activation of the MLP, "silu" or "gelu_tanh".
       embedding_scale: Multiplies the embedding; `width ** 0.5` in Gemma.
       query_scale: Multiplies the attention scores; None for `head_dim ** -0.5`.
+      attention_cap: Soft cap of the attention scores (Gemma 2): `cap * tanh(score / cap)` before
+        mask and softmax. None for none.
+      logit_cap: Soft cap of the logits, before a temperature divides them (Gemma 2). None for none.
       layers: One `LayerKind` per layer, for windows and rotary embeddings of some layers; None if
         all layers are plain.
       dtype: The dtype of matrix products; norms and statistics are float32.
@@ -195,6 +221,8 @@ class ModelConfig:
     activation: str = "silu"
     embedding_scale: float = 1.0
     query_scale: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
     layers: tuple[LayerKind, ...] | None = None
     dtype: str = "float32"
     quantization: str | None = None
@@ -235,7 +263,8 @@ class ModelConfig:
         checks.check_option(name, "activation", self.activation, set(ACTIVATIONS.values()))
         checks.check_option(name, "qk_norm_over", self.qk_norm_over, ("head", "projection"))
         scales = {"embedding_scale": self.embedding_scale, "query_scale": self.query_scale}
-        checks.check_positive(name, **scales)
+        scales |= {"attention_cap": self.attention_cap, "logit_cap": self.logit_cap}
+        checks.check_positive(name, finite=True, **scales)
         if self.qk_norm_over != "head" and not self.qk_norm:
             raise ValueError("ModelConfig: `qk_norm_over` has no effect with `qk_norm` False")
         if self.layers is not None and len(self.layers) != self.num_layers:
@@ -303,8 +332,9 @@ class ModelConfig:
                 f"{', '.join(ARCHITECTURES | DENOISERS)}"
             )
         family = FAMILIES.get(name, FAMILIES["Qwen3ForCausalLM"])
-        # A null means what an absent entry does, but for the window of Mistral: none.
-        config = {k: x for k, x in config.items() if x is not None or k == "sliding_window"}
+        # A null means what an absent entry does, but for the window of Mistral and caps: none.
+        none = ("sliding_window", *CAPS)
+        config = {k: x for k, x in config.items() if x is not None or k in none}
         config = {**family.defaults, **config}
         _refuse_unsupported(config, family)
         width = _size(config, "hidden_size")
@@ -312,9 +342,12 @@ class ModelConfig:
         ropes = _rope_settings(config)
         max_length = _size(config, "max_position_embeddings")
         fields = dict(family.fields)
-        if family.model_type == "gemma3_text":
+        if "query_pre_attn_scalar" in family.defaults:
             scalar = _number(config, "query_pre_attn_scalar", 256.0)
             fields |= {"embedding_scale": width**0.5, "query_scale": scalar**-0.5}
+        for entry in family.caps:
+            if config.get(entry) is not None:
+                fields[CAPS[entry]] = _number(config, entry, 1.0)
         return cls(
             architecture=family.model_type,
             vocab_size=_size(config, "vocab_size"),
@@ -541,12 +574,9 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
             "ModelConfig.from_hf: `quantization_config` is not supported; take the "
             "unquantized weights or a GGUF file"
         )
-    for name in (
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "use_bidirectional_attention",
-    ):
-        if config.get(name):
+    for name in (*CAPS, "use_bidirectional_attention"):
+        if config.get(name) and name not in family.caps:
             raise ValueError(
-                f"ModelConfig.from_hf: `{name}` {config[name]!r} is not supported, only null"
+                f"ModelConfig.from_hf: `{name}` {config[name]!r} is not supported for "
+                f"{family.model_type!r}, only null"
             )

@@ -129,6 +129,7 @@ def context_attention(
     *,
     window: Window | None = None,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> tuple[Array, KV]:
     """Attention of this call's tokens to prefix, cache and each other.
 
@@ -141,6 +142,7 @@ def context_attention(
       layer: The layer whose prefix and cache are read.
       window: Window of the layer, if it has one.
       scale: Multiplies the scores; None for ``d ** -0.5``.
+      cap: Soft cap of the scores, if any.
 
     Returns:
       Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to return: the updated cache, or
@@ -165,6 +167,7 @@ def context_attention(
             key_mask=context.prompt_mask[:, None],
             sight=_sight(window, lambda x: x[:, :, :length]),
             scale=scale,
+            cap=cap,
         )
         after = attend(
             responses(query, -3),
@@ -177,6 +180,7 @@ def context_attention(
             prefix_mask=context.prompt_mask,
             sight=_sight(window, lambda x: responses(x, -1)),
             scale=scale,
+            cap=cap,
         )
         after = after.reshape(P, 1, G * T, *after.shape[3:])
         return jnp.concatenate([before, after], axis=2), new
@@ -206,6 +210,7 @@ def context_attention(
         prefix_mask=context.prefix_mask,
         sight=sight,
         scale=scale,
+        cap=cap,
     )
     return output, kv
 

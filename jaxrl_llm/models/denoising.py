@@ -37,13 +37,18 @@ def check_causal(function: str, model: Model, *, what: str = "the model") -> Non
 
 
 def mask_id_of(function: str, model: Model) -> int:
-    """The mask id of a model that denoises; ValueError for another."""
+    """The mask id of a denoising model; ValueError for another, or one with a cap of logits."""
     config = model.config
     if is_causal(model) or config.mask_id is None:
         lacks = "causal=False"
         if not is_causal(model):
             lacks = "a mask_id: `mask_token_id` of config.json, or a mask token of the tokenizer"
         raise ValueError(f"{function} needs a denoising model; the config lacks {lacks}.")
+    if model.logit_cap is not None:
+        raise ValueError(
+            f"{function}: samplers and likelihoods of a denoising model have no soft cap of "
+            f"logits; the model has logit_cap {model.logit_cap:g}."
+        )
     return config.mask_id
 
 

@@ -17,6 +17,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.config import (
     ACTIVATIONS,
     ARCHITECTURES,
+    CAPS,
     DENOISERS,
     DTYPES,
     FAMILIES,
@@ -178,6 +179,9 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     if config.mlp_bias:
         values["mlp_bias"] = True
     values |= _of_layers(config, values["rope_parameters"])
+    values |= {
+        name: getattr(config, CAPS[name]) for name in FAMILIES[classes[config.architecture]].caps
+    }
     if config.query_scale is not None:
         values["query_pre_attn_scalar"] = round(config.query_scale**-2)
     if config.activation != "silu":
@@ -212,7 +216,7 @@ def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
     window = max((kind.window for kind in kinds if kind.window is not None), default=None)
     # A layer of a family may be one with a window that is as long as the context.
     values["sliding_window"] = config.max_length if window is None and any(local) else window
-    if family.full_every is None or family.window_rope is not None:
+    if family.model_type != "mistral":
         names = ["sliding_attention" if x else "full_attention" for x in local]
         values |= {"layer_types": names, "use_sliding_window": window is not None}
     if family.model_type == "smollm3":

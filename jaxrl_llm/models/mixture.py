@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
 
@@ -102,13 +103,14 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
     def logits(params: ArrayTree, hidden: Array) -> Array:
         matrices = first.output_matrix(params["first"]), second.output_matrix(params["second"])
         width = matrices[0].shape[-1]
-        log_probs = [
-            jax.nn.log_softmax(
-                jnp.einsum("...d,vd->...v", x, matrix, preferred_element_type=jnp.float32)
-            )
-            for x, matrix in zip((hidden[..., :width], hidden[..., width:]), matrices, strict=True)
-        ]
-        return jnp.logaddexp(log_probs[0] + math.log1p(-weight), log_probs[1] + math.log(weight))
+
+        def log_probs(x: Array, matrix: Array, cap: float | None) -> Array:
+            raw = jnp.einsum("...d,vd->...v", x, matrix, preferred_element_type=jnp.float32)
+            return jax.nn.log_softmax(soft_cap(raw, cap))
+
+        of_first = log_probs(hidden[..., :width], matrices[0], first.logit_cap)
+        of_second = log_probs(hidden[..., width:], matrices[1], second.logit_cap)
+        return jnp.logaddexp(of_first + math.log1p(-weight), of_second + math.log(weight))
 
     def output_matrix(params: ArrayTree) -> Array:
         raise ValueError(

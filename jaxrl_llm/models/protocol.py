@@ -87,7 +87,8 @@ class Model(NamedTuple):
         kv)`` with ``tokens`` and ``positions`` int32 ``[P, G, T]`` and ``hidden`` ``[P, G, T, D]``
         after the last norm. ``kv`` holds one :class:`KV` per layer: the updated cache if there was
         one, else the keys and values of this call.
-      output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
+      output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``, with
+        the soft cap of ``logit_cap``, if any.
       reads_segments: Whether ``apply`` separates the segments of a context. If not, responses are
         never packed.
       reads_trees: Whether ``apply`` reads the ends of a context. If not, responses never share
@@ -106,6 +107,8 @@ class Model(NamedTuple):
       logits: ``logits(params, hidden) -> float32 [..., V]``, of a model that only samples and whose
         logits are no product with one matrix (:func:`~jaxrl_llm.models.mix_models`); None for
         ``hidden @ matrix.T``.
+      logit_cap: Soft cap of the logits, as in Gemma 2: they are ``cap tanh(hidden @ matrix.T /
+        cap)``, which a temperature then divides. None for logits without a cap.
     """
 
     config: Any
@@ -119,6 +122,7 @@ class Model(NamedTuple):
     values: Callable[[ArrayTree, Array], Array] | None = None
     velocity: Callable[..., Array] | None = None
     logits: Callable[[ArrayTree, Array], Array] | None = None
+    logit_cap: float | None = None
 
 
 def prefill(

@@ -97,7 +97,7 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(sizes[0], c) if c.qk_norm else None
         self.k_norm = RMSNorm(sizes[1], c) if c.qk_norm else None
         self.head_dim, self.window = c.head_dim, kind.window
-        self.scale = c.query_scale
+        self.scale, self.cap = c.query_scale, c.attention_cap
 
     def __call__(self, x: Array, rotary, positions, context, layer: int, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
@@ -119,7 +119,9 @@ class Attention(nnx.Module):
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         new = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
         window = None if self.window is None else Window(self.window, positions)
-        output, kv = context_attention(query, new, context, layer, window=window, scale=self.scale)
+        output, kv = context_attention(
+            query, new, context, layer, window=window, scale=self.scale, cap=self.cap
+        )
         output = output.reshape(*output.shape[:-2], -1)
         return self.o(output, delta_of(delta, "o")), kv
 
@@ -308,6 +310,7 @@ def make_model(config: ModelConfig) -> Model:
         reads_segments=config.causal,
         reads_trees=config.causal,
         takes_prompts=config.causal,
+        logit_cap=config.logit_cap,
     )
 
 

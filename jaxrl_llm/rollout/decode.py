@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
 from jaxrl_llm.rollout.slots import (
     Slots,
@@ -307,6 +308,7 @@ def decode(
             logits = jnp.einsum(
                 "rwd,vd->rwv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32
             )
+            logits = soft_cap(logits, model.logit_cap)
         place = length + slots.requests.skipped - prompt_tokens
         drawn = draw(logits, uniform(keys, place), slots)
         drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape))

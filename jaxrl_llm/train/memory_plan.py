@@ -851,8 +851,9 @@ def activation_bytes(
 
     numbers. "full" stores the input, and the prompt's keys and values, since prompts go through the
     layers first; "dots" also stores the matrix products; "none" stores everything. While the
-    backward pass recomputes a layer, all numbers of that layer exist. An adapter adds ``2 N M``,
-    for its additions to the hidden units. The last norm stores ``P G T D`` once.
+    backward pass recomputes a layer, all numbers of that layer exist. A soft cap of attention
+    scores adds ``H S``. An adapter adds ``2 N M``, for its additions to the hidden units. The last
+    norm stores ``P G T D`` once.
 
     Args:
       config: A ``ModelConfig``.
@@ -883,7 +884,8 @@ def activation_bytes(
     every += queries + keys if getattr(c, "qk_norm", False) else 0
     every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
     every += 2 * hidden if adapter else 0
-    layer = itemsize * tokens * every + 4 * 2 * heads * pairs
+    scores = 2 if getattr(c, "attention_cap", None) is None else 3
+    layer = itemsize * tokens * every + 4 * scores * heads * pairs
     ends = itemsize * P * G * T * width
     if remat == "none":
         return c.num_layers * layer + ends

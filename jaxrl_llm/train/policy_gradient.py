@@ -239,7 +239,8 @@ def make_step(
             other = None if teacher is None else teacher._replace(params=weights)
             of_teacher, known = teacher_of(recipe, scorer, state, other)
             matrix = jax.lax.stop_gradient(of_teacher.model.output_matrix(known))
-            trained = dataclasses.replace(scorer, teacher_matrix=matrix)  # a constant of the step
+            cap = of_teacher.model.logit_cap  # matrix and cap are constants of the step
+            trained = dataclasses.replace(scorer, teacher_matrix=matrix, teacher_logit_cap=cap)
         sampled = batch.mask & batch.where[..., None]
         of_model: dict[str, Array] = {}
         if recipe.prm is not None and critic_optimizer is not None:
@@ -833,7 +834,8 @@ def make_gradients(
         trained = scorer
         if teacher is not None and recipe.reads_teacher_logits:
             matrix = jax.lax.stop_gradient(teacher.model.output_matrix(weights))
-            trained = dataclasses.replace(scorer, teacher_matrix=matrix)
+            cap = teacher.model.logit_cap
+            trained = dataclasses.replace(scorer, teacher_matrix=matrix, teacher_logit_cap=cap)
         return _policy_gradients(trained, recipe, base, params, batch, microbatches)
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))

@@ -237,8 +237,9 @@ class Scorer:
     chunk_size: int | None = None
     remat: str = "none"
     shared_prefix_len: int = 0
-    # The output matrix of a teacher, for statistics that read its logits; traced in a step.
+    # Output matrix and cap of a teacher, for statistics that read its logits; traced in a step.
     teacher_matrix: Array | None = None
+    teacher_logit_cap: float | None = None
 
     def __call__(
         self,
@@ -262,6 +263,8 @@ class Scorer:
         if self.model.values is not None:
             values = self.values(params, batch)[..., 0]
             return Scores(values, jnp.zeros_like(values), {})
+        if "hidden_sq" in of_hidden:
+            _check_linear_logits(self.model, "hidden_sq")
         hidden = self._hidden(params, batch)
         scores = self._of_hidden(params, hidden, batch, statistics or {}, batch.packing)
         if "hidden_sq" in of_hidden:
@@ -388,7 +391,11 @@ class Scorer:
 
         Returns:
           The rule's values ``[P, G, T, ...]``, and its sums over the batch.
+
+        Raises:
+          ValueError: If the model caps its logits, whose gradient no rule computes.
         """
+        _check_linear_logits(self.model, "the effect of an optimizer step")
         hidden = unpack(batch.packing, self._hidden(params, batch), batch.mask)
         tokens = _in_vocabulary(self.model, batch.tokens)
         arrays = (hidden, tokens, batch.mask, advantages, batch.support)
@@ -409,7 +416,7 @@ class Scorer:
 
             def chunk(total, arrays):
                 h, targets, mask, values, support = arrays
-                logits = scaled_logits(h, matrix, temperature)
+                logits = scaled_logits(h, matrix, temperature, None)
                 if support is not None:
                     logits = jnp.where(keep_mask(support, len(matrix)), logits, -jnp.inf)
                 logits = jnp.where(mask[:, None], logits, 0.0)
@@ -461,6 +468,7 @@ class Scorer:
             self.model.output_matrix(params),
             tokens,
             temperature=self.temperature,
+            logit_cap=self.model.logit_cap,
             mask=packed_mask,
             support=support,
             **self._chunks,
@@ -500,10 +508,12 @@ class Scorer:
                 matrix,
                 tokens,
                 temperature=temperature,
+                logit_cap=self.model.logit_cap,
                 mask=mask,
                 rows=rows,
                 support=support,
                 teacher=teacher,
+                teacher_logit_cap=self.teacher_logit_cap if taught else None,
                 **self._chunks,
             )
 
@@ -517,6 +527,15 @@ class Scorer:
     @property
     def _chunks(self) -> dict[str, int]:
         return {} if self.chunk_size is None else {"chunk_size": self.chunk_size}
+
+
+def _check_linear_logits(model: Model, what: str) -> None:
+    """Raises ValueError for a model whose logits are not linear in its last hidden states."""
+    if model.logit_cap is not None:
+        raise ValueError(
+            f"score: {what} is computed for logits that are linear in the last hidden state; the "
+            f"model has a soft cap of logits, logit_cap {model.logit_cap:g}."
+        )
 
 
 def _in_vocabulary(model: Model, tokens: Array) -> Array:

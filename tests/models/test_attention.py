@@ -43,9 +43,10 @@ def test_merging_is_commutative_associative_and_ignores_an_empty_set():
     assert all(np.isfinite(x).all() for x in merge_attention(*empty, *empty))
 
 
-def _numpy_attention(q, keys, values, visible):
+def _numpy_attention(q, keys, values, cap):
     """One query ``[d]`` over keys and values ``[S, d]``, float64."""
-    scores = np.where(visible, keys @ q * len(q) ** -0.5, -np.inf)
+    scores = np.float64(keys @ q * len(q) ** -0.5)
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
     weights = np.exp(scores - scores.max())
     return weights @ values / weights.sum()
 
@@ -56,17 +57,18 @@ def _layout(keys, values):
 
 
 @pytest.mark.parametrize(
-    ("where", "per_row_index"),
+    ("where", "per_row_index", "cap"),
     [
-        ("kv", False),
-        ("prefix", False),
-        ("cache", False),
-        ("cache", True),
-        ("prefix and cache", False),
-        ("prefix and cache", True),
+        ("kv", False, None),
+        ("prefix", False, None),
+        ("prefix", False, 0.7),
+        ("cache", False, None),
+        ("cache", True, None),
+        ("prefix and cache", False, None),
+        ("prefix and cache", True, 0.7),
     ],
 )
-def test_every_context_equals_one_joint_attention(where, per_row_index):
+def test_every_context_equals_one_joint_attention(where, per_row_index, cap):
     P, G, T, H, Hk, d, Lp, C = 2, 3, 2, 4, 2, 4, 5, 6
     rng = np.random.default_rng(0)
 
@@ -84,7 +86,7 @@ def test_every_context_equals_one_joint_attention(where, per_row_index):
         context = context._replace(prefix=(_layout(pre_k, pre_v),), prefix_mask=prefix_mask)
     if "cache" in where:
         context = context._replace(cache=(_layout(past_k, past_v),), index=jnp.asarray(index))
-    output, kv = context_attention(q, _layout(k, v), context, 0)
+    output, kv = context_attention(q, _layout(k, v), context, 0, cap=cap)
 
     for p, g, t, h in np.ndindex(P, G, T, H):
         keys, values, hk = [k[p, g, : t + 1]], [v[p, g, : t + 1]], h // (H // Hk)
@@ -95,7 +97,7 @@ def test_every_context_equals_one_joint_attention(where, per_row_index):
             keys = [pre_k[p][prefix_mask[p]], *keys]
             values = [pre_v[p][prefix_mask[p]], *values]
         keys, values = np.concatenate(keys)[:, hk], np.concatenate(values)[:, hk]
-        expected = _numpy_attention(q[p, g, t, h], keys, values, np.ones(len(keys), bool))
+        expected = _numpy_attention(q[p, g, t, h], keys, values, cap)
         np.testing.assert_allclose(output[p, g, t, h], expected, rtol=2e-5, atol=2e-6)
     if "cache" in where:
         i = int(index[0, 2]) if per_row_index else int(index)
@@ -213,6 +215,22 @@ def test_an_unknown_form_is_named():
     arrays, fixed = _arguments(1, 2, (2, 2), prefix=False, cache=False)
     with pytest.raises(ValueError, match="attend: implementation must be one of 'plain', 'xla'"):
         attend(**arrays, **fixed, implementation="flash")
+    for form in ("xla", "cudnn"):
+        with pytest.raises(ValueError, match=f"'{form}' has no soft cap of scores; use 'plain'"):
+            attend(**arrays, **fixed, cap=5.0, implementation=form)
+
+
+def test_a_cap_in_worked_numbers():
+    """Scores 3 and 0 with a cap of 2: 2 tanh(1.5) = 1.810297 and 0, and a weight of 0.859398."""
+    kv = KV(jnp.array([[3.0, 0.0]]), jnp.array([[1.0], [0.0]]))
+
+    def output(query):
+        return attend_set(query, kv, cap=2.0)[0][0, 0]
+
+    value, slope = jax.value_and_grad(output)(jnp.ones((1, 1)))
+    np.testing.assert_allclose(value, 0.859398, rtol=1e-5)
+    # weight (1 - weight) (1 - tanh(1.5)^2) 3
+    np.testing.assert_allclose(slope[0, 0], 0.0655061, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -234,11 +252,13 @@ def test_the_kernel_is_known_by_the_device(capability, found, monkeypatch):
         ({"dtype": jnp.bfloat16, "T": 3}, "plain"),
         ({"dtype": jnp.bfloat16, "cache": True}, "plain"),
         ({"dtype": jnp.bfloat16, "most": 150}, "plain"),
+        ({"dtype": jnp.bfloat16, "cap": 5.0}, "plain"),
     ],
 )
 def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
     options = {"G": 2, "T": 4, "heads": (4, 2), "prefix": True, "cache": False} | options
     monkeypatch.setattr(attention, "_LARGEST_MASK", options.pop("most", 160))
+    cap = options.pop("cap", None)
     arrays, fixed = _arguments(**options)
     used = []
 
@@ -248,12 +268,13 @@ def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
     monkeypatch.setattr(attention, "has_cudnn", lambda: True)
-    output = jax.eval_shape(lambda: attend(**arrays, **fixed))
+    output = jax.eval_shape(lambda: attend(**arrays, **fixed, cap=cap))
     assert (output.shape, output.dtype) == (arrays["query"].shape, options["dtype"])
     assert used == (["cudnn"] if form == "cudnn" else [])
 
 
-def test_blocks_of_queries_change_nothing():
+@pytest.mark.parametrize("cap", [None, 0.8])
+def test_blocks_of_queries_change_nothing(cap):
     rng = np.random.default_rng(0)
     query = jnp.asarray(rng.normal(size=(2, 3, 10, 4)), jnp.float32)
     kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 4, 7), (2, 3, 7, 4))))
@@ -263,7 +284,7 @@ def test_blocks_of_queries_change_nothing():
 
     def compute(blocks):
         def loss(query, kv):
-            output, lse = attend_set(query, kv, **fixed, blocks=blocks)
+            output, lse = attend_set(query, kv, **fixed, cap=cap, blocks=blocks)
             return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.cos(lse)), (output, lse)
 
         return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(query, kv)

@@ -146,6 +146,12 @@ def test_yarn_settings(changes, expected):
     assert replace(scaling, attention_factor=1.0) == plain
 
 
+GEMMA2, GEMMA3 = (
+    {"architectures": [f"Gemma{i}ForCausalLM"], "hidden_act": None, "head_dim": None}
+    for i in (2, 3)
+)
+
+
 def test_linear_rope():
     rope = {"rope_type": "linear", "factor": 8.0}
     assert ModelConfig.from_hf(changed(rope_scaling=rope)).rope_scaling == LinearScaling(factor=8.0)
@@ -161,7 +167,9 @@ def test_linear_rope():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping.*'llama'"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping.*'gemma3_text'"),
+        (GEMMA2 | {"attn_logit_softcapping": 0}, "attn_logit_softcapping.*positive number"),
         ({"layer_types": ["sliding_attention"] * 30, "sliding_window": 9}, "no sliding windows"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -221,6 +229,19 @@ def test_what_classes_fill_in_for_layers():
     assert gemma.layers[5:7] == (LayerKind(), LayerKind(window=64, rope_theta=1e4))
     assert (gemma.activation, gemma.rope_theta, gemma.query_scale) == ("gelu_tanh", 1e6, 1 / 16)
     assert (gemma.embedding_scale, gemma.norm_offset, gemma.head_dim) == (24.0, 1.0, 256)
+    assert gemma.logit_cap is None
+    assert read("Gemma3", **GEMMA3 | {"final_logit_softcapping": 20.0}).logit_cap == 20.0
+    gemma = read("Gemma2", **GEMMA2 | {"query_pre_attn_scalar": 144})
+    assert gemma.layers[:3] == (LayerKind(window=4096), LayerKind(), LayerKind(window=4096))
+    assert (gemma.query_scale, gemma.embedding_scale, gemma.norm_placement) == (
+        1 / 12,
+        24.0,
+        "both",
+    )
+    assert (gemma.attention_cap, gemma.logit_cap, gemma.qk_norm) == (50.0, 30.0, False)
+    uncapped = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    gemma = read("Gemma2", **GEMMA2 | uncapped)
+    assert (gemma.attention_cap, gemma.logit_cap) == (None, None)
 
 
 SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_max_length=8)
@@ -233,6 +254,8 @@ SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_
         (lambda: replace(GOOD, architecture="gpt2"), ValueError, "architecture"),
         (lambda: replace(GOOD, dtype="int8"), ValueError, "dtype"),
         (lambda: replace(GOOD, width=0), ValueError, "width"),
+        (lambda: replace(GOOD, attention_cap=0.0), ValueError, "attention_cap must be above 0"),
+        (lambda: replace(GOOD, logit_cap=-1.0), ValueError, "logit_cap must be above 0"),
         (lambda: replace(SCALING, low_freq_factor=4), ValueError, "high_freq_factor"),
         (lambda: replace(SCALING, factor=0), ValueError, "factor"),
         (lambda: replace(GOOD, layers=(LayerKind(),)), ValueError, "one entry for each"),

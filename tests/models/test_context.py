@@ -26,7 +26,7 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     query_of_prompts, query = draw(5, P, 1, LENGTH, heads, d), draw(6, P, G, T, heads, d)
 
     def apart(query, kv, mask, **parts):
-        return context_attention(query, kv, AttentionContext(mask, **parts), 0)[0]
+        return context_attention(query, kv, AttentionContext(mask, **parts), 0, cap=0.7)[0]
 
     before = apart(query_of_prompts, KV(*(x[:, None] for x in prompts)), kept[:, None])
     after = apart(query, own, mask, prefix=(prompts,), prefix_mask=kept, segments=segments)
@@ -40,7 +40,7 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     )
     queries = jnp.concatenate([query_of_prompts, query.reshape(P, 1, G * T, heads, d)], axis=2)
     context = AttentionContext(mask, prefix_mask=kept, segments=segments)
-    got, kv = context_attention(queries, rows, context, 0)
+    got, kv = context_attention(queries, rows, context, 0, cap=0.7)
     np.testing.assert_allclose(got, want, atol=1e-6)
     assert kv is rows
 

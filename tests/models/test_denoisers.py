@@ -106,6 +106,9 @@ def test_blocks_decode_against_the_cache_of_those_before():
 
 
 def test_what_a_denoiser_refuses():
+    model, _ = jr.testing.tiny_model(num_layers=1, causal=False, mask_id=0, logit_cap=30.0)
+    with pytest.raises(ValueError, match="have no soft cap of logits; the model has logit_cap 30"):
+        jr.models.denoise(model, {}, *(jnp.ones((1, 1), bool),) * 2, jnp.ones((1, 1, 1), int))
     model, params = tiny()
     assert not (model.takes_prompts or model.reads_segments or model.reads_trees)
     tokens = jnp.ones((1, 1, 4), int)

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxrl_llm.models import (
+    LayerKind,
     LinearScaling,
     RopeScaling,
     YarnScaling,
@@ -43,6 +44,16 @@ SHAPES = {
         ),
     },
     "linear": {"rope_scaling": LinearScaling(factor=4.0)},
+    "one_cap": {
+        "architecture": "gemma2",
+        "layers": (LayerKind(), LayerKind(window=9)),
+        "norm_placement": "both",
+        "norm_offset": 1.0,
+        "activation": "gelu_tanh",
+        "embedding_scale": 32**0.5,
+        "query_scale": 24**-0.5,
+        "attention_cap": 20.0,
+    },
     "yarn": {
         "rope_scaling": YarnScaling(
             factor=4.0, original_max_length=64, attention_factor=1.1, truncate=False
@@ -200,6 +211,8 @@ def test_what_is_not_the_model_is_refused(tmp_path):
         ({"qk_norm": True}, "no llama model with qk_norm True, only with False"),
         ({"architecture": "qwen3", "qk_norm": False}, "no qwen3 model with qk_norm False"),
         ({"attention_bias": True}, "transformers has no such model: .*attention_bias"),
+        ({"attention_cap": 50.0}, "no llama model with attention_cap 50.0, only with None"),
+        ({"logit_cap": 30.0}, "no llama model with logit_cap 30.0, only with None"),
     ],
 )
 def test_a_shape_that_transformers_cannot_compute_is_refused(changes, message):

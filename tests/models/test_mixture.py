@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.testing import tiny_model
 
 WEIGHT = 0.2
@@ -18,7 +19,7 @@ def full_logits(model, params, row):
     context = jr.models.AttentionContext(jnp.ones((1, 1, len(row)), bool))
     positions = jnp.arange(len(row))[None, None]
     hidden, _ = model.apply(params, row[None, None], positions, context)
-    return hidden[0, 0] @ model.output_matrix(params).T
+    return soft_cap(hidden[0, 0] @ model.output_matrix(params).T, model.logit_cap)
 
 
 def log_probs(model, params, row):
@@ -30,7 +31,7 @@ def log_probs(model, params, row):
 @pytest.fixture(scope="module")
 def pair():
     first, params = tiny_model(num_layers=1)
-    second, others = tiny_model(seed=7, width=48)
+    second, others = tiny_model(seed=7, width=48, logit_cap=1.0)
     model = jr.models.mix_models(first, second, weight=WEIGHT)
     return first, second, model, {"first": params, "second": others}
 

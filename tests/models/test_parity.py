@@ -1,5 +1,7 @@
 """Logits equal those of transformers, for every family, from golden data."""
 
+import dataclasses
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -9,16 +11,21 @@ import optax
 import pytest
 from safetensors.numpy import load_file
 
+from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.logprobs import token_logprobs
 from jaxrl_llm.models.loading import load_model
+from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora
 from jaxrl_llm.models.protocol import AttentionContext, prefill
+from jaxrl_llm.models.transformer import make_model
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.score import score
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 BEFORE = ("llama", "llama3", "llama_mlp_bias", "qwen2", "qwen3", "smollm2")
 # Here sampler and gradient are compared too.
 NEW = (
+    "gemma2",
     "gemma3",
     "llama_linear",
     "mistral",
@@ -38,7 +45,7 @@ def logits_of(model, params, tokens):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
         context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
         hidden, _ = model.apply(params, tokens, positions, context)
-        return hidden @ model.output_matrix(params).T
+        return soft_cap(hidden @ model.output_matrix(params).T, model.logit_cap)
 
     return np.asarray(forward(params, tokens[:, None, :]))[:, 0]
 
@@ -83,7 +90,8 @@ def test_gradient_norm_equals_torch(name):
         context = AttentionContext(jnp.ones(inputs.shape, bool), prefix, prompt_mask)
         hidden, _ = model.apply(params, inputs, positions, context, remat="full")
         matrix = model.output_matrix(params)
-        return -jnp.mean(token_logprobs(hidden, matrix, tokens[:, None, 17:])[0])
+        targets = tokens[:, None, 17:]
+        return -jnp.mean(token_logprobs(hidden, matrix, targets, logit_cap=model.logit_cap)[0])
 
     with jax.default_matmul_precision("highest"):
         grads = jax.jit(jax.grad(loss))(params)
@@ -91,8 +99,9 @@ def test_gradient_norm_equals_torch(name):
     np.testing.assert_allclose(norm, expected["grad_norm"], rtol=1e-3)
 
 
-# Biases; norms around each block and of each head; norms of all heads at once; layers without rope.
-@pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma3", "olmo2", "smollm3"])
+# Biases; soft caps; norms around each block and of each head; norms of all heads at once; layers
+# without rope.
+@pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma2", "gemma3", "olmo2", "smollm3"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
     mesh = make_mesh(data=-1, fsdp=2, tensor=tensor)
@@ -105,14 +114,33 @@ def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=1e-4)
 
 
-def test_rope_scaling_shows_in_the_golden_data():
-    """Without the Llama 3 stretching the logits are far off: the data can tell."""
-    import dataclasses
-
-    from jaxrl_llm.models.transformer import make_model
-
-    model, params = load_model(GOLDEN / "llama3")
-    plain = make_model(dataclasses.replace(model.config, rope_scaling=None))
-    expected = load_file(GOLDEN / "llama3" / "expected.safetensors")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("llama3", "rope_scaling"), ("gemma2", "attention_cap"), ("gemma2", "logit_cap")],
+)
+def test_a_part_shows_in_the_golden_data(name, part):
+    """Without it the logits are far off: the data can tell."""
+    model, params = load_model(GOLDEN / name)
+    plain = make_model(dataclasses.replace(model.config, **{part: None}))
+    expected = load_file(GOLDEN / name / "expected.safetensors")
     logits = logits_of(plain, params, expected["tokens"])
     assert np.abs(logits - expected["logits"]).max() > 0.1
+
+
+def test_capped_logits_are_those_of_sampler_and_training():
+    """At a temperature, which divides what is capped, and with an adapter."""
+    model, params = load_model(GOLDEN / "gemma2")
+    config = LoRAConfig(rank=2)
+    adapter = jax.tree.map(lambda x: x + 0.05, init_lora(params, config))
+    policy, adapted = adapted_model(model, config), Adapted(params, adapter)
+    prompts = np.arange(24, dtype=np.int32).reshape(2, 12)
+    sample = make_sampler(policy, max_new_tokens=6, group_size=2, temperature=0.7)
+    rollout = sample(adapted, jax.random.key(0), prompts.tolist())
+    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    logp, _ = jax.jit(partial(score, policy, temperature=0.7))(adapted, *fields)
+    np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
+    # One row a rollout, without a prefix or a cache, and all logits at once.
+    rows = np.concatenate([np.repeat(prompts, 2, 0), np.asarray(rollout.tokens).reshape(4, 6)], 1)
+    log_probs = jax.nn.log_softmax(logits_of(policy, adapted, rows)[:, 11:-1] / 0.7)
+    want = np.take_along_axis(np.asarray(log_probs), rows[:, 12:, None], -1).reshape(2, 2, 6)
+    np.testing.assert_allclose(logp, want, atol=2e-5)

@@ -27,6 +27,8 @@ from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
             "activation": "gelu_tanh",
             "embedding_scale": 3.0,
             "query_scale": 0.5,
+            "attention_cap": 1.0,
+            "logit_cap": 3.0,
         },
     ],
     ids=["llama", "qwen2", "qwen3 in bfloat16", "int8", "all parts"],

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.data import Cursor, Prompt, PromptSet
 from jaxrl_llm.data.questions import Question
@@ -106,7 +107,8 @@ def log_probs(model, params, batch):
         row = jnp.concatenate([batch.prompt_tokens[p], batch.tokens[p, g]])
         context = jr.models.AttentionContext(jnp.ones((1, 1, len(row)), bool))
         hidden, _ = model.apply(params, row[None, None], jnp.arange(len(row))[None, None], context)
-        logits = np.asarray(hidden[0, 0] @ model.output_matrix(params).T, np.float64)
+        logits = soft_cap(hidden[0, 0] @ model.output_matrix(params).T, model.logit_cap)
+        logits = np.asarray(logits, np.float64)
         logits = logits[batch.prompt_tokens.shape[1] - 1 : -1]
         out[p, g] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return out
@@ -179,9 +181,18 @@ def test_the_loop_trains_minillm_in_slots_as_well(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("beta", "top"), [(0.0, None), (0.3, None), (1.0, None), (0.5, 3)])
-def test_the_loss_of_a_step_is_the_divergence_of_the_two_models(beta, top):
+@pytest.mark.parametrize(
+    ("beta", "top", "caps"),
+    [
+        (0.0, None, (None, None)),
+        (0.3, None, (2.0, 1.0)),
+        (1.0, None, (None, None)),
+        (0.5, 3, (None, None)),
+    ],
+)
+def test_the_loss_of_a_step_is_the_divergence_of_the_two_models(beta, top, caps):
     (model, params, _), (other, theirs, _) = student(), teacher()
+    model, other = model._replace(logit_cap=caps[0]), other._replace(logit_cap=caps[1])
     batch, optimizer = batch_of(), optax.sgd(0.1)
     recipe = jr.recipes.gkd(beta=beta, top=top)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))

@@ -135,6 +135,8 @@ def test_activations_by_hand():
     assert activation_bytes(config, batch, remat="none") == none + ends
     beside = activation_bytes(config, batch, remat="none", adapter=True)
     assert beside - none - ends == 4 * tokens * 2 * 64
+    capped = dataclasses.replace(config, attention_cap=50.0)
+    assert activation_bytes(capped, batch, remat="none") == none + ends + 4 * 4 * pairs
     full = 4 * (tokens * 32 + 2 * 2 * 5 * 16)
     assert activation_bytes(config, batch, remat="full") == full + none + ends
     with pytest.raises(ValueError, match="activation_bytes: remat"):

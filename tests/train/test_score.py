@@ -50,6 +50,14 @@ def forward(model, params, row):
 _forward = jax.jit(lambda apply, *args: apply(*args)[0], static_argnums=0)
 
 
+def test_what_assumes_logits_without_a_cap_is_refused():
+    scorer = Scorer(tiny_model(num_layers=1, logit_cap=30.0)[0])
+    with pytest.raises(ValueError, match="hidden_sq is computed for logits .* logit_cap 30"):
+        scorer({}, None, of_hidden=("hidden_sq",))
+    with pytest.raises(ValueError, match="the effect of an optimizer step is computed for logits"):
+        scorer.step_effects({}, None, None, {}, advantages=None, rate=None)
+
+
 def test_an_answer_is_read_where_the_next_turn_begins():
     model, params = tiny_model()
     batch, rng = make_batch(), np.random.default_rng(5)

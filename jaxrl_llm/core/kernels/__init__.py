@@ -1,1 +1,1 @@
-"""Array programs written for the compiler: products, blocks of the vocabulary, barriers."""
+"""Array programs written for the compiler: products, blocks of the vocabulary, caps, barriers."""

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.products import sum_over_rows
+from jaxrl_llm.core.kernels.soft_cap import soft_cap, soft_cap_slope
 from jaxrl_llm.core.support import Support
 
 # Where a running maximum starts: finite, so that the difference of two maxima is not NaN.
@@ -88,12 +89,12 @@ class _Blocks:
         return allowed | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all words
 
 
-def scaled_logits(hidden: Array, rows: Array, temperature: Array) -> Array:
-    """``hidden rows^T / temperature``, in the dtype of the temperature."""
+def scaled_logits(hidden: Array, rows: Array, temperature: Array, cap: float | None) -> Array:
+    """``soft_cap(hidden rows^T, cap) / temperature``, in the dtype of the temperature."""
     product = jax.lax.dot_general(
         hidden, rows, (((1,), (1,)), ((), ())), preferred_element_type=temperature.dtype
     )
-    return product / temperature
+    return soft_cap(product, cap) / temperature
 
 
 def log_normalizer(logits: Array) -> tuple[Array, Array]:
@@ -113,8 +114,8 @@ def log_normalizer(logits: Array) -> tuple[Array, Array]:
     return top, jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size, cap):
     """Logp and entropy of targets ``[N]`` for states ``[N, D]``; see ``logprobs.token_logprobs``.
 
     Args:
@@ -125,11 +126,12 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
       temperature: ``[]`` in the dtype of the results.
       chunk_size: Memory bound: the logits of at most this many tokens exist at once; see
         :func:`block_words`.
+      cap: Soft cap of the logits before the temperature divides them, or None.
 
     Returns:
       ``(logp, entropy)``, each ``[N]``; logp of a target outside the vocabulary is NaN.
     """
-    return _forward(hidden, matrix, targets, support, temperature, chunk_size)[0]
+    return _forward(hidden, matrix, targets, support, temperature, chunk_size, cap)[0]
 
 
 def _merged(top, total, mean, higher):
@@ -139,13 +141,13 @@ def _merged(top, total, mean, higher):
     return shrink * total, shrink * (mean + moved * total)
 
 
-def _forward(hidden, matrix, targets, support, temperature, chunk_size):
+def _forward(hidden, matrix, targets, support, temperature, chunk_size, cap):
     tokens = len(hidden)
     blocks = _Blocks(matrix, tokens, chunk_size)
 
     def block(carry, first, width):
         top, total, mean, chosen = carry
-        logits, allowed = scaled_logits(hidden, blocks.rows(first, width), temperature), True
+        logits, allowed = scaled_logits(hidden, blocks.rows(first, width), temperature, cap), True
         if support is not None:
             allowed = blocks.allowed(support, first, width)
             logits = jnp.where(allowed, logits, -jnp.inf)
@@ -177,7 +179,7 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
     return ((chosen - top) - log_total, entropy), saved
 
 
-def _backward(chunk_size, saved, cotangents):
+def _backward(chunk_size, cap, saved, cotangents):
     hidden, matrix, targets, support, temperature, *statistics = saved
     top, log_total, entropy, d_logp, d_entropy = (x[:, None] for x in (*statistics, *cotangents))
     blocks = _Blocks(matrix, len(hidden), chunk_size)
@@ -185,13 +187,16 @@ def _backward(chunk_size, saved, cotangents):
     def block(carry, first, width):
         d_hidden, d_matrix = carry
         rows = blocks.rows(first, width)
-        log_p = (scaled_logits(hidden, rows, temperature) - top) - log_total
+        logits = scaled_logits(hidden, rows, temperature, cap)
+        log_p = (logits - top) - log_total
         column = blocks.columns(targets, first, width)
         chosen = jnp.arange(blocks.stripes * width) == column[:, None]
         d_logits = jnp.where(chosen, d_logp, 0.0)
         d_logits -= jnp.exp(log_p) * (d_logp + d_entropy * (log_p + entropy))
         if support is not None:
             d_logits = jnp.where(blocks.allowed(support, first, width), d_logits, 0.0)
+        if cap is not None:
+            d_logits *= soft_cap_slope(logits * temperature, cap)
         d_logits = (d_logits / temperature).astype(matrix.dtype)
         d_hidden += jnp.matmul(d_logits, rows, preferred_element_type=temperature.dtype)
         d_rows = sum_over_rows(d_logits, hidden, dtype=temperature.dtype)

@@ -22,6 +22,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -127,6 +129,18 @@ MODELS = {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
+        )
+    ),
+    # Of three layers the second has no window. The caps are small, so that they act.
+    "gemma2": Gemma2ForCausalLM(
+        Gemma2Config(
+            **SIZES | {"num_hidden_layers": 3},
+            **NO_PAD,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=9,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
         )
     ),
 }
