@@ -11,6 +11,9 @@ by 150 updates of 32 members with standardized fitness, with noise of rank 1 and
 each at the learning rate of a grid that is best on a third of the seeds. The second number is the
 final loss with rank 1 over that with full noise on the others; 1.1 or above refutes that rank 1
 is enough.
+
+The error falls as the theorem says. In matrices as small as these, rank 1 learns more slowly than
+full noise with as many members; the paper's are a thousand times as wide.
 """
 
 import functools
@@ -28,7 +31,7 @@ SIDE, RANKS = 8, (1, 2, 4, 8)
 LOW, HIGH = 2, 8
 WIDTHS, INPUTS, MEMBERS, UPDATES, SIGMA = (6, 12, 3), 64, 32, 150, 0.1
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-NOISE = {"rank 1": (), "full noise": (("*", "full"),)}
+NOISE = ("rank 1", "full noise")
 
 
 @functools.partial(jax.jit, static_argnames=("rank", "members"))
@@ -78,7 +81,8 @@ def train(keys, rate, *, noise: str):
         inputs = jax.random.normal(of_inputs, (INPUTS, WIDTHS[0]))
         targets = outputs(network(of_teacher), inputs)
         start = network(of_start)
-        classes = jr.evolution.leaf_classes(start, rules=NOISE[noise])
+        full = noise == "full noise"
+        classes = jr.evolution.leaf_classes(start, rules=[("*", "full")] if full else [])
 
         def loss(weights):
             return jnp.mean((outputs(weights, inputs) - targets) ** 2)

@@ -10,6 +10,9 @@ over the squared length of its mean, `gigpo` over `dr_grpo`, as a geometric mean
 
 Turns of one state share what came before only in that state, so the comparison could as well lose:
 with two rollouts few turns share a state. The plot has the cosines by the size of the group.
+
+On these tasks the comparison by states changes next to nothing, and slightly for the worse: of
+eight rollouts about three meet the same state at a turn, which is few for a baseline.
 """
 
 import functools

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.claims import __main__ as command
 from benchmarks.claims import _chosen, harness, table
+from jaxrl_llm.recipes.catalog import CATALOG
 
 NAMES = harness.names()
 
@@ -17,24 +18,33 @@ def _saved(name):
 
 
 SLOW = (
+    "accelerated_po",
     "ace",
+    "adaptive_kl",
+    "aggregate",
     "apo",
     "bgpo",
+    "brorl",
     "dapo_sampling",
     "dllm_elbo",
     "drpo_len",
+    "eggroll_update",
     "espo",
+    "gated_reward",
     "gdpo_elbo",
     "ghpo",
+    "gigpo",
     "inpo",
     "insight",
     "kto",
     "latr",
+    "m2po",
     "mopps",
     "nurl",
     "orpo",
     "otb",
     "pkpo",
+    "process_reward_model",
     "prompt_gdro",
     "rdpo",
     "rollout_gdro",
@@ -54,7 +64,7 @@ SLOW = (
     "xrpo",
 )
 # They run longer than they compile.
-LONG = ("ace", "pkpo", "rover")
+LONG = ("ace", "m2po", "pkpo", "process_reward_model", "rover")
 
 
 @pytest.mark.slow
@@ -98,6 +108,12 @@ def test_saved(name):
 def test_every_result_has_its_claim():
     saved = {path.name for path in harness.RESULTS.iterdir()}
     assert saved == {f"{name}.{ending}" for name in NAMES for ending in ("json", "png")}
+
+
+def test_every_family_has_a_claim():
+    """A claim belongs to the methods of its name, by key or by preset."""
+    claimed = {method.kind for method in CATALOG if {method.key, method.preset} & set(NAMES)}
+    assert claimed == {method.kind for method in CATALOG}
 
 
 def test_the_page_is_current():
