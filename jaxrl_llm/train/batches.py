@@ -246,6 +246,7 @@ def accumulate_gradients(
     if microbatches == 1:
         (value, aux), grads = grad(params, batch)
         return value, aux, trees.cast(spread_update(grads), jnp.float32)
+    grad = jax.jit(grad, inline=True)  # traced once for its values and for their shapes
 
     def add(total, part):
         def trained(total):
@@ -256,7 +257,7 @@ def accumulate_gradients(
             return (total[0] + value, added), aux
 
         def untrained(total):
-            aux = jax.eval_shape(loss, params, part)[1]  # without the gradient: faster to trace
+            (_, aux), _ = jax.eval_shape(grad, params, part)
             return total, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), aux)
 
         return jax.lax.cond(jnp.any(part.mask), trained, untrained, total)
