@@ -68,7 +68,8 @@ def _step(config, prompts: int, rollouts: int, lengths, *, remat="full", mesh=No
         prompt_mask=np.ones(before, bool),
     )
     batch = jax.device_put(batch) if mesh is None else place_batch(batch, mesh)
-    memory = step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+    step.compiled = step.lower(state, batch).compile()  # the program that runs: traced once
+    memory = step.compiled.memory_analysis().temp_size_in_bytes
     alive = [state]
     del params, state
 
