@@ -108,12 +108,14 @@ def _shared(function):
 @functools.cache
 def _shared_parts():
     from jaxrl_llm.testing import model
-    from jaxrl_llm.train import policy_gradient, setup
+    from jaxrl_llm.train import evolution, policy_gradient, setup
 
+    samplers = ["make_sampler", "make_flow_sampler", "make_denoising_sampler", "make_population"]
     names = {
-        model: ["make_model"],
-        setup: ["make_sampler", "make_engine", "make_schedule", "make_optimizer"],
+        model: ["make_model", "make_flow_model", "make_text_flow_model"],
+        setup: [*samplers, "make_engine", "make_schedule", "make_optimizer", "moving_only"],
         policy_gradient: ["make_step"],
+        evolution: ["make_evolution_step"],
     }
     parts = ((module, name) for module, each in names.items() for name in each)
     return [(module, name, _shared(getattr(module, name))) for module, name in parts]

@@ -345,10 +345,11 @@ def test_a_teacher_who_sees_the_same_prompt_teaches_nothing(name):
     step = jr.train.make_step(model, recipe, optax.sgd(1.0), microbatches=2, donate=False)
 
     def run(teacher_prompts, has_teacher):
+        more = 4 - teacher_prompts.shape[-1]  # of one length, so that one program takes both
         extras = {
             "has_teacher": jnp.full((2, 2), has_teacher),
-            "teacher_prompt_tokens": teacher_prompts,
-            "teacher_prompt_mask": jnp.ones(teacher_prompts.shape, bool),
+            "teacher_prompt_tokens": jnp.pad(teacher_prompts, ((0, 0), (0, 0), (0, more))),
+            "teacher_prompt_mask": jnp.broadcast_to(jnp.arange(4) < 4 - more, (2, 2, 4)),
         }
         state = jr.train.init_state(params, optax.sgd(1.0), recipe, key=jax.random.key(0))
         state, metrics = step(state, batch.replace(extras=extras))

@@ -1,6 +1,7 @@
 """Likelihoods of a model that denoises: against plain forwards, their laws, and the loop."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -64,12 +65,17 @@ def recipe_of(likelihood, **changes):
     )
 
 
-def plain(model, params, row):
-    """Log-probabilities over the vocabulary without the mask id, of one row without padding."""
-    row = jnp.asarray(row)[None, None]
+@functools.partial(jax.jit, static_argnums=0)
+def whole_logits(model, params, row):
     context = AttentionContext(jnp.ones(row.shape, bool))
     hidden, _ = model.apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
-    logits = np.asarray(hidden @ model.output_matrix(params).T, np.float64)[0, 0] / 0.8
+    return (hidden @ model.output_matrix(params).T)[0, 0]
+
+
+def plain(model, params, row):
+    """Log-probabilities over the vocabulary without the mask id, of one row without padding."""
+    row = np.asarray(row)[None, None]
+    logits = np.asarray(whole_logits(model, params, row), np.float64) / 0.8
     logits[:, MASK] = -np.inf
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 

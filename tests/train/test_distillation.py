@@ -1,6 +1,7 @@
 """A policy learns from another model: in the step, over HTTP, from a file, across tokenizers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -99,16 +100,20 @@ def batch_of(P=2, G=2, T=5):
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def whole_logits(model, params, row):
+    context = jr.models.AttentionContext(jnp.ones((1, 1, len(row)), bool))
+    hidden, _ = model.apply(params, row[None, None], jnp.arange(len(row))[None, None], context)
+    return soft_cap(hidden[0, 0] @ model.output_matrix(params).T, model.logit_cap)
+
+
 def log_probs(model, params, batch):
     """Of all tokens ``[P, G, T, V]``, each row scored alone by the full logits."""
     P, G, T = batch.tokens.shape
     out = np.zeros((P, G, T, model.config.vocab_size))
     for p, g in np.ndindex(P, G):
         row = jnp.concatenate([batch.prompt_tokens[p], batch.tokens[p, g]])
-        context = jr.models.AttentionContext(jnp.ones((1, 1, len(row)), bool))
-        hidden, _ = model.apply(params, row[None, None], jnp.arange(len(row))[None, None], context)
-        logits = soft_cap(hidden[0, 0] @ model.output_matrix(params).T, model.logit_cap)
-        logits = np.asarray(logits, np.float64)
+        logits = np.asarray(whole_logits(model, params, row), np.float64)
         logits = logits[batch.prompt_tokens.shape[1] - 1 : -1]
         out[p, g] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return out

@@ -29,6 +29,7 @@ from jaxrl_llm.train import (
 
 RECIPE = jr.recipes.eggroll(sigma=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def evolving(folder, recipe=RECIPE, **options):

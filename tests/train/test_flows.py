@@ -27,6 +27,7 @@ from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
 MEAN, STD = 2.0, 0.5
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def exact_flow():

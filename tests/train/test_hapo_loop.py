@@ -19,6 +19,7 @@ def stats_of(entropy, mask):
 
 
 COLLECTOR = jr.curation.entropy_temperature(stats_of, tau=0.3)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def collection(responses, **changes):
@@ -95,7 +96,7 @@ def test_a_batch_is_sampled_at_the_temperatures_of_the_one_before(run, tmp_path)
     logp, mask = np.asarray(score(first.policy, batch)), np.asarray(batch.mask)
     np.testing.assert_allclose(logp[mask], batch.behavior_logp[mask], rtol=1e-3, atol=1e-3)
     # What the sampler's entropies give is what a trainer's do.
-    scorer = Scorer(experiment.model)
+    scorer = jax.jit(lambda params, batch: Scorer(experiment.model)(params, batch))
     entropy = scorer(first.policy, batch).entropy
     want = stats_of(entropy, batch.mask)
     np.testing.assert_allclose(rollouts.collector_state.stats, np.stack(want), rtol=2e-3)

@@ -14,6 +14,8 @@ from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.setup import init_experiment
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.fixture
 def rows(tmp_path):

@@ -12,6 +12,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
 
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def reward(prompt, completion, metadata):

@@ -25,6 +25,8 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.setup import with_trained
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 PAIRS = [
     {"prompt": f"q{n % 10}", "chosen": "abc"[: 1 + n % 3], "rejected": "XY"[: 1 + n % 2]}
     for n in range(20)
@@ -144,12 +146,12 @@ def test_an_exported_reward_model_scores_what_was_trained(exported):
         prompt_tokens=jnp.array([[*b"q3"]]),
         prompt_mask=jnp.ones((1, 2), bool),
     )
-    values = Scorer(model).values(params, batch)
+    values = jax.jit(Scorer(model).values)(params, batch)
     np.testing.assert_allclose(values[0, 0, 1, 0], scores[2], rtol=1e-5)
     # The value of a token has seen it: as the decoder alone, without a batch of responses.
     context = jr.models.AttentionContext(jnp.ones((1, 1, 4), bool))
     row = jnp.array([[[*b"q3a", 257]]])
-    hidden, _ = model.apply(params, row, jnp.arange(4)[None, None], context)
+    hidden, _ = jax.jit(model.apply)(params, row, jnp.arange(4)[None, None], context)
     np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], scores[2], rtol=1e-5)
 
 
@@ -168,7 +170,7 @@ def test_a_stored_reward_model_is_a_classifier_of_transformers(tmp_path, head, b
     model, params = jr.models.load_reward_model(tmp_path)
     row = jnp.array([[[5, 9, 200, 17, 33, 250]]])
     context = jr.models.AttentionContext(jnp.ones(row.shape, bool))
-    hidden, _ = model.apply(params, row, jnp.arange(6)[None, None], context)
+    hidden, _ = jax.jit(model.apply)(params, row, jnp.arange(6)[None, None], context)
     values = model.values(params, hidden)[0, 0, :, 0]
     np.testing.assert_allclose(values - bias, LOGITS, atol=1e-4)
     settings = json.loads((tmp_path / "config.json").read_text())
@@ -232,12 +234,13 @@ def test_packed_values_are_the_padded_ones():
     batch.tokens[:, 1, :2] = batch.tokens[:, 0, :2]  # a beginning that a tree has once
     lengths = np.broadcast_to(np.array([3, 4, 1, 2])[:, None], (*batch.mask.shape[:2], 1))
     batch = batch.replace(mask=np.arange(6) < lengths)
-    values = Scorer(model).values(params, batch)
+    score = jax.jit(Scorer(model).values)
+    values = score(params, batch)
     assert jnp.std(values) > 0.1
     for packing in ("always", "tree"):
         packed, metrics = jr.train.pack_batch(batch, packing, model=model)
         assert metrics["packed"] < 1
-        np.testing.assert_allclose(Scorer(model).values(params, packed), values, atol=1e-5)
+        np.testing.assert_allclose(score(params, packed), values, atol=1e-5)
 
 
 class Plain:

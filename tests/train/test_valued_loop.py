@@ -12,6 +12,7 @@ from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
 RECIPE = jr.recipes.vineppo(step_length=3, rollouts=2)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def batch_of(folder, **changes):
