@@ -107,12 +107,12 @@ def train(keys, rate, *, noise: str):
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The error by rank, and both kinds of noise in training."""
     first, second = jax.random.split(jax.random.key(seed))
-    populations, members = (6, 4096) if quick else (12, 32768)
+    populations, members = (4, 2048) if quick else (12, 32768)
     ranks = (LOW, HIGH) if quick else RANKS
     keys = jax.random.split(first, populations)
     short = {rank: np.asarray(errors(keys, rank=rank, members=members)) for rank in ranks}
     ratio = harness.bootstrap(harness.ratio_of_means, short[HIGH], short[LOW], what="populations")
-    seeds, rates = (6, RATES[3:4]) if quick else (24, RATES)
+    seeds, rates = (3, RATES[3:4]) if quick else (24, RATES)
     keys, taken = jax.random.split(second, seeds), _chosen.counted(seeds)
     last, best = {}, {}
     for noise in NOISE:

@@ -92,7 +92,7 @@ def train(keys, rate, *, way: str):
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The three ways at every learning rate, from the same seeds."""
-    seeds, rates = (6, RATES[4:6]) if quick else (24, RATES)
+    seeds, rates = (6, RATES[4:5]) if quick else (24, RATES)
     keys, taken = jax.random.split(jax.random.key(seed), seeds), _chosen.counted(seeds)
     success, empty, facts = {}, {}, {}
     for way in WAYS:

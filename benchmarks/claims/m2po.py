@@ -91,12 +91,13 @@ def train(tasks, keys, rate, *, method: str, stale: int):
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """All ways at every learning rate, from the same seeds."""
-    seeds, rates = (6, RATES[3:4]) if quick else (18, RATES)
+    seeds, rates = (4, RATES[3:4]) if quick else (18, RATES)
     tasks = [_bandit.make_task(1000 * seed + i) for i in range(seeds)]
     tasks = jax.tree.map(lambda *x: jnp.stack(x), *tasks)
     keys, taken = jax.random.split(jax.random.key(seed), seeds), _chosen.counted(seeds)
     curves, lost, facts = {}, {}, {}
-    for name, (method, stale) in WAYS.items():
+    ways = {name: way for name, way in WAYS.items() if not (quick and way[0] == "ratios")}
+    for name, (method, stale) in ways.items():
         found = [train(tasks, keys, rate, method=method, stale=stale) for rate in rates]
         accuracy = np.stack([np.asarray(x) for x, _ in found])
         place = _chosen.best(f"learning rate, {name}", rates, accuracy[..., -1], quick=quick)

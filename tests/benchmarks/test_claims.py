@@ -64,7 +64,7 @@ SLOW = (
     "xrpo",
 )
 # They run longer than they compile.
-LONG = ("ace", "m2po", "pkpo", "process_reward_model", "rover")
+LONG = ("ace", "pkpo", "rover")
 
 
 @pytest.mark.slow
