@@ -91,6 +91,8 @@ class Run:
             about=about,
         )
         folder.log(experiment.describe(state.policy))
+        if folder.resumes:
+            folder.log(f"The run continues after step {int(state.step)} of {self.config.steps}.")
         pending = restore_pending(checkpoints, experiment, state, folder.log)
         self.rollouts = make_rollouts(experiment, state, pending)
         self._guard = NonFiniteGuard(

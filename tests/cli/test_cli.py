@@ -327,6 +327,7 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     lock.release()
     code, out, err = run(capsys, "train", path, *options, "--steps", "3", "--resume")
     assert code == 0 and "The checkpoint of step 3" in out, err
+    assert "The run continues after step 2 of 3." in out
 
     other = [*options, "--optimizer.learning-rate", "1e-3", "--steps", "4"]
     code, _, err = run(capsys, "train", path, *other, "--resume")
