@@ -141,18 +141,19 @@ class Drawing:
 DRAWINGS = {
     "surrogates": Drawing(
         ("logp", "old_logp", "advantages", "mask"),
-        "How hard {name} pushes a token: minus the derivative of the loss by its log-probability, "
-        "over the advantage, for a response of one token. 1 is the plain policy gradient.",
+        "How strongly {name} pushes a token: minus the derivative of the loss with respect to its "
+        "log-probability, over the advantage, for a response of one token. 1 is the plain policy "
+        "gradient.",
         weight,
     ),
     "advantages": Drawing(
         ("rewards",),
-        "What {name} makes of four groups of four rewards, by its defaults, beside `grpo`.",
+        "Advantages of {name}, with its defaults, for four groups of four rewards, next to `grpo`.",
         advantages,
     ),
     "preferences": Drawing(
         ("chosen_logp", "rejected_logp"),
-        "The loss of {name} for a pair by the margin between its responses, of ten tokens each.",
+        "Loss of {name} for a pair against the margin between its responses of ten tokens each.",
         margin,
     ),
 }

@@ -171,7 +171,7 @@ def confirmed(method: catalog.Method) -> list[str]:
                   "([how](../../tests/golden/estimators/README.md)):", "",
                   "| peer | function | options |", "| --- | --- | --- |"]  # fmt: skip
         lines += [f"| {r.peer} | `{r.function}` | {cell(r.options)} |" for r in rows] + [""]
-    return [*lines, f"Own tests compare it with: {method.verified_against}.", ""]
+    return [*lines, f"Our own tests: {method.verified_against}.", ""]
 
 
 def claimed(method: catalog.Method, claims: dict[str, str]) -> list[str]:

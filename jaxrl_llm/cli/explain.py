@@ -26,7 +26,7 @@ class Explain:
     """Shows a method's formulas with its numbers filled in, slot by slot, and where the code is.
 
     Attributes:
-      name: Name of a preset.
+      name: Name of a preset, or the key of its method.
       beside: Name of the preset to compare with.
     """
 
@@ -65,9 +65,20 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     wanted = options.parse(Explain, arguments, command="explain")
     with options.usage_errors():
-        text = explain(wanted.name, wanted.beside)
+        text = explain(_preset_of(wanted.name), _preset_of(wanted.beside))
     print(text)
     return 0
+
+
+def _preset_of(name: str) -> str:
+    """The preset of a method's key; any other name unchanged."""
+    if name in catalog.PRESETS or name in catalog.EVOLUTION_PRESETS:
+        return name
+    presets = {method.key: method.preset for method in catalog.CATALOG}
+    preset = presets.get(name, name)
+    if preset is None:
+        raise ValueError(f"{name!r} has no preset; `jaxrl-llm methods {name}` describes it.")
+    return preset
 
 
 def explain(name: str, beside: str = "grpo") -> str:

@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     wanted = options.parse(Methods, arguments, command="methods")
     if wanted.like is not None:
         return _like(wanted.like, wanted)
-    with options.usage_errors():
+    with options.usage_errors("methods: "):
         methods = catalog.select(kind=wanted.kind, name=wanted.name)
     if wanted.json:
         print(json.dumps(catalog.rows(methods), indent=1))

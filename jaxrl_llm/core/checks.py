@@ -152,11 +152,13 @@ def check_option(function: str, name: str, value, allowed: Iterable) -> None:
     same = [a for a in allowed if isinstance(a, bool) == truth]
     if isinstance(value, Hashable) and value in same:
         return
-    near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{function}: {name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.{hint}"
-    )
+    by_text = {str(a).lower(): str(a) for a in allowed}
+    near = difflib.get_close_matches(str(value).lower(), by_text, n=1)
+    hint = f" Did you mean {by_text[near[0]]!r}?" if near else ""
+    listed = ", ".join(map(repr, allowed))
+    if near and len(allowed) > 20:  # the suggestion is not to drown in them
+        listed = f"{len(allowed)} names"
+    raise ValueError(f"{function}: {name} must be one of {listed}; got {value!r}.{hint}")
 
 
 def check_no_effect(function: str, because: str, **options) -> None:

@@ -58,6 +58,18 @@ def test_evolution_is_explained(capsys, name):
     assert code == 0 and out.startswith(f"{name}: ")
 
 
-def test_an_unknown_preset_is_one_sentence(capsys):
-    code, _, err = shown(capsys, "dappo")
-    assert code == 2 and "dapo" in err and err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dappo", "Did you mean 'dapo'?"),
+        ("CISPO", "Did you mean 'cispo'?"),
+        ("ppo_clip", "'ppo_clip' has no preset; `jaxrl-llm methods ppo_clip` describes it."),
+    ],
+)
+def test_what_is_no_preset_is_one_short_sentence(capsys, name, words):
+    code, _, err = shown(capsys, name)
+    assert code == 2 and words in err and err.count("\n") == 1 and len(err) < 150
+
+
+def test_a_method_is_explained_by_its_key(capsys):
+    assert shown(capsys, "dapo_clip") == shown(capsys, "dapo")

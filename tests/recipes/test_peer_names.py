@@ -131,6 +131,7 @@ def test_a_part_of_a_name_finds_all_that_have_it():
         ("verl:qqqq", "--like verl lists them all"),
         ("trlx:loss_type=dapo", "no library is named 'trlx', only TRL, verl"),
         ("loss_type=dappo", "no name matches 'loss_type=dappo'. Did you mean loss_type=dapo"),
+        ("cipso", "Did you mean cispo"),
         ("qqqq", "no name matches 'qqqq'. --like with one of TRL, verl"),
     ],
 )

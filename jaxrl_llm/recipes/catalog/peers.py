@@ -721,6 +721,7 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
     if not found:
         known = {str(row): None for row in rows} | {_path(r.setting)[-1]: None for r in rows}
         known |= {f"{_path(r.setting)[-1]}={r.value}": None for r in rows if r.value}
+        known |= {row.value: None for row in rows if row.value}
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"Did you mean {' or '.join(near)}?" if near else more
         raise ValueError(f"methods: no name{of} matches {name!r}. {hint}")
