@@ -210,7 +210,8 @@ def at_k(
             enough = ~np.isnan(values)
             if not enough.any():
                 raise ValueError(
-                    f"{name}: no question has {k} graded completions; calls of the reward failed."
+                    f"{name}: no question has {k} graded completions, since calls of the reward "
+                    "failed."
                 )
             low, high = bootstrap(values, resamples=resamples)
             mean = float(values[enough].mean())

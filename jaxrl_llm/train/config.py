@@ -52,10 +52,11 @@ class DataConfig:
         checks.check_numbers(name, self)
         checks.check_non_negative(name, held_out=self.held_out, seed=self.seed)
         if self.held_out >= 1:
-            raise ValueError(f"data: held_out is a share below 1; got {self.held_out:g}.")
+            raise ValueError(f"data: held_out must be a share below 1; got {self.held_out:g}.")
         if self.evaluation is not None and self.held_out:
             raise ValueError(
-                "data: held_out has no effect where evaluation has other prompts; set it to 0."
+                "data: held_out has no effect if evaluation names its own prompts; set held_out to "
+                "0."
             )
         if self.system is not None and not self.chat:
             raise ValueError("data: system has no effect without the chat template (chat=False).")
@@ -127,7 +128,7 @@ class SamplingConfig:
           ValueError: If there are no slots, or they do not form such a grid.
         """
         if self.slots is None:
-            raise ValueError("sampling: slots is None; a grid takes a number of them.")
+            raise ValueError("sampling: a grid needs a number of slots; got slots=None.")
         slots, size = self.slots, prompts * self.group_size
         rows = min(prompts, slots)
         if slots % rows or slots > size:
@@ -170,7 +171,9 @@ class CheckpointConfig:
         if self.best is not None:
             checks.check_option(name, "best", self.best, ("reward", "greedy", "sampled", "pairs"))
             if not self.every:
-                raise ValueError(f"{name}: best has no effect where only the last step is saved.")
+                raise ValueError(
+                    f"{name}: best has no effect if only the last step is saved; set every."
+                )
 
     def check_evaluated(self, evaluation: "EvaluationConfig") -> None:
         """Raises ValueError if ``best`` needs an evaluation that checkpoints do not have."""
@@ -236,7 +239,7 @@ class ReportConfig:
             if not isinstance(values, tuple):
                 raise TypeError(f"report: {option} must be a tuple; got {values!r}.")
             if len(set(values)) < len(values):
-                raise ValueError(f"report: {option} names one twice: {values!r}.")
+                raise ValueError(f"report: {option} has duplicates: {values!r}.")
         for step in self.profile:
             checks.check_positive(name, profile=step)
         for sink in self.sinks:
@@ -363,7 +366,7 @@ class TrainConfig:
         checks.check_option(name, "packing", self.packing, PACKING)
         if self.packing in ("always", "tree") and self.sampling.group_size == 1:
             raise ValueError(
-                f'config: packing "{self.packing}" has no effect with one rollout a prompt.'
+                f'config: packing "{self.packing}" has no effect with one rollout per prompt.'
             )
         checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
@@ -372,8 +375,8 @@ class TrainConfig:
         for option, default in (("dtype", "float32"), ("quantization", None)):
             if not isinstance(self.model, str) and getattr(self, option) != default:
                 raise ValueError(
-                    f"config: {option} has no effect on a model that comes from a function; set it "
-                    "there."
+                    f"config: {option} has no effect on a model that a function returns; set it in "
+                    "the function."
                 )
         if not isinstance(self.run_dir, str):
             raise TypeError(f"config: run_dir must be a string; got {self.run_dir!r}.")
@@ -393,8 +396,8 @@ class TrainConfig:
             self.checkpoint.best not in kinds
         ):
             raise ValueError(
-                f"checkpoint: best={self.checkpoint.best!r} is not in the evaluation of this run, "
-                f"which has {', '.join(kinds)}."
+                f"checkpoint: best={self.checkpoint.best!r} is not measured by the evaluation of "
+                f"this run, which has {', '.join(kinds)}."
             )
         if self.data.evaluation is not None and not self.evaluation.enabled:
             raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
@@ -405,7 +408,7 @@ class TrainConfig:
         self._check_recipe(name)
         self._check_evaluated()
         if self.offline and self.sampling.slots is not None:
-            raise ValueError("sampling: slots has no effect where the data have the responses.")
+            raise ValueError("sampling: slots has no effect if the data contain the responses.")
         if self.offline and not self.samples_held_out and self.evaluation.samples is not None:
             raise ValueError("evaluation: samples has no effect without a reward that grades them.")
 
@@ -424,15 +427,17 @@ class TrainConfig:
         if not isinstance(getattr(env, "tools", None), Sequence):
             raise TypeError(f"config: environment must have a sequence `tools`; got {env!r}.")
         if self.reward is not None:
-            raise ValueError("config: reward has no effect with an environment, which gives it.")
+            raise ValueError(
+                "config: reward has no effect with an environment, which gives the rewards."
+            )
         if self.reward_deadline is not None:
             raise ValueError(
                 "config: reward_deadline has no effect with an environment; set episodes.seconds."
             )
         if self.reward_on_error != "drop":
             raise ValueError(
-                "config: reward_on_error has no effect with an environment: an episode that fails "
-                "takes no part in its batch."
+                "config: reward_on_error has no effect with an environment, since a failed episode "
+                "is always left out of its batch."
             )
 
     def _check_evaluated(self) -> None:
@@ -456,7 +461,10 @@ class TrainConfig:
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
         if recipe.forward_only and self.environment is not None:
-            raise ValueError(f"config: {recipe.name!r} plays no environment: it has no slots.")
+            raise ValueError(
+                f"config: {recipe.name!r} cannot use an environment, since it does not decode in "
+                "slots."
+            )
         if recipe.forward_only:
             nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
             for option, default in nothing.items():
@@ -474,14 +482,14 @@ class TrainConfig:
                 )
             if self.lora.rank is not None:
                 raise ValueError(
-                    f"lora: {recipe.name!r} moves the weights of the model itself, by low-rank "
-                    "noise; leave the rank out."
+                    f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
+                    "noise; leave out the rank."
                 )
             members = recipe.population(self.prompts_per_step, self.sampling.group_size)
             if recipe.noise == "lowrank" and members % self.mesh.shards:
                 raise ValueError(
-                    f"config: {members} members do not divide over the {self.mesh.shards} parts of "
-                    "the mesh axes data and fsdp."
+                    f"config: {members} members cannot be divided evenly among the "
+                    f"{self.mesh.shards} parts of the mesh axes data and fsdp."
                 )
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
@@ -497,8 +505,8 @@ class TrainConfig:
             self._check_stored_reference(recipe, moves)
         if self.reference is not None and moves and self.lora.rank is not None:
             raise ValueError(
-                f"config: reference has no effect on {recipe.name!r} with an adapter: its "
-                "reference moves, and is an adapter as well."
+                f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
+                "moving reference is an adapter as well."
             )
 
     def _check_stored_reference(self, recipe: "AnyRecipe", moves: bool) -> None:
@@ -527,8 +535,8 @@ class TrainConfig:
         if self.teacher is None:
             if learns:
                 raise ValueError(
-                    f"config: recipe {recipe.name!r} learns from a teacher, and there is none; set "
-                    "teacher to a model, the address of a token server or stored scores."
+                    f"config: recipe {recipe.name!r} needs a teacher; set teacher to a model, the "
+                    "address of a token server or stored scores."
                 )
             return
         if not learns:

@@ -73,7 +73,8 @@ def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
         if rows.any():
             name = names[int(np.argmax(rows))]
             raise ValueError(
-                f"{what} {name!r} holds the mask id {mask_id}, which stands for no token."
+                f"{what} {name!r} holds the mask id {mask_id}, which is reserved for masked "
+                "positions."
             )
 
 
@@ -204,8 +205,8 @@ def _of_rows(likelihood: Likelihood, batch: Batch) -> Array | None:
         return None
     if batch.advantages.ndim == batch.mask.ndim:
         raise ValueError(
-            f"score: {likelihood.estimate!r} reads one advantage a response; those of the recipe "
-            f"are of tokens, {batch.advantages.shape}."
+            f"score: {likelihood.estimate!r} needs one advantage per response; the recipe has one "
+            f"per token, {batch.advantages.shape}."
         )
     return batch.advantages
 
@@ -256,9 +257,8 @@ def scorer_of(
     if recipe.likelihood is None:
         if not is_causal(model):
             raise ValueError(
-                f"{name} reads the log-probability of each token after those before it, which a "
-                "model with causal=False does not have; give it a likelihood, such as "
-                "diffusion.mean_field_likelihood()."
+                f"{name} needs next-token probabilities, which a model with causal=False does not "
+                "have; give the recipe a likelihood, such as diffusion.mean_field_likelihood()."
             )
         return Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
     flow = isinstance(recipe.likelihood, FlowLikelihood)
@@ -270,8 +270,8 @@ def scorer_of(
     mask_id_of(f"{name} with a likelihood", model)
     if shared_prefix_len:
         raise ValueError(
-            f"{name}: the prompts of a model that denoises depend on the responses, so they share "
-            f"nothing; use shared_prefix_len 0 instead of {shared_prefix_len}."
+            f"{name}: the prompts of a denoising model attend to the responses, so responses "
+            f"cannot share a prefix; use shared_prefix_len 0 instead of {shared_prefix_len}."
         )
     each_draw = "old_draw_logp" in recipe.required_fields
     return DenoisingScorer(model, recipe.likelihood, temperature, chunk_size, remat, each_draw)

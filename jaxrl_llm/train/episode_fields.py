@@ -83,7 +83,7 @@ def episode_fields(
             continue
         if absent := [turn for each in turns for turn in each if name not in turn.info]:
             raise ValueError(
-                f"the recipe needs {name!r} ({EXTRAS[name].about}) of each turn, and the info of "
+                f"the recipe needs {name!r} ({EXTRAS[name].about}) of each turn, but the info of "
                 f"the environment has {sorted(absent[0].info) or 'nothing'} for the turn "
                 f"{absent[0].text[:40]!r}."
             )

@@ -138,7 +138,7 @@ def check_fields(
     if not environment and collector_needs(recipe.collector, "needs_environment"):
         raise ValueError(
             f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
-            f"set config.environment. It is {recipe.collector!r}."
+            f"set config.environment, or replace the collector {recipe.collector!r}."
         )
     made = set(recipe.computed_from("responses"))
     made |= {*_KNOWN, *_TURNS, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
@@ -152,15 +152,15 @@ def check_fields(
             continue
         if axes == "PGK" and name not in _PREFIXES:
             raise ValueError(
-                f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}), which an "
-                "environment brings; set config.environment."
+                f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}) from an "
+                "environment; set config.environment."
             )
         if axes in (None, "PG") and name not in _TAUGHT:
             continue
         if axes != "P":
             raise ValueError(
-                f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}), which this loop "
-                "cannot bring; call train.make_step with batches that hold it in extras."
+                f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}), which no training "
+                "run provides; call train.make_step with batches that have it in extras."
             )
         _from_metadata(recipe, name, questions)
 
@@ -179,7 +179,7 @@ def check_rewards(recipe: Recipe, rewards: np.ndarray, questions: Sequence[Quest
         else:
             within = f"rewards in [{low:g}, {high:g}]"
         raise ValueError(
-            f"recipe {recipe.name!r} is defined for {within} alone; prompt "
+            f"recipe {recipe.name!r} is only defined for {within}; prompt "
             f"{prompt.id or prompt.text[:40]!r} has a reward of {rewards[row, place]:g}."
         )
 
@@ -265,16 +265,16 @@ def attach_fields(
         elif name in scores.reward_components and (spec is None or spec.axes == "PG"):
             if "reward" not in scores.reward_components:
                 raise ValueError(
-                    f"recipe {recipe.name!r} takes {name!r} from the mapping that the reward "
-                    "returns, whose entries would be added up to the reward; give the mapping an "
-                    "entry 'reward' of its own."
+                    f"recipe {recipe.name!r} reads {name!r} from the mapping that the reward "
+                    "returns, and the reward would be the sum of all entries; add an entry "
+                    "'reward' to the mapping."
                 )
             value = scores.reward_components[name].reshape(shape)
         elif spec is None or spec.axes == "P":
             value = _from_metadata(recipe, name, questions)
         else:
             raise ValueError(
-                f"recipe {recipe.name!r} needs {name!r} ({spec.about}); it is no name in the "
+                f"recipe {recipe.name!r} needs {name!r} ({spec.about}), which is missing from the "
                 "mapping that the reward returns."
             )
         if value.dtype.kind == "f" and (absent := np.isnan(value)).any():
@@ -320,8 +320,8 @@ def _from_texts(
     messages = [message for row in made.pop(TEACHER_TEXTS) for message in row]
     if len(messages) != math.prod(shape):
         raise ValueError(
-            f"recipe {recipe.name!r}: {TEACHER_TEXTS} has {len(messages)} messages, where the "
-            f"batch has {shape[0]} x {shape[1]} responses."
+            f"recipe {recipe.name!r}: {TEACHER_TEXTS} has {len(messages)} messages, but the batch "
+            f"has {shape[0]} x {shape[1]} responses."
         )
     P, G = shape
     prompts = [list(questions[i // G].tokens) for i in range(len(messages))]
@@ -349,7 +349,7 @@ def _answers(
     """Tokens ``[P, L]`` of the reference answers, each after its preceding text, and their mask."""
     if len(pairs) != len(questions):
         raise ValueError(
-            f"recipe {recipe.name!r}: {ANSWER_TEXTS} has {len(pairs)} pairs, where the batch has "
+            f"recipe {recipe.name!r}: {ANSWER_TEXTS} has {len(pairs)} pairs, but the batch has "
             f"{len(questions)} prompts."
         )
     every = [(list(texts.write(before)), list(texts.write(answer))) for before, answer in pairs]
@@ -365,7 +365,7 @@ def _answers(
         if len(question.tokens) + end > texts.context:
             raise ValueError(
                 f"recipe {recipe.name!r}: {name} has {len(question.tokens)} tokens and its answer "
-                f"{end}, and the model's context leaves room for {texts.context} of both before "
+                f"{end}, but the model's context leaves room for {texts.context} of both before "
                 "and after a response."
             )
         row[:end], answered[len(before) : end] = before + answer, True
@@ -409,18 +409,19 @@ def _from_turns(
         start = f"recipe {recipe.name!r}: {source!r} of a response to prompt "
         start += f"{prompt.id or prompt.text[:40]!r}"
         if isinstance(step, str):
-            raise ValueError(f"{start} is a text, where a list of numbers is needed.")
+            raise ValueError(f"{start} is a text; it must be a list of numbers.")
         if source == "test_passes" and step.ndim == 1:
             step = step[None]
         if step.ndim != (2 if source == "test_passes" else 1):
-            raise ValueError(f"{start} has {step.ndim} axes; it takes one number a step.")
+            raise ValueError(f"{start} has {step.ndim} axes; it must have one number per step.")
         borders = [len(response)] if ends[p][g] is None else list(ends[p][g])
         if not len(step):
             raise ValueError(f"{start} is empty; a response has at least one step.")
         if len(borders) != len(step):
             raise ValueError(
-                f"{start} has {len(step)} steps, and 'turn_ends' {len(borders)}; the reward must "
-                "return the characters up to the end of each, as rewards.step_ends gives them."
+                f"{start} has {len(step)} steps, but 'turn_ends' has {len(borders)}; the reward "
+                "must return the characters up to the end of each step, as rewards.step_ends gives "
+                "them."
             )
         in_order = all(a <= b for a, b in itertools.pairwise([0, *borders, len(response)]))
         if not in_order or any(end % 1 for end in borders):
@@ -490,10 +491,11 @@ def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> 
         value = np.asarray(prompt.metadata[name])
         numeric = value.dtype.kind in "biuf" and (spec is None or value.shape == ())
         if not numeric or not np.isfinite(value).all():
-            raise ValueError(f"{what} has {prompt.metadata[name]!r}, where a number is needed.")
+            raise ValueError(f"{what} has {prompt.metadata[name]!r}, which is not a finite number.")
         if values and value.shape != values[0].shape:
             raise ValueError(
-                f"{what} has a value of shape {value.shape}, those before it {values[0].shape}."
+                f"{what} has a value of shape {value.shape}, but those before it have shape "
+                f"{values[0].shape}."
             )
         values.append(value)
     return np.stack(values)

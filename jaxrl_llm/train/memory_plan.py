@@ -160,8 +160,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     wanted, present = math.prod(dataclasses.astuple(config.mesh)), jax.device_count()
     if not elsewhere and wanted > present:
         raise ValueError(
-            f"plan: the mesh is of {wanted} devices, but there are {present}; for devices "
-            "elsewhere give the memory of one (--plan-memory)."
+            f"plan: the mesh has {wanted} devices, but there are {present}; to plan for other "
+            "devices, give the memory of one (--plan-memory)."
         )
     config = lay_out(config, elsewhere=elsewhere)
     accelerator = True if elsewhere else None
@@ -220,8 +220,8 @@ def check_memory(config: TrainConfig) -> None:
     if total > available:
         parts = ", ".join(f"{name} {_size(count)}" for name, count in state.items())
         raise OutOfMemory(
-            f"train: the state of this run, {_size(total)} on each device ({parts}), is more than "
-            f"the {_size(available)} there are; train an adapter (--lora.rank 16), split the state "
+            f"train: the state of this run needs {_size(total)} on each device ({parts}), but "
+            f"{_size(available)} are available; train an adapter (--lora.rank 16), split the state "
             "over devices (--mesh.fsdp), or see what helps with --plan."
         )
 
@@ -336,7 +336,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     """
     model, params, tokenizer = abstract_model(config)
     if model.velocity is not None:
-        raise ValueError("config: the memory of a flow model is not planned; leave out --plan.")
+        raise ValueError("config: the memory of a flow model cannot be planned; leave out --plan.")
     check_reads_rows("train", model, config.packing)
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
@@ -377,15 +377,15 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
         for axis, size in sizes.items():
             if size == -1:
                 raise ValueError(
-                    "mesh: how many devices there are elsewhere is not known here; give "
-                    f"{axis} a size in place of -1 (--mesh.{axis})."
+                    f"mesh: the number of devices to plan for is unknown; set {axis} to a size "
+                    f"instead of -1 (--mesh.{axis})."
                 )
         if asynchrony.sampler_devices is not None:
             layout = sampler_mesh(config)
             if math.prod(layout.values()) != asynchrony.sampler_devices:
                 text = " x ".join(f"{name} {size}" for name, size in layout.items())
                 raise ValueError(
-                    f"asynchrony: a sampler_mesh of {text} is not that of "
+                    f"asynchrony: a sampler_mesh of {text} does not match "
                     f"{asynchrony.sampler_devices} sampler_devices."
                 )
             check_batch("asynchrony", config.prompts_per_step, 1, layout["data"] * layout["fsdp"])
@@ -403,7 +403,7 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
         sizes = sampler_mesh(config) if separate else dataclasses.asdict(config.mesh)
         if rows % (shards := sizes["data"] * sizes["fsdp"]):
             raise ValueError(
-                f"sampling: slots {config.sampling.slots} are {rows} rows, which do not spread "
+                f"sampling: slots {config.sampling.slots} are {rows} rows, which cannot be spread "
                 f"over {shards} devices, the mesh axes data x fsdp."
             )
     return config

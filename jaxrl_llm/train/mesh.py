@@ -93,8 +93,8 @@ class AsyncConfig:
         """Raises ValueError if a step and the sampler share several devices at one time."""
         if devices > 1 and self.max_staleness and self.sampler_devices is None:
             raise ValueError(
-                "asynchrony: a sampler and a step that share several devices would wait for each "
-                "other for ever; give the sampler some of its own with sampler_devices."
+                "asynchrony: a sampler and a step that share several devices would deadlock; give "
+                "the sampler its own devices with sampler_devices."
             )
 
 
@@ -130,8 +130,8 @@ class DistributedConfig:
             )
         if self.process is not None and self.process >= (self.processes or 0):
             raise ValueError(
-                f"distributed: process counts from 0, so with {self.processes} processes it is "
-                f"below {self.processes}; got {self.process}."
+                f"distributed: process must be below processes, {self.processes}; got "
+                f"{self.process}."
             )
         if self.silence is not None and not (self.detect or any(set_options)):
             raise ValueError("distributed: silence has no effect on a single process.")
@@ -221,8 +221,8 @@ def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> 
     checks.check_positive(function, prompts=prompts, microbatches=microbatches)
     if prompts % microbatches:
         raise ValueError(
-            f"{function}: {prompts} prompts do not split into {microbatches} microbatches of full "
-            "groups."
+            f"{function}: {prompts} prompts do not split into {microbatches} microbatches of "
+            "full groups."
         )
     if (prompts // microbatches) % shards:
         raise ValueError(
@@ -258,14 +258,14 @@ def load_meshes(
     devices, sampler_devices, sampler_mesh = jax.devices(), asynchrony.sampler_devices, None
     if asynchrony.max_staleness and jax.process_count() > 1:
         raise ValueError(
-            "asynchrony: max_staleness works in one process; sampling and training of several take "
-            "turns, so set it to 0."
+            "asynchrony: max_staleness needs a single process; several processes take turns in "
+            "sampling and training, so set it to 0."
         )
     if sampler_devices is not None:
         if sampler_devices >= len(devices):
             raise ValueError(
-                f"asynchrony: sampler_devices {sampler_devices} leaves none of the "
-                f"{len(devices)} device(s) to train on."
+                f"asynchrony: sampler_devices {sampler_devices} leaves none of the {len(devices)} "
+                "device(s) for training."
             )
         split = asynchrony.sampler_mesh
         sampler_mesh = make_mesh(
@@ -281,8 +281,8 @@ def load_meshes(
     check_batch("train", prompts, microbatches, batch_shards(train_mesh))
     if train_mesh is None and jax.process_count() > 1:
         raise ValueError(
-            f"mesh: the {jax.process_count()} processes share their {len(devices)} devices as one "
-            "mesh; lay it out, with fsdp=-1 (--mesh.fsdp -1) for all."
+            f"mesh: the {jax.process_count()} processes share one mesh of {len(devices)} devices; "
+            "set its sizes, such as fsdp=-1 (--mesh.fsdp -1) for all devices."
         )
     if train_mesh is not None:
         asynchrony.check_apart(len(devices))

@@ -110,7 +110,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         self.__qualname__ = f"{name}({self.model!r})"
         if (Path(model) / "run.json").is_file() or (Path(model) / "checkpoints").is_dir():
             raise ValueError(
-                f"{name}: {self.model!r} is the folder of a run; write its model first: jaxrl-llm "
+                f"{name}: {self.model!r} is the folder of a run; export its model first: jaxrl-llm "
                 f"export {self.model} FOLDER."
             )
         self.head = head_of(model)
@@ -358,8 +358,8 @@ def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncod
     tokenizer = data.load_tokenizer(reward.model) if tokenizer is None else tokenizer
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
-            f"{name}: the tokenizer has {tokenizer.vocab_size} tokens, and the model "
-            f"{reward.model!r} a vocabulary of {model.config.vocab_size}."
+            f"{name}: the tokenizer has {tokenizer.vocab_size} tokens, but the model "
+            f"{reward.model!r} has a vocabulary of {model.config.vocab_size}."
         )
     return TextEncoder(tokenizer, sys.maxsize, reward.chat, reward.system)
 

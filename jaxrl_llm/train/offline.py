@@ -160,7 +160,7 @@ class ReferenceLogp:
                 about = json.loads(str(file["header"]))
                 names, lengths, logp = file["names"], file["lengths"], file["logp"]
             if about.pop("format") != _FORMAT or lengths.sum() != len(logp):
-                raise ValueError("it is of another version of this package")
+                raise ValueError("another version of this package wrote it")
         except Exception as error:  # zip files fail in many ways
             raise ValueError(
                 f"reference_logp: {str(path)!r} is not a file of log-probabilities "
@@ -220,8 +220,8 @@ def reference_logp(
     for name, value in about.items():
         if table.about.get(name) != value:
             raise ValueError(
-                f"reference_logp: {str(path)!r} is of another {name}: {table.about.get(name)}, "
-                f"where this run has {value}; name another file."
+                f"reference_logp: {str(path)!r} was made with another {name}: "
+                f"{table.about.get(name)}, but this run has {value}; name another file."
             )
     absent = {}
     for rows in batches():
@@ -229,8 +229,8 @@ def reference_logp(
     if absent:
         prompt = questions[min(absent)[0]].prompt
         raise ValueError(
-            f"reference_logp: {str(path)!r} is of other data: {len(absent)} of the responses of "
-            f"this run are not in it, the first to prompt {prompt.id or prompt.text[:40]!r}; rows, "
-            "tokenizer and chat template must be those that it was made of. Name another file."
+            f"reference_logp: {str(path)!r} was made from other data: it lacks {len(absent)} of "
+            f"the responses of this run, the first to prompt {prompt.id or prompt.text[:40]!r}. "
+            "Name another file, or use the same rows, tokenizer and chat template."
         )
     return table

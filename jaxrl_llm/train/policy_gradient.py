@@ -358,14 +358,14 @@ def check_teacher(function: str, recipe: Recipe, model: Model, teacher: Model) -
     sizes = teacher.config.vocab_size, model.config.vocab_size
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"{function}: the teacher has {sizes[0]:,} tokens in its vocabulary and the policy "
-            f"{sizes[1]:,}; a teacher with another tokenizer teaches spans of text, as "
+            f"{function}: the teacher has {sizes[0]:,} tokens in its vocabulary, but the policy "
+            f"has {sizes[1]:,}; for a teacher with another tokenizer, use spans of text and a "
             "train.teachers.AlignedTeacher."
         )
     if recipe.teacher_top > sizes[0]:
         raise ValueError(
-            f"{function}: recipe {recipe.name!r} reads {recipe.teacher_top} most probable "
-            f"tokens of the teacher, whose vocabulary has {sizes[0]:,}."
+            f"{function}: recipe {recipe.name!r} reads the {recipe.teacher_top} most probable "
+            f"tokens of the teacher, but its vocabulary has {sizes[0]:,}."
         )
 
 
@@ -555,9 +555,9 @@ def score_batch(
     if (taught or states) and itself and "teacher_prompt_tokens" not in batch.extras:
         names = ", ".join([*taught, *(["teacher_hidden"] if states else [])])
         raise ValueError(
-            f"Recipe {recipe.name!r}: the batch has no teacher_prompt_tokens and "
-            f"teacher_prompt_mask in its extras, and no {names} computed from them; nor is there "
-            "another model as the teacher."
+            f"Recipe {recipe.name!r}: the batch needs teacher_prompt_tokens and "
+            f"teacher_prompt_mask in its extras, or {names} computed from them, since no other "
+            "model is the teacher."
         )
     if taught or states:
         reader, params = teacher_of(recipe, scorer, state, teacher)
@@ -606,7 +606,7 @@ def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatch
     """
     if batch.prompt_tokens.shape[0] < 2:
         raise ValueError(
-            "score_batch: kl_logp is of responses after another row's prompt, so a batch needs at "
+            "score_batch: kl_logp scores responses after another row's prompt, so a batch needs at "
             f"least 2 prompts; got {batch.prompt_tokens.shape[0]}."
         )
     others = batch.replace(
@@ -639,8 +639,8 @@ def score_visits(
             continue
         if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
             raise ValueError(
-                f"Recipe {recipe.name!r}: {name!r} recalls responses, and not how turns of theirs "
-                "are rewritten, by the chat template or the environment."
+                f"Recipe {recipe.name!r}: {name!r} recalls responses, but not their turns that the "
+                "chat template or the environment rewrites."
             )
         if "prompt_ids" not in batch.extras:
             raise ValueError(f"Recipe {recipe.name!r}: the batch has no prompt_ids in its extras.")
@@ -695,13 +695,13 @@ def apply_rules(
         return batch, states
     if absent := [name for name in rules if name not in states]:
         raise ValueError(
-            f"recipe {recipe.name!r} computes {', '.join(absent)} of the output matrix; give "
-            "init_state its output_shape."
+            f"recipe {recipe.name!r} computes {', '.join(absent)} from the output matrix; pass its "
+            "output_shape to init_state."
         )
     if learning_rate is None and any(rule.reads_rate for rule in rules.values()):
         raise ValueError(
-            f"recipe {recipe.name!r} reads the learning rate of the update; give make_step the "
-            "learning_rate, a number or the optimizer's schedule."
+            f"recipe {recipe.name!r} reads the learning rate of the update; pass learning_rate to "
+            "make_step, a number or the optimizer's schedule."
         )
     rate = None if learning_rate is None else next_rate(learning_rate, state.opt_state)
     others = tuple(entry for entry in recipe.computed if entry.source != "optimizer")

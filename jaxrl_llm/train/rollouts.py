@@ -181,8 +181,8 @@ def collect_rollouts(
     if isinstance(recipe.likelihood, FlowLikelihood):
         if rollout.latents is None:
             raise ValueError(
-                f"recipe {recipe.name!r} trains a flow policy, and {experiment.collector!r} brings "
-                "responses, which have no latents."
+                f"recipe {recipe.name!r} trains a flow policy, but {experiment.collector!r} "
+                "provides responses, which have no latents."
             )
         _, group_size, steps = rollout.mask.shape
         nodes = np.broadcast_to(recipe.likelihood.node_ids(steps, group_size), rollout.mask.shape)
@@ -328,8 +328,9 @@ def _play_collector(
                 rollout = sampler(params, run_key, prompts, version=version)
             else:
                 raise ValueError(
-                    f"recipe {recipe.name!r} asks {len(prompts)} prompts once a step, "
-                    f"{group_size} rollouts each; {experiment.collector!r} asks for others."
+                    f"recipe {recipe.name!r} samples {group_size} rollouts of each of "
+                    f"{len(prompts)} prompts once per step; {experiment.collector!r} asks for "
+                    "others."
                 )
             return processes.to_host(rollout)
 

@@ -257,8 +257,8 @@ class Run:
             self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
             return
         raise TrainingError(
-            f"{text}, as in each of the last {limit} steps; prompts that the policy solves neither "
-            "always nor never, another rule or more rounds would help."
+            f"{text}, as in each of the last {limit} steps; use prompts that the policy solves "
+            "sometimes but not always, another rule, or more rounds."
         )
 
     def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
@@ -362,8 +362,8 @@ class NonFiniteGuard:
             text += " but a non-finite state or scale of the method"
         if has_nonfinite_update(values):
             raise TrainingError(
-                f"{text} but a non-finite update, which the optimizer or its learning rate made; "
-                "the parameters are lost and the last checkpoint stands."
+                f"{text} but a non-finite update, because of the optimizer or its learning rate; "
+                "the parameters are lost, but the last checkpoint is intact."
             )
         if not _skipped(values):
             self._in_a_row = 0

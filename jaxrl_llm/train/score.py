@@ -344,8 +344,8 @@ class Scorer:
         """
         if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
             raise ValueError(
-                "score: the answer after each turn is not computed where turns before are "
-                "rewritten, by the chat template or the environment."
+                "score: the answer after each turn cannot be computed if the chat template or the "
+                "environment rewrites earlier turns."
             )
         P, G, T = batch.tokens.shape
         extras, turn_ids = batch.extras, batch.extras["turn_ids"]
@@ -491,7 +491,7 @@ class Scorer:
         named = {name for function in functions.values() for name in accepted(function)}
         taught = "teacher_logits" in named
         if taught and (self.teacher_matrix is None or "teacher_hidden" not in rows):
-            raise ValueError("score: a statistic reads teacher_logits, and there is no teacher.")
+            raise ValueError("score: a statistic reads teacher_logits, but there is no teacher.")
         named |= {"teacher_hidden"} if taught else set()
         if isinstance(packing, Tree) and named & set(rows):
             # Responses that share a token may have different extras at that token.

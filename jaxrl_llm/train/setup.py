@@ -458,13 +458,13 @@ def load_teacher(
     needed = longest + config.sampling.max_new_tokens
     if needed > other.config.max_length:
         raise ValueError(
-            f"config: prompts and responses may have {needed} tokens together, and the teacher's "
-            f"context {other.config.max_length}."
+            f"config: prompts and responses may have {needed} tokens together, but the teacher's "
+            f"context has {other.config.max_length}."
         )
     if not same_tokens:
         raise ValueError(
-            f"config: the teacher has another tokenizer than the policy, and recipe "
-            f"{recipe.name!r} compares tokens; take span_distillation."
+            "config: the teacher has another tokenizer than the policy, but recipe "
+            f"{recipe.name!r} compares tokens; use span_distillation."
         )
     return Teacher(other, params)
 
@@ -494,8 +494,8 @@ def _check_on_host(config: TrainConfig, teacher: Any, questions: Sequence[Questi
     several = next((x.prompt for x in questions if x.prompt.messages is not None), None)
     if several is not None:
         raise ValueError(
-            f"data: prompt {several.id or several.text[:40]!r} is a conversation, and {teacher!r} "
-            "reads the text of a prompt alone."
+            f"data: prompt {several.id or several.text[:40]!r} is a conversation, but {teacher!r} "
+            "reads only the text of a prompt."
         )
 
 
@@ -566,7 +566,7 @@ def encode_questions(
         if mask_id is not None and mask_id in tokens:
             raise ValueError(
                 f"data: prompt {prompt.id or prompt.text[:40]!r} holds the mask id {mask_id}, "
-                "which stands for no token."
+                "which is reserved for masked positions."
             )
     return encoded
 
@@ -583,15 +583,15 @@ def check_data(
     several = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if several is not None and (other_text or config.environment is not None):
         raise ValueError(
-            f"data: prompt {several.id or several.text[:40]!r} is a conversation, and recipe "
-            f"{recipe.name!r} or the environment reads the text of a prompt alone."
+            f"data: prompt {several.id or several.text[:40]!r} is a conversation, but recipe "
+            f"{recipe.name!r} or the environment reads only the text of a prompt."
         )
     if recipe.forward_only:
         return
     if config.environment is not None and collector_needs(recipe.collector, "stores_responses"):
         raise ValueError(
-            f"config: {recipe.collector!r} brings responses of earlier batches, of which the turns "
-            "of an episode are not stored; an environment needs another recipe."
+            f"config: {recipe.collector!r} reuses responses of earlier batches without the turns "
+            "of an episode; use another recipe with an environment."
         )
     rows = [Question(prompt, []) for prompt in prompts]
     check_fields(recipe, rows, environment=config.environment is not None)
@@ -657,7 +657,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     """
     if config.environment is not None and jax.process_count() > 1:
         raise ValueError(
-            f"config: an environment is played by one process; there are {jax.process_count()}."
+            f"config: an environment needs a single process; there are {jax.process_count()}."
         )
     mesh, sampler_mesh = load_meshes(
         config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
@@ -875,8 +875,8 @@ def _check_mixture(config: TrainConfig) -> None:
     """Raises ValueError for a run in which a teacher cannot sample with the policy."""
     if config.environment is not None:
         raise ValueError(
-            "config: a teacher does not sample episodes, whose evaluation is of the policy alone "
-            "and in the same slots; use a recipe without teacher_mixture."
+            "config: a recipe with teacher_mixture cannot use an environment, since a teacher does "
+            "not sample episodes; use a recipe without teacher_mixture."
         )
     if config.asynchrony.sampler_devices:
         raise ValueError(
@@ -890,7 +890,7 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     sampling = config.sampling
     if draft_steps_of(recipe.collector) is not None and model.velocity is None:
         raise ValueError(
-            f"config: {recipe.collector!r} asks for drafts, which a flow model alone makes."
+            f"config: {recipe.collector!r} asks for drafts, which only a flow model makes."
         )
     if is_causal(model):
         if sampling.denoising != DenoisingOptions():
@@ -900,12 +900,12 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
         if collector_needs(recipe.collector, "fixes_tokens"):
             raise ValueError(
                 f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
-                "model that denoises (causal=False)."
+                "denoising model (causal=False)."
             )
         return
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:
-            raise ValueError(f"sampling: {name} has no effect with a model that denoises.")
+            raise ValueError(f"sampling: {name} has no effect with a denoising model.")
     if not recipe.forward_only:
         scorer_of(recipe, model, temperature=sampling.temperature)
     if model.velocity is not None and sampling.denoising != DenoisingOptions():
@@ -915,17 +915,17 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     collector = recipe.collector
     if config.environment is not None or collector_needs(collector, "needs_slots"):
         raise ValueError(
-            "config: a model that denoises uncovers a response of one length, and an environment "
-            "or this collector needs one that goes on."
+            "config: a denoising model writes responses of a fixed length, which an environment or "
+            "this collector cannot continue."
         )
     if config.offline and config.evaluation.enabled:
         raise ValueError(
-            "evaluation: the pairs of the data are not evaluated with a model that denoises; turn "
-            "the evaluation off."
+            "evaluation: a denoising model cannot be evaluated on the pairs of the data; turn the "
+            "evaluation off."
         )
     if recipe.forward_only or config.asynchrony.max_staleness:
         what = "an evolution recipe" if recipe.forward_only else "rollouts ahead of their step"
-        raise ValueError(f"config: a model that denoises does not train by {what}.")
+        raise ValueError(f"config: a denoising model cannot train with {what}.")
 
 
 def make_algorithm(

@@ -163,8 +163,8 @@ def init_state(
         anchor = jax.tree.map(jnp.copy, start if init is None else init(start))
     elif reference is not None:
         raise ValueError(
-            f"init_state: recipe {recipe.name!r} keeps its reference frozen, so it is no part of "
-            "the state; hand it to what computes ref_logp."
+            f"init_state: recipe {recipe.name!r} has a frozen reference, which is not part of the "
+            "state; pass it to the function that computes ref_logp."
         )
     earlier: ArrayTree = ()
     if recipe.earlier is not None:

@@ -104,8 +104,8 @@ class ModelTeacher:
         lengths = (len(x) + len(y) for x, y in zip(prompts, responses, strict=True))
         if (longest := max(lengths, default=0)) > context:
             raise ValueError(
-                f"ModelTeacher: a prompt and its response have {longest} tokens, and the teacher's "
-                f"context {context}."
+                f"ModelTeacher: a prompt and its response have {longest} tokens, but the teacher's "
+                f"context has {context}."
             )
         scores: list[TokenScores] = []
         for first in range(0, len(responses), self._rows):
@@ -173,7 +173,9 @@ class ServerTeacher:
     ):
         checks.check_positive("ServerTeacher", timeout=timeout, parallel=parallel)
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"ServerTeacher: url begins with http:// or https://; got {url!r}.")
+            raise ValueError(
+                f"ServerTeacher: url must begin with http:// or https://; got {url!r}."
+            )
         self.url, self._model, self._key = url.rstrip("/"), model, key
         self._timeout, self._parallel = timeout, parallel
         self._fewest: int | None = None  # minimum tokens that a request must sample
@@ -209,8 +211,8 @@ class ServerTeacher:
             numbers = {int(k): float(_logprob(x)) for k, x in entry.items()}
             if token not in numbers or len(numbers) < top:
                 raise ValueError(
-                    f"The teacher at {self.url} returned {len(numbers)} log-probabilities of a "
-                    f"token, where the token's and the {top} best were asked for."
+                    f"The teacher at {self.url} returned {len(numbers)} log-probabilities for a "
+                    f"token, but the request asked for the token and the {top} best."
                 )
             order = sorted(numbers, key=lambda k: -numbers[k])[:top]
             logp.append(numbers[token])
@@ -342,11 +344,15 @@ class StoredTeacher:
                 self._file = dict(file)
             stored = int(self._file["format"])
         except Exception as error:  # zip files fail in many ways
-            raise ValueError(f"StoredTeacher: {self.path!r} has no scores of a teacher.") from error
+            raise ValueError(
+                f"StoredTeacher: {self.path!r} is not a file of teacher scores."
+            ) from error
         if stored != _FORMAT:
             raise ValueError(f"StoredTeacher: {self.path!r} has format {stored}, not {_FORMAT}.")
         if wrong := _wrong_shape(self._file):
-            raise ValueError(f"StoredTeacher: {self.path!r} is not of write_scores: {wrong}.")
+            raise ValueError(
+                f"StoredTeacher: {self.path!r} was not written by write_scores: {wrong}."
+            )
         self.digest = hashlib.sha256(data).hexdigest()[:16]
         self._rows = {key: i for i, key in enumerate(self._file["keys"].tolist())}
 
@@ -356,13 +362,13 @@ class StoredTeacher:
     def check(self, tokenizer: Any, questions: Sequence[Question]) -> None:
         """Raises ValueError if the scores are of another tokenizer or data set."""
         if str(self._file["tokenizer"]) != tokenizer_digest(tokenizer):
-            raise ValueError(f"{self!r} is of another tokenizer than the run's.")
+            raise ValueError(f"{self!r} was made with another tokenizer than the run's.")
         known = set(self._file["prompts"].tolist())
         for question in questions:
             if _row_key(question.tokens) not in known:
                 prompt = question.prompt
                 raise ValueError(
-                    f"{self!r} is of another data set: it has no response to prompt "
+                    f"{self!r} was made from another data set: it has no response to prompt "
                     f"{prompt.id or prompt.text[:40]!r}."
                 )
 
@@ -370,14 +376,14 @@ class StoredTeacher:
         """See :class:`TokenTeacher`."""
         stored = self._file["top_ids"].shape[-1]
         if top > stored:
-            raise ValueError(f"{self!r} has the {stored} best tokens of each place, not {top}.")
+            raise ValueError(f"{self!r} has the {stored} best tokens at each position, not {top}.")
         scores = []
         for prompt, response in zip(prompts, responses, strict=True):
             row = self._rows.get(_row_key(prompt, response))
             if row is None:
                 raise ValueError(
-                    f"{self!r} has no scores of a response of {len(response)} tokens; responses "
-                    "that are sampled need a teacher that runs."
+                    f"{self!r} has no scores for a response of {len(response)} tokens; sampled "
+                    "responses need a model or a token server as the teacher."
                 )
             starts = self._file["starts"]
             cut = slice(starts[row], starts[row + 1])
@@ -451,27 +457,27 @@ def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
     if isinstance(teacher, AlignedTeacher) != ("teacher_span_logp" in recipe.required_fields):
         if isinstance(teacher, AlignedTeacher):
             raise ValueError(
-                f"config: recipe {recipe.name!r} compares tokens, and a teacher with another "
-                "tokenizer has other tokens; take span_distillation."
+                f"config: recipe {recipe.name!r} compares tokens, so the teacher needs the "
+                "policy's tokenizer; use span_distillation."
             )
         raise ValueError(
-            f"config: recipe {recipe.name!r} compares spans of text, which a "
-            "train.teachers.AlignedTeacher scores."
+            f"config: recipe {recipe.name!r} compares spans of text; use a "
+            "train.teachers.AlignedTeacher."
         )
     if recipe.teacher_mixture:
         raise ValueError(
-            f"config: the teacher of recipe {recipe.name!r} samples with the policy, which "
-            f"{teacher!r} cannot; name a model."
+            f"config: the teacher of recipe {recipe.name!r} samples with the policy, but "
+            f"{teacher!r} cannot sample; use a model."
         )
     if recipe.reads_teacher_logits:
         raise ValueError(
             f"config: recipe {recipe.name!r} reads all logits of its teacher, which {teacher!r} "
-            "does not have; take the most probable ones, such as recipes.gkd(top=20)."
+            "does not have; use the most probable tokens, such as recipes.gkd(top=20)."
         )
     if unknown := sorted(set(recipe.computed_from("teacher")) - set(_KNOWN)):
         raise ValueError(
-            f"config: recipe {recipe.name!r} reads {', '.join(unknown)} of its teacher, and "
-            f"{teacher!r} has {', '.join(_KNOWN)} alone."
+            f"config: recipe {recipe.name!r} reads {', '.join(unknown)} of its teacher, but "
+            f"{teacher!r} has only {', '.join(_KNOWN)}."
         )
 
 
@@ -503,13 +509,13 @@ def host_scores(
     where = np.asarray(batch.where) & mask.any(axis=-1)
     if any(message is not None for row in messages for message in row):
         raise ValueError(
-            f"config: {teacher!r} reads the prompts of the data, and the collector of recipe "
+            f"config: {teacher!r} reads the prompts of the data, but the collector of recipe "
             f"{recipe.name!r} sends others."
         )
     if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
         raise ValueError(
-            f"config: {teacher!r} reads a response in one piece, and the chat template or the "
-            "environment rewrites the turns before; take a teacher on the devices."
+            f"config: {teacher!r} reads a response as one text, but the chat template or the "
+            "environment rewrites earlier turns; use a model as the teacher."
         )
     # A server may answer each process differently, so only the first process asks; a model on a
     # mesh needs all processes.
@@ -545,8 +551,8 @@ def host_scores(
     for place, n, scores in zip(places, lengths, every, strict=True):
         if (highest := int(scores.top_ids.max(initial=0))) >= vocab_size:
             raise ValueError(
-                f"config: {teacher!r} names token {highest:,}, and the policy has {vocab_size:,} "
-                "tokens: they have other tokenizers."
+                f"config: {teacher!r} names token {highest:,}, but the policy has {vocab_size:,} "
+                "tokens, so their tokenizers differ."
             )
         values["teacher_token_logp"][place][:n] = scores.logp
         values["top_ids"][place][:n] = scores.top_ids

@@ -185,7 +185,7 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
         ("", ["--sampling.max-new-tokens", "256"], 2, ["leaves no room for a prompt"]),
         ("", ["--run-dir", "my_run.py/run"], 2, ["The run folder", "cannot be written"]),
         ("", ["--run-dir", "x" * 300], 2, ["The run folder", "File name too long"]),
-        ("", ["--run-dir", "."], 2, ["holds files that are not of a run", "'my_run.py'"]),
+        ("", ["--run-dir", "."], 2, ["has files that do not belong to a run", "'my_run.py'"]),
         ("", ["--data.prompts", "empty.jsonl"], 2, ["empty.jsonl is empty"]),
         ("", ["--data.prompts", "nowhere.jsonl"], 2, ["nowhere.jsonl"]),
         ("", ["--data.prompts", "gym:chain_smu"], 2, ["no task 'chain_smu'", "chain_sum"]),
@@ -316,9 +316,7 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
 
     code, _, err = run(capsys, "train", path, *options)
     assert code == 2
-    one_sentence(
-        err, "already holds a run; go on with it (--resume)", "(--run-dir)", "(--overwrite)"
-    )
+    one_sentence(err, "already holds a run; continue it (--resume)", "(--run-dir)", "(--overwrite)")
     lock = FolderLock("run")
     for words in ([], ["--resume"]):
         code, _, err = run(capsys, "train", path, *options, "--steps", "3", *words)
@@ -443,7 +441,7 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     one_sentence(err, "--raw has no effect: the run was trained without the chat template")
     code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--dtype", "bfloat16")
     assert code == 2
-    one_sentence(err, "dtype has no effect on a model that comes from a function")
+    one_sentence(err, "dtype has no effect on a model that a function returns")
     # Nor are there questions that such a run never saw.
     code, _, err = run(capsys, "evaluate", tmp_path / "plain")
     assert code == 2

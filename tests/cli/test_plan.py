@@ -22,7 +22,7 @@ def test_what_does_not_fit_is_refused(capsys, tmp_path):
     assert code == 0 and "It fits." in out
     code, out, err = run(capsys, "train", path, *words[:2], "1", "--mesh.fsdp", "-1")
     assert code == 2 and "It fits." not in out
-    one_sentence(err, "give fsdp a size in place of -1 (--mesh.fsdp)")
+    one_sentence(err, "set fsdp to a size instead of -1 (--mesh.fsdp)")
 
 
 def test_options_without_effect(capsys, tmp_path):

@@ -128,5 +128,5 @@ def test_stored_responses_are_no_episodes(tmp_path, recipe):
 
     config = tiny_run(tmp_path, recipe=recipe)
     config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
-    with pytest.raises(ValueError, match="of which the turns of an episode are not stored"):
+    with pytest.raises(ValueError, match="without the turns of an episode; use another recipe"):
         load_experiment(config)

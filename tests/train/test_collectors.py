@@ -315,7 +315,7 @@ def test_a_population_answers_once(tmp_path):
     refill = jr.curation.refill(jr.curation.informative_groups)
     recipe = jr.recipes.eggroll(sigma=0.05).replace(collector=refill)
     config = tiny_run(tmp_path, recipe=recipe, reward=never, remat="full")
-    with pytest.raises(ValueError, match="asks 4 prompts once a step, 2 rollouts each"):
+    with pytest.raises(ValueError, match="samples 2 rollouts of each of 4 prompts once per step"):
         train(config)
 
 

@@ -35,7 +35,7 @@ batch_reward.patience = 60.0
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (DataConfig, {"prompts": "gym:x", "held_out": 1.0}, "held_out is a share below 1"),
+        (DataConfig, {"prompts": "gym:x", "held_out": 1.0}, "held_out must be a share below 1"),
         (DataConfig, {"prompts": "a.jsonl", "evaluation": "b.jsonl"}, "held_out has no effect"),
         (DataConfig, {"prompts": "a.jsonl", "chat": False, "system": "hi"}, "system has no effect"),
         (SamplingConfig, {"group_size": 0}, "group_size must be above 0"),
@@ -78,12 +78,12 @@ batch_reward.patience = 60.0
         (MeshConfig, {"data": 0}, "data must be above 0"),
         (MeshConfig, {"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
         (CheckpointConfig, {"keep": 0}, "keep must be above 0"),
-        (CheckpointConfig, {"every": 0, "best": "reward"}, "best has no effect where only the la"),
+        (CheckpointConfig, {"every": 0, "best": "reward"}, "best has no effect if only the la"),
         (CheckpointConfig, {"best": "loss"}, "checkpoint: best must be one of"),
         (EvaluationConfig, {"enabled": False, "every": 2}, "no effect if not enabled"),
         (EvaluationConfig, {"samples": 0}, "samples must be above 0"),
         (ReportConfig, {"sinks": ("tensorbord",)}, "Did you mean 'tensorboard'"),
-        (ReportConfig, {"sinks": ("wandb", "wandb")}, "sinks names one twice"),
+        (ReportConfig, {"sinks": ("wandb", "wandb")}, "sinks has duplicates"),
         (ReportConfig, {"profile": (0,)}, "profile must be above 0"),
         (ReportConfig, {"peak_flops": 0.0}, "peak_flops must be above 0"),
         (
@@ -168,9 +168,9 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
         ({"mesh": MeshConfig(data=8)}, "does not divide over 8 devices"),
         ({"remat": "most"}, "remat must be one of 'none', 'dots', 'full'"),
         ({"dtype": "float16"}, "dtype must be one of"),
-        ({"dtype": "bfloat16"}, "dtype has no effect on a model that comes from a function"),
+        ({"dtype": "bfloat16"}, "dtype has no effect on a model that a function returns"),
         ({"quantization": "fp16"}, "quantization must be one of None, 'int8', 'fp8'"),
-        ({"quantization": "fp8"}, "quantization has no effect on a model that comes from a func"),
+        ({"quantization": "fp8"}, "quantization has no effect on a model that a func"),
         (
             {"reward": batch_reward, "reward_deadline": 5.0},
             "reward_deadline has no effect on a reward that has its own",

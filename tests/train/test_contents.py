@@ -36,7 +36,9 @@ def test_files_of_others_are_refused_and_stay(tmp_path, names, listed, options):
     before = texts(tmp_path)
     with pytest.raises(OccupiedError) as error:
         train(tiny_run(tmp_path), **options)
-    assert str(error.value).startswith(f"The folder {str(tmp_path)!r} holds files that are not of ")
+    assert str(error.value).startswith(
+        f"The folder {str(tmp_path)!r} has files that do not belong to "
+    )
     assert listed in str(error.value) and "--run-dir" in str(error.value)
     assert texts(tmp_path) == before
 
@@ -93,7 +95,7 @@ def test_a_run_with_steps_is_replaced_only_if_asked_to(tmp_path):
     (tmp_path / "checkpoints" / "step_00000009.damaged").mkdir()
     (tmp_path / "skipped_step_00000001.npz").write_text("")
     before = (tmp_path / "metrics.jsonl").read_text()
-    sentence = "already holds a run; go on with it .--resume., .* start over .--overwrite."
+    sentence = "already holds a run; continue it .--resume., .* start over .--overwrite."
     with pytest.raises(OccupiedError, match=sentence):
         train(tiny_run(tmp_path, steps=1))
     with pytest.raises(ValueError, match="overwrite has no effect with resume"):
@@ -116,7 +118,7 @@ def test_a_run_with_steps_is_replaced_only_if_asked_to(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "  ", "a\0b"])
 def test_an_empty_name_is_refused(name):
-    with pytest.raises(ValueError, match="a run needs the name of a folder"):
+    with pytest.raises(ValueError, match="the name of a run folder must not be empty"):
         RunFolder(name, resume=False)
 
 

@@ -223,9 +223,11 @@ def test_what_does_not_go_together(tiny):
     optimizer = optax.sgd(0.1)
     with pytest.raises(ValueError, match="with a likelihood needs a denoising model"):
         make_step(causal, recipe, optimizer)
-    with pytest.raises(ValueError, match="causal=False does not have; give it a likelihood"):
+    with pytest.raises(
+        ValueError, match="causal=False does not have; give the recipe a likelihood"
+    ):
         make_step(model, jr.recipes.grpo(), optimizer)
-    with pytest.raises(ValueError, match="so they share nothing"):
+    with pytest.raises(ValueError, match="so responses cannot share a prefix"):
         make_step(model, recipe, optimizer, shared_prefix_len=2)
     with pytest.raises(ValueError, match="has a likelihood .* and a critic"):
         jr.recipes.ppo_max().replace(likelihood=mean_field_likelihood())
@@ -240,7 +242,7 @@ def test_what_does_not_go_together(tiny):
     with pytest.raises(ValueError, match="depends on the advantages"):
         recipe_of(sandwiched_likelihood()).check_passes(2, 1)
     of_tokens = batch_of(spg.likelihood).replace(advantages=jnp.ones((2, 2, T)))
-    with pytest.raises(ValueError, match="one advantage a response"):
+    with pytest.raises(ValueError, match="one advantage per response"):
         jax.eval_shape(scorer_of(spg, model), tiny[1], of_tokens)
     # With blocks the model has a cache, and would sample as if it predicted the next token.
     blocks = jr.models.make_model(dataclasses.replace(model.config, block_length=2))
@@ -350,7 +352,9 @@ def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
     result = train(tiny_run(tmp_path / "run", **options, steps=2))
     # No group has a right response of its own.
     assert all(row["grad_norm"] > 0 for row in result.history)
-    with pytest.raises(ValueError, match="fixes tokens of a response, which needs a model that"):
+    with pytest.raises(
+        ValueError, match="fixes tokens of a response, which needs a denoising model"
+    ):
         train(tiny_run(tmp_path / "causal", recipe=recipe, data=options["data"]))
     options["recipe"] = jr.recipes.igpo_inpainting(answer="id")
     with pytest.raises(ValueError, match="'demonstration' of prompt '0' does not hold its 'id'"):

@@ -324,10 +324,10 @@ def test_stored_scores_train_as_the_model_does(config, tmp_path):
     with pytest.raises(Exception, match="another teacher: the parameters or scores"):
         train(dataclasses.replace(config, **alone, steps=3), resume=True)
 
-    with pytest.raises(ValueError, match=r"5 best tokens of each place, not 9"):
+    with pytest.raises(ValueError, match=r"5 best tokens at each position, not 9"):
         StoredTeacher(path).score([[1]], [[2]], top=9)
     more = dataclasses.replace(config, teacher=path, data=DataConfig(prompts=others, chat=False))
-    with pytest.raises(ValueError, match="is of another data set: .* prompt 'other 0'"):
+    with pytest.raises(ValueError, match="was made from another data set: .* prompt 'other 0'"):
         load_experiment(more)
     with pytest.raises(ValueError, match="is of another tokenizer"):
         StoredTeacher(path).check(Upper(), [])
@@ -358,7 +358,7 @@ def test_a_file_of_scores_is_written_whole_and_read_whole(tmp_path, monkeypatch)
     ):
         other = {k: v for k, v in (whole | changes).items() if v is not None}
         np.savez(path, **other)
-        with pytest.raises(ValueError, match=f"is not of write_scores: .*{words}"):
+        with pytest.raises(ValueError, match=f"was not written by write_scores: .*{words}"):
             StoredTeacher(path)
 
 
@@ -462,22 +462,25 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"teacher": None}, "recipe 'gkd' learns from a teacher, and there is none"),
+        ({"teacher": None}, "recipe 'gkd' needs a teacher; set teacher to a model"),
         ({"recipe": "dr_grpo"}, "teacher has no effect: recipe 'dr_grpo' learns from none"),
         ({"recipe": "sdpo"}, "teacher has no effect: recipe 'sdpo' is its own teacher"),
-        ({"teacher": other_vocabulary}, "has 200 tokens in its vocabulary and the policy 259"),
-        ({"teacher": upper}, "has another tokenizer .*; take span_distillation"),
+        ({"teacher": other_vocabulary}, "has 200 tokens in its vocabulary, but the policy has 259"),
+        ({"teacher": upper}, "has another tokenizer .*; use span_distillation"),
         (
             {"recipe": "minillm", "teacher": Counting()},
-            "the teacher of recipe 'minillm' samples with the policy, .*; name a model",
+            "the teacher of recipe 'minillm' samples with the policy, .*; use a model",
         ),
         ({"teacher": Counting()}, r"reads all logits of its teacher, .*recipes.gkd\(top=20\)"),
-        ({"teacher": AlignedTeacher(Counting(), Pairs())}, "compares tokens, .* other tokens"),
+        (
+            {"teacher": AlignedTeacher(Counting(), Pairs())},
+            "compares tokens, so the teacher needs the policy's tokenizer",
+        ),
         (
             {"recipe": "span_distillation", "teacher": Counting()},
-            "compares spans of text, which a train.teachers.AlignedTeacher scores",
+            "compares spans of text; use a train.teachers.AlignedTeacher",
         ),
-        ({"teacher": "scores.npz"}, "'scores.npz' has no scores of a teacher"),
+        ({"teacher": "scores.npz"}, "'scores.npz' is not a file of teacher scores"),
         (
             {"recipe": "iw_opd", "teacher": Counting(), "sampling": WARM},
             "scores at temperature 1; sampling.temperature is 0.5",
@@ -496,10 +499,10 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
                 "teacher": AlignedTeacher(Counting(), Pairs()),
                 "data": DataConfig(prompts=conversations),
             },
-            "prompt 'say 0' is a conversation, and AlignedTeacher",
+            "prompt 'say 0' is a conversation, but AlignedTeacher",
         ),
         ({"teacher": denoiser}, "the teacher is a denoising model"),
-        ({"teacher": short}, "may have 13 tokens together, and the teacher's context 12"),
+        ({"teacher": short}, "may have 13 tokens together, but the teacher's context has 12"),
     ],
 )  # fmt: skip
 def test_a_teacher_that_cannot_teach_is_refused(config, changes, error):
@@ -521,14 +524,14 @@ def test_a_teacher_on_the_host_reads_the_prompts_of_the_batch():
     assert [prompt for prompt, _ in counting.asked] == want
     np.testing.assert_array_equal(said["teacher_token_logp"][0, 1], [-1, -2, -3, 0, 0])
     tree = batch.replace(packing=Tree(*[batch.tokens] * 5))
-    with pytest.raises(ValueError, match="reads a response in one piece"):
+    with pytest.raises(ValueError, match="reads a response as one text"):
         host_scores(
             counting, recipe, tree, questions, [[None] * 2] * 2, encoder=encoder, vocab_size=259
         )
 
 
 def test_a_text_longer_than_the_context_of_a_teacher_is_refused():
-    with pytest.raises(ValueError, match="have 13 tokens, and the teacher's context 12"):
+    with pytest.raises(ValueError, match="have 13 tokens, but the teacher's context has 12"):
         ModelTeacher(*short()[:2]).score([[1], [1]], [[2], [2] * 12])
 
 
@@ -536,13 +539,13 @@ def test_a_text_longer_than_the_context_of_a_teacher_is_refused():
 def test_a_file_that_holds_no_scores_is_named(tmp_path, data):
     path = tmp_path / "scores.npz"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="has no scores of a teacher"):
+    with pytest.raises(ValueError, match="is not a file of teacher scores"):
         StoredTeacher(path)
 
 
 def test_more_tokens_than_the_vocabulary_has_are_refused(config):
     config = dataclasses.replace(config, recipe=jr.recipes.gkd(top=300))
-    with pytest.raises(ValueError, match="reads 300 most probable tokens .* has 259"):
+    with pytest.raises(ValueError, match="reads the 300 most probable tokens .* has 259"):
         load_experiment(config)
     with pytest.raises(ValueError, match="top 300 is above the 259 tokens"):
         ModelTeacher(*teacher()[:2]).score([[1]], [[2]], top=300)
@@ -558,5 +561,5 @@ def test_a_server_without_a_model_is_named(monkeypatch):
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="The teacher at http://127.0.0.1:1 does not answer"):
         ServerTeacher("http://127.0.0.1:1", timeout=1).score([[1]], [[2]])
-    with pytest.raises(ValueError, match="begins with http"):
+    with pytest.raises(ValueError, match="must begin with http"):
         ServerTeacher("localhost")

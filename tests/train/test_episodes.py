@@ -236,7 +236,7 @@ def test_a_run_trains_evaluates_and_resumes_exactly(tmp_path):
         ({"reward": lambda p, c, m: 0.0}, "reward has no effect"),
         ({"environment": object()}, "reset and step"),
         ({"environment": None, "reward": lambda p, c, m: 0.0}, "episodes has no effect"),
-        ({"recipe": "eggroll"}, "plays no environment"),
+        ({"recipe": "eggroll"}, "cannot use an environment"),
         ({"reward_deadline": 3.0}, "episodes.seconds"),
         ({"reward_on_error": "zero"}, "reward_on_error has no effect"),
     ],
@@ -250,7 +250,7 @@ def test_what_has_no_effect_with_an_environment_is_refused(tmp_path, changes, me
 
 def test_several_processes_play_no_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="played by one process; there are 2"):
+    with pytest.raises(ValueError, match="an environment needs a single process; there are 2"):
         load_experiment(config(tmp_path, Letters()))
 
 

@@ -207,8 +207,11 @@ BAD = {
     "microbatches": ({"microbatches": 2}, "microbatches has no effect with 'eggroll'"),
     "updates": ({"epochs": 2}, "serve one update; got epochs 2"),
     "slots": ({"sampling": SamplingConfig(slots=8)}, "slots has no effect with 'eggroll'"),
-    "lora": ({"lora": LoRAConfig(rank=2)}, "leave the rank out"),
-    "mesh": ({"mesh": MeshConfig(data=16), "prompts_per_step": 16}, "8 members do not divide"),
+    "lora": ({"lora": LoRAConfig(rank=2)}, "leave out the rank"),
+    "mesh": (
+        {"mesh": MeshConfig(data=16), "prompts_per_step": 16},
+        "8 members cannot be divided evenly",
+    ),
 }
 
 

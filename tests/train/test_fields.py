@@ -190,17 +190,20 @@ def test_names_of_ones_own_come_from_either():
 @pytest.mark.parametrize(
     ("names", "options", "words"),
     [
-        (["flawed"], {}, r"needs 'flawed' \(whether .*\); it is no name in the mapping that the"),
+        (
+            ["flawed"],
+            {},
+            r"needs 'flawed' \(whether .*\), which is missing from the mapping that the",
+        ),
         (
             ["flawed"],
             {"metadata": {"flawed": [True, False]}},  # a prompt has no flaws
-            "it is no name in the mapping that the reward returns",
+            ", which is missing from the mapping that the reward returns",
         ),
         (
             ["flawed"],
             {"reward_components": {"right": REWARDS, "flawed": REWARDS}},
-            "takes 'flawed' from the mapping .* added up to the reward; give the mapping an entry "
-            "'reward'",
+            "reads 'flawed' from the mapping .* the sum of all entries; add an entry 'reward'",
         ),
         (
             ["flawed"],
@@ -218,13 +221,25 @@ def test_names_of_ones_own_come_from_either():
             r"needs 'prior' \(predicted .*\); prompt 'q0' has none in its metadata\.",
         ),
         (["prior"], {"metadata": {"prior": [0.5, "high"]}}, "prompt 'q1' has 'high', where a num"),
-        (["prior"], {"metadata": {"prior": [None, 0.5]}}, "prompt 'q0' has None, where a number"),
-        (["prior"], {"metadata": {"prior": [0.5, np.nan]}}, "prompt 'q1' has nan, where a number"),
-        (["prior"], {"metadata": {"prior": [0.5, [1.0]]}}, r"'q1' has \[1.0\], where a number"),
+        (
+            ["prior"],
+            {"metadata": {"prior": [None, 0.5]}},
+            "prompt 'q0' has None, which is not a finite number",
+        ),
+        (
+            ["prior"],
+            {"metadata": {"prior": [0.5, np.nan]}},
+            "prompt 'q1' has nan, which is not a finite number",
+        ),
+        (
+            ["prior"],
+            {"metadata": {"prior": [0.5, [1.0]]}},
+            r"'q1' has \[1.0\], which is not a finite number",
+        ),
         (
             ["mine"],
             {"metadata": {"mine": [[1.0], [1.0, 2.0]]}},
-            r"prompt 'q1' has a value of shape \(2,\), those before it \(1,\)",
+            r"prompt 'q1' has a value of shape \(2,\), but those before it have shape \(1,\)",
         ),
         (
             ["reward_components"],
@@ -255,7 +270,7 @@ def test_a_run_brings_what_every_preset_needs_that_is_whole():
     recipe = needing("hot_logp")
     with pytest.raises(
         ValueError,
-        match="recipe 'plain' needs 'hot_logp' .* which this loop cannot bring; call train.make_st",
+        match="recipe 'plain' needs 'hot_logp' .* which no training run provides; call train.mak",
     ):
         check_fields(recipe, questions())
 
@@ -303,9 +318,17 @@ def test_unit_tests_of_one_attempt_or_of_several():
         ("trloo", {}, "needs 'turn_rewards' .*; the reward returns no mapping with a list under"),
         ("verpo", {}, "needs 'test_passes' .*; the reward returns no mapping with a list under"),
         ("trloo", {"turn_rewards": ["good"] * 6}, "'turn_rewards' of .* prompt 'q0' is a text"),
-        ("trloo", {"turn_rewards": [[[1.0]]] * 6}, "prompt 'q0' has 2 axes; it takes one number a"),
+        (
+            "trloo",
+            {"turn_rewards": [[[1.0]]] * 6},
+            "prompt 'q0' has 2 axes; it must have one number per",
+        ),
         ("trloo", {"turn_rewards": [[]] * 6}, "is empty; a response has at least one step"),
-        ("trloo", {"turn_rewards": [[1.0, 2.0]] * 6}, "has 2 steps, and 'turn_ends' 1; the reward"),
+        (
+            "trloo",
+            {"turn_rewards": [[1.0, 2.0]] * 6},
+            "has 2 steps, but 'turn_ends' has 1; the reward",
+        ),
         (
             "trloo",
             {"turn_rewards": [[1.0, 2.0]] * 6, "turn_ends": [[3, 2]] * 6},
@@ -393,7 +416,7 @@ def test_what_is_computed_of_the_responses():
             *jr.recipes.sdpo().computed[1:],
         ),
     )
-    with pytest.raises(ValueError, match="teacher_texts has 1 messages, where the batch has 2 x 3"):
+    with pytest.raises(ValueError, match="teacher_texts has 1 messages, but the batch has 2 x 3"):
         bring(few)
 
 
@@ -416,7 +439,7 @@ def test_values_of_a_critic_are_computed_and_those_of_nobody_refused():
     values = Recipe(
         name="plain", advantage=gae, surrogate=jr.surrogates.ppo_clip, inputs=("values",)
     )
-    with pytest.raises(ValueError, match="needs 'values' .* which this loop cannot bring"):
+    with pytest.raises(ValueError, match="needs 'values' .* which no training run provides"):
         check_fields(values, questions())
 
 
@@ -436,7 +459,7 @@ def test_a_success_rate_takes_rewards_between_0_and_1(name, value):
     # Three float32 parts of 0.1, 0.2 and 0.7 may add up to the next number above 1.
     check_rewards(recipe, np.nextafter(good, np.float32(2)), QUESTIONS)
     good[1, 0] = value
-    words = rf"^recipe '{name}' is defined for rewards in \[0, 1\] alone; "
+    words = rf"^recipe '{name}' is only defined for rewards in \[0, 1\]; "
     with pytest.raises(ValueError, match=words + rf"prompt 'Who\?' has a reward of {value:g}\.$"):
         check_rewards(recipe, good, QUESTIONS)
 
@@ -444,7 +467,9 @@ def test_a_success_rate_takes_rewards_between_0_and_1(name, value):
 def test_maxrl_takes_any_reward_from_0_on():
     recipe, rewards = recipe_of("maxrl"), np.array([[0.0, 40.0]], np.float32)
     check_rewards(recipe, rewards, QUESTIONS)
-    with pytest.raises(ValueError, match="of at least 0 alone; prompt 'a' has a reward of -40"):
+    with pytest.raises(
+        ValueError, match="only defined for rewards of at least 0; prompt 'a' has a reward of -40"
+    ):
         check_rewards(recipe, -rewards, QUESTIONS)
 
 
@@ -454,5 +479,7 @@ def test_other_methods_take_any_reward():
 
 def test_a_run_is_told_the_prompt(tmp_path):
     config = tiny_run(tmp_path, recipe="maxrl", reward=lambda *_: -1.0, steps=1)
-    with pytest.raises(ValueError, match="recipe 'maxrl' .* at least 0 alone; prompt .* of -1"):
+    with pytest.raises(
+        ValueError, match="recipe 'maxrl' .* only defined for .* at least 0; prompt .* of -1"
+    ):
         train(config)

@@ -310,7 +310,7 @@ def test_drafts_choose_the_noise_that_trains(tmp_path):
     rewards = 1 / (1 + np.exp(-2 * made.batch.extras["latents"][:, :, -1, 1, 0]))
     np.testing.assert_allclose(made.batch.rewards, rewards, rtol=1e-5)
     causal = tiny_run(tmp_path / "causal", recipe=recipe.replace(likelihood=None, regularizers=()))
-    with pytest.raises(ValueError, match="asks for drafts, which a flow model alone makes"):
+    with pytest.raises(ValueError, match="asks for drafts, which only a flow model makes"):
         train(causal)
 
 
@@ -322,7 +322,7 @@ def test_what_does_not_go_together(tmp_path):
         make_step(causal, recipe, optax.sgd(0.1))
     with pytest.raises(ValueError, match="not a flow model"):
         make_step(model, masks, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="give it a likelihood"):
+    with pytest.raises(ValueError, match="give the recipe a likelihood"):
         make_step(model, jr.recipes.grpo(), optax.sgd(0.1))
     with pytest.raises(ValueError, match="temperature has no effect on a flow policy"):
         make_step(model, recipe, optax.sgd(0.1), temperature=0.5)
@@ -355,7 +355,7 @@ def test_what_does_not_go_together(tmp_path):
     refused("top_k has no effect", sampling=SamplingConfig(group_size=2, max_new_tokens=4, top_k=3))
     hot = SamplingConfig(group_size=2, max_new_tokens=4, temperature=0.5)
     refused("temperature has no effect on a flow policy", sampling=hot)
-    refused("give it a likelihood", recipe="grpo")
+    refused("give the recipe a likelihood", recipe="grpo")
     shown = recipe.replace(collector=jr.curation.only_demonstrations(reward=1.0))
     refused("which have no latents", recipe=shown, data=DataConfig(prompts=shown_prompts))
     lora = jr.models.LoRAConfig(rank=2, targets=("layers",))

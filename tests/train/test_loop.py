@@ -277,7 +277,7 @@ def test_run_folders(tmp_path):
     ):
         train(tiny_run(tmp_path / "file" / "run"))
     train(tiny_run(tmp_path / "run", steps=1))
-    with pytest.raises(OccupiedError, match=r"a run; go on with it \(--resume\), name another"):
+    with pytest.raises(OccupiedError, match=r"a run; continue it \(--resume\), name another"):
         train(tiny_run(tmp_path / "run", steps=1))
     with pytest.raises(ValueError, match="is of another model"):
         train(tiny_run(tmp_path / "run", model=wide_model), resume=True, allow_changed=True)

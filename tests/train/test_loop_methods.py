@@ -274,9 +274,9 @@ def test_a_judges_verdict_is_a_column_of_the_reward(tmp_path):
     def summed(prompt, completion, metadata):
         return {"right": 1.0, "flawed": 1.0}
 
-    with pytest.raises(ValueError, match="give the mapping an entry 'reward' of its own"):
+    with pytest.raises(ValueError, match="add an entry 'reward' to the mapping"):
         train(tiny_run(tmp_path / "summed", recipe="fapo", reward=summed))
-    with pytest.raises(ValueError, match="needs 'flawed' .* no name in the mapping"):
+    with pytest.raises(ValueError, match="needs 'flawed' .* missing from the mapping"):
         train(tiny_run(tmp_path / "none", recipe="fapo"))
 
 

@@ -617,7 +617,7 @@ def test_a_flow_model_is_not_planned(plans):
     flow = dataclasses.replace(
         config, model=lambda: (*tiny_flow_model(), ByteTokenizer()), recipe="flow_grpo"
     )
-    with pytest.raises(ValueError, match="of a flow model is not planned; leave out --plan"):
+    with pytest.raises(ValueError, match="of a flow model cannot be planned; leave out --plan"):
         load_inputs(flow)
 
 
@@ -680,16 +680,16 @@ def test_a_plan_of_a_run_that_could_not_start(plans):
     refused("4 prompts .* does not divide over 8 devices", mesh=MeshConfig(data=-1))
     refused("64 devices, but there are 8; .*--plan-memory", mesh=MeshConfig(tensor=64))
     refused("2 devices, but there are 8; the sizes", mesh=MeshConfig(fsdp=2))
-    refused("give fsdp a size in place of -1", memory=1e9, mesh=MeshConfig(fsdp=-1))
+    refused("set fsdp to a size instead of -1", memory=1e9, mesh=MeshConfig(fsdp=-1))
     ahead = {"max_staleness": 1, "sampler_devices": 2}
     refused(
-        "wait for each other",
+        "would deadlock",
         memory=1e9,
         mesh=MeshConfig(data=2),
         asynchrony=AsyncConfig(max_staleness=1),
     )
     odd = AsyncConfig(**ahead, sampler_mesh=MeshConfig(data=3))
-    refused("data 3 .* is not that of 2 sampler_devices", memory=1e9, asynchrony=odd)
+    refused("data 3 .* does not match 2 sampler_devices", memory=1e9, asynchrony=odd)
     refused(
         "does not divide over 2 devices",
         memory=1e9,

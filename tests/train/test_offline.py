@@ -90,14 +90,14 @@ def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):
             init_experiment(config(**changes), tmp_path / "ckpt", resume=False)
 
     train(config(evaluation=EvaluationConfig(enabled=False)))
-    refused("refs.npz' is of another reference model: ", reference=half)
+    refused("refs.npz' was made with another reference model: ", reference=half)
     sampling = SamplingConfig(max_new_tokens=4, temperature=0.5)
-    refused("is of another temperature: 1.0, where this run has 0.5", sampling=sampling)
+    refused("was made with another temperature: 1.0, but this run has 0.5", sampling=sampling)
     other.write_text(json.dumps({**ROWS[0], "prompt": "new", "id": "x"}) + "\n")
     with other.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in ROWS)
     data = DataConfig(prompts=str(other), chat=False)
-    refused("is of other data: 2 of the responses of this run are not in it", data=data)
+    refused("was made from other data: it lacks 2 of the responses of this run", data=data)
 
     def another_tokenizer():
         class Doubled(ByteTokenizer):
@@ -107,7 +107,7 @@ def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):
         return *model()[:2], Doubled()
 
     sampling = SamplingConfig(max_new_tokens=8)
-    refused("tokenizer and chat template must be", model=another_tokenizer, sampling=sampling)
+    refused("same rows, tokenizer and chat template", model=another_tokenizer, sampling=sampling)
     path.write_bytes(path.read_bytes()[:100])
     refused("is not a file of log-probabilities .*; name another one")
 

@@ -222,7 +222,9 @@ def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):
     from jaxrl_llm.train import CheckpointConfig
 
     best = CheckpointConfig(every=2, best="greedy")
-    with pytest.raises(ValueError, match="best='greedy' is not in the evaluation of this run"):
+    with pytest.raises(
+        ValueError, match="best='greedy' is not measured by the evaluation of this run"
+    ):
         of_pairs(tmp_path / "run", pairs, checkpoint=best, evaluation=EvaluationConfig(every=2))
     config = of_pairs(
         tmp_path / "run",

@@ -613,7 +613,7 @@ def test_a_reference_moves_after_each_step_and_is_what_ref_logp_is_of():
     logp = score(params, batch)
     np.testing.assert_allclose(metrics["loss"], recipe.loss(logp, ready), rtol=1e-4, atol=1e-6)
     expect_same(after.reference, jax.tree.map(lambda a, b: (a + b) / 2, start, after.params), 1e-6)
-    with pytest.raises(ValueError, match="keeps its reference frozen"):
+    with pytest.raises(ValueError, match="has a frozen reference, which is not part of the state"):
         run_steps(plain(), batch_of(plain()), reference=start)
 
 

@@ -224,14 +224,14 @@ def test_a_command_that_is_wrong_is_so_in_every_process(tmp_path):
         assert pod.codes() == [2, 2], pod.text()
     for log in pod.logs:
         lines = [line for line in log.read_text().splitlines() if "[Gloo]" not in line]
-        assert len(lines) == 1 and "files that are not of a run ('thesis.txt')" in lines[0]
+        assert len(lines) == 1 and "files that do not belong to a run ('thesis.txt')" in lines[0]
 
 
 @pytest.mark.parametrize(
     ("asynchrony", "message"),
     [
-        (AsyncConfig(), "mesh: the 2 processes share their 8 devices as one mesh"),
-        (AsyncConfig(max_staleness=1), "max_staleness works in one process"),
+        (AsyncConfig(), "mesh: the 2 processes share one mesh of 8 devices"),
+        (AsyncConfig(max_staleness=1), "max_staleness needs a single process"),
     ],
 )
 def test_what_several_processes_cannot_do_is_said(monkeypatch, asynchrony, message):

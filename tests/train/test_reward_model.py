@@ -269,12 +269,14 @@ def test_bad_folders_and_recipes_are_named(tmp_path, exported):
     jr.models.save_safetensors(params, tmp_path / "lm", config=model.config)
     with pytest.raises(ValueError, match="is a language model without a head"):
         jr.train.reward_model(tmp_path / "lm")
-    with pytest.raises(ValueError, match="is the folder of a run; write its model first"):
+    with pytest.raises(ValueError, match="is the folder of a run; export its model first"):
         jr.train.reward_model(exported / "reward_model_run")
     with pytest.raises(ValueError, match="separator='x' has no effect with a reward model of resp"):
         jr.train.reward_model(exported / "reward_model", separator="x")
     reward = jr.train.reward_model(exported / "reward_model", tokenizer=Plain())
-    with pytest.raises(ValueError, match="has 300 tokens, and the model .* a vocabulary of 259"):
+    with pytest.raises(
+        ValueError, match="has 300 tokens, but the model .* has a vocabulary of 259"
+    ):
         reward("q", "a", {})
     with pytest.raises(ValueError, match="is a reward model, which writes nothing"):
         jr.train.judge(exported / "reward_model")

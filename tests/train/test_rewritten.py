@@ -188,5 +188,5 @@ def test_models_and_methods_that_cannot_read_rewritten_rows_say_so(forgotten):
     experiment, params, collected = forgotten
     with pytest.raises(ValueError, match="reads_trees"):
         make_scorer(experiment.model._replace(reads_trees=False))(params, collected.batch)
-    with pytest.raises(ValueError, match="the answer after each turn is not computed where"):
+    with pytest.raises(ValueError, match="the answer after each turn cannot be computed if"):
         Scorer(experiment.model).answers(params, collected.batch)

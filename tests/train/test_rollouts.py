@@ -691,7 +691,7 @@ def test_options_that_make_no_sense_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "mesh", "message"),
     [
-        ({}, MeshConfig(data=4, tensor=2), "share several devices would wait for each other"),
+        ({}, MeshConfig(data=4, tensor=2), "share several devices would deadlock"),
         ({"sampler_devices": 8}, MeshConfig(), "8 leaves none of the 8 device"),
         ({"sampler_devices": 3}, MeshConfig(), "asynchrony: .* 4 prompts .* over 3 devices"),
         ({"sampler_devices": 4}, MeshConfig(data=4, tensor=2), "8 devices, but there are 4"),

@@ -219,7 +219,7 @@ def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, 
         return optax.chain(make_optimizer(config), once)
 
     monkeypatch.setattr("jaxrl_llm.train.setup.make_optimizer", make)
-    told = "Step 2 gave loss .* but a non-finite update, which the optimizer or its"
+    told = "Step 2 gave loss .* but a non-finite update, because of the optimizer or its"
     with pytest.raises(TrainingError, match=told):
         train(tiny_run(tmp_path))
     assert not (tmp_path / "checkpoints").exists()  # what is spoiled is not saved

@@ -64,5 +64,5 @@ def test_they_train_and_without_the_collector_the_run_says_so(tmp_path, recipe):
     history = train(tiny_run(tmp_path, recipe=recipe, sampling=sampling, steps=2)).history
     assert all(np.isfinite(x["loss"]) and x["grad_norm"] > 0 for x in history)
     assert all(x["rollouts_sampled"] > 8 for x in history)
-    with pytest.raises(ValueError, match=r"needs 'prefix_values' .*this loop cannot bring"):
+    with pytest.raises(ValueError, match=r"needs 'prefix_values' .*no training run provides"):
         load_experiment(tiny_run(tmp_path, recipe=recipe.replace(collector=None)))

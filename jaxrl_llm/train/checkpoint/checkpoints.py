@@ -469,7 +469,7 @@ def saved_on_error(
         if alone:
             if isinstance(error, jax.errors.JaxRuntimeError):
                 raise processes.ProcessError(
-                    "The computation of all processes broke off; one of them has probably ended. "
+                    "The computation across processes failed, probably because one of them ended. "
                     f"Start all of them again with --resume. {error}"
                 ) from error
             raise

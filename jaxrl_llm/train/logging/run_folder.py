@@ -96,7 +96,9 @@ class RunFolder:
         sinks: Sequence[str | SinkMaker] = (),
     ):
         if not str(path).strip() or "\0" in str(path):
-            raise ValueError(f"RunFolder: a run needs the name of a folder; got {str(path)!r}.")
+            raise ValueError(
+                f"RunFolder: the name of a run folder must not be empty; got {str(path)!r}."
+            )
         if resume and overwrite:
             raise ValueError("train: overwrite has no effect with resume.")
         self.path, self._writes = Path(path).absolute(), processes.is_first()
@@ -134,8 +136,8 @@ class RunFolder:
                 listed = ", ".join(map(repr, others[:3]))
                 rest = f" and {len(others) - 3} more" if len(others) > 3 else ""
                 raise OccupiedError(
-                    f"The folder {name} holds files that are not of a run ({listed}{rest}); name "
-                    "another folder (--run-dir)."
+                    f"The folder {name} has files that do not belong to a run ({listed}{rest}); "
+                    "name another folder (--run-dir)."
                 )
             self._new = not self.path.is_dir() or not any(self.path.iterdir())
             folders = (self.path, *self.path.parents)
@@ -158,8 +160,8 @@ class RunFolder:
             return False
         if holds_steps(self.path) and not overwrite:
             raise OccupiedError(
-                f"The run folder {name} already holds a run; go on with it (--resume), name "
-                "another folder (--run-dir), or lose that run and start over (--overwrite)."
+                f"The run folder {name} already holds a run; continue it (--resume), name another "
+                "folder (--run-dir), or delete it and start over (--overwrite)."
             )
         if self.sessions.path.exists():
             which = "a run, which is replaced" if overwrite else "a run without a step"
@@ -169,7 +171,7 @@ class RunFolder:
     def _check_shared(self) -> None:
         if not self.path.is_dir():
             raise CheckpointError(
-                f"The run folder {str(self.path)!r} is not there for process "
+                f"The run folder {str(self.path)!r} does not exist for process "
                 f"{jax.process_index()}; all processes of a run need it, on a shared file system."
             )
 
@@ -205,7 +207,7 @@ class RunFolder:
             text = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in changed.items())
             raise ValueError(
                 f"train: the run in {name} had other settings: {text}. Resume it with the same "
-                "ones, or accept the change (--allow-changed)."
+                "settings, or accept the changes (--allow-changed)."
             )
         return changed or {}
 
