@@ -517,11 +517,11 @@ class TrainConfig:
         elif moves:
             because = f"the reference of recipe {recipe.name!r} moves"
         elif recipe.likelihood is not None:
-            because = f"the likelihood of recipe {recipe.name!r} is of the masks of a batch"
+            because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"
         elif not self.offline:
             because = f"recipe {recipe.name!r} samples its responses"
         elif collector_needs(recipe.collector, "sends_text"):
-            because = f"the prompts of recipe {recipe.name!r} are made anew for each batch"
+            because = f"the prompts of recipe {recipe.name!r} change with each batch"
         if because is not None:
             raise ValueError(f"config: reference_logp has no effect: {because}.")
         if Path(str(self.reference_logp)).suffix != ".npz":

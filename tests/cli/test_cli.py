@@ -526,7 +526,7 @@ def test_another_models_checkpoint_is_exit_code_2(capsys, tmp_path):
     one_sentence(err, "model was 'model', is 'wide_model'")
     code, _, err = run(capsys, "train", other, *words, "--allow-changed")
     assert code == 2
-    one_sentence(err, "step_00000001' is of another model")
+    one_sentence(err, "step_00000001' belongs to another model")
 
 
 @pytest.mark.filterwarnings("default::UserWarning")

@@ -146,9 +146,9 @@ def test_another_model_is_refused_by_name(tmp_path):
     save_steps(tmp_path, 1)
     model, state = make_state(width=16)
     checkpoints = Checkpoints(tmp_path, model=model)
-    with pytest.raises(ValueError, match=r"step_00000001' is of another model: .*width=32"):
+    with pytest.raises(ValueError, match=r"step_00000001' belongs to another model: .*width=32"):
         checkpoints.restore(state)
-    with pytest.raises(ValueError, match="is of another model"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         checkpoints.restore_params(state.params)
     assert checkpoints.steps() == [1]
 

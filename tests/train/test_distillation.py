@@ -273,7 +273,7 @@ def test_a_token_that_the_policy_lacks_is_named(config):
             return [x._replace(top_ids=x.top_ids + 300) for x in every]
 
     recipe = jr.recipes.gkd(top=2)
-    with pytest.raises(ValueError, match="names token 30., and the policy has 259 tokens"):
+    with pytest.raises(ValueError, match="names token 30., but the policy has 259 tokens"):
         train(dataclasses.replace(config, teacher=Elsewhere(top=2), recipe=recipe, steps=1))
 
 
@@ -329,7 +329,7 @@ def test_stored_scores_train_as_the_model_does(config, tmp_path):
     more = dataclasses.replace(config, teacher=path, data=DataConfig(prompts=others, chat=False))
     with pytest.raises(ValueError, match="was made from another data set: .* prompt 'other 0'"):
         load_experiment(more)
-    with pytest.raises(ValueError, match="is of another tokenizer"):
+    with pytest.raises(ValueError, match="was made with another tokenizer"):
         StoredTeacher(path).check(Upper(), [])
 
 

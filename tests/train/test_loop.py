@@ -279,7 +279,7 @@ def test_run_folders(tmp_path):
     train(tiny_run(tmp_path / "run", steps=1))
     with pytest.raises(OccupiedError, match=r"a run; continue it \(--resume\), name another"):
         train(tiny_run(tmp_path / "run", steps=1))
-    with pytest.raises(ValueError, match="is of another model"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         train(tiny_run(tmp_path / "run", model=wide_model), resume=True, allow_changed=True)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000001"]
     truncate(tmp_path / "run" / "checkpoints" / "step_00000001")

@@ -262,7 +262,7 @@ def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp
     other = dataclasses.replace(LORA, alpha=8.0)
     with pytest.raises(ValueError, match="was made with lora .*alpha=16.0.*alpha=8.0"):
         train(dataclasses.replace(config, lora=other, steps=7), resume=True, allow_changed=True)
-    with pytest.raises(ValueError, match="is of another model or adapter"):
+    with pytest.raises(ValueError, match="belongs to another model or adapter"):
         train(
             dataclasses.replace(config, lora=LoRAConfig(), steps=7), resume=True, allow_changed=True
         )

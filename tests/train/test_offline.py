@@ -133,7 +133,7 @@ def test_a_file_has_all_held_out_rows_whatever_the_limit(tmp_path, rows):
         ({"recipe": "simpo"}, "no effect: recipe 'simpo' reads none"),
         ({"recipe": "grpo", "reward": len}, "no effect: recipe 'grpo' samples its responses"),
         ({"recipe": "eggroll", "reward": len, "remat": "full"}, "recipe 'eggroll' reads none"),
-        ({"recipe": "fspo"}, "prompts of recipe 'fspo' are made anew for each batch"),
+        ({"recipe": "fspo"}, "prompts of recipe 'fspo' change with each batch"),
         ({"reference_logp": "refs"}, "reference_logp must end in .npz; got 'refs'"),
     ],
 )

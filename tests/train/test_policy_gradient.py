@@ -458,7 +458,7 @@ def test_a_teacher_reads_prompts_of_its_own():
     want = jax.nn.log_softmax(whole_logits(model()[1], rows, prompts)).max(-1).reshape(P, G, T)
     np.testing.assert_allclose(seen[0], np.where(batch.mask, want, 0.0), atol=2e-5)
     missing = batch_of(recipe, without=("teacher_prompt_tokens",))
-    with pytest.raises(ValueError, match="no teacher_prompt_tokens"):
+    with pytest.raises(ValueError, match="the batch needs teacher_prompt_tokens"):
         run_steps(recipe, missing)
 
 

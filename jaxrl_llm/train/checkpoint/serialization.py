@@ -82,12 +82,12 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
             what = {
                 "format": f"was written by another version: it has format {metadata[key]}, "
                 f"this one reads {value}",
-                "model": f"is of another model: {metadata[key]}, not {value}",
-                "params": "is of another model or adapter: parameters have other names or shapes",
+                "model": f"belongs to another model: {metadata[key]}, not {value}",
+                "params": "belongs to another model or adapter: parameter names or shapes differ",
                 "state": "was made with another optimizer or recipe than this run has",
                 "questions": "was made with other questions, or another split or order of them",
                 "seed": f"was made with seed {metadata[key]}, this run has {value}",
-                "base": "is of an adapter of another model: the frozen parameters differ",
+                "base": "belongs to an adapter of another model: the frozen parameters differ",
                 "reference": "was made with another reference: the parameters of the model that "
                 "the run loads differ",
                 "teacher": "was made with another teacher: the parameters or scores that the run "
