@@ -130,8 +130,8 @@ class DistributedConfig:
             )
         if self.process is not None and self.process >= (self.processes or 0):
             raise ValueError(
-                f"distributed: process must be below processes, {self.processes}; got "
-                f"{self.process}."
+                f"distributed: process must be below {self.processes}, the number of processes; "
+                f"got {self.process}."
             )
         if self.silence is not None and not (self.detect or any(set_options)):
             raise ValueError("distributed: silence has no effect on a single process.")

@@ -148,7 +148,7 @@ def test_json_that_is_nested_too_deeply_is_a_value_error():
     "error", [KeyError("a"), OverflowError("big"), TypeError(), ValueError("bad"), BaseException()]
 )
 def test_whatever_a_parser_raises_names_the_file(tmp_path, error):
-    match = f"load: {tmp_path} is not a readable model, it may be"
+    match = f"load: {tmp_path} is not a readable model; it may be"
     with pytest.raises(ValueError, match=match), files.parsing("load", tmp_path, "model"):
         raise error
 

@@ -383,7 +383,7 @@ WHOLE = tuple(Row(((i, 0),)) for i in range(P))
     ("functions", "message"),
     [
         ({"observe": lambda s, c: (Decision(), s)}, "neither completes the batch of 3 groups nor"),
-        ({"propose": lambda s, k, c, n: ((Request(G),), s)}, "proposes 1 groups where 3 are asked"),
+        ({"propose": lambda s, k, c, n: ((Request(G),), s)}, "proposes 1 groups, but 3 are needed"),
         ({"propose": lambda s, k, c, n: ((Request(0),) * n, s)}, "asks for 0 rollouts"),
         ({"propose": lambda s, k, c, n: ((Request(G, N),) * n, s)}, "asks for prompt 50"),
         ({"propose": lambda s, k, c, n: ((Request(G, extends=3),) * n, s)}, "of request 3 in req"),

@@ -95,7 +95,7 @@ batch_reward.patience = 60.0
         (
             DistributedConfig,
             {"coordinator": "a:1", "processes": 2, "process": 2},
-            "below 2; got 2",
+            "must be below 2, the number of processes; got 2",
         ),
         (DistributedConfig, {"silence": 9}, "silence has no effect on a single process"),
         (DistributedConfig, {"detect": True, "silence": 0}, "silence must be above 0"),

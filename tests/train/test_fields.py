@@ -220,7 +220,11 @@ def test_names_of_ones_own_come_from_either():
             {"reward_components": {"reward": REWARDS, "prior": REWARDS}},
             r"needs 'prior' \(predicted .*\); prompt 'q0' has none in its metadata\.",
         ),
-        (["prior"], {"metadata": {"prior": [0.5, "high"]}}, "prompt 'q1' has 'high', where a num"),
+        (
+            ["prior"],
+            {"metadata": {"prior": [0.5, "high"]}},
+            "prompt 'q1' has 'high', which is not a finite num",
+        ),
         (
             ["prior"],
             {"metadata": {"prior": [None, 0.5]}},
