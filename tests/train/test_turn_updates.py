@@ -1,5 +1,7 @@
 """Turns that are updated one after the other: each by a policy that has seen those before."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from jaxrl_llm.train.mesh import place_batch
 
 RECIPE = jr.recipes.seeupo(kl_coef=0.0)
 SGD = optax.sgd(0.05)
+MODEL, PARAMS = tiny_model(num_layers=1)
 
 
 def batch_of_turns(turns=3):
@@ -27,14 +30,18 @@ def batch_of_turns(turns=3):
     return batch.replace(rewards=batch.rewards.at[1].set(0.0), extras=extras)
 
 
+@functools.cache
+def step_of(recipe, optimizer, **options):
+    """One compiled step for all batches of a shape; ``none`` is quicker to compile."""
+    return make_step(MODEL, recipe, optimizer, **({"remat": "none"} | options))
+
+
 def run(recipe, batch, *, mesh=None, optimizer=SGD, **options):
-    model, params = tiny_model(num_layers=1)
+    params = PARAMS
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
-    options = {"remat": "none"} | options  # quicker to compile
-    step = make_step(model, recipe, optimizer, mesh=mesh, **options)
-    return step(state, place_batch(batch, mesh))
+    return step_of(recipe, optimizer, mesh=mesh, **options)(state, place_batch(batch, mesh))
 
 
 def assert_close(a, b, atol=2e-5):
@@ -44,7 +51,7 @@ def assert_close(a, b, atol=2e-5):
 @pytest.mark.parametrize("order", ["backward", "forward"])
 def test_turns_are_steps_with_a_running_factor(order):
     """The factor by hand, in NumPy; scores and gradients of the same recipe without turns."""
-    model, params = tiny_model(num_layers=1)
+    model, params = MODEL, PARAMS
     batch, plain = batch_of_turns(), RECIPE.replace(turn_updates=None)
     recipe = RECIPE.replace(turn_updates=TurnUpdates(order=order, eps_low=0.05, eps_high=0.1))
     state, metrics = run(recipe, batch)
@@ -89,7 +96,7 @@ def test_turns_that_are_not_there_make_no_step():
     assert int(state.opt_state[0].count) == 3 and float(metrics["skipped"]) == 0.0
     still = batch.replace(rewards=jnp.ones_like(batch.rewards))
     after, _ = run(RECIPE, still)
-    assert_close(after.params, tiny_model(num_layers=1)[1], atol=0)
+    assert_close(after.params, PARAMS, atol=0)
 
 
 def test_microbatches_and_meshes_change_nothing():
@@ -103,12 +110,9 @@ def test_microbatches_and_meshes_change_nothing():
 
 def test_a_random_order_is_drawn_from_the_runs_key():
     recipe = RECIPE.replace(turn_updates=TurnUpdates(order="random"))
-    batch = batch_of_turns()
-    model, params = tiny_model(num_layers=1)
-    step = make_step(model, recipe, SGD)
-    ends = []
+    batch, step, ends = batch_of_turns(), step_of(recipe, SGD), []
     for seed in (0, 0, 1, 2, 3):
-        state = init_state(params, SGD, recipe, key=jax.random.key(seed))
+        state = init_state(PARAMS, SGD, recipe, key=jax.random.key(seed))
         state = jax.tree.map(lambda x: jnp.copy(x), state)
         ends.append(np.asarray(jax.tree.leaves(step(state, batch)[0].params)[0]))
     np.testing.assert_array_equal(ends[0], ends[1])
@@ -117,7 +121,7 @@ def test_a_random_order_is_drawn_from_the_runs_key():
 
 def test_what_does_not_go_with_turns_is_one_sentence():
     with pytest.raises(ValueError, match="'seeupo' makes an optimizer step of each turn"):
-        make_step(tiny_model(num_layers=1)[0], RECIPE, SGD, epochs=2)
+        make_step(MODEL, RECIPE, SGD, epochs=2)
     with pytest.raises(ValueError, match="'seeupo' takes the ratio of each turn to the policy"):
         RECIPE.check_staleness(1)
     with pytest.raises(TypeError, match="turn_updates must be a TurnUpdates; got 'backward'"):
