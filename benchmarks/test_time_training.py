@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for name in ("half", "steps", "votes", "prompts", "learning_rate")
     }
     for seed in options.seeds:
-        config = tiny() if options.tiny else load_config(harness.ROOT / CONFIG, name="all_groups")
+        config = tiny() if options.tiny else load_config(harness.ROOT / CONFIG)
         data = dataclasses.replace(config.data, seed=seed)
         config = dataclasses.replace(config, seed=seed, data=data)
         with tempfile.TemporaryDirectory() as scratch:

@@ -22,7 +22,7 @@ from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, OptimizerConfig,
 evaluation = EvaluationConfig(every=30, samples=8)
 
 config = dataclasses.replace(
-    quickstart.all_groups,
+    quickstart.config,
     recipe=jr.recipes.eggroll(sigma=4e-3),
     sampling=SamplingConfig(group_size=64, max_new_tokens=12),
     # The first step moves each weight by half a sigma (RMS), later ones by less: most of a step is
@@ -39,5 +39,5 @@ config = dataclasses.replace(
 )
 
 policy_gradient = dataclasses.replace(
-    quickstart.all_groups, evaluation=evaluation, run_dir="runs/es_quickstart_policy_gradient"
+    quickstart.config, evaluation=evaluation, run_dir="runs/es_quickstart_policy_gradient"
 )

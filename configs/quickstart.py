@@ -2,13 +2,11 @@
 
 Command: jaxrl-llm train configs/quickstart.py
 Hardware: two CPU cores, 10 GB of memory, 4 GB of disk; the model, 98 MB, is downloaded once.
-Method: Dr. GRPO on the groups whose rollouts differ in reward, with an entropy bonus; full float32
-fine-tuning with AdamW.
-Expected: accuracy on the held-out questions rises by at least 0.35 in about six minutes. The task
-has some two hundred distinct questions; a fifth of them is held out and never trained on.
+Method: Dr. GRPO's advantage, token mean, entropy bonus; full float32 fine-tuning with AdamW.
+Expected: accuracy on the held-out questions rises by at least 0.35, within ten minutes of training.
+The task has some two hundred distinct questions; a fifth of them is held out and never trained on.
 
-configs/quickstart.py:all_groups trains on every group, configs/quickstart.py:dapo is DAPO, which
-requests other groups in place of those that agree.
+configs/quickstart.py:dapo is DAPO, which asks for other groups in place of those that agree.
 """
 
 import dataclasses
@@ -33,12 +31,13 @@ prompts = jr.bind(
     max_digits=1,
 )
 
-# A group whose rollouts all agree, right or wrong, has no advantage. Such groups are dropped, and
-# no others are requested for them: the step costs less and, by Dr. GRPO's constant denominator,
-# moves the weights less. The entropy bonus keeps the rollouts of a group apart for longer.
+# Dr. GRPO's advantage. The mean over tokens replaces its constant denominator, so that a step does
+# not depend on how long the replies are. The entropy bonus keeps the rollouts of a group apart for
+# longer: where all of them agree, right or wrong, the advantage is zero.
 recipe = jr.recipes.dr_grpo(length=16).replace(
+    name="dr_grpo_token_mean",
+    weights=jr.aggregate.token_mean,
     regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),),
-    collector=jr.curation.refill(jr.curation.informative_groups, max_rounds=1),
 )
 
 config = TrainConfig(
@@ -47,34 +46,15 @@ config = TrainConfig(
     reward=jr.rewards.last_integer,
     recipe=recipe,
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
-    optimizer=OptimizerConfig(learning_rate=3e-5, b2=0.99, decay_steps=42),
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=80),
     checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    steps=42,
-    max_skipped=10,  # late steps may have no group whose rollouts differ
-    prompts_per_step=16,
-    microbatches=8,  # dropped groups leave the last ones empty, and those are skipped
+    steps=80,
+    prompts_per_step=8,
     remat="none",
     run_dir="runs/quickstart",
 )
 
-# Every group counts. The mean over tokens replaces Dr. GRPO's constant denominator, so that a step
-# does not depend on how long the replies are.
-all_groups = dataclasses.replace(
-    config,
-    recipe=jr.recipes.dr_grpo(length=16).replace(
-        name="dr_grpo_token_mean",
-        weights=jr.aggregate.token_mean,
-        regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),),
-    ),
-    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=80),
-    steps=80,
-    max_skipped=3,
-    prompts_per_step=8,
-    microbatches=1,
-    run_dir="runs/quickstart_all_groups",
-)
-
 # A step trains on eight groups that disagree, by two updates (the paper: 16, of 512 groups).
 dapo = dataclasses.replace(
-    all_groups, recipe="dapo", steps=40, minibatches=2, run_dir="runs/quickstart_dapo"
+    config, recipe="dapo", steps=40, minibatches=2, run_dir="runs/quickstart_dapo"
 )
