@@ -63,7 +63,7 @@ def resolve(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
     Example:
       >>> resolve("no-such-model")
       Traceback (most recent call last):
-      FileNotFoundError: resolve: 'no-such-model' is no local folder or .gguf file, ...
+      FileNotFoundError: resolve: 'no-such-model' is neither a local folder or .gguf file, ...
     """
     path = locate(name_or_path, weights=weights)
     if path.is_file():
