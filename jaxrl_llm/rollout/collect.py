@@ -572,7 +572,7 @@ class _Book:
             if row.rewards is not None:
                 cells = slice(p * G, p * G + len(row.rewards))
                 scores.rewards[cells], scores.failed[cells] = row.rewards, False
-        sampled = [x for x in self.asked if x.request.sampled and x.request.role != JUDGE]
+        sampled = [x for x in self.asked if self._is_rollout_of_policy(x.request)]
         graded = [self.finished[x] for x in sampled or self.asked if x in self.finished]
         # What is unfinished was not graded.
         failures = [
@@ -607,6 +607,11 @@ class _Book:
             failures=sum(int(failed.sum()) for failed in failures),
             seconds=dict(seconds),
         )
+
+    def _is_rollout_of_policy(self, request: Request) -> bool:
+        """Whether the responses are answers of the policy: no verdicts, drafts, value estimates."""
+        values = collector_needs(self.collector, "values_prefixes") and request.extends is not None
+        return request.sampled and request.role != JUDGE and not request.draft and not values
 
 
 class _Member(NamedTuple):

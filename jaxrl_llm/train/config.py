@@ -154,7 +154,7 @@ class CheckpointConfig:
     Attributes:
       every: Steps between two checkpoints; 0 for only the last one.
       keep: Number of latest checkpoints to keep.
-      best: Also keep the best checkpoint by this metric: "reward" of the step's batch; or
+      best: Also keep the best checkpoint by this metric: "reward" of the rollouts of a step; or
         "greedy" or "sampled", the mean reward on held-out questions, or "pairs", the accuracy on
         held-out pairs of the data; these require an evaluation at each checkpoint.
     """

@@ -164,7 +164,7 @@ class Run:
             self._check_signal(step, rollouts)
         self._guard(step, values, self.state, batch)
         self._check_gradient(step, values)
-        self.checkpoints.set_score(step, values)
+        self.checkpoints.set_score(step, {**values, "reward": training_reward(values)})
         self.rollouts.publish(self.state)
         speed = f"{values['tokens_per_second']:.0f} tok/s"
         bar.set_postfix_str(f"reward {training_reward(values):.3f}, {speed}")

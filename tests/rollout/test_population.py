@@ -247,7 +247,7 @@ def test_bad_options_are_named(tiny, options, message):
             {"shared_prefix_len": 3},
             ALIKE,
             N,
-            "prompt 1 must begin with the 3 tokens|at least one more",
+            "prompt 1 must begin with the 3 tokens",
         ),
         ({}, [], N, "there are no prompts"),
         ({}, [[1], []], N, "prompt 1 is empty"),

@@ -120,7 +120,7 @@ def test_the_reward_of_a_step_is_that_of_all_sampled_rollouts():
     page = page_of(metrics)
     assert "reward, first and last step 0.25 → 0.75" in page.text
     assert "sampled rollouts" in page.text and "training batch" in page.text
-    same = page_of([row(n, sampled_reward=0.5) for n in (1, 2)]).text
+    same = page_of([row(n, sampled_reward=0.5 + 1e-7) for n in (1, 2)]).text
     assert "sampled rollouts" not in same and "training batch" in same
 
 

@@ -42,6 +42,11 @@ def test_segments_of_a_batch_and_their_values(tmp_path):
     # Rollouts of the batch, and two from each prefix.
     prefixes = extras["segment_where"].sum() - (length > 0).sum() + 4
     assert out.metrics["rollouts_sampled"] <= 8 + 2 * prefixes
+    # What only estimates a value is no reward of the policy.
+    assert out.metrics["rollouts_sampled"] > 8 and np.unique(values).size > 2
+    np.testing.assert_allclose(
+        out.metrics["sampled_reward"], np.asarray(batch.rewards).mean(), rtol=1e-6
+    )
 
 
 def test_where_all_that_goes_on_is_the_same_nothing_is_left(tmp_path):

@@ -1,5 +1,6 @@
 """``report.html``: a run on one page without other files, to read and to pass on."""
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from jaxrl_llm.train.logging.charts import Series, chart, number, text
 from jaxrl_llm.train.logging.results import damage_of, read_jsonl, training_reward
 
 Rows = Sequence[Mapping[str, Any]]
+Points = Sequence[tuple[int, float | None]]
 
 # The first curves of the page: a title, and the names in metrics.jsonl that it shows.
 _CURVES = (
@@ -164,7 +166,8 @@ def curves(steps: Rows, held_out: Rows) -> str:
             if name != "step" and isinstance(value, int | float | None):
                 columns.setdefault(name, []).append((row["step"], value))
     batch, sampled = columns.get("reward"), columns.pop("sampled_reward", None)
-    rewards = [Series("sampled rollouts", sampled)] if sampled and sampled != batch else []
+    dropped = sampled and batch and not _equal(sampled, batch)
+    rewards = [Series("sampled rollouts", sampled)] if dropped else []
     rewards += [Series("training batch", batch)] if batch else []
     for kind in _kinds(held_out):
         rows = [(r["step"], r["held_out"].get(kind, {})) for r in held_out]
@@ -203,6 +206,14 @@ def _card(title: str, series: Sequence[Series], names: str) -> str:
     svg = chart(series, title=f"{title} over the steps")
     legend = key if len(series) > 1 else ""
     return f'<div class="card"><h3>{text(title)}</h3><code>{text(names)}</code>{svg}{legend}</div>'
+
+
+def _equal(first: Points, second: Points) -> bool:
+    """Whether two curves are the same but for rounding."""
+    return len(first) == len(second) and all(
+        x == y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-6))
+        for (_, x), (_, y) in zip(first, second, strict=True)
+    )
 
 
 def numbers_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
