@@ -309,6 +309,7 @@ def test_drafts_choose_the_noise_that_trains(tmp_path):
     np.testing.assert_allclose(made.batch.extras["latents"][:, :, 0, 0], want, rtol=1e-5)
     rewards = 1 / (1 + np.exp(-2 * made.batch.extras["latents"][:, :, -1, 1, 0]))
     np.testing.assert_allclose(made.batch.rewards, rewards, rtol=1e-5)
+    np.testing.assert_allclose(made.metrics["sampled_reward"], rewards.mean(), rtol=1e-5)
     causal = tiny_run(tmp_path / "causal", recipe=recipe.replace(likelihood=None, regularizers=()))
     with pytest.raises(ValueError, match="asks for drafts, which only a flow model makes"):
         train(causal)
