@@ -409,7 +409,8 @@ def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
         config("none", reference=soup, recipe="dr_grpo")
     wide = config("wide", reference=wide_model)
     with pytest.raises(
-        ValueError, match="the leaves of model and reference must have the same shapes"
+        ValueError,
+        match="the leaves of the parameters of model and reference must have the same shapes",
     ):
         train(wide)
 
