@@ -42,8 +42,10 @@ def namespaces(monkeypatch):
 
     def recorded(process, *args):
         start(process, *args)
-        with contextlib.suppress(FileNotFoundError):  # it has ended, and its namespace with it
+        try:
             seen.append(os.stat(f"/proc/{process.pid}/ns/pid").st_ino)
+        except FileNotFoundError:
+            seen.append(0)  # it has ended, and its namespace with it
 
     monkeypatch.setattr(sandbox._Process, "start", recorded)
     return seen

@@ -32,6 +32,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.checkpoint import checkpoints as saving
+from jaxrl_llm.train.checkpoint import serialization
 from jaxrl_llm.train.checkpoint.checkpoints import best_of, superseded
 from jaxrl_llm.train.checkpoint.record import (
     check_record,
@@ -611,3 +612,15 @@ def test_bytes_that_are_swapped_are_seen(folder):
     (folder / "sub" / "digits").write_bytes(b"213456789")
     with pytest.raises(ValueError, match="its file sub/digits was changed"):
         check_record(folder)
+
+
+def test_a_write_that_nothing_awaits_any_more_is_not_logged():
+    """Its event loop tells of it without naming Orbax, after another write of the save failed."""
+
+    def logged(path):
+        error = FileNotFoundError(2, "No such file or directory", path)
+        values = {"name": "asyncio", "exc_info": (type(error), error, None)}
+        return serialization._not_orbax(logging.makeLogRecord(values | {"msg": "never retrieved"}))
+
+    assert not logged("/run/checkpoints/step_00000001.unfinished/state/d")
+    assert logged("/run/metrics.jsonl")

@@ -117,14 +117,14 @@ def test_two_processes_survive_what_befalls_one_and_train_as_one(tmp_path, alone
     with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
         pod.wait(lambda: (folder / "metrics.jsonl").exists())
         pod.processes[0].kill()
-        codes = pod.codes(timeout=60.0)
+        codes = pod.codes()  # at once, or after the silence: by what the other was doing
         assert codes[0] == -signal.SIGKILL and codes[1] != 0, pod.text()
         assert "nothing is resumed; the run starts from step 0" in pod.logs[0].read_text()
 
     with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
         pod.until_step(2)
         pod.processes[1].kill()
-        codes = pod.codes(timeout=60.0)
+        codes = pod.codes()  # at once, or after the silence: by what the other was doing
         assert codes[0] != 0 and codes[1] == -signal.SIGKILL, pod.text()
     left = steps_in(folder / "checkpoints")[-1]
     assert left < 4

@@ -29,6 +29,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.checkpoint import record
 from jaxrl_llm.train.checkpoint.restore import CheckpointError, read_last
 from jaxrl_llm.train.checkpoint.serialization import (
+    UNFINISHED,
     Extras,
     fingerprint,
     from_arrays,
@@ -39,8 +40,6 @@ from jaxrl_llm.train.checkpoint.serialization import (
 from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
-# Ends the name of a folder that is being written; Orbax adds further names behind it.
-_UNFINISHED = ".unfinished"
 # The name, and in the metadata the key, of what is saved with the state.
 _EXTRAS = "extras"
 # Seconds that a process with an error waits for the others to reach the same point.
@@ -60,7 +59,7 @@ def steps_in(folder: Path) -> list[int]:
 
 def left_in(folder: Path) -> bool:
     """Whether a folder has any checkpoint, including damaged and renamed ones."""
-    return any(_UNFINISHED not in path.name for path in folder.glob("step_*"))
+    return any(UNFINISHED not in path.name for path in folder.glob("step_*"))
 
 
 def best_of(scores: Mapping[int, float]) -> int | None:
@@ -143,7 +142,7 @@ class Checkpoints:
         return self.folder / f"step_{step:08d}"
 
     def _unfinished(self, step: int) -> Path:
-        return self.path(step).with_suffix(_UNFINISHED)
+        return self.path(step).with_suffix(UNFINISHED)
 
     def set_score(self, step: int, values: Mapping[str, float]) -> None:
         """Sets the score of a step, before or after it is saved; needed only with ``best``.
@@ -303,7 +302,7 @@ class Checkpoints:
     def sweep(self) -> None:
         """Removes the remains of interrupted saves; call it only while no save is running."""
         if jax.process_index() == 0:
-            for path in self.folder.glob(f"step_*{_UNFINISHED}*"):
+            for path in self.folder.glob(f"step_*{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, like: TrainState, *, step: int | None = None) -> TrainState:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.lora import Adapted, LoRAConfig
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
+
+# Ends the name of a checkpoint that is being written; Orbax adds further names behind it.
+UNFINISHED = ".unfinished"
 
 FORMAT = 5
 
@@ -205,7 +209,9 @@ def orbax(*, partial: bool = False, seconds: float | None = None):
 def _not_orbax(record: logging.LogRecord) -> bool:
     """Filters out Orbax: its errors arrive as exceptions, and its lines would bury our sentence."""
     text = record.getMessage() if record.name == "asyncio" else record.pathname
-    return not any(name in text for name in ("orbax", "tensorstore", "OCDBT", "zarr"))
+    if record.name == "asyncio" and record.exc_info:  # a write that nothing awaits after another
+        text += "".join(traceback.format_exception(*record.exc_info))
+    return not any(x in text for x in ("orbax", "tensorstore", "OCDBT", "zarr", UNFINISHED))
 
 
 class _Quiet:
