@@ -21,7 +21,6 @@ from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.fields import reads_reward
-from jaxrl_llm.train.logging.results import training_reward
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
@@ -164,10 +163,11 @@ class Run:
             self._check_signal(step, rollouts)
         self._guard(step, values, self.state, batch)
         self._check_gradient(step, values)
-        self.checkpoints.set_score(step, {**values, "reward": training_reward(values)})
+        reward = values.get("sampled_reward", values["reward"])
+        self.checkpoints.set_score(step, {**values, "reward": reward})
         self.rollouts.publish(self.state)
         speed = f"{values['tokens_per_second']:.0f} tok/s"
-        bar.set_postfix_str(f"reward {training_reward(values):.3f}, {speed}")
+        bar.set_postfix_str(f"reward {reward:.3f}, {speed}")
         bar.update()
         # Evaluated once for both tests below: a signal may come at any time.
         stops = step == self.config.steps or self.stopped()

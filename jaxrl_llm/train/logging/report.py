@@ -211,7 +211,8 @@ def _card(title: str, series: Sequence[Series], names: str) -> str:
 def _equal(first: Points, second: Points) -> bool:
     """Whether two curves are the same but for rounding."""
     return len(first) == len(second) and all(
-        x == y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-6))
+        x == y
+        or (x is not None and y is not None and math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-6))
         for (_, x), (_, y) in zip(first, second, strict=True)
     )
 
