@@ -5,7 +5,7 @@ Each check raises an AssertionError that names the check, the recipe and the num
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,15 +87,24 @@ def score_rows(
     hidden = jnp.take_along_axis(hidden, before[..., None], axis=2)
     matrix = network.output_matrix(params)
     rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
-    options: dict[str, Any] = {"mask": batch.mask, "logit_cap": network.logit_cap}
-    taught: dict[str, Any] = {}
-    if "teacher_hidden" in batch.extras:
-        teacher = (batch.extras["teacher_hidden"], _teacher_matrix(network, params))
-        taught = {"teacher": teacher, "teacher_logit_cap": network.logit_cap}
+    cap = network.logit_cap
+    taught = "teacher_hidden" in batch.extras
     values = logprobs.vocabulary_statistics(
-        dict(statistics), hidden, matrix, batch.tokens, rows=rows, **options, **taught
+        dict(statistics),
+        hidden,
+        matrix,
+        batch.tokens,
+        mask=batch.mask,
+        logit_cap=cap,
+        rows=rows,
+        teacher=(batch.extras["teacher_hidden"], _teacher_matrix(network, params))
+        if taught
+        else None,
+        teacher_logit_cap=cap if taught else None,
     )
-    logp, entropy = logprobs.token_logprobs(hidden, matrix, batch.tokens, **options)
+    logp, entropy = logprobs.token_logprobs(
+        hidden, matrix, batch.tokens, mask=batch.mask, logit_cap=cap
+    )
     return Scores(logp, entropy, values)
 
 

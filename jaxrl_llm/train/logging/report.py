@@ -166,8 +166,8 @@ def curves(steps: Rows, held_out: Rows) -> str:
             if name != "step" and isinstance(value, int | float | None):
                 columns.setdefault(name, []).append((row["step"], value))
     batch, sampled = columns.get("reward"), columns.pop("sampled_reward", None)
-    dropped = sampled and batch and not _equal(sampled, batch)
-    rewards = [Series("sampled rollouts", sampled)] if dropped else []
+    differs = sampled and not (batch and _equal(sampled, batch))
+    rewards = [Series("sampled rollouts", sampled)] if differs else []
     rewards += [Series("training batch", batch)] if batch else []
     for kind in _kinds(held_out):
         rows = [(r["step"], r["held_out"].get(kind, {})) for r in held_out]
