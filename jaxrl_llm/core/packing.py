@@ -1,7 +1,8 @@
-"""Packing of several responses to one prompt into a row: the layout, packing and unpacking.
+"""Packing of several responses into a row: the layout, packing and unpacking.
 
-A :class:`Packing` puts responses one after the other. A :class:`Tree` stores shared prefixes once,
-so that a model reads each unique token once.
+A :class:`Packing` puts the responses to a prompt one after the other. A :class:`Tree` stores shared
+prefixes once, so that a model reads each unique token once. A :class:`FlatPacking` also lets
+different prompts share rows.
 """
 
 from typing import NamedTuple
@@ -51,6 +52,42 @@ class Tree(NamedTuple):
     ends: Array
     parents: Array | None = None
     depths: Array | None = None
+
+
+class FlatPacking(NamedTuple):
+    """N rows that hold the prompts of any groups and then all responses to them.
+
+    A row begins with the cells of L prompt tokens, in which prompts that begin alike share cells.
+    The R parts of S cells that follow hold trees of responses, as the rows of a :class:`Tree` do.
+    If a batch is processed in M microbatches, row n belongs to microbatch ``n % M``, like group p
+    to ``p % M``, and all indices are relative to the arrays of the microbatch.
+
+    Attributes:
+      prompt_sources: int32 ``[N, L]``, the token of a prompt cell as ``p Lp + l``, or -1 for none.
+      prompt_cells: int32 ``[P, Lp]``, the cell of each prompt token within its row. Undefined after
+        the end of a prompt.
+      prompt_ends: int32 ``[N, L]``, the cell after the last prompt token that follows a prompt
+        cell: cell i sees cell j where ``j <= i < prompt_ends[j]``.
+      sources: int32 ``[N, R, S]``, the token of a response cell as ``(p G + g) T + t``, or -1.
+      cells: int32 ``[P, G, T]``, the cell of each response token, counted over the response cells
+        of all rows. Undefined after the end of a response.
+      ends: int32 ``[N, R, S]``, as in :class:`Tree`.
+    """
+
+    prompt_sources: Array
+    prompt_cells: Array
+    prompt_ends: Array
+    sources: Array
+    cells: Array
+    ends: Array
+
+    @property
+    def tree(self) -> Tree:
+        """The response cells as a tree ``[1, N R, S]`` of responses ``[1, P G, T]``."""
+        return Tree(*(x.reshape(1, -1, x.shape[-1]) for x in (self.sources, self.cells, self.ends)))
+
+
+Layout = Packing | Tree | FlatPacking
 
 
 def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0) -> Packing | None:
@@ -162,7 +199,7 @@ def plan_tree(
         words = None
         if same is not None:
             words = np.where(mask[p].reshape(G, T, *(1,) * (same.ndim - 3)), same[p], 0)
-        trees = _grow(tokens[p], lengths[p], words, paths[p], least=least, size=size)
+        trees = grow(tokens[p], lengths[p], words, paths[p], least=least, size=size)
         for i, (members, nodes, seen_to) in enumerate(trees):
             roots[p, members], sizes[p, i], ends[p, i] = i, nodes, seen_to
     half, largest = -(-T // 2), int(sizes.max(initial=0))
@@ -242,7 +279,7 @@ def row_trees(ends: np.ndarray) -> Tree:
     )
 
 
-def _grow(tokens, lengths, words, paths, *, least: float, size: int):
+def grow(tokens, lengths, words, paths, *, least: float, size: int):
     """Yields the members, the number of nodes and the ends of each tree of responses ``[G, T]``.
 
     The node of each token is written to ``paths``.
@@ -277,8 +314,10 @@ def _grow(tokens, lengths, words, paths, *, least: float, size: int):
         yield members, nodes, ends[:nodes]
 
 
-def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
+def pack(packing: Layout | None, tree: ArrayTree) -> ArrayTree:
     """Packs arrays ``[P, G, T, ...]`` into rows ``[P, R, S, ...]``; None leaves them unchanged.
+
+    A :class:`FlatPacking` gives ``[N, R, S, ...]``, the response cells of all rows.
 
     A cell without a token gets 0 (False). A cell that several responses share gets the value of one
     of them, if possible of one that was in the mask when the plan was made. A mask is True if it is
@@ -286,6 +325,10 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
     """
     if packing is None:
         return tree
+    if isinstance(packing, FlatPacking):
+        shape = packing.sources.shape
+        packed = pack(packing.tree, jax.tree.map(lambda x: _one_prompt(x), tree))
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[3:]), packed)
     if isinstance(packing, Tree):
         sources = packing.sources
 
@@ -311,7 +354,7 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
     )
 
 
-def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> ArrayTree:
+def unpack(packing: Layout | None, tree: ArrayTree, mask: Array) -> ArrayTree:
     """The inverse of :func:`pack`: ``[P, R, S, ...] -> [P, G, T, ...]``, 0 where ``mask`` is False.
 
     All tokens that share a cell get its value, and its gradient is the sum of their gradients.
@@ -320,6 +363,10 @@ def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> Arra
     """
     if packing is None:
         return jax.tree.map(lambda x: _zero_masked(mask, x), tree)
+    if isinstance(packing, FlatPacking):
+        rows = jax.tree.map(lambda x: _one_prompt(x), tree)
+        unpacked = unpack(packing.tree, rows, _one_prompt(mask))
+        return jax.tree.map(lambda x: x.reshape(*mask.shape, *x.shape[3:]), unpacked)
     if isinstance(packing, Tree):
         index = packing.cells
     else:
@@ -327,11 +374,24 @@ def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> Arra
     return jax.tree.map(lambda x: _zero_masked(mask, _take(x, index)), tree)
 
 
-def check_packing(
-    function: str, packing: Packing | Tree | None, shape: tuple[int, int, int]
-) -> None:
+def pack_prompts(packing: FlatPacking, x: Array) -> Array:
+    """Packs an array ``[P, Lp]`` into the prompt cells ``[N, L]``; 0 in cells without a token."""
+    taken = jnp.take(jnp.reshape(x, -1), jnp.maximum(packing.prompt_sources, 0), axis=0)
+    return _zero_masked(packing.prompt_sources >= 0, taken)
+
+
+def check_packing(function: str, packing: Layout | None, shape: tuple[int, int, int]) -> None:
     """Raises unless a packing is None or is for responses of ``shape = (P, G, T)``."""
     if packing is None:
+        return
+    if isinstance(packing, FlatPacking):
+        checks.check_integer(function, **{f"packing.{k}": x for k, x in packing._asdict().items()})
+        checks.check_rank(function, 3, sources=packing.sources)
+        checks.check_rank(function, 2, prompt_sources=packing.prompt_sources)
+        checks.check_shape(function, "packing.cells", packing.cells, shape)
+        checks.check_same_shape(function, sources=packing.sources, ends=packing.ends)
+        prompts = {"prompt_sources": packing.prompt_sources, "prompt_ends": packing.prompt_ends}
+        checks.check_same_shape(function, **prompts)
         return
     if isinstance(packing, Tree):
         checks.check_integer(function, **{f"packing.{k}": x for k, x in packing._asdict().items()})
@@ -346,7 +406,8 @@ def check_packing(
         return
     if not isinstance(packing, Packing):
         raise TypeError(
-            f"{function}: packing must be a Packing or a Tree; got {type(packing).__name__}."
+            f"{function}: packing must be a Packing, a Tree or a FlatPacking; got "
+            f"{type(packing).__name__}."
         )
     checks.check_integer(function, members=packing.members, starts=packing.starts)
     checks.check_rank(function, 3, members=packing.members)
@@ -372,6 +433,11 @@ def _rounded(rows: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, ...: few shapes to compile."""
     power = 1 << (rows - 1).bit_length()
     return power * 3 // 4 if power > 2 and rows <= power * 3 // 4 else power
+
+
+def _one_prompt(x: Array) -> Array:
+    """``[A, B, ...]`` as ``[1, A B, ...]``."""
+    return jnp.reshape(x, (1, -1, *jnp.shape(x)[2:]))
 
 
 def _take(x: Array, index: Array) -> Array:

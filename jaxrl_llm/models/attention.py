@@ -49,6 +49,26 @@ class Sight(NamedTuple):
     places: Array
 
 
+class Prefix(NamedTuple):
+    """The keys of the prompts, which the tokens of all rollouts see.
+
+    Attributes:
+      kv: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``.
+      mask: bool ``[P, Lp]``, which keys exist.
+      places: int32 ``[P, Lp]``, the positions of the keys, of a layer with a window; None for 0 to
+        Lp - 1.
+      last: int32 ``[P, G, T]``, the last key that each token sees; None for all.
+      ends: int32 ``[P, Lp]``, the first key whose tokens do not see a key: a token sees keys
+        ``j <= last < ends[j]``. Required with ``last``.
+    """
+
+    kv: KV
+    mask: Array
+    places: Array | None = None
+    last: Array | None = None
+    ends: Array | None = None
+
+
 def _visible(
     last: Array | None,
     key_mask: Array | None,
@@ -206,8 +226,7 @@ def plain_attention(
     key_mask,
     segments,
     ends,
-    prefix,
-    prefix_mask,
+    prefix: Prefix | None,
     sight: Sight | None,
     scale: float | None,
     cap: float | None,
@@ -226,13 +245,9 @@ def plain_attention(
     ends = None if ends is None else ends[:, :, None]
     if segments is not None:
         segments = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
-    in_row = in_prefix = None
+    in_row = None
     if sight is not None:
-        first = jnp.tile(sight.first, repeat)
-        in_row = Sight(first[:, :, None], sight.places[:, :, None])
-        if prefix is not None:
-            places = jnp.arange(prefix.keys.shape[-1])
-            in_prefix = Sight(first.reshape(P, 1, G * repeat * T), places)
+        in_row = Sight(jnp.tile(sight.first, repeat)[:, :, None], sight.places[:, :, None])
     output, lse = attend_set(
         rows,
         kv,
@@ -245,8 +260,22 @@ def plain_attention(
     )
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
+
+        def of_rows(x: Array) -> Array:
+            """``[P, G, T]`` as the queries of ``rows`` have it."""
+            return jnp.tile(x, repeat).reshape(P, 1, G * repeat * T)
+
+        in_prefix = None
+        if sight is not None:
+            in_prefix = Sight(of_rows(sight.first), _places(prefix)[:, None])
         shared, shared_lse = attend_set(
-            rows, prefix, key_mask=prefix_mask[:, None], sight=in_prefix, cap=cap
+            rows,
+            prefix.kv,
+            last=None if prefix.last is None else of_rows(prefix.last),
+            key_mask=prefix.mask[:, None],
+            ends=None if prefix.ends is None else prefix.ends[:, None],
+            sight=in_prefix,
+            cap=cap,
         )
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
@@ -262,8 +291,7 @@ def fused_attention(
     key_mask,
     segments,
     ends,
-    prefix,
-    prefix_mask,
+    prefix: Prefix | None,
     sight: Sight | None,
     scale: float | None,
     implementation: str,
@@ -279,12 +307,14 @@ def fused_attention(
     visible = jnp.broadcast_to(visible, (P, G, T, kv.keys.shape[-1]))
     keys, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
     if prefix is not None:
-        rows = (P, G, prefix.keys.shape[-1])
-        before = KV(jnp.moveaxis(prefix.keys, -1, 1), jnp.swapaxes(prefix.values, 1, 2))
+        shared = prefix.kv
+        rows = (P, G, shared.keys.shape[-1])
+        before = KV(jnp.moveaxis(shared.keys, -1, 1), jnp.swapaxes(shared.values, 1, 2))
         before = KV(*(jnp.broadcast_to(x[:, None], (*rows, *x.shape[2:])) for x in before))
-        seen = jnp.broadcast_to(prefix_mask[:, None, None], (P, G, T, rows[-1]))
-        if sight is not None:
-            seen &= jnp.arange(rows[-1]) >= sight.first[..., None]
+        in_prefix = None if sight is None else Sight(sight.first, _places(prefix)[:, None])
+        tree = None if prefix.ends is None else prefix.ends[:, None]
+        seen = _visible(prefix.last, prefix.mask[:, None], None, tree, rows[-1], in_prefix)
+        seen = jnp.broadcast_to(seen, (P, G, T, rows[-1]))
         keys = jnp.concatenate([before.keys, keys], axis=2)
         values = jnp.concatenate([before.values, values], axis=2)
         visible = jnp.concatenate([seen, visible], axis=-1)
@@ -301,6 +331,13 @@ def fused_attention(
         implementation=implementation,
     )
     return output.reshape(query.shape)
+
+
+def _places(prefix: Prefix) -> Array:
+    """The positions ``[P, Lp]`` of the keys of a prefix."""
+    if prefix.places is not None:
+        return prefix.places
+    return jnp.broadcast_to(jnp.arange(prefix.mask.shape[-1]), prefix.mask.shape)
 
 
 def has_cudnn() -> bool:
@@ -320,8 +357,7 @@ def attend(
     key_mask: Array | None = None,
     segments: Array | None = None,
     ends: Array | None = None,
-    prefix: KV | None = None,
-    prefix_mask: Array | None = None,
+    prefix: Prefix | None = None,
     sight: Sight | None = None,
     scale: float | None = None,
     cap: float | None = None,
@@ -338,8 +374,7 @@ def attend(
         those of the queries (S = T): a token sees keys of its segment only.
       ends: int32 ``[P, G, T]``, where a row is a tree and the keys are those of the queries: token
         i sees key j only where ``i < ends[j]``.
-      prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
-      prefix_mask: bool ``[P, Lp]``.
+      prefix: The keys of the prompts, if any.
       sight: The earliest keys that tokens see, of a layer with a window.
       scale: Multiplies the scores; None for ``d ** -0.5``.
       cap: Soft cap of the scores, ``cap tanh(score / cap)`` before the masks; None for none.
@@ -358,7 +393,7 @@ def attend(
         # copied into the layout of its kernel at every step.
         P, G, T, _, d = query.shape
         row_length = kv.keys.shape[-1]
-        length = row_length + (0 if prefix is None else prefix.keys.shape[-1])
+        length = row_length + (0 if prefix is None else prefix.mask.shape[-1])
         half = query.dtype in (jnp.bfloat16, jnp.float16)
         takes = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
         takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK and cap is None
@@ -366,7 +401,7 @@ def attend(
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
         output = plain_attention(
-            query, kv, last, key_mask, segments, ends, prefix, prefix_mask, sight, scale, cap
+            query, kv, last, key_mask, segments, ends, prefix, sight, scale, cap
         )
     else:
         if cap is not None:
@@ -382,7 +417,6 @@ def attend(
             segments,
             ends,
             prefix,
-            prefix_mask,
             sight,
             scale,
             implementation,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.models.attention import Sight, attend
+from jaxrl_llm.models.attention import Prefix, Sight, attend
 from jaxrl_llm.models.protocol import KV, AttentionContext
 
 
@@ -47,6 +47,11 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
         P, G, T = context.mask.shape
         row = context.prompt_mask.shape[-1] + G * T
         checks.check_shape(name, "tokens of prompts and responses", tokens, (P, 1, row))
+    if (tree := context.prompt_tree) is not None:
+        if context.prompt_mask is None:
+            raise ValueError(f"{name}: context.prompt_tree needs prompts in the rows of the call.")
+        checks.check_same_shape(name, prefix_mask=context.prompt_mask, prompt_ends=tree.ends)
+        checks.check_same_shape(name, mask=context.mask, leaves=tree.leaves)
     checks.check_same_shape(name, mask=context.mask, segments=context.segments, ends=context.ends)
 
 
@@ -67,7 +72,7 @@ def look_ahead(
     if context.ahead is not None:
         return context
     name, T = "Model.apply", positions.shape[-1]
-    for field in ("segments", "ends", "prompt_mask"):
+    for field in ("segments", "ends", "prompt_tree", "prompt_mask"):
         if getattr(context, field) is not None:
             what = "prefix_mask without context.prefix" if field == "prompt_mask" else field
             raise ValueError(f"{name}: context.{what} needs a causal model.")
@@ -160,12 +165,18 @@ def context_attention(
             return jnp.moveaxis(x, axis, 1)
 
         prompts = KV(new.keys[..., :length], new.values[..., :length, :])
+        sight, tree = _sight(window, lambda x: x[:, :, :length]), context.prompt_tree
+        prefix = Prefix(KV(prompts.keys[:, 0], prompts.values[:, 0]), context.prompt_mask)
+        if tree is not None:
+            places = None if sight is None else sight.places[:, 0]
+            prefix = prefix._replace(last=tree.leaves, ends=tree.ends, places=places)
         before = attend(
             query[:, :, :length],
             prompts,
             jnp.arange(length),
             key_mask=context.prompt_mask[:, None],
-            sight=_sight(window, lambda x: x[:, :, :length]),
+            ends=None if tree is None else tree.ends[:, None],
+            sight=sight,
             scale=scale,
             cap=cap,
         )
@@ -176,8 +187,7 @@ def context_attention(
             key_mask=context.mask,
             segments=context.segments,
             ends=context.ends,
-            prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
-            prefix_mask=context.prompt_mask,
+            prefix=prefix,
             sight=_sight(window, lambda x: responses(x, -1)),
             scale=scale,
             cap=cap,
@@ -198,7 +208,9 @@ def context_attention(
         # A row of a cache has no gaps: the position of its place 0 says all.
         start = sight.places[..., :1] - jnp.asarray(context.index)[..., None]
         sight = sight._replace(places=start + jnp.arange(kv.keys.shape[-1]))
-    prefix = None if context.prefix is None else context.prefix[layer]
+    prefix = None
+    if context.prefix is not None and context.prefix_mask is not None:
+        prefix = Prefix(context.prefix[layer], context.prefix_mask)
     output = attend(
         query,
         kv,
@@ -207,7 +219,6 @@ def context_attention(
         segments=context.segments,
         ends=context.ends,
         prefix=prefix,
-        prefix_mask=context.prefix_mask,
         sight=sight,
         scale=scale,
         cap=cap,

@@ -32,6 +32,20 @@ class KV(NamedTuple):
     values: Array
 
 
+class PromptTree(NamedTuple):
+    """Where the prompts of one row end, if it holds several and stores what they begin with once.
+
+    Attributes:
+      ends: int32 ``[P, Lp]``, the position after the last token of a prompt that follows this one:
+        token i of the prompts attends to tokens ``j <= i < ends[j]``.
+      leaves: int32 ``[P, G, T]``, the last token of its prompt that each response token attends to;
+        it also attends to those which that token attends to. -1 for a response without a prefix.
+    """
+
+    ends: Array
+    leaves: Array
+
+
 class AttentionContext(NamedTuple):
     """Everything the tokens of one call may attend to, besides each other.
 
@@ -59,6 +73,8 @@ class AttentionContext(NamedTuple):
       ahead: int32 ``[T]`` or ``[P, G, T]``: number of later tokens that each token of this call
         sees. None if a token sees only earlier tokens. A model that is not causal sets it where its
         caller does not.
+      prompt_tree: If a row of this call begins with several prompts, whose responses follow in any
+        order; None if all responses of a row attend to all its prompt tokens.
     """
 
     mask: Array
@@ -69,6 +85,7 @@ class AttentionContext(NamedTuple):
     segments: Array | None = None
     ends: Array | None = None
     ahead: Array | None = None
+    prompt_tree: PromptTree | None = None
 
     @property
     def prompt_mask(self) -> Array | None:
@@ -95,6 +112,8 @@ class Model(NamedTuple):
         cells.
       takes_prompts: Whether ``apply`` takes prompts in the rows of the responses to them, so that
         training makes one pass over the layers instead of two.
+      reads_prompt_trees: Whether ``apply`` reads the prompt tree of a context. If not, different
+        prompts never share a row.
       sharding_rules: Which mesh axis ("fsdp" or "tensor") splits each axis of a parameter, by the
         end of the parameter's path, such as ``(("up/kernel", ("fsdp", "tensor")),)``; parameters
         that no rule names are replicated. Those of the built-in decoder by default.
@@ -118,6 +137,7 @@ class Model(NamedTuple):
     reads_segments: bool = False
     reads_trees: bool = False
     takes_prompts: bool = False
+    reads_prompt_trees: bool = False
     sharding_rules: ShardingRules = RULES
     values: Callable[[ArrayTree, Array], Array] | None = None
     velocity: Callable[..., Array] | None = None

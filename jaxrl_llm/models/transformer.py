@@ -310,6 +310,7 @@ def make_model(config: ModelConfig) -> Model:
         reads_segments=config.causal,
         reads_trees=config.causal,
         takes_prompts=config.causal,
+        reads_prompt_trees=config.causal,
         logit_cap=config.logit_cap,
     )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import Array, checks
-from jaxrl_llm.core.packing import Packing, Tree, check_packing, row_trees
+from jaxrl_llm.core.packing import Layout, check_packing, row_trees
 from jaxrl_llm.core.support import Support, check_support, in_support
 from jaxrl_llm.recipes.inputs import check_extra
 from jaxrl_llm.recipes.records import replace_fields
@@ -74,7 +74,7 @@ class Batch:
     behavior_logp: Array | None = None
     ref_logp: Array | None = None
     support: Support | None = None
-    packing: Packing | Tree | None = None
+    packing: Layout | None = None
     reward_components: Mapping[str, Array] | None = None
     extras: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     advantages: Array | None = None

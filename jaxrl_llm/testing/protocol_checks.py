@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree, trees
 from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
+from jaxrl_llm.models.protocol import PromptTree
 from jaxrl_llm.models.sharding import AXES, param_spec
 
 # Prompts, rollouts per prompt, tokens of a response, tokens of the longest prompt.
@@ -205,14 +206,32 @@ def check_packing(model: Model, params: ArrayTree) -> None:
         what = "packed responses" if name == "segments" else "the trees of a row"
         got = got.reshape(expected.shape)
         _expect_equal("packing", model, got, expected, f"{what} differ from single rows")
+    first = jnp.broadcast_to(jnp.arange(LP, dtype=jnp.int32), (P, 1, LP))
     if model.takes_prompts:
         context = AttentionContext(jnp.ones(responses.shape, bool), prefix_mask=prefix_mask)
         tokens = jnp.concatenate([prompts[:, None], responses.reshape(one_row)], axis=-1)
-        first = jnp.broadcast_to(jnp.arange(LP, dtype=jnp.int32), (P, 1, LP))
         places = jnp.concatenate([first, positions.reshape(one_row)], axis=-1)
         got, _ = _apply(model, params, tokens, places, context)
         got = got[:, :, LP:].reshape(expected.shape)
         message = "prompts in the rows of their responses differ from a shared prefix"
+        _expect_equal("packing", model, got, expected, message)
+    if model.reads_prompt_trees:
+        # All prompts in one row, of which each is a tree of one branch.
+        row = jnp.arange(P * LP, dtype=jnp.int32).reshape(P, LP)
+        tree = PromptTree(
+            ends=jnp.broadcast_to(row[:, -1:] + 1, (P, LP)).reshape(1, -1),
+            leaves=jnp.broadcast_to((row[:, 0] + lengths - 1)[:, None, None], responses.shape)
+            .reshape(1, P * G, T)
+            .astype(jnp.int32),
+        )
+        context = AttentionContext(
+            jnp.ones((1, P * G, T), bool), prefix_mask=prefix_mask.reshape(1, -1), prompt_tree=tree
+        )
+        tokens = jnp.concatenate([prompts.reshape(-1), responses.reshape(-1)])[None, None]
+        places = jnp.concatenate([first.reshape(-1), positions.reshape(-1)])[None, None]
+        got, _ = _apply(model, params, tokens, places, context)
+        got = got[0, 0, P * LP :].reshape(expected.shape)
+        message = "several prompts in a row differ from one each"
         _expect_equal("packing", model, got, expected, message)
 
 

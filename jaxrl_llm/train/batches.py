@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.packing import Tree, plan_packing, plan_tree
+from jaxrl_llm.core.flat_packing import plan_flat
+from jaxrl_llm.core.packing import FlatPacking, Layout, Tree, plan_packing, plan_tree
 from jaxrl_llm.corrections import sequential_factor, turn_order
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import keep_apart, spread_update
@@ -17,11 +18,11 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.train.mesh import check_batch
 
-PACKING = ("auto", "always", "tree", "never")
+PACKING = ("auto", "flat", "always", "tree", "never")
 
 # Rows are packed only if at most this share of the cells remains and at least this many cells are
-# saved, since a new shape must be compiled.
-_MAX_SHARE, MIN_SAVED = 0.8, 4096
+# saved, since a new shape must be compiled. Flat rows save more, and of prompts too.
+_MAX_SHARE, MIN_SAVED, _MIN_SAVED_FLAT = 0.8, 4096, 512
 
 
 class Passes(NamedTuple):
@@ -240,7 +241,8 @@ def accumulate_gradients(
       params: The parameters to differentiate with respect to.
       batch: ``[P, ...]``.
       microbatches: Number of sets of full groups that are processed one after the other. A set in
-        which no token trains costs almost nothing; groups are ordered to make such sets common.
+        which no token trains costs almost nothing; groups are ordered to make such sets common,
+        unless a flat packing has ordered them already.
     """
     grad = jax.value_and_grad(loss, has_aux=True)
     if microbatches == 1:
@@ -264,33 +266,47 @@ def accumulate_gradients(
 
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
     start = (jnp.float32(0), spread_update(zeros))
+    if isinstance(batch.packing, FlatPacking):  # whose rows belong to the microbatch of the plan
+        (value, grads), aux = jax.lax.scan(add, start, split_microbatches(batch, microbatches))
+        return value, join_microbatches(aux), grads
     order = trained_first(batch.mask, microbatches)
     parts = split_microbatches(reorder(batch, order), microbatches)
     (value, grads), aux = jax.lax.scan(add, start, parts)
     return value, reorder(join_microbatches(aux), jnp.argsort(order, axis=1)), grads
 
 
-def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
-    """Packs the batch into as few rows as its responses need, if that saves enough.
+def pack_batch(
+    batch: Batch, packing: str, *, model: Model, passes: Passes | None = None, shards: int = 1
+) -> tuple[Batch, dict[str, float]]:
+    """Packs the batch into as few rows as its tokens need, if that saves enough.
 
     The choice depends on the responses alone, so a resumed run packs as before.
 
     Args:
       batch: On the host, not sharded.
-      packing: "auto" packs if at most 0.8 of the cells remain, at least 4,096 cells are saved,
-        and the model can tell the responses of a row apart; "always" packs in any case; "tree"
-        stores common beginnings of responses once; "never" leaves one row for each response. A
-        batch that already has a packing, such as one with rewritten responses, is unchanged.
+      packing: How rows are shared:
+
+        - "flat": by prompts and responses of any groups, where what begins alike is stored once.
+        - "always": by the responses to one prompt.
+        - "tree": by the responses to one prompt, whose common beginnings are stored once.
+        - "never": not at all, one row for each response.
+        - "auto": as "flat" if a batch is one optimizer step in one microbatch, else as "always";
+          not at all if more than 0.8 of the cells remain, fewer than 512 cells are saved ("flat";
+          else 4,096 cells of responses), or the model cannot tell apart what shares a row.
+
+        A batch that already has a packing, such as one with rewritten responses, is unchanged.
       model: The model being trained.
+      passes: How the batch becomes optimizer steps; None for one step.
+      shards: Number of devices that the groups are split over.
 
     Returns:
       The batch, with its ``packing`` or unchanged; and metrics by their names in metrics.jsonl:
 
-      - ``padding``: share of the cells of responses that hold no token.
+      - ``padding``: share of the cells, of prompts and responses, that hold no token.
       - ``packed``: number of cells relative to one row for each response; 1 without packing.
 
     Raises:
-      ValueError: If ``packing`` is unknown.
+      ValueError: If ``packing`` is unknown, or "flat" with several minibatches.
 
     Example:
       >>> import numpy as np
@@ -303,31 +319,76 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
       >>> model, _ = jr.testing.tiny_model()
       >>> batch, numbers = jr.train.pack_batch(batch, "always", model=model)
       >>> batch.packing.members.tolist(), numbers
-      ([[[0, 0, 0, 0], [2, 2, 1, 3]]], {'padding': 0.0, 'packed': 0.5})
+      ([[[0, 0, 0, 0], [2, 2, 1, 3]]], {'padding': 0.0, 'packed': 0.5555555555555556})
     """
     checks.check_option("pack_batch", "packing", packing, PACKING)
-    mask = np.asarray(batch.mask)
-    largest = min(_MAX_SHARE, 1 - MIN_SAVED / mask.size) if model.reads_segments else 0.0
-    most = {"auto": largest, "always": 1.0}.get(packing, 0.0)
-    plan = plan_packing(mask, most=most) if most > 0 else None
-    if batch.packing is not None:
-        plan = batch.packing
-    elif packing == "tree":
-        same = None
-        if (sets := batch.support) is not None:  # must be equal besides the tokens
-            same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
-        plan = plan_tree(np.asarray(batch.tokens), mask, same=same)
-    cells = mask.size if plan is None else plan[0].size
+    passes = Passes() if passes is None else passes
+    if packing == "flat" and passes.minibatches > 1:
+        raise ValueError(
+            'pack_batch: packing "flat" shares rows among groups of one optimizer step; it needs '
+            f"minibatches 1, got {passes.minibatches}."
+        )
+    mask, prompt_mask = np.asarray(batch.mask), np.asarray(batch.prompt_mask)
+    plan: Layout | None = batch.packing
+    if plan is None and packing != "never":
+        plan = _plan(batch, packing, model, passes, shards)
+    full, kept = mask.size + prompt_mask.size, prompt_mask.sum()
     # Count cells up to the last token of the mask: the model reads those in between.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
-    if isinstance(plan, Tree) and plan.parents is None:
+    cells = full if plan is None else plan[0].size + prompt_mask.size
+    if isinstance(plan, FlatPacking):
+        cells = plan.prompt_sources.size + plan.sources.size
+        kept, tokens = ((x >= 0).sum() for x in (plan.prompt_sources, plan.sources))
+    elif isinstance(plan, Tree) and plan.parents is None:
         tokens = (plan.sources >= 0).sum()
-    numbers = {"padding": float(1 - tokens / cells), "packed": cells / mask.size}
+    numbers = {"padding": float(1 - (tokens + kept) / cells), "packed": cells / full}
     return batch.replace(packing=plan), numbers
+
+
+def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int) -> Layout | None:
+    """The layout that ``packing`` gives a batch without one; see :func:`pack_batch`."""
+    mask, tokens = np.asarray(batch.mask), np.asarray(batch.tokens)
+    prompts = np.asarray(batch.prompt_tokens), np.asarray(batch.prompt_mask)
+    same = None
+    if (sets := batch.support) is not None:  # must be equal besides the tokens
+        same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
+    one_step = passes.minibatches == passes.microbatches == 1
+    if packing == "flat" or (packing == "auto" and one_step and model.reads_prompt_trees):
+        full, most = mask.size + prompts[1].size, np.inf
+        if packing == "auto" and (most := min(_MAX_SHARE, 1 - _MIN_SAVED_FLAT / full)) <= 0:
+            return None
+        return plan_flat(
+            tokens,
+            mask,
+            *prompts,
+            same=same,
+            span=_span(model),
+            microbatches=passes.microbatches,
+            shards=shards,
+            most=most,
+        )
+    if packing == "tree":
+        return plan_tree(tokens, mask, same=same)
+    most = 1.0
+    if packing == "auto":
+        most = min(_MAX_SHARE, 1 - MIN_SAVED / mask.size) if model.reads_segments else 0.0
+    return plan_packing(mask, most=most) if most > 0 else None
+
+
+def _span(model: Model) -> int:
+    """Number of keys for which attention costs about as much as the other products of a token.
+
+    With H heads of d and a width of H d, a layer takes about 24 (H d)^2 operations per token and
+    4 H d per token and key, which is 6 H d keys. Scores are slower than products: a third of it.
+    """
+    config = model.config
+    heads = getattr(config, "num_heads", config.num_kv_heads)
+    return max(256, 2 * heads * config.head_dim)
 
 
 def check_reads_rows(function: str, model: Model, packing: str) -> None:
     """Raises ValueError unless a model can read the rows that ``packing`` always makes."""
-    for name, needed in (("always", "reads_segments"), ("tree", "reads_trees")):
+    needs = {"always": "reads_segments", "tree": "reads_trees", "flat": "reads_prompt_trees"}
+    for name, needed in needs.items():
         if packing == name and not getattr(model, needed):
             raise ValueError(f'{function}: packing "{name}" needs a model whose {needed} is True.')

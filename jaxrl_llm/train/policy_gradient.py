@@ -955,7 +955,9 @@ def make_policy_gradient(
     logp_of = _logp_of(scorer, passes.microbatches, mesh)
 
     def score(batch: Batch) -> tuple[Batch, dict[str, float]]:
-        batch, metrics = pack_batch(batch, options.packing, model=model)
+        batch, metrics = pack_batch(
+            batch, options.packing, model=model, passes=passes, shards=batch_shards(mesh)
+        )
         batch = place_batch(batch, mesh)
         return batch if reference is None else scored(reference, batch), metrics
 

@@ -13,10 +13,18 @@ from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.core.kernels.vocabulary import scaled_logits
-from jaxrl_llm.core.packing import Packing, Tree, check_packing, pack, unpack
+from jaxrl_llm.core.packing import (
+    FlatPacking,
+    Layout,
+    Tree,
+    check_packing,
+    pack,
+    pack_prompts,
+    unpack,
+)
 from jaxrl_llm.core.support import Support, keep_mask
 from jaxrl_llm.models.denoising import check_causal
-from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
+from jaxrl_llm.models.protocol import AttentionContext, Model, PromptTree, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
 from jaxrl_llm.recipes import Batch
 
@@ -39,7 +47,7 @@ def score(
     temperature: float | Array = 1.0,
     delta=None,
     remat: str = "none",
-    packing: Packing | Tree | None = None,
+    packing: Layout | None = None,
     shared_prefix_len: int = 0,
     chunk_size: int | None = None,
     support: Support | None = None,
@@ -62,7 +70,9 @@ def score(
 
     With a ``packing``, several responses to a prompt share a row, so short responses cost less
     than the longest one. In a :class:`~jaxrl_llm.core.packing.Tree`, responses also share common
-    prefixes: the model reads and projects each unique token once.
+    prefixes: the model reads and projects each unique token once. In a
+    :class:`~jaxrl_llm.core.packing.FlatPacking`, different prompts share rows too, and what they
+    begin with.
 
     The prompt's last token is the first input of each response. Attention ignores ``mask``: a token
     written by an environment is context, although it is not trained on. Padding must therefore come
@@ -89,7 +99,7 @@ def score(
 
     Raises:
       ValueError: If shapes disagree, ``shared_prefix_len`` is negative or not below Lp, or the
-        model cannot read the segments or trees of ``packing``.
+        model cannot read the segments, trees or prompt trees of ``packing``.
       TypeError: If a mask is not bool or tokens are not integers.
     """
     hidden = score_hidden(
@@ -118,7 +128,7 @@ def score_hidden(
     *,
     delta=None,
     remat: str = "none",
-    packing: Packing | Tree | None = None,
+    packing: Layout | None = None,
     shared_prefix_len: int = 0,
     after: bool = False,
 ) -> Array:
@@ -126,9 +136,9 @@ def score_hidden(
 
     The hidden state of token t has seen the prompt and the tokens before t. The output matrix maps
     it to the log-probability of token t, and a critic's head to the value of the state before t.
-    With a ``packing``, the result has one state per cell, ``[P, R, S, D]``. With ``after``, the
-    state of token t has also seen token t, as a reward model needs. Other arguments and errors are
-    those of :func:`score`.
+    With a ``packing``, the result has one state per cell of a response, ``[P, R, S, D]``. With
+    ``after``, the state of token t has also seen token t, as a reward model needs. Other arguments
+    and errors are those of :func:`score`.
     """
     _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
     P, G, T = tokens.shape
@@ -151,6 +161,22 @@ def score_hidden(
         inputs, positions, prefix_mask = tokens, positions + 1, prompt_mask
     inputs, positions = pack(packing, (inputs, positions))
     context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask)
+    if isinstance(packing, FlatPacking):
+        # The last token of a prompt that its responses attend to: the one before `first`.
+        behind = jnp.sum(prefix_mask, axis=-1, dtype=jnp.int32) - 1
+        leaves = jnp.take_along_axis(packing.prompt_cells, jnp.maximum(behind, 0)[:, None], axis=1)
+        leaves = jnp.where(behind < 0, -1, leaves[:, 0])
+        of_cells = leaves[jnp.maximum(packing.sources, 0) // (G * T)]
+        context = AttentionContext(
+            context.mask,
+            prefix_mask=packing.prompt_sources >= 0,
+            ends=packing.ends,
+            prompt_tree=PromptTree(packing.prompt_ends, of_cells),
+        )
+        rows = _rows(pack_prompts(packing, prompt_tokens), inputs)
+        places = _rows(jnp.maximum(packing.prompt_sources, 0) % prompt_tokens.shape[1], positions)
+        hidden, _ = model.apply(params, rows, places, context, delta=delta, remat=remat)
+        return hidden[:, 0, packing.prompt_sources.shape[1] :].reshape(*inputs.shape, -1)
     if isinstance(packing, Tree):
         context = context._replace(ends=packing.ends)
     elif packing is not None:
@@ -195,6 +221,11 @@ def _check(
     if isinstance(packing, Tree):
         if not model.reads_trees:
             raise ValueError("score: a Tree needs a model whose reads_trees is True.")
+    elif isinstance(packing, FlatPacking):
+        if not model.reads_prompt_trees:
+            raise ValueError("score: a FlatPacking needs a model whose reads_prompt_trees is True.")
+        shape = prompt_tokens.shape
+        checks.check_shape("score", "packing.prompt_cells", packing.prompt_cells, shape)
     elif packing is not None and not model.reads_segments:
         raise ValueError("score: packing needs a model whose reads_segments is True.")
     if prompt_tokens.shape[0] != tokens.shape[0]:
@@ -217,7 +248,7 @@ class Responses(NamedTuple):
     tokens: Array
     mask: Array
     support: Support | None = None
-    packing: Packing | Tree | None = None
+    packing: Layout | None = None
 
 
 class Scores(NamedTuple):
@@ -493,7 +524,7 @@ class Scorer:
         if taught and (self.teacher_matrix is None or "teacher_hidden" not in rows):
             raise ValueError("score: a statistic reads teacher_logits, but there is no teacher.")
         named |= {"teacher_hidden"} if taught else set()
-        if isinstance(packing, Tree) and named & set(rows):
+        if isinstance(packing, Tree | FlatPacking) and named & set(rows):
             # Responses that share a token may have different extras at that token.
             hidden, packing = unpack(packing, hidden, mask), None
         arrays = (hidden, *pack(packing, (tokens, mask, dict(rows), support)))

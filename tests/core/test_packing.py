@@ -251,7 +251,7 @@ TOKENS = np.zeros(ONES.shape, int)
         (
             lambda: check_packing("f", tuple(PACKING), (1, 2, 3)),
             TypeError,
-            "f: packing must be a Packing or a Tree; got tuple",
+            "f: packing must be a Packing, a Tree or a FlatPacking; got tuple",
         ),
     ],
 )

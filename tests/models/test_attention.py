@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import KV, AttentionContext, attention, merge_attention
-from jaxrl_llm.models.attention import attend, attend_set
+from jaxrl_llm.models.attention import Prefix, attend, attend_set
 from jaxrl_llm.models.context import context_attention
 
 
@@ -139,11 +139,19 @@ def _arguments(G, T, heads, *, prefix, cache, dtype=np.float32):
     return arrays, fixed
 
 
+def _attend(arrays, fixed, **options):
+    """:func:`attend` with the prefix of :func:`_arguments` as its record."""
+    arrays, fixed = dict(arrays), dict(fixed)
+    if "prefix" in arrays:
+        fixed["prefix"] = Prefix(arrays.pop("prefix"), fixed.pop("prefix_mask"))
+    return attend(**arrays, **fixed, **options)
+
+
 def _outputs_and_gradients(arrays, fixed, implementation, where=True, join=True):
     where = jnp.asarray(where)[..., None, None]
 
     def loss(arrays):
-        output = attend(**arrays, **fixed, implementation=implementation)
+        output = _attend(arrays, fixed, implementation=implementation)
         kept = jnp.where(where, output.astype(jnp.float32), 0.0)
         return jnp.sum(jnp.sin(kept)), output
 
@@ -268,7 +276,7 @@ def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
     monkeypatch.setattr(attention, "has_cudnn", lambda: True)
-    output = jax.eval_shape(lambda: attend(**arrays, **fixed, cap=cap))
+    output = jax.eval_shape(lambda: _attend(arrays, fixed, cap=cap))
     assert (output.shape, output.dtype) == (arrays["query"].shape, options["dtype"])
     assert used == (["cudnn"] if form == "cudnn" else [])
 

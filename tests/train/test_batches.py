@@ -11,6 +11,7 @@ from helpers import make_batch
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.packing import FlatPacking
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models import param_shardings
 from jaxrl_llm.models.sharding import batch_sharding, shard
@@ -18,7 +19,7 @@ from jaxrl_llm.recipes import Critic, Recipe
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.testing.model_checks import model, packed
 from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
-from jaxrl_llm.train.batches import accumulate_gradients, pack_batch
+from jaxrl_llm.train.batches import Passes, accumulate_gradients, pack_batch
 from jaxrl_llm.train.mesh import make_mesh
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -36,18 +37,24 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
 @pytest.mark.parametrize(
     ("lengths", "packing", "packed", "padding"),
     [
-        (SKEWED, "auto", 0.5, 1 - 20 / 32),
-        (SKEWED, "never", 1.0, 1 - 20 / 64),
-        ([[8, 6, 8, 2]], "auto", 0.75, 0.0),
-        ([[8, 6, 8, 3]], "auto", 1.0, 1 - 25 / 32),
-        ([[8, 6, 8, 3]], "always", 1.0, 1 - 25 / 32),
+        (SKEWED, "auto", 32, 20),
+        (SKEWED, "never", 64, 20),
+        ([[8, 6, 8, 2]], "auto", 24, 24),
+        ([[8, 6, 8, 3]], "auto", 32, 25),
+        ([[8, 6, 8, 3]], "always", 32, 25),
     ],
 )
-def test_the_measured_padding_decides(lengths, packing, packed, padding, monkeypatch):
+def test_the_measured_padding_decides(lengths, packing, cells, tokens, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.train.batches.MIN_SAVED", 8)
-    batch, numbers = pack_batch(batch_of(lengths, 8), packing, model=model()[0])
+    batch = batch_of(lengths, 8)
+    prompts, kept, full = batch.prompt_mask.size, batch.prompt_mask.sum(), batch.mask.size
+    several = Passes(microbatches=2)  # for one optimizer step, rows would be flat
+    batch, numbers = pack_batch(batch, packing, model=model()[0], passes=several)
+    packed = (cells + prompts) / (full + prompts)
+    padding = 1 - (tokens + kept) / (cells + prompts)
     assert numbers == pytest.approx({"packed": packed, "padding": padding})
     assert (batch.packing is None) == (packing == "never" or (packed, packing) == (1.0, "auto"))
+    assert not isinstance(batch.packing, FlatPacking)
     batch.check()
 
 
@@ -59,7 +66,12 @@ def test_a_tree_has_unique_tokens():
     tree, numbers = pack_batch(batch, "tree", model=model()[0])
     tree.check()
     assert (tree.packing.sources >= 0).sum() == 8 + 2 + 3
-    assert numbers == pytest.approx({"packed": 16 / 32, "padding": 1 - 13 / 16})
+    prompts, kept = batch.prompt_mask.size, batch.prompt_mask.sum()
+    expected = {
+        "packed": (16 + prompts) / (32 + prompts),
+        "padding": 1 - (13 + kept) / (16 + prompts),
+    }
+    assert numbers == pytest.approx(expected)
     ids = np.zeros((*tokens.shape, 2), np.int32)
     ids[0, 1, :, 0] = 1  # another support: another distribution
     apart = pack_batch(batch.replace(support=Support(ids=ids)), "tree", model=model()[0])[0]
@@ -72,7 +84,13 @@ def test_what_saves_little_is_not_compiled_anew():
     full = batch_of(np.zeros(shape, int), 64).replace(mask=mask)
     for prompts, packs in ((32, True), (31, False)):  # 2 rows of 64 cells each are saved
         part = jax.tree.map(lambda x, n=prompts: x[:n], full)
-        assert (pack_batch(part, "auto", model=model()[0])[0].packing is not None) == packs
+        several = {"model": model()[0], "passes": Passes(microbatches=2)}
+        assert (pack_batch(part, "auto", **several)[0].packing is not None) == packs
+    for response, packs in ((128, True), (127, False)):  # of 4 full rows, three hold one token
+        mask = np.arange(response) < np.array([[response, 1, 1, 1]] * 2)[..., None]
+        part = batch_of(np.zeros((2, 4), int), response).replace(mask=mask)
+        flat = pack_batch(part, "auto", model=model()[0])[0].packing
+        assert isinstance(flat, FlatPacking) == packs
 
 
 def test_tokens_of_an_environment_are_no_padding():
@@ -80,11 +98,12 @@ def test_tokens_of_an_environment_are_no_padding():
     mask = batch.mask.copy()
     mask[0, 0, 1:4] = False
     _, numbers = pack_batch(batch.replace(mask=mask), "never", model=model()[0])
-    assert numbers["padding"] == pytest.approx(1 - 8 / 12)
+    prompts, kept = batch.prompt_mask.size, batch.prompt_mask.sum()
+    assert numbers["padding"] == pytest.approx(1 - (8 + kept) / (12 + prompts))
 
 
 def test_a_model_that_reads_no_segments_is_left_alone(tmp_path):
-    deaf = model()[0]._replace(reads_segments=False)
+    deaf = model()[0]._replace(reads_segments=False, reads_prompt_trees=False)
     batch, numbers = pack_batch(batch_of(np.ones((4, 8), int), 512), "auto", model=deaf)
     assert batch.packing is None and numbers["packed"] == 1.0
     given = (deaf, model()[1], ByteTokenizer())
@@ -93,11 +112,16 @@ def test_a_model_that_reads_no_segments_is_left_alone(tmp_path):
     given = (model()[0]._replace(reads_trees=False), model()[1], ByteTokenizer())
     with pytest.raises(ValueError, match='train: packing "tree" needs a model whose reads_trees'):
         train(tiny_run(tmp_path, model=lambda: given, packing="tree"))
+    given = (deaf, model()[1], ByteTokenizer())
+    with pytest.raises(ValueError, match='train: packing "flat" needs a model whose reads_prompt'):
+        train(tiny_run(tmp_path, model=lambda: given, packing="flat"))
 
 
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="pack_batch: packing must be one of"):
         pack_batch(batch_of(SKEWED, 8), "sometimes", model=model()[0])
+    with pytest.raises(ValueError, match='packing "flat" shares rows .* minibatches 1, got 2'):
+        pack_batch(batch_of(SKEWED, 8), "flat", model=model()[0], passes=Passes(minibatches=2))
     with pytest.raises(ValueError, match="config: packing must be one of"):
         tiny_run("unused", packing="sometimes")
     with pytest.raises(ValueError, match='packing "always" has no effect with one rollout'):
@@ -166,11 +190,15 @@ def test_a_packed_step_is_the_padded_step():
     ids[..., 0] = batch.tokens
     batch = batch.replace(support=Support(ids=jnp.asarray(ids, jnp.int32)))
     want = updated(batch, remat="none")
-    rows = packed(batch)
+    rows, passes = packed(batch), Passes(microbatches=2)
+    host = jax.tree.map(np.asarray, batch)
+    flat, numbers = pack_batch(host, "flat", model=model()[0], passes=passes, shards=4)
+    assert len(flat.packing.sources) == 8 and numbers["packed"] < 0.6
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
-    got = updated(rows, mesh=mesh, microbatches=2, remat="full")
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+    for given in (rows, flat):
+        got = updated(given, mesh=mesh, microbatches=2, remat="full")
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
 
 
 def talkative():
@@ -185,7 +213,7 @@ def test_the_loop_packs_and_says_so(tmp_path):
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
     lines = {}
-    for packing in ("always", "tree", "never"):
+    for packing in ("always", "tree", "flat", "never"):
         changed = dataclasses.replace(run, packing=packing, run_dir=str(tmp_path / packing))
         lines[packing] = train(changed).history
     for *packed_lines, line in zip(*lines.values(), strict=True):

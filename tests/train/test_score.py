@@ -9,8 +9,9 @@ import pytest
 from helpers import make_batch
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.flat_packing import plan_flat
 from jaxrl_llm.core.packing import plan_packing, plan_tree
-from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.models import AttentionContext, LayerKind
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.rollout.sampler import count_shared_prefix
 from jaxrl_llm.testing import tiny_model
@@ -243,6 +244,40 @@ def test_a_tree_equals_a_row_each_in_value_and_gradient(takes_prompts):
         mesh = make_mesh(data=2, fsdp=4)
         on_devices = on_mesh(lambda p: score(model, p, *arrays, **options), mesh)
         (_, got), gradient = weighted(on_devices, batch)(params)
+        expect_equal(got, want)
+        expect_equal(gradient, want_gradient)
+
+
+def flat_batch(**options):
+    """The tree's batch with a prompt that begins like another one and one of a single token."""
+    batch = tree_batch()
+    prompts, kept = np.array(batch.prompt_tokens), np.array(batch.prompt_mask)
+    prompts[1, :3], kept[2] = prompts[0, :3], np.arange(kept.shape[1]) < 1
+    tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
+    flat = plan_flat(tokens, mask, prompts, kept, most=9.0, **options)
+    return batch.replace(prompt_tokens=prompts, prompt_mask=kept, packing=flat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "window"])
+def test_rows_of_several_prompts_equal_a_row_each_in_value_and_gradient(kind):
+    layers = (LayerKind(window=4), LayerKind(rotary=False)) if kind == "window" else None
+    model, params = tiny_model(num_layers=2, layers=layers)
+    batch = flat_batch()
+    assert len(batch.packing.sources) < len(batch.tokens)
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    apart = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
+    options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
+    flat = weighted(lambda p: score(model, p, *arrays, **options), batch)
+    ((_, want), want_gradient), ((_, got), gradient) = apart(params), flat(params)
+    expect_equal(got, want)
+    expect_equal(gradient, want_gradient)
+    if kind == "plain":
+        packing = flat_batch(span=1, shards=3).packing
+        assert len(packing.sources) == 3
+        mesh = make_mesh(fsdp=3, devices=jax.devices()[:3])
+        spread = on_mesh(lambda p: score(model, p, *arrays, **options | {"packing": packing}), mesh)
+        (_, got), gradient = weighted(spread, batch)(params)
         expect_equal(got, want)
         expect_equal(gradient, want_gradient)
 

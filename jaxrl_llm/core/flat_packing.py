@@ -1,0 +1,183 @@
+"""The plan of rows that different prompts share: which groups share a row, and how large it is.
+
+All rows have one shape, ``L + R S`` cells, which decides what is compiled. So that few shapes occur
+in a run, S and the number of rows depend only on the shapes of the batch, and L and R are rounded
+up to the next of a few sizes.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
+
+# Each size of a row is at most this share of the next larger one.
+_STEP = 0.75
+
+
+def plan_flat(
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    prompt_tokens: np.ndarray,
+    prompt_mask: np.ndarray,
+    *,
+    same: np.ndarray | None = None,
+    least: float = 0.125,
+    span: int = 1024,
+    microbatches: int = 1,
+    shards: int = 1,
+    most: float = 1.0,
+) -> FlatPacking | None:
+    """Plans rows that hold prompts of any groups and all responses to them.
+
+    Groups are put into rows largest first, each into the row with the fewest tokens. Prompts of a
+    row that begin alike share cells, and so do responses of a group, as in
+    :func:`~jaxrl_llm.core.packing.plan_tree`. The plan depends only on the arrays.
+
+    Longer rows waste fewer cells, since they differ less, but the cost of attention to the prompt
+    cells of a row grows with its length. A row is planned for k groups, the number that minimizes
+
+        (1 + 1 / (2 sqrt(k))) (1 + k Lp / (2 span))
+
+    where the first factor allows for cells that differences between rows leave empty.
+
+    Args:
+      tokens: ``[P, G, T]`` integers on the host.
+      mask: bool ``[P, G, T]``. A response ends with its last True. Masked tokens before the end are
+        part of the response, since later tokens may attend to them.
+      prompt_tokens: ``[P, Lp]`` integers, right padded.
+      prompt_mask: bool ``[P, Lp]``, at least one token per prompt.
+      same: ``[P, G, T, ...]``, values that shared response tokens must also have in common where
+        ``mask`` is True; None for no such values.
+      least: The smallest share of a response that is worth sharing, in [0, 1].
+      span: Number of keys for which attention costs as much as the other products of a token.
+      microbatches: M; group p belongs to microbatch ``p % M``, and rows do not cross microbatches.
+      shards: Number of devices that the rows of a microbatch are split over.
+      most: The largest share of the ``P (Lp + G T)`` cells that a plan may use, above 0.
+
+    Returns:
+      Host arrays, or None if there would be more cells than ``most`` allows.
+
+    Raises:
+      ValueError: If the microbatches do not divide P.
+
+    Example:
+      >>> import numpy as np
+      >>> prompts = np.array([[5, 6, 7], [5, 6, 8]])
+      >>> tokens = np.array([[[1, 2], [1, 3]], [[4, 0], [4, 0]]])
+      >>> mask = np.array([[[True, True]] * 2, [[True, False]] * 2])
+      >>> flat = plan_flat(tokens, mask, prompts, np.ones((2, 3), bool))
+      >>> flat.prompt_sources.tolist(), flat.prompt_ends.tolist()
+      ([[3, 4, 2, 5, -1]], [[4, 4, 3, 4, 0]])
+      >>> flat.sources.tolist(), flat.cells.tolist()
+      ([[[2, 1, 3, 6], [-1, -1, -1, -1]]], [[[0, 1], [0, 2]], [[3, 3], [3, 3]]])
+    """
+    name = "plan_flat"
+    checks.check_rank(name, 3, tokens=tokens, mask=mask)
+    checks.check_same_shape(name, tokens=tokens, mask=mask)
+    checks.check_rank(name, 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    checks.check_same_shape(name, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    checks.check_integer(name, tokens=tokens, prompt_tokens=prompt_tokens)
+    checks.check_bool(name, mask=mask, prompt_mask=prompt_mask)
+    checks.check_share(name, least=least)
+    checks.check_positive(name, span=span, microbatches=microbatches, shards=shards, most=most)
+    P, G, T = mask.shape
+    Lp = prompt_mask.shape[1]
+    if P % microbatches:
+        raise ValueError(f"{name}: {P} prompts do not split into {microbatches} microbatches.")
+    in_part = P // microbatches
+    most_groups = _groups_of_row(in_part, Lp, span)
+    count = shards * math.ceil(in_part / (most_groups * shards))  # rows of a microbatch
+    each = in_part / count  # groups of a row, on average
+    S = 2 * T if span >= 8 * T else T
+
+    lengths = np.max(np.where(mask, np.arange(1, T + 1), 0), axis=-1, initial=0)
+    paths = np.zeros((P, G, T), np.int32)  # the node of each token within its tree
+    forests: list[list[tuple[list[int], int, np.ndarray]]] = []
+    for p in range(P):
+        words = None
+        if same is not None:
+            words = np.where(mask[p].reshape(G, T, *(1,) * (same.ndim - 3)), same[p], 0)
+        forests.append(list(grow(tokens[p], lengths[p], words, paths[p], least=least, size=S)))
+
+    prompt_lengths = prompt_mask.sum(axis=-1)
+    loads = prompt_lengths + [sum(nodes for _, nodes, _ in forest) for forest in forests]
+    rows: list[list[int]] = [[] for _ in range(count * microbatches)]
+    for m in range(microbatches):
+        _assign(range(m, P, microbatches), loads, rows[m::microbatches])
+    row_of = np.zeros(P, np.int64)
+    for n, groups in enumerate(rows):
+        row_of[groups] = n
+
+    prompt_cells, prompt_ends = np.zeros((P, Lp), np.int32), []
+    for groups in rows:
+        nodes_of_row = np.zeros(0, np.int32)
+        cells_of_row = np.zeros((len(groups), Lp), np.int32)
+        given = prompt_tokens[groups], prompt_lengths[groups], None, cells_of_row
+        for members, nodes, ends in grow(*given, least=0.0, size=len(groups) * Lp):
+            cells_of_row[members] += len(nodes_of_row)
+            nodes_of_row = np.concatenate([nodes_of_row, len(nodes_of_row) + ends[:nodes]])
+        prompt_cells[groups] = cells_of_row
+        prompt_ends.append(nodes_of_row)
+    L = _rounded_up(max(map(len, prompt_ends)), each * Lp)
+
+    sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
+    for n, groups in enumerate(rows):
+        of_row = [nodes for p in groups for _, nodes, _ in forests[p]]
+        sizes[n, : len(of_row)] = of_row
+    starts, needed = first_fit(sizes, S)
+    R = _rounded_up(needed, each * G * T / S)
+    if len(rows) * (L + R * S) > most * P * (Lp + G * T):
+        return None
+
+    cells, ends = np.zeros((P, G, T), np.int64), np.zeros((len(rows), R * S), np.int32)
+    for n, groups in enumerate(rows):
+        places = iter(starts[n])
+        for p in groups:
+            for members, nodes, seen_to in forests[p]:
+                start = next(places)
+                cells[p, members] = start + paths[p, members]
+                ends[n, start : start + nodes] = start % S + seen_to
+    p, g, t = np.nonzero(np.arange(T) < lengths[..., None])
+    order = np.argsort(mask[p, g, t], kind="stable")  # a token that trains is written last
+    p, g, t = p[order], g[order], t[order]
+    sources = np.full((len(rows), R * S), -1, np.int32)
+    sources[row_of[p], cells[p, g, t]] = ((p // microbatches) * G + g) * T + t
+
+    prompt_sources = np.full((len(rows), L), -1, np.int32)
+    p, place = np.nonzero(np.arange(Lp) < prompt_lengths[:, None])
+    prompt_sources[row_of[p], prompt_cells[p, place]] = (p // microbatches) * Lp + place
+    return FlatPacking(
+        prompt_sources=prompt_sources,
+        prompt_cells=prompt_cells,
+        prompt_ends=np.stack([np.pad(x, (0, L - len(x))) for x in prompt_ends]),
+        sources=sources.reshape(-1, R, S),
+        cells=(cells + (row_of // microbatches * R * S)[:, None, None]).astype(np.int32),
+        ends=ends.reshape(-1, R, S),
+    )
+
+
+def _groups_of_row(groups: int, length: int, span: int) -> int:
+    """The number of groups for which a row is planned; see :func:`plan_flat`."""
+
+    def cost(k: int) -> float:
+        return (1 + 0.5 / math.sqrt(k)) * (1 + k * length / (2 * span))
+
+    return min(range(1, groups + 1), key=cost)
+
+
+def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]]) -> None:
+    """Puts each group into the row with the smallest load, largest first."""
+    filled = [0] * len(rows)
+    for p in sorted(groups, key=lambda p: (-loads[p], p)):
+        n = int(np.argmin(filled))
+        rows[n].append(p)
+        filled[n] += int(loads[p])
+
+
+def _rounded_up(needed: int, full: float) -> int:
+    """The smallest ``full * _STEP ** i`` that is at least ``needed``, rounded up."""
+    steps = math.floor(math.log(full / needed) / math.log(1 / _STEP) + 1e-9)
+    return math.ceil(full * _STEP**steps - 1e-9)
