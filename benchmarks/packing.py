@@ -2,9 +2,10 @@
 
 python -m benchmarks.packing --save
 
-The skewed batch has log-normal lengths of mean 32, cut at 256, as rollouts of a run have them, and
-is packed as the loop packs it. In the even one all responses are of full length, so that packing
-saves nothing and costs what it costs. Both on a small random model in float32, rematerialized.
+A row holds one response ("never"), responses to one prompt ("always"), or prompts and responses of
+any groups ("flat"). The skewed batch has log-normal lengths of mean 32, cut at 256, as rollouts of
+a run have them. In the even one all responses are of full length, so that packing saves nothing and
+costs what it costs. Both on a small random model in float32, rematerialized.
 """
 
 import math
@@ -21,6 +22,7 @@ from benchmarks.engine import in_turns, ratio
 from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.models import ModelConfig, make_model
 
+FORMS = ("never", "always", "flat")
 SIZES = {
     "prompts": 8,
     "rollouts": 8,
@@ -107,24 +109,20 @@ def step_seconds(model, length: int, batches, rounds: int) -> dict[str, list[flo
     return seconds
 
 
-def beside(model, lengths: np.ndarray, size, rounds: int, *, packing: str) -> dict[str, Any]:
-    """A step of the padded and of the packed batch, in turns."""
+def beside(model, lengths: np.ndarray, size, rounds: int) -> dict[str, Any]:
+    """A step of the padded batch, with rows of a group, and with flat rows, in turns."""
     padded = batch_of(lengths, size)
-    packed, _ = jr.train.pack_batch(padded, packing, model=model)
-    shares = [
-        jr.train.pack_batch(padded, each, model=model)[1]["padding"] for each in ("never", packing)
-    ]
-    batches = {"padded": padded, "packed": packed}
+    forms = {name: jr.train.pack_batch(padded, name, model=model) for name in FORMS}
+    batches = {name: batch for name, (batch, _) in forms.items()}
     seconds = step_seconds(model, size["cap"], batches, rounds)
-    cells = padded.mask.size
-    rows = cells if packed.packing is None else packed.packing[0].size
+    cells = padded.mask.size + padded.prompt_mask.size
     return {
-        "tokens": int(lengths.sum()),
+        "tokens": int(lengths.sum() + padded.prompt_mask.sum()),
         "longest": int(lengths.max()),
-        "cells": {"padded": cells, "packed": rows},
-        "padding": dict(zip(("padded", "packed"), (round(x, 3) for x in shares), strict=True)),
+        "cells": {name: round(cells * numbers["packed"]) for name, (_, numbers) in forms.items()},
+        "padding": {name: round(numbers["padding"], 3) for name, (_, numbers) in forms.items()},
         "seconds": {name: harness.summary(s) for name, s in seconds.items()},
-        "ratio": round(ratio(seconds, "padded", "packed"), 3),
+        "ratio": {name: round(ratio(seconds, "never", name), 3) for name in FORMS[1:]},
     }
 
 
@@ -145,9 +143,8 @@ def main(argv: list[str] | None = None) -> None:
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
         "commit": harness.commit(),
-        # The loop leaves a batch as small as that of the tests alone.
-        "skewed": beside(model, skewed, size, rounds, packing="always" if options.tiny else "auto"),
-        "even": beside(model, even, size, rounds, packing="always"),
+        "skewed": beside(model, skewed, size, rounds),
+        "even": beside(model, even, size, rounds),
     }
     harness.finish(result, to_file=options.save)
 

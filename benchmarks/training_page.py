@@ -140,17 +140,25 @@ def _alone(result: Mapping[str, Any]) -> str:
 
 def _packing(result: Mapping[str, Any]) -> str:
     work, skewed, even = result["workload"], result["skewed"], result["even"]
-    cells = "{padded:,} to {packed:,}".format
+    cases = (
+        (f"mean {work['mean']}, longest {skewed['longest']}", skewed),
+        (f"all of {work['even_tokens']}", even),
+    )
+    names = {"never": "one row each", "always": "rows of a group", "flat": "flat rows"}
     rows = [
         (
-            f"lengths of mean {work['mean']}, longest {skewed['longest']}",
-            cells(**skewed["cells"]),
-            f"{skewed['ratio']:.2f}",
-        ),
-        (f"all of {work['even_tokens']}", cells(**even["cells"]), f"{even['ratio']:.2f}"),
+            lengths,
+            name,
+            f"{case['cells'][form]:,}",
+            f"{case['padding'][form]:.0%}",
+            f"{case['ratio'].get(form, 1.0):.2f}",
+        )
+        for lengths, case in cases
+        for form, name in names.items()
     ]
     title = f"Packing, {result['device']} (`python -m benchmarks.packing`):"
-    return pages.table(title, ("responses", "cells", "times faster"), rows)
+    header = ("lengths of responses", "rows", "cells", "without a token", "times faster")
+    return pages.table(title, header, rows)
 
 
 def _tree(result: Mapping[str, Any]) -> str:

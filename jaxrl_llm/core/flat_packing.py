@@ -1,8 +1,8 @@
 """The plan of rows that different prompts share: which groups share a row, and how large it is.
 
-All rows have one shape, ``L + R S`` cells, which decides what is compiled. So that few shapes occur
-in a run, S and the number of rows depend only on the shapes of the batch, and L and R are rounded
-up to the next of a few sizes.
+All rows have one shape, ``L + R S`` cells, and each shape is compiled. So that few occur in a run,
+S and the number of rows depend only on the shapes of the batch, and L and R are rounded up to the
+next of a few sizes.
 """
 
 import math
@@ -13,8 +13,9 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
-# Each size of a row is at most this share of the next larger one.
-_STEP = 0.75
+# Each number of prompt cells or of parts is at most this share of the next larger one; and fewer
+# parts must save so many cells in all rows, since a new shape must be compiled.
+_STEP, _LEAST_SAVED = 0.75, 512
 
 
 def plan_flat(
@@ -70,7 +71,7 @@ def plan_flat(
       >>> mask = np.array([[[True, True]] * 2, [[True, False]] * 2])
       >>> flat = plan_flat(tokens, mask, prompts, np.ones((2, 3), bool))
       >>> flat.prompt_sources.tolist(), flat.prompt_ends.tolist()
-      ([[3, 4, 2, 5, -1]], [[4, 4, 3, 4, 0]])
+      ([[3, 4, 2, 5]], [[4, 4, 3, 4]])
       >>> flat.sources.tolist(), flat.cells.tolist()
       ([[[2, 1, 3, 6], [-1, -1, -1, -1]]], [[[0, 1], [0, 2]], [[3, 3], [3, 3]]])
     """
@@ -128,7 +129,7 @@ def plan_flat(
         of_row = [nodes for p in groups for _, nodes, _ in forests[p]]
         sizes[n, : len(of_row)] = of_row
     starts, needed = first_fit(sizes, S)
-    R = _rounded_up(needed, each * G * T / S)
+    R = _rounded_up(needed, each * G * T / S, least=_LEAST_SAVED / (len(rows) * S))
     if len(rows) * (L + R * S) > most * P * (Lp + G * T):
         return None
 
@@ -177,7 +178,13 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
         filled[n] += int(loads[p])
 
 
-def _rounded_up(needed: int, full: float) -> int:
-    """The smallest ``full * _STEP ** i`` that is at least ``needed``, rounded up."""
-    steps = math.floor(math.log(full / needed) / math.log(1 / _STEP) + 1e-9)
-    return math.ceil(full * _STEP**steps - 1e-9)
+def _rounded_up(needed: int, full: float, *, least: float = 0.0) -> int:
+    """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
+
+    Each smaller size is at most ``_STEP`` times the next larger one, and smaller by ``least``.
+    """
+    size = math.ceil(full - 1e-9)
+    size *= math.ceil(needed / size)
+    while (smaller := min(size - 1, math.ceil(min(_STEP * size, size - least)))) >= needed:
+        size = smaller
+    return size

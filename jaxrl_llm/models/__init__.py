@@ -12,6 +12,7 @@ _HOMES = {
     "LoRAConfig": "lora",
     "Model": "protocol",
     "ModelConfig": "config",
+    "PromptTree": "protocol",
     "RopeScaling": "rope",
     "LinearScaling": "rope",
     "YarnScaling": "rope",

@@ -13,10 +13,11 @@ def test_runs_tiny(capfd):
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result["name"] == "packing"
     skewed, even = result["skewed"], result["even"]
-    assert skewed["cells"]["packed"] < skewed["cells"]["padded"]
-    assert skewed["padding"]["packed"] < skewed["padding"]["padded"]
-    assert even["cells"]["packed"] == even["cells"]["padded"] and even["padding"]["padded"] == 0
-    assert skewed["ratio"] > 0 and even["ratio"] > 0
+    for form in ("always", "flat"):
+        assert skewed["cells"][form] < skewed["cells"]["never"]
+        assert skewed["padding"][form] < skewed["padding"]["never"]
+        assert skewed["ratio"][form] > 0 and even["ratio"][form] > 0
+    assert even["cells"]["always"] == even["cells"]["never"] and even["padding"]["never"] == 0
 
 
 def test_peers_and_files_are_refused():
