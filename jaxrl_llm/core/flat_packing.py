@@ -13,9 +13,8 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
-# Each number of prompt cells or of parts is at most this share of the next larger one; and fewer
-# parts must save so many cells in all rows, since a new shape must be compiled.
-_STEP, _LEAST_SAVED = 0.75, 512
+# Fewer parts must save so many cells of all rows, since each shape must be compiled.
+_LEAST_SAVED = 256
 
 
 def plan_flat(
@@ -181,10 +180,13 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
 def _rounded_up(needed: int, full: float, *, least: float = 0.0) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    Each smaller size is at most ``_STEP`` times the next larger one, and smaller by ``least``.
+    A smaller size saves a quarter of the next larger one, or ``2 least`` if that is more, but at
+    most a half. No size saves less than ``least``.
     """
     size = math.ceil(full - 1e-9)
     size *= math.ceil(needed / size)
-    while (smaller := min(size - 1, math.ceil(min(_STEP * size, size - least)))) >= needed:
+    while True:
+        smaller = math.ceil(max(size / 2, min(0.75 * size, size - 2 * least)))
+        if smaller < needed or size - smaller < max(1, least):
+            return size
         size = smaller
-    return size

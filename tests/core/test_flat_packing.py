@@ -1,5 +1,7 @@
 """Rows that different prompts share: every token has a cell, and cells see their own past only."""
 
+import math
+
 import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.core import flat_packing
 from jaxrl_llm.core.flat_packing import plan_flat
 from jaxrl_llm.core.packing import check_packing, pack, pack_prompts, unpack
 
@@ -117,6 +120,22 @@ def test_few_shapes_and_what_saves_nothing():
     assert len(shapes) <= 6
     full = arrays_of(np.full((2, 2), 4), [5, 5], words=99)
     assert plan_flat(*full, most=0.8) is None and plan_flat(*full, most=9.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("full", "least", "sizes"),
+    [
+        (16, 4, [16, 8, 4]),  # 512 cells save 8 parts of 64 cells, 256 cells save 4
+        (64, 4, [64, 48, 36, 27, 19, 11, 6]),
+        (7.5, 0, [8, 6, 5, 4, 3]),
+        (3, 100, [3]),
+    ],
+)
+def test_sizes_of_rows(full, least, sizes):
+    top = math.ceil(full)
+    found = {flat_packing._rounded_up(n, full, least=least) for n in range(1, top + 1)}
+    assert sorted(found, reverse=True) == sizes
+    assert top < flat_packing._rounded_up(top + 1, full, least=least) <= 2 * top
 
 
 def test_values_that_differ_are_not_shared():
