@@ -187,6 +187,7 @@ def _rounded_up(needed: int, full: float, *, least: float = 0.0) -> int:
     size *= math.ceil(needed / size)
     while True:
         smaller = math.ceil(max(size / 2, min(0.75 * size, size - 2 * least)))
-        if smaller < needed or size - smaller < max(1, least):
+        smaller = min(smaller, size - 1)
+        if smaller < needed or size - smaller < least:
             return size
         size = smaller

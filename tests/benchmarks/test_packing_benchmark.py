@@ -14,9 +14,10 @@ def test_runs_tiny(capfd):
     assert result["name"] == "packing"
     skewed, even = result["skewed"], result["even"]
     for form in ("always", "flat"):
-        assert skewed["cells"][form] < skewed["cells"]["never"]
-        assert skewed["padding"][form] < skewed["padding"]["never"]
+        assert skewed["cells"][form] <= skewed["cells"]["never"]
+        assert skewed["padding"][form] <= skewed["padding"]["never"]
         assert skewed["ratio"][form] > 0 and even["ratio"][form] > 0
+    assert skewed["cells"]["always"] < skewed["cells"]["never"]
     assert even["cells"]["always"] == even["cells"]["never"] and even["padding"]["never"] == 0
 
 

@@ -127,7 +127,7 @@ def test_few_shapes_and_what_saves_nothing():
     [
         (16, 4, [16, 8, 4]),  # 512 cells save 8 parts of 64 cells, 256 cells save 4
         (64, 4, [64, 48, 36, 27, 19, 11, 6]),
-        (7.5, 0, [8, 6, 5, 4, 3]),
+        (7.5, 0, [8, 6, 5, 4, 3, 2, 1]),
         (3, 100, [3]),
     ],
 )

@@ -35,7 +35,7 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "packing", "packed", "padding"),
+    ("lengths", "packing", "cells", "tokens"),
     [
         (SKEWED, "auto", 32, 20),
         (SKEWED, "never", 64, 20),
@@ -86,7 +86,7 @@ def test_what_saves_little_is_not_compiled_anew():
         part = jax.tree.map(lambda x, n=prompts: x[:n], full)
         several = {"model": model()[0], "passes": Passes(microbatches=2)}
         assert (pack_batch(part, "auto", **several)[0].packing is not None) == packs
-    for response, packs in ((128, True), (127, False)):  # of 4 full rows, three hold one token
+    for response, packs in ((128, True), (64, False)):  # of four responses, three are one token
         mask = np.arange(response) < np.array([[response, 1, 1, 1]] * 2)[..., None]
         part = batch_of(np.zeros((2, 4), int), response).replace(mask=mask)
         flat = pack_batch(part, "auto", model=model()[0])[0].packing
@@ -182,7 +182,8 @@ def updated(batch, *, mesh=None, **options):
 
 
 @pytest.mark.slow
-def test_a_packed_step_is_the_padded_step():
+def test_a_packed_step_is_the_padded_step(monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
     batch = make_batch(prompts=8, group=4, length=6)
     lengths = np.random.default_rng(1).integers(0, 4, (8, 4, 1))
     batch = batch.replace(mask=jnp.arange(6) < lengths)
@@ -193,7 +194,7 @@ def test_a_packed_step_is_the_padded_step():
     rows, passes = packed(batch), Passes(microbatches=2)
     host = jax.tree.map(np.asarray, batch)
     flat, numbers = pack_batch(host, "flat", model=model()[0], passes=passes, shards=4)
-    assert len(flat.packing.sources) == 8 and numbers["packed"] < 0.6
+    assert len(flat.packing.sources) == 8 and numbers["packed"] < 0.7
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     for given in (rows, flat):
         got = updated(given, mesh=mesh, microbatches=2, remat="full")
@@ -209,7 +210,8 @@ def talkative():
 
 
 @pytest.mark.slow
-def test_the_loop_packs_and_says_so(tmp_path):
+def test_the_loop_packs_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
     lines = {}
