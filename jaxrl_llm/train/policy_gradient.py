@@ -954,9 +954,16 @@ def make_policy_gradient(
     scored = jax.jit(on_mesh(score_frozen, mesh))
     logp_of = _logp_of(scorer, passes.microbatches, mesh)
 
+    reader = model  # as little as both models read
+    if teacher is not None:
+        reader = model._replace(
+            reads_segments=model.reads_segments and teacher.model.reads_segments,
+            reads_prompt_trees=model.reads_prompt_trees and teacher.model.reads_prompt_trees,
+        )
+
     def score(batch: Batch) -> tuple[Batch, dict[str, float]]:
         batch, metrics = pack_batch(
-            batch, options.packing, model=model, passes=passes, shards=batch_shards(mesh)
+            batch, options.packing, model=reader, passes=passes, shards=batch_shards(mesh)
         )
         batch = place_batch(batch, mesh)
         return batch if reference is None else scored(reference, batch), metrics
