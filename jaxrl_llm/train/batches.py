@@ -30,7 +30,8 @@ class Passes(NamedTuple):
 
     Attributes:
       epochs: Passes over the batch.
-      minibatches: Optimizer steps per pass, on disjoint sets of P / minibatches groups.
+      minibatches: m, optimizer steps per pass. Group p belongs to minibatch ``p % m``, in every
+        pass, as verl keeps its minibatches; batches come in random order already.
       microbatches: Slices of the full batch that are processed one after the other to save memory.
     """
 
@@ -47,6 +48,12 @@ class Passes(NamedTuple):
     def accumulated(self) -> int:
         """Microbatches per minibatch, none larger than those of the full batch."""
         return -(-self.microbatches // self.minibatches)
+
+    def slices(self, packing: Layout | None) -> int:
+        """Parts in which the full batch is scored: flat rows do not cross those of minibatches."""
+        if isinstance(packing, FlatPacking):
+            return self.minibatches * self.accumulated
+        return self.microbatches
 
     def divides(self, prompts: int, shards: int) -> bool:
         """Whether P groups divide into these minibatches and their microbatches, over the mesh."""
@@ -67,12 +74,6 @@ class Passes(NamedTuple):
                 f"{self.minibatches} minibatches) does not split into {self.accumulated} "
                 f"microbatch(es) over {shards} device(s), the mesh axes data x fsdp."
             )
-
-    def order(self, key: Array, prompts: int) -> Array:
-        """The groups of each optimizer step: int ``[epochs minibatches, P / minibatches]``."""
-        keys = jax.random.split(key, self.epochs)
-        rows = jax.vmap(lambda k: jax.random.permutation(k, prompts))(keys)
-        return rows.reshape(self.updates, -1)
 
 
 # How metrics of several optimizer steps become one per batch; others are the mean over all steps.
@@ -112,7 +113,6 @@ def run_passes(
     update: Callable,
     carry: Any,
     batch: Batch,
-    order: Array | None,
     *,
     of_pass: Callable[[Batch, Array], Batch] | None = None,
 ) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
@@ -125,18 +125,17 @@ def run_passes(
     if passes.updates == 1:
         return update(carry, batch if of_pass is None else of_pass(batch, jnp.int32(0)))
 
-    def one(carry, step):
-        rows, number = step
-        part = batch if rows is None else jax.tree.map(lambda x: keep_apart(x[rows]), batch)
-        return update(carry, part if of_pass is None else of_pass(part, number))
+    count = passes.minibatches
+    parts = split_microbatches(batch, count)
 
-    numbers = None if of_pass is None else jnp.arange(passes.updates) // passes.minibatches
-    carry, (history, logp) = jax.lax.scan(one, carry, (order, numbers), length=passes.updates)
+    def one(carry, step):
+        part = batch if count == 1 else jax.tree.map(lambda x: keep_apart(x[step % count]), parts)
+        return update(carry, part if of_pass is None else of_pass(part, step // count))
+
+    carry, (history, logp) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
     if logp is not None:
-        logp = logp[: passes.minibatches].reshape(-1, *logp.shape[2:])
-        if order is not None:
-            logp = jnp.zeros_like(logp).at[order[: passes.minibatches].reshape(-1)].set(logp)
-    return carry, (summarize_updates(history, passes.minibatches), logp)
+        logp = join_microbatches(logp[:count])
+    return carry, (summarize_updates(history, count), logp)
 
 
 def run_turns(
@@ -290,9 +289,9 @@ def pack_batch(
         - "always": by the responses to one prompt.
         - "tree": by the responses to one prompt, whose common beginnings are stored once.
         - "never": not at all, one row for each response.
-        - "auto": as "flat" if a batch is one optimizer step in one microbatch, else as "always";
-          not at all if more than 0.8 of the cells remain, fewer than 512 cells are saved ("flat";
-          else 4,096 cells of responses), or the model cannot tell apart what shares a row.
+        - "auto": as "flat" if the model reads trees of prompts, else as "always"; not at all if
+          more than 0.8 of the cells remain, fewer than 512 cells are saved ("flat"; else 4,096
+          cells of responses), or the model cannot tell apart what shares a row.
 
         A batch that already has a packing, such as one with rewritten responses, is unchanged.
       model: The model being trained.
@@ -306,7 +305,7 @@ def pack_batch(
       - ``packed``: number of cells relative to one row for each response; 1 without packing.
 
     Raises:
-      ValueError: If ``packing`` is unknown, or "flat" with several minibatches.
+      ValueError: If ``packing`` is unknown.
 
     Example:
       >>> import numpy as np
@@ -323,11 +322,6 @@ def pack_batch(
     """
     checks.check_option("pack_batch", "packing", packing, PACKING)
     passes = Passes() if passes is None else passes
-    if packing == "flat" and passes.minibatches > 1:
-        raise ValueError(
-            'pack_batch: packing "flat" shares rows among groups of one optimizer step; it needs '
-            f"minibatches 1, got {passes.minibatches}."
-        )
     mask, prompt_mask = np.asarray(batch.mask), np.asarray(batch.prompt_mask)
     plan: Layout | None = batch.packing
     if plan is None and packing != "never":
@@ -352,8 +346,7 @@ def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int)
     same = None
     if (sets := batch.support) is not None:  # must be equal besides the tokens
         same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
-    one_step = passes.minibatches == passes.microbatches == 1
-    if packing == "flat" or (packing == "auto" and one_step and model.reads_prompt_trees):
+    if packing == "flat" or (packing == "auto" and model.reads_prompt_trees):
         full, most = mask.size + prompts[1].size, np.inf
         if packing == "auto" and (most := min(_MAX_SHARE, 1 - _MIN_SAVED_FLAT / full)) <= 0:
             return None
@@ -363,7 +356,7 @@ def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int)
             *prompts,
             same=same,
             span=_span(model),
-            microbatches=passes.microbatches,
+            microbatches=passes.minibatches * passes.accumulated,
             shards=shards,
             most=most,
         )

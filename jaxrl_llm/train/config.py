@@ -297,9 +297,9 @@ class TrainConfig:
       packing: What shares rows in a step, to reduce padding: "flat" for prompts and responses of
         any groups, with what begins alike stored once, so that the cost follows unique tokens;
         "always" for the responses to one prompt; "tree" for these with common prefixes; "never"
-        for nothing. "auto" is "flat", or with several minibatches or microbatches "always", where
-        this saves at least a fifth of the cells. Each of a few shapes is compiled when it first
-        occurs.
+        for nothing. "auto" is "flat", or for a model that reads no trees of prompts "always",
+        where this saves at least a fifth of the cells. Each of a few shapes is compiled when it
+        first occurs.
       max_skipped: End the run after this many skipped steps in a row. An update is skipped if the
         loss or the gradient is non-finite; metrics.jsonl counts these as `skipped`.
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
@@ -495,11 +495,6 @@ class TrainConfig:
                 )
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
-        if self.packing == "flat" and self.passes.minibatches > 1:
-            raise ValueError(
-                'config: packing "flat" shares rows among groups of one optimizer step; it needs '
-                f"minibatches 1, got {self.passes.minibatches}."
-            )
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.second_model is None and self.critic is not None:

@@ -120,10 +120,11 @@ def make_step(
     makes one optimizer step. The critic is trained in the same way.
 
     As in PPO, a batch gets ``epochs`` times ``minibatches`` optimizer steps. Minibatches are
-    disjoint sets of full groups in an order drawn from the run's key. Advantages come from the
-    full batch, weights (the denominators of the loss) from each minibatch, and ``old_logp`` is
-    scored once before the first step, as in verl, TRL and OpenRLHF. The weights are computed before
-    a minibatch is divided, so the numbers of microbatches and devices affect only rounding.
+    disjoint sets of full groups: with m of them, group p belongs to minibatch ``p % m`` in every
+    pass. Advantages come from the full batch, weights (the denominators of the loss) from each
+    minibatch, and ``old_logp`` is scored once before the first step, as in verl, TRL and OpenRLHF.
+    The weights are computed before a minibatch is divided, so the numbers of microbatches and
+    devices affect only rounding.
 
     An optimizer step is skipped if its loss, gradient or scale is non-finite, or if the recipe's
     state would become non-finite. A skipped step leaves parameters and optimizer state unchanged,
@@ -203,15 +204,14 @@ def make_step(
 
     def prepare(state: TrainState, batch: Batch, key: Array | None, weights: ArrayTree):
         passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
-        batch, algo_state = score_visits(
-            batch, recipe, scorer, state=state, microbatches=microbatches
-        )
+        slices = passes.slices(batch.packing)
+        batch, algo_state = score_visits(batch, recipe, scorer, state=state, microbatches=slices)
         batch = score_batch(
             batch,
             recipe,
             scorer,
             state=state,
-            microbatches=microbatches,
+            microbatches=slices,
             score_old=passes.updates > 1,
             stale=stale,
             critic_model=critic_model,
@@ -225,7 +225,7 @@ def make_step(
             state=state._replace(algo_state=algo_state),
             key=drawn,
             learning_rate=learning_rate,
-            microbatches=microbatches,
+            microbatches=slices,
         )
         batch, algo_state = recipe.prepare(batch, algo_state, key=drawn)
         return batch, algo_state._replace(rules=rules)
@@ -234,7 +234,7 @@ def make_step(
         state: TrainState, batch: Batch, key: Array | None, base: ArrayTree, weights: ArrayTree
     ):
         state = state._replace(base=base)
-        trained = scorer
+        trained, slices = scorer, passes.slices(batch.packing)
         if recipe.reads_teacher_logits:
             other = None if teacher is None else teacher._replace(params=weights)
             of_teacher, known = teacher_of(recipe, scorer, state, other)
@@ -246,7 +246,7 @@ def make_step(
         if recipe.prm is not None and critic_optimizer is not None:
             batch = batch.replace(
                 old_logp=old_logp_of(
-                    batch, recipe, scorer, state=state, microbatches=microbatches, stale=stale
+                    batch, recipe, scorer, state=state, microbatches=slices, stale=stale
                 )
             )
             critic, of_model = update_prm(
@@ -255,14 +255,11 @@ def make_step(
                 batch,
                 scorer=dataclasses.replace(scorer, model=critic_model or model),
                 optimizer=critic_optimizer,
-                microbatches=microbatches,
+                microbatches=slices,
             )
             state = state._replace(critic=critic)
         batch, algo_state = prepare(state, batch, key, weights)
         finite = stays_finite(state.algo_state, algo_state)
-        order = None
-        if minibatches > 1:
-            order = passes.order(order_key(key, state.step), batch.tokens.shape[0])
 
         def update(carry, part: Batch, there: Array | bool = True):
             part = recipe.weigh(part) if minibatches > 1 or turns is not None else part
@@ -280,14 +277,12 @@ def make_step(
         before = (state.params, state.opt_state)
         updates = passes.updates
         if turns is None:
-            after, (metrics, logp) = run_passes(
-                passes, update, before, batch, order, of_pass=of_pass
-            )
+            after, (metrics, logp) = run_passes(passes, update, before, batch, of_pass=of_pass)
         else:
 
             def logp_of(carry) -> Array:
                 policy = merge_adapter(base, carry[0])
-                return map_microbatches(lambda x: scorer(policy, x).logp, batch, microbatches)
+                return map_microbatches(lambda x: scorer(policy, x).logp, batch, slices)
 
             def update_turn(carry, part: Batch, logp: Array, there: Array):
                 return update(carry, part.replace(old_logp=logp), there)
@@ -301,7 +296,7 @@ def make_step(
         if recipe.reads_last_kl:
             old_logp = logp if updates == 1 or turns is not None else batch.old_logp
             algo_state = algo_state._replace(
-                last_kl=measure_last_kl(scorer, state, batch, old_logp, microbatches)
+                last_kl=measure_last_kl(scorer, state, batch, old_logp, slices)
             )
         if recipe.learns:
             learned = recipe.learn(batch, algo_state, logp=logp)
@@ -326,7 +321,6 @@ def make_step(
                 state.critic,
                 recipe,
                 batch,
-                order,
                 passes=passes,
                 model=critic_model or model,
                 optimizer=critic_optimizer,
@@ -338,7 +332,7 @@ def make_step(
         return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
 
     random_turns = turns is not None and turns.order == "random"
-    takes_key = recipe.draws or minibatches > 1 or random_turns or recipe.reference_draws
+    takes_key = recipe.draws or random_turns or recipe.reference_draws
     step = on_mesh(step, mesh, model.sharding_rules)
     return CompiledStep(
         step,
@@ -396,7 +390,6 @@ def update_critic(
     state: CriticState,
     recipe: Recipe,
     batch: Batch,
-    order: Array | None,
     *,
     passes: Passes,
     model: Model,
@@ -415,7 +408,7 @@ def update_critic(
         return carry, (metrics, None)
 
     before = (state.params, state.opt_state)
-    (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch, order)
+    (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch)
     target = average(state.target, params, critic.target_rate)
     target = keep(metrics["skipped"] < passes.updates, target, state.target)
     return CriticState(params, opt_state, target), metrics
@@ -787,7 +780,7 @@ def prepare_key(key: Array, step: int | Array) -> Array:
 
 
 def order_key(key: Array, step: int | Array) -> Array:
-    """The key that orders the minibatches in a step of a run with this key."""
+    """The key that orders the turns in a step of a run with this key."""
     return jax.random.fold_in(jax.random.fold_in(key, step), _ORDER)
 
 
@@ -880,14 +873,15 @@ def make_scorer(
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_scorer", shared_prefix_len=shared_prefix_len)
     scorer = Scorer(model, temperature, chunk_size, "none", shared_prefix_len)
-    return _logp_of(scorer, microbatches, mesh)
+    return _logp_of(scorer, Passes(microbatches=microbatches), mesh)
 
 
 def _logp_of(
-    scorer: PolicyScorer, microbatches: int, mesh: jax.sharding.Mesh | None
+    scorer: PolicyScorer, passes: Passes, mesh: jax.sharding.Mesh | None
 ) -> Callable[[ArrayTree, Batch], Array]:
     def score(params: ArrayTree, batch: Batch) -> Array:
-        return map_microbatches(lambda part: scorer(params, part).logp, batch, microbatches)
+        slices = passes.slices(batch.packing)
+        return map_microbatches(lambda part: scorer(params, part).logp, batch, slices)
 
     return jax.jit(on_mesh(score, mesh))
 
@@ -949,10 +943,11 @@ def make_policy_gradient(
     )
 
     def score_frozen(params: ArrayTree, batch: Batch) -> Batch:
-        return score_reference(batch, recipe, scorer, params, microbatches=passes.microbatches)
+        slices = passes.slices(batch.packing)
+        return score_reference(batch, recipe, scorer, params, microbatches=slices)
 
     scored = jax.jit(on_mesh(score_frozen, mesh))
-    logp_of = _logp_of(scorer, passes.microbatches, mesh)
+    logp_of = _logp_of(scorer, passes, mesh)
 
     reader = model  # as little as both models read
     if teacher is not None:
