@@ -26,6 +26,7 @@ def measured(folder: Path = RESULTS) -> str:
         "training": _alone,
         "packing": _packing,
         "tree_step": _tree,
+        "long_context": _long,
         "checkpoint": _checkpoint,
     }
     found = pages.results(folder)
@@ -174,6 +175,29 @@ def _tree(result: Mapping[str, Any]) -> str:
         "(`python -m benchmarks.tree_step`):"
     )
     return pages.table(title, ("", "cells", "seconds"), rows)
+
+
+def _long(result: Mapping[str, Any]) -> str:
+    ours, shortest = result["ours"], str(min(result["workload"]["lengths"]))
+    rows = [
+        (
+            name,
+            *(f"{taken / 1e9:.1f} GB" for taken in ours[name]["bytes"].values()),
+            f"{spread(ours[name]['seconds'])} s",
+        )
+        for name in ("now", "before")
+        if name in ours
+    ]
+    lengths = (f"{int(n):,} + {int(n):,}" for n in ours["now"]["bytes"])
+    title = (
+        f"A step on one prompt and one response, {result['workload']['model']}, "
+        f'{result["workload"]["dtype"]}, `remat="full"`: weights, optimizer and all else, by the '
+        f"tokens of both, {result['device']} (`python -m benchmarks.long_context`; before: "
+        "attention in blocks of queries alone, by automatic differentiation):"
+    )
+    return pages.table(
+        title, ("", *lengths, f"seconds of {int(shortest):,} + {int(shortest):,}"), rows
+    )
 
 
 def _checkpoint(result: Mapping[str, Any]) -> str:

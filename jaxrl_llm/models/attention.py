@@ -12,7 +12,6 @@ changes each score before this, ``s`` to ``cap tanh(s / cap)``, so that sets mer
 A mask argument of None allows every key. The output of a query that sees no key is undefined.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -22,15 +21,15 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
+from jaxrl_llm.models.attention_blocks import MASKED, Seen, Sizes, attend_in_blocks
 from jaxrl_llm.models.protocol import KV
 
-# Finite, so that a query without any key gets a weight of zero in the merge and not a NaN.
-_MASKED = -1e30
-# Queries are taken in blocks of about so many scores where there would be more than twice as many:
-# what stays in a processor's caches, and what keeps an accelerator busy.
+# Attention is computed in blocks of about so many scores where there would be more than twice as
+# many: what stays in a processor's caches, and what keeps an accelerator busy.
 _SCORES = {"cpu": 2**20}
 _SCORES_ELSEWHERE = 2**27
-_SMALLEST_BLOCK = 64
+_SMALLEST_BLOCK = 64  # queries
+_KEYS = 1024  # of a block
 # A kernel takes its mask as an array over all rows; beyond so many elements blocks need less.
 _LARGEST_MASK = 2**30
 
@@ -69,39 +68,12 @@ class Prefix(NamedTuple):
     ends: Array | None = None
 
 
-def _visible(
-    last: Array | None,
-    key_mask: Array | None,
-    segments,
-    ends: Array | None,
-    length: int,
-    sight: Sight | None = None,
-) -> Array | None:
-    """Which of ``length`` keys each query sees: bool, broadcastable to ``[..., N, S]``."""
-    masks = [] if last is None else [jnp.arange(length) <= last[..., None]]
-    masks += [] if key_mask is None else [key_mask[..., None, :]]
-    masks += [] if segments is None else [segments[0][..., None] == segments[1][..., None, :]]
-    masks += [] if ends is None or last is None else [last[..., None] < ends[..., None, :]]
-    if sight is not None:
-        masks += [sight.places[..., None, :] >= sight.first[..., None]]
-    return functools.reduce(jnp.logical_and, masks) if masks else None
-
-
-def _attend_block(
-    query: Array,
-    kv: KV,
-    last: Array | None,
-    key_mask: Array | None,
-    segments,
-    ends: Array | None,
-    sight: Sight | None,
-    cap: float | None,
-) -> tuple[Array, Array]:
+def _attend_whole(query: Array, kv: KV, seen: Seen, cap: float | None) -> tuple[Array, Array]:
     """:func:`attend_set` with all scores at once."""
     scores = soft_cap(jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32), cap)
-    visible = _visible(last, key_mask, segments, ends, scores.shape[-1], sight)
+    visible = seen.visible(jnp.arange(scores.shape[-1]))
     if visible is not None:
-        scores = jnp.where(visible, scores, _MASKED)
+        scores = jnp.where(visible, scores, MASKED)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -115,74 +87,36 @@ def attend_set(
     query: Array,
     kv: KV,
     *,
-    last: Array | None = None,
-    key_mask: Array | None = None,
-    segments: tuple[Array, Array] | None = None,
-    ends: Array | None = None,
-    sight: Sight | None = None,
+    seen: Seen | None = None,
     cap: float | None = None,
-    blocks: int | None = None,
+    sizes: Sizes | None = None,
 ) -> tuple[Array, Array]:
     """Softmax attention to one set of keys, with its log-sum-exp.
 
-    Long inputs are computed in blocks of queries, forward and backward, so that memory is linear
-    in the number of queries and keys.
+    Long inputs are computed in blocks of queries and keys, forward and backward, so that memory is
+    linear in their numbers.
 
     Args:
       query: ``[..., N, d]``, already scaled.
       kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
-      last: int32, broadcastable to ``[..., N]``: the last key that each query sees.
-      key_mask: bool, broadcastable to ``[..., S]``: which keys exist.
-      segments: Ids of the queries, broadcastable to ``[..., N]``, and of the keys, ``[..., S]``: a
-        query sees the keys of its segment.
-      ends: int32, broadcastable to ``[..., S]``: the first query that does not see a key, counted
-        as in ``last``, which is then required.
-      sight: The earliest keys that queries see: ``first`` broadcastable to ``[..., N]``, ``places``
-        to ``[..., S]``.
+      seen: Which keys queries see; None for all.
       cap: Soft cap of the scores, if any.
-      blocks: Number of blocks of queries; None chooses it from the shapes.
+      sizes: Queries and keys of a block; None chooses them from the shapes, or no blocks.
 
     Returns:
       Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is seen the
       log-sum-exp is about -1e30, so that the set vanishes in :func:`merge_attention`.
     """
-    count = query.shape[-2]
-    if blocks is None:
+    count, length = query.shape[-2], kv.keys.shape[-1]
+    seen = Seen() if seen is None else seen
+    if sizes is None:
         budget = _SCORES.get(jax.default_backend(), _SCORES_ELSEWHERE)
-        scores_of_one = math.prod(query.shape[:-2]) * kv.keys.shape[-1]
-        few = count * scores_of_one <= 2 * budget
-        blocks = 1 if few else math.ceil(count / max(_SMALLEST_BLOCK, budget // scores_of_one))
-    else:
-        blocks = min(blocks, count)
-    if blocks == 1:
-        return _attend_block(query, kv, last, key_mask, segments, ends, sight, cap)
-    size = math.ceil(count / blocks)
-
-    def split(x: Array, axis: int) -> Array:
-        """``[..., N, ...]`` as ``[blocks, ..., size, ...]``, padded with zeros."""
-        axis += x.ndim
-        padding = [(0, blocks * size - count if i == axis else 0) for i in range(x.ndim)]
-        x = jnp.pad(x, padding)
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :]), axis, 0)
-
-    def join(x: Array, axis: int) -> Array:
-        x = jnp.moveaxis(x, 0, axis - 1)
-        axis += x.ndim
-        x = x.reshape(*x.shape[: axis - 1], blocks * size, *x.shape[axis + 1 :])
-        return jax.lax.slice_in_dim(x, 0, count, axis=axis - 1)
-
-    @jax.checkpoint
-    def block(inputs):
-        rows, last, ids, first = inputs
-        pair = None if ids is None else (ids, ids_of_keys)
-        seen = None if sight is None else Sight(first, sight.places)
-        return _attend_block(rows, kv, last, key_mask, pair, ends, seen, cap)
-
-    ids, ids_of_keys = (None, None) if segments is None else segments
-    first = None if sight is None else sight.first
-    inputs = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids, first)))
-    output, lse = jax.lax.map(block, inputs)
-    return join(output, -2), join(lse, -1)
+        rows = math.prod(query.shape[:-2])
+        if rows * count * length <= 2 * budget:
+            return _attend_whole(query, kv, seen, cap)
+        keys = length if length <= 2 * _KEYS else _KEYS
+        sizes = Sizes(max(_SMALLEST_BLOCK, budget // (rows * keys)), keys)
+    return attend_in_blocks(query, kv, seen, cap=cap, sizes=sizes)
 
 
 def merge_attention(
@@ -242,22 +176,14 @@ def plain_attention(
     last = jnp.tile(last, repeat)
     last = last if last.ndim == 1 else last[:, :, None]
     key_mask = None if key_mask is None else key_mask[:, :, None]
-    ends = None if ends is None else ends[:, :, None]
+    in_row = Seen(last, mask=key_mask, ends=None if ends is None else ends[:, :, None])
     if segments is not None:
-        segments = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
-    in_row = None
+        ids, key_ids = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
+        in_row = in_row._replace(ids=ids, key_ids=key_ids)
     if sight is not None:
-        in_row = Sight(jnp.tile(sight.first, repeat)[:, :, None], sight.places[:, :, None])
-    output, lse = attend_set(
-        rows,
-        kv,
-        last=last,
-        key_mask=key_mask,
-        segments=segments,
-        ends=ends,
-        sight=in_row,
-        cap=cap,
-    )
+        first, places = jnp.tile(sight.first, repeat)[:, :, None], sight.places[:, :, None]
+        in_row = in_row._replace(first=first, places=places)
+    output, lse = attend_set(rows, kv, seen=in_row, cap=cap)
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
 
@@ -265,18 +191,13 @@ def plain_attention(
             """``[P, G, T]`` as the queries of ``rows`` have it."""
             return jnp.tile(x, repeat).reshape(P, 1, G * repeat * T)
 
-        in_prefix = None
+        in_prefix = Seen(mask=prefix.mask[:, None])
+        if prefix.last is not None and prefix.ends is not None:
+            in_prefix = in_prefix._replace(last=of_rows(prefix.last), ends=prefix.ends[:, None])
         if sight is not None:
-            in_prefix = Sight(of_rows(sight.first), _places(prefix)[:, None])
-        shared, shared_lse = attend_set(
-            rows,
-            prefix.kv,
-            last=None if prefix.last is None else of_rows(prefix.last),
-            key_mask=prefix.mask[:, None],
-            ends=None if prefix.ends is None else prefix.ends[:, None],
-            sight=in_prefix,
-            cap=cap,
-        )
+            first, places = of_rows(sight.first), _places(prefix)[:, None]
+            in_prefix = in_prefix._replace(first=first, places=places)
+        shared, shared_lse = attend_set(rows, prefix.kv, seen=in_prefix, cap=cap)
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
         output, _ = merge_attention(output, lse, shared, shared_lse)
@@ -302,8 +223,10 @@ def fused_attention(
     keys of the prefix are put before those of each rollout.
     """
     P, G, T, _, d = query.shape
-    pair = None if segments is None else (segments, segments)
-    visible = _visible(last, key_mask, pair, ends, kv.keys.shape[-1], sight)
+    row = Seen(last, ids=segments, mask=key_mask, key_ids=segments, ends=ends)
+    if sight is not None:
+        row = row._replace(first=sight.first, places=sight.places)
+    visible = row.visible(jnp.arange(kv.keys.shape[-1]))
     visible = jnp.broadcast_to(visible, (P, G, T, kv.keys.shape[-1]))
     keys, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
     if prefix is not None:
@@ -311,10 +234,11 @@ def fused_attention(
         rows = (P, G, shared.keys.shape[-1])
         before = KV(jnp.moveaxis(shared.keys, -1, 1), jnp.swapaxes(shared.values, 1, 2))
         before = KV(*(jnp.broadcast_to(x[:, None], (*rows, *x.shape[2:])) for x in before))
-        in_prefix = None if sight is None else Sight(sight.first, _places(prefix)[:, None])
-        tree = None if prefix.ends is None else prefix.ends[:, None]
-        seen = _visible(prefix.last, prefix.mask[:, None], None, tree, rows[-1], in_prefix)
-        seen = jnp.broadcast_to(seen, (P, G, T, rows[-1]))
+        ends = None if prefix.ends is None else prefix.ends[:, None]
+        in_prefix = Seen(prefix.last, mask=prefix.mask[:, None], ends=ends)
+        if sight is not None:
+            in_prefix = in_prefix._replace(first=sight.first, places=_places(prefix)[:, None])
+        seen = jnp.broadcast_to(in_prefix.visible(jnp.arange(rows[-1])), (P, G, T, rows[-1]))
         keys = jnp.concatenate([before.keys, keys], axis=2)
         values = jnp.concatenate([before.values, values], axis=2)
         visible = jnp.concatenate([seen, visible], axis=-1)

@@ -44,9 +44,9 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
         known = always(jax.tree.leaves(cotangent)[0])
 
         def fence(x):
-            """An activation as a value that only the backward pass knows."""
-            activation = jnp.ndim(x) > 2 and jnp.issubdtype(x.dtype, jnp.floating)
-            return jnp.where(known, x, jnp.zeros_like(x)) if activation else x
+            """A value, but no matrix of weights, as one that only the backward pass knows."""
+            fenced = jnp.ndim(x) != 2 and jnp.issubdtype(x.dtype, jnp.floating)
+            return jnp.where(known, x, jnp.zeros_like(x)) if fenced else x
 
         return jax.tree.map(fence, pullback)(cotangent)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import dpo_step, sampler, train_step
+from benchmarks import dpo_step, harness, long_context, sampler, train_step
 
 
 @pytest.mark.slow
@@ -23,3 +23,11 @@ def test_runs_without_peers(name, benchmark, options, capfd):
     assert result["peers"] == {}
     assert result["ours"]["seconds"]["min"] > 0
     assert {"jax", "jaxrl_llm"} <= result["versions"]["ours"].keys()
+
+
+@pytest.mark.slow
+def test_long_context_runs_beside_a_checkout(capfd):
+    long_context.main(["--tiny", "--before", str(harness.ROOT)])
+    found = json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
+    assert found["now"]["bytes"] == found["before"]["bytes"] and found["times_faster"] > 0
+    assert found["now"]["bytes"]["16"] > found["now"]["bytes"]["8"] > 0

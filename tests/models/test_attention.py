@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm.models import KV, AttentionContext, attention, merge_attention
 from jaxrl_llm.models.attention import Prefix, attend, attend_set
+from jaxrl_llm.models.attention_blocks import Seen, Sizes
 from jaxrl_llm.models.context import context_attention
 
 
@@ -108,7 +109,7 @@ def test_every_context_equals_one_joint_attention(where, per_row_index, cap):
 def test_a_query_without_keys_has_a_finite_gradient():
     def loss(q):
         kv = KV(jnp.ones((4, 3)), jnp.ones((3, 4)))
-        output, lse = attend_set(q, kv, key_mask=jnp.zeros(3, bool))
+        output, lse = attend_set(q, kv, seen=Seen(mask=jnp.zeros(3, bool)))
         merged, _ = merge_attention(output, lse, q, jnp.zeros(2))
         return merged.sum()
 
@@ -281,24 +282,66 @@ def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
     assert used == (["cudnn"] if form == "cudnn" else [])
 
 
+@pytest.mark.parametrize("sizes", [(3, 7), (3, 2), (10, 3), (4, 4)])
 @pytest.mark.parametrize("cap", [None, 0.8])
-def test_blocks_of_queries_change_nothing(cap):
+def test_blocks_change_nothing(cap, sizes):
     rng = np.random.default_rng(0)
     query = jnp.asarray(rng.normal(size=(2, 3, 10, 4)), jnp.float32)
     kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 4, 7), (2, 3, 7, 4))))
-    fixed = {"last": jnp.arange(10) % 7, "key_mask": jnp.arange(7) != 3}
-    fixed["segments"] = jnp.arange(10) % 7 // 5, jnp.arange(7) // 5
-    fixed["ends"] = jnp.array([7, 2, 7, 7, 6, 7, 7])
+    last = jnp.arange(10) % 7
+    seen = Seen(
+        last,
+        ids=last // 5,
+        first=jnp.broadcast_to(last - 3, (3, 10)),
+        mask=jnp.arange(7) != 3,
+        key_ids=jnp.arange(7) // 5,
+        ends=jnp.array([7, 2, 7, 7, 6, 7, 7]),
+        places=jnp.broadcast_to(jnp.arange(7), (2, 1, 7)),
+    )
 
-    def compute(blocks):
+    def compute(sizes):
         def loss(query, kv):
-            output, lse = attend_set(query, kv, **fixed, cap=cap, blocks=blocks)
+            output, lse = attend_set(query, kv, seen=seen, cap=cap, sizes=sizes)
             return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.cos(lse)), (output, lse)
 
         return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(query, kv)
 
-    whole, split = compute(1), compute(4)  # 3 + 3 + 3 + 1
+    whole, split = compute(None), compute(Sizes(*sizes))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, split)
+
+
+def test_blocks_in_half_precision():
+    """Products are those of the model's dtype, sums are float32, as without blocks."""
+    rng = np.random.default_rng(0)
+    query = jnp.asarray(rng.normal(size=(2, 10, 4)), jnp.bfloat16)
+    kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, 4, 10), (2, 10, 4))))
+    seen = Seen(jnp.arange(10))
+
+    def compute(sizes):
+        def loss(query, kv):
+            output, lse = attend_set(query, kv, seen=seen, sizes=sizes)
+            assert output.dtype == lse.dtype == jnp.float32
+            return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.cos(lse))
+
+        return jax.grad(loss, (0, 1))(query, kv)
+
+    for a, b in zip(*map(jax.tree.leaves, (compute(None), compute(Sizes(4, 3)))), strict=True):
+        assert a.dtype == b.dtype == jnp.bfloat16
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.03)
+
+
+def test_blocks_that_no_query_sees_are_not_computed():
+    query, values = jnp.ones((8, 2)), jnp.ones((8, 2)).at[6:].set(jnp.nan)
+    seen = Seen(jnp.minimum(jnp.arange(8), 5))
+
+    def total(query, kv, seen):
+        return jnp.sum(attend_set(query, kv, seen=seen, sizes=Sizes(4, 2))[0])
+
+    kv = KV(jnp.ones((2, 8)), values)
+    value, grads = jax.value_and_grad(total, (0, 1))(query, kv, seen)
+    assert value == 16 and all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+    # In arrays with more axes, other rows could see other keys, so that all blocks are computed.
+    assert np.isnan(total(query[None], kv, Seen(seen.last[None])))
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -310,7 +353,7 @@ def test_memory_of_long_inputs_is_not_their_square(gradient):
     )
 
     def total(query, kv):
-        return jnp.sum(attend_set(query, kv, last=jnp.arange(T))[0])
+        return jnp.sum(attend_set(query, kv, seen=Seen(jnp.arange(T)))[0])
 
     compiled = jax.jit(jax.grad(total, (0, 1)) if gradient else total).lower(*shapes).compile()
     scores = 4 * heads * T * T
