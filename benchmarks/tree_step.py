@@ -45,10 +45,11 @@ def compare(size, rounds: int) -> dict[str, Any]:
     tree, numbers = jr.train.pack_batch(flattened, "tree", model=model)
     batches = {"flattened": flattened, "tree": tree}
     seconds = step_seconds(model, size["response_tokens"], batches, rounds)
-    cells = flattened.mask.size
+    cells, prompts = flattened.mask.size, flattened.prompt_mask.size
+    packed = round((cells + prompts) * numbers["packed"]) - prompts
     shares = [t / f for f, t in zip(seconds["flattened"], seconds["tree"], strict=True)]
     return {
-        "cells": {"flattened": cells, "tree": round(cells * numbers["packed"])},
+        "cells": {"flattened": cells, "tree": packed},
         "seconds": {name: harness.summary(s) for name, s in seconds.items()},
         # Of the runs of one turn, so that what slows the machine for a while slows both.
         "share": {name: round(x, 3) for name, x in harness.summary(shares).items()},
