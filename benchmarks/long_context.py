@@ -30,7 +30,7 @@ from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import tiny_config
 
-LENGTHS = (1024, 2048, 4096, 8192)
+LENGTHS = (1024, 8192)
 
 
 def _batch(length: int, vocab_size: int) -> Batch:

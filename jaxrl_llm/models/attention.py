@@ -83,6 +83,15 @@ def _attend_whole(query: Array, kv: KV, seen: Seen, cap: float | None) -> tuple[
     return output / total, (top + jnp.log(total))[..., 0]
 
 
+def block_sizes(rows: int, queries: int, keys: int) -> Sizes | None:
+    """Sizes of the blocks in which scores ``[rows, queries, keys]`` are computed; None for all."""
+    budget = _SCORES.get(jax.default_backend(), _SCORES_ELSEWHERE)
+    if rows * queries * keys <= 2 * budget:
+        return None
+    keys = keys if keys <= 2 * _KEYS else _KEYS
+    return Sizes(min(queries, max(_SMALLEST_BLOCK, budget // (rows * keys))), keys)
+
+
 def attend_set(
     query: Array,
     kv: KV,
@@ -109,13 +118,9 @@ def attend_set(
     """
     count, length = query.shape[-2], kv.keys.shape[-1]
     seen = Seen() if seen is None else seen
+    sizes = sizes or block_sizes(math.prod(query.shape[:-2]), count, length)
     if sizes is None:
-        budget = _SCORES.get(jax.default_backend(), _SCORES_ELSEWHERE)
-        rows = math.prod(query.shape[:-2])
-        if rows * count * length <= 2 * budget:
-            return _attend_whole(query, kv, seen, cap)
-        keys = length if length <= 2 * _KEYS else _KEYS
-        sizes = Sizes(max(_SMALLEST_BLOCK, budget // (rows * keys)), keys)
+        return _attend_whole(query, kv, seen, cap)
     return attend_in_blocks(query, kv, seen, cap=cap, sizes=sizes)
 
 

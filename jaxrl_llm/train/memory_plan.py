@@ -25,6 +25,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
+from jaxrl_llm.models.attention import block_sizes
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model, cast_params
@@ -855,6 +856,9 @@ def activation_bytes(
     scores adds ``H S``. An adapter adds ``2 N M``, for its additions to the hidden units. The last
     norm stores ``P G T D`` once.
 
+    Where attention goes in blocks, one block of scores exists at one time, and "none" stores, in
+    place of 2 scores for each pair, float32 outputs and the log-sum-exp of each query.
+
     Args:
       config: A ``ModelConfig``.
       batch: What a device works on at one time.
@@ -875,7 +879,7 @@ def activation_bytes(
     """
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
     c, (P, G, Lp, T) = config, batch
-    tokens, pairs = P * (Lp + G * T), P * (Lp * Lp + G * T * (Lp + T))
+    tokens = P * (Lp + G * T)
     heads, key_heads, hidden = (
         max(size // split, 1) for size in (c.num_heads, c.num_kv_heads, c.mlp_width)
     )
@@ -885,8 +889,18 @@ def activation_bytes(
     every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
     every += 2 * hidden if adapter else 0
     scores = 2 if getattr(c, "attention_cap", None) is None else 3
-    layer = itemsize * tokens * every + 4 * scores * heads * pairs
-    ends = itemsize * P * G * T * width
+    layer, block = itemsize * tokens * every, 0
+    of_prompts, of_responses = (P, Lp, Lp), (P * G, T, T)
+    for rows, asking, length in (of_prompts, of_responses, (P, G * T, Lp)):
+        rows, asking = rows * key_heads, asking * heads // key_heads
+        if (sizes := block_sizes(rows, asking, length)) is None:
+            layer += 4 * scores * rows * asking * length
+        else:
+            layer += 4 * rows * asking * (c.head_dim + 1)
+            # The backward pass has the scores and their gradient, and gradients of all queries.
+            pairs = rows * sizes.queries * sizes.keys
+            block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
+    ends = block + itemsize * P * G * T * width
     if remat == "none":
         return c.num_layers * layer + ends
     shared, stored = 2 * P * Lp * keys, width

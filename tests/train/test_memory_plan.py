@@ -118,6 +118,14 @@ def test_activations_are_those_of_a_compiled_step_of_a_real_size():
     np.testing.assert_allclose(estimate, found, rtol=0.15)
 
 
+def test_memory_of_long_inputs_is_not_planned_as_their_square():
+    config = tiny_config(**SMALL | {"max_length": 3072})
+    batch = BatchShape(1, 2, 2048, 1024)
+    found, estimate = compiled_bytes(config, batch)
+    np.testing.assert_allclose(estimate, found, rtol=0.25)
+    assert 4 * config.num_heads * (2048**2 + 2 * 1024 * 3072) > 2 * found / config.num_layers
+
+
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_what_is_kept_is_what_a_trace_keeps(remat):
     config, batch = tiny_config(**SMALL), BatchShape(4, 4, 64, 64)
