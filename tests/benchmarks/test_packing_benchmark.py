@@ -8,16 +8,16 @@ from benchmarks import packing
 
 
 @pytest.mark.slow
-def test_runs_tiny(capfd):
+def test_runs_tiny(capfd, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)  # its batches are small
     packing.main(["--tiny"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result["name"] == "packing"
     skewed, even = result["skewed"], result["even"]
     for form in ("always", "flat"):
-        assert skewed["cells"][form] <= skewed["cells"]["never"]
-        assert skewed["padding"][form] <= skewed["padding"]["never"]
+        assert skewed["cells"][form] < skewed["cells"]["never"]
+        assert skewed["padding"][form] < skewed["padding"]["never"]
         assert skewed["ratio"][form] > 0 and even["ratio"][form] > 0
-    assert skewed["cells"]["always"] < skewed["cells"]["never"]
     assert even["cells"]["always"] == even["cells"]["never"] and even["padding"]["never"] == 0
 
 

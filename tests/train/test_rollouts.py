@@ -808,11 +808,12 @@ def test_a_group_whose_verifiers_all_failed_counts_zero():
 
 
 def test_a_run_in_slots_is_a_run(tmp_path):
-    result = train(tiny_run(tmp_path / "a", sampling=with_slots(4), steps=2))
-    same = train(tiny_run(tmp_path / "b", sampling=SAMPLING, steps=2))
-    # Where a gradient is near zero, Adam turns a difference in rounding into a hundredth of a step.
+    # With a smaller epsilon, Adam magnifies the rounding of gradients near zero.
+    changes = {"steps": 2, "optimizer": dataclasses.replace(CONFIG.optimizer, eps=1e-3)}
+    result = train(tiny_run(tmp_path / "a", sampling=with_slots(4), **changes))
+    same = train(tiny_run(tmp_path / "b", sampling=SAMPLING, **changes))
     for x, y in zip(*map(jax.tree.leaves, (result.state.params, same.state.params)), strict=True):
-        np.testing.assert_allclose(x, y, atol=CONFIG.optimizer.learning_rate / 50)
+        np.testing.assert_allclose(x, y, atol=1e-5)
 
 
 @pytest.mark.parametrize("slots", [6, 16, 12])
