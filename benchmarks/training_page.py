@@ -191,8 +191,8 @@ def _long(result: Mapping[str, Any]) -> str:
     lengths = (f"{int(n):,} + {int(n):,}" for n in ours["now"]["bytes"])
     title = (
         f"A step on one prompt and one response, {result['workload']['model']}, "
-        f'{result["workload"]["dtype"]}, `remat="full"`: weights, optimizer and all else, by the '
-        f"tokens of both, {result['device']} (`python -m benchmarks.long_context`; before: "
+        f'{result["workload"]["dtype"]}, `remat="full"`: weights, optimizer and all else, as '
+        f"the compiler counts them, by the tokens of both, {result['device']} (`python -m benchmarks.long_context`; before: "
         "attention in blocks of queries alone, by automatic differentiation):"
     )
     return pages.table(
