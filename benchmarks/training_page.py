@@ -192,8 +192,9 @@ def _long(result: Mapping[str, Any]) -> str:
     title = (
         f"A step on one prompt and one response, {result['workload']['model']}, "
         f'{result["workload"]["dtype"]}, `remat="full"`: weights, optimizer and all else, as '
-        f"the compiler counts them, by the tokens of both, {result['device']} (`python -m benchmarks.long_context`; before: "
-        "attention in blocks of queries alone, by automatic differentiation):"
+        f"the compiler counts them, by the tokens of both, {result['device']} "
+        "(`python -m benchmarks.long_context`; before: attention in blocks of queries alone, by "
+        "automatic differentiation):"
     )
     return pages.table(
         title, ("", *lengths, f"seconds of {int(shortest):,} + {int(shortest):,}"), rows
