@@ -220,8 +220,8 @@ def model_delta(
       Nested dict, without frozen leaves.
 
     Raises:
-      ValueError: If a leaf that is not frozen is none of the above, or if ``share_pairs`` is True
-        and ``members`` is not a numpy array of complete pairs, side by side.
+      ValueError: If a leaf that is not frozen is none of the above or belongs to experts, or if
+        ``share_pairs`` is True and ``members`` is no numpy array of complete pairs, side by side.
 
     Example:
       >>> import jax
@@ -254,8 +254,13 @@ def model_delta(
         )
     of_factors = draw[::2] if share_pairs else draw
     rows = leaves.by_leaf(params, classes)
-    for path, _, name in rows:
+    for path, leaf, name in rows:
         *module, leaf_name = path.split("/")
+        if name != "frozen" and {"kernel": 3, "bias": 2}.get(leaf_name) == len(leaf.shape):
+            raise ValueError(
+                f"model_delta: {path!r} is of experts, which take no noise by row: it can only be "
+                "'frozen'."
+            )
         expected = {"kernel": "lowrank", "embedding": "embedding", "bias": "full", "scale": "full"}
         if name != "frozen" and (expected.get(leaf_name) != name or not module):
             raise ValueError(

@@ -38,8 +38,9 @@ def leaf_classes(
         frozen      none, and no update
 
     A leaf has the class of the first rule whose pattern matches its path. Without a matching rule,
-    a floating-point matrix is ``lowrank``, other floating-point leaves are ``others``, and the
-    tables of the vocabulary (``embed/...``, ``head/...``) and integers are frozen.
+    a floating-point matrix is ``lowrank``, other floating-point leaves, such as the stacked
+    matrices of experts, are ``others``, and the tables of the vocabulary (``embed/...``,
+    ``head/...``) and integers are frozen.
 
     Args:
       params: See the package.
@@ -90,7 +91,9 @@ def leaf_classes(
             return name
         if not floating or any(fnmatch.fnmatchcase(path, table) for table in _TABLES):
             return "frozen"
-        return "lowrank" if len(leaf.shape) == 2 else others
+        # The biases of experts are a matrix too, but multiply nothing.
+        matrix = len(leaf.shape) == 2 and path.split("/")[-1] != "bias"
+        return "lowrank" if matrix else others
 
     classes = trees.map_with_path(one, params)
     paths = [trees.path_str(path) for path, _ in jax.tree.leaves_with_path(params)]

@@ -5,6 +5,7 @@ from jaxrl_llm.core.runtime.lazy import lazy
 _HOMES = {
     "Adapted": "lora",
     "AttentionContext": "protocol",
+    "ExpertsConfig": "layers",
     "FlowConfig": "flow",
     "TextFlowConfig": "text_flow",
     "KV": "protocol",

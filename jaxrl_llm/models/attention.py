@@ -169,6 +169,7 @@ def plain_attention(
     sight: Sight | None,
     scale: float | None,
     cap: float | None,
+    sinks: Array | None,
 ) -> Array:
     """:func:`attend` by plain products, with the same arguments: the reference implementation."""
     P, G, T, heads, d = query.shape
@@ -205,7 +206,11 @@ def plain_attention(
         shared, shared_lse = attend_set(rows, prefix.kv, seen=in_prefix, cap=cap)
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
-        output, _ = merge_attention(output, lse, shared, shared_lse)
+        output, lse = merge_attention(output, lse, shared, shared_lse)
+    if sinks is not None:
+        # One more term of the softmax, which has no value: exp(l) / (exp(l) + exp(sink)).
+        of_rows = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, repeat), T, axis=1)
+        output = output * jax.nn.sigmoid(lse - of_rows)[..., None]
     output = jnp.transpose(output.reshape(P, G, kv_heads, repeat, T, d), (0, 1, 4, 2, 3, 5))
     return output.reshape(P, G, T, heads, d)
 
@@ -290,6 +295,7 @@ def attend(
     sight: Sight | None = None,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Array | None = None,
     implementation: str | None = None,
 ) -> Array:
     """Attention of the tokens of G rollouts to the keys of their row and of their prompt.
@@ -307,15 +313,16 @@ def attend(
       sight: The earliest keys that tokens see, of a layer with a window.
       scale: Multiplies the scores; None for ``d ** -0.5``.
       cap: Soft cap of the scores, ``cap tanh(score / cap)`` before the masks; None for none.
+      sinks: ``[Hq]``, a score of each head that joins the softmax without a value; None for none.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``,
-        which have no soft cap; None uses cuDNN where the GPU and the arguments allow it, else
-        ``"plain"``.
+        which have neither cap nor sinks; None uses cuDNN where the GPU and the arguments allow it,
+        else ``"plain"``.
 
     Returns:
       ``[P, G, T, Hq, d]`` in the query's dtype.
 
     Raises:
-      ValueError: If ``implementation`` is unknown, or it does not support these shapes or a cap.
+      ValueError: If ``implementation`` is unknown, or does not support these shapes, cap or sinks.
     """
     if implementation is None:
         # cuDNN's for many tokens in half precision. While decoding, the cache would have to be
@@ -325,18 +332,23 @@ def attend(
         length = row_length + (0 if prefix is None else prefix.mask.shape[-1])
         half = query.dtype in (jnp.bfloat16, jnp.float16)
         takes = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
-        takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK and cap is None
+        takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK
+        takes = takes and cap is None and sinks is None
         implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
         output = plain_attention(
-            query, kv, last, key_mask, segments, ends, prefix, sight, scale, cap
+            query, kv, last, key_mask, segments, ends, prefix, sight, scale, cap, sinks
         )
     else:
         if cap is not None:
             raise ValueError(
                 f"attend: implementation {implementation!r} has no soft cap of scores; use 'plain' "
                 f"for the cap {cap:g}."
+            )
+        if sinks is not None:
+            raise ValueError(
+                f"attend: implementation {implementation!r} has no attention sinks; use 'plain'."
             )
         output = fused_attention(
             query,

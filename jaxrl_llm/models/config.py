@@ -1,146 +1,24 @@
-"""The configuration of a decoder, and its conversion from a Hugging Face config.json."""
+"""The configuration of a decoder."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.models.layers import LayerKind
+from jaxrl_llm.models.families import ACTIVATIONS, ARCHITECTURES, MOST_LAYERS, read_fields
+from jaxrl_llm.models.layers import ExpertsConfig, LayerKind
 from jaxrl_llm.models.quantize import check_quantization
-from jaxrl_llm.models.rope import LinearScaling, Rope, RopeScaling, Scaling, YarnScaling
+from jaxrl_llm.models.rope import Rope, Scaling
 
-
-class Family(NamedTuple):
-    """Rules to read the config.json of one class of transformers.
-
-    Attributes:
-      model_type: The name of the family.
-      defaults: Defaults of the class for absent entries.
-      fields: Fields of :class:`ModelConfig` that differ from their defaults.
-      windows: Whether the class has layers with windows.
-      full_every: Without `layer_types`, every n-th layer has no window; None if flags decide.
-      window_rope: Entry with the base of the rotary frequencies of layers with a window, which are
-        then not scaled; None if these layers use the same frequencies as the others.
-      caps: Entries with soft caps that the class computes; see `CAPS`.
-    """
-
-    model_type: str
-    defaults: Mapping[str, Any] = {}
-    fields: Mapping[str, Any] = {}
-    windows: bool = False
-    full_every: int | None = None
-    window_rope: str | None = None
-    caps: tuple[str, ...] = ()
-
-
-# Entries with soft caps, and our fields. A null is no cap, also where the class has a default.
-CAPS = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"}
-_QWEN = {"max_position_embeddings": 32768}
-_OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
-_OLMO_FIELDS = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"}
-_GEMMA = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 4096,
-    "query_pre_attn_scalar": 256,
-    "tie_word_embeddings": True,
-}
-_GEMMA_FIELDS = {"norm_placement": "both", "norm_offset": 1.0}
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}),
-    "Qwen2ForCausalLM": Family("qwen2", _QWEN, {"attention_bias": True}, windows=True),
-    "Qwen3ForCausalLM": Family("qwen3", _QWEN | {"head_dim": 128}, {"qk_norm": True}, windows=True),
-    "MistralForCausalLM": Family(
-        "mistral",
-        {
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "sliding_window": 4096,
-        },
-        windows=True,
-        full_every=2**31,
-    ),
-    "SmolLM3ForCausalLM": Family(
-        "smollm3",
-        {
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 4,
-            "rope_theta": 2e6,
-            "tie_word_embeddings": True,
-            "no_rope_layer_interval": 4,
-        },
-        windows=True,
-    ),
-    "Olmo2ForCausalLM": Family("olmo2", _OLMO, _OLMO_FIELDS),
-    "Olmo3ForCausalLM": Family(
-        "olmo3",
-        _OLMO | {"rope_theta": 5e5, "sliding_window": 4096},
-        _OLMO_FIELDS,
-        windows=True,
-        full_every=4,
-        window_rope="rope_theta",
-    ),
-    "Gemma2ForCausalLM": Family(
-        "gemma2",
-        _GEMMA
-        | {
-            "max_position_embeddings": 8192,
-            "vocab_size": 256000,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        _GEMMA_FIELDS,
-        windows=True,
-        full_every=2,
-        caps=tuple(CAPS),
-    ),
-    "Gemma3ForCausalLM": Family(
-        "gemma3_text",
-        _GEMMA
-        | {
-            "max_position_embeddings": 131072,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4,
-            "vocab_size": 262208,
-        },
-        _GEMMA_FIELDS | {"qk_norm": True},
-        windows=True,
-        full_every=6,
-        window_rope="rope_local_base_freq",
-        caps=("final_logit_softcapping",),
-    ),
-}
-ARCHITECTURES = {name: family.model_type for name, family in FAMILIES.items()}
-# Denoisers of the same layers: bidirectional, or causal over blocks. By class and by model_type.
-DENOISERS = {"A2DQwen3LMHeadModel": "a2d-qwen3", "SDARForCausalLM": "sdar"}
 DTYPES = ("float32", "bfloat16", "float16")
-# What a head reads, and the class of transformers that has it: the last token, or every one.
-HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassification"}
-
-# The rope types of transformers that are known, and the settings without which they are none.
-_SCALINGS = {
-    "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-    "yarn": (),
-}
-
-# How transformers calls the activations of an MLP that are known.
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 NORM_PLACEMENTS = ("before", "after", "both")
 
 # Far beyond any released decoder: a number above is an error of the file, or a trap.
 _MOST = {
     "vocab_size": 2**24,
     "width": 2**20,
-    "num_layers": 1024,
+    "num_layers": MOST_LAYERS,
     "num_heads": 2**16,
     "num_kv_heads": 2**16,
     "head_dim": 2**16,
@@ -151,7 +29,7 @@ _MOST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The configuration of a dense decoder, such as Llama, Qwen, Mistral, SmolLM3, OLMo or Gemma.
+    """The configuration of a decoder, such as Llama, Qwen, Mistral, OLMo, Gemma or gpt-oss.
 
     Args:
       architecture: One of `ARCHITECTURES`; only names the family, the fields below decide.
@@ -164,7 +42,10 @@ class ModelConfig:
       rope_theta, rope_scaling: Base of the rotary frequencies, and their scaling, if any:
         `RopeScaling` (Llama 3), `YarnScaling` or `LinearScaling`.
       tied: The head is the embedding.
-      attention_bias: q, k and v have a bias (Qwen2); the output projection has none.
+      attention_bias: q, k and v have a bias (Qwen2).
+      output_bias: The output projection of attention has a bias (gpt-oss).
+      sinks: Each query head has a trained score that joins the softmax over its keys but has no
+        value (gpt-oss): `exp(s_j) / (exp(sink) + sum_i exp(s_i))`.
       mlp_bias: gate, up and down have a bias.
       qk_norm: RMS norm of q and k before the rotary embedding (Qwen3).
       qk_norm_over: "head" for each head separately, or "projection" for all together (OLMo 2).
@@ -176,8 +57,9 @@ class ModelConfig:
       attention_cap: Soft cap of the attention scores (Gemma 2): `cap * tanh(score / cap)` before
         mask and softmax. None for none.
       logit_cap: Soft cap of the logits, before a temperature divides them (Gemma 2). None for none.
-      layers: One `LayerKind` per layer, for windows and rotary embeddings of some layers; None if
-        all layers are plain.
+      experts: Experts in the place of the MLP, in all layers that are not `dense`; None for none.
+      layers: One `LayerKind` per layer, for windows, rotary embeddings and MLPs of some layers;
+        None if all layers are plain.
       dtype: The dtype of matrix products; norms and statistics are float32.
       quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
         `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
@@ -213,6 +95,8 @@ class ModelConfig:
     rope_scaling: Scaling | None = None
     tied: bool = False
     attention_bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_over: str = "head"
@@ -223,6 +107,7 @@ class ModelConfig:
     query_scale: float | None = None
     attention_cap: float | None = None
     logit_cap: float | None = None
+    experts: ExpertsConfig | None = None
     layers: tuple[LayerKind, ...] | None = None
     dtype: str = "float32"
     quantization: str | None = None
@@ -274,6 +159,18 @@ class ModelConfig:
             )
         if not self.causal and any(kind.window for kind in self.layers or ()):
             raise ValueError("ModelConfig: `layers` with windows need `causal` True")
+        dense = [self.kind_of(i).dense for i in range(self.num_layers)]
+        if self.experts is None and any(dense):
+            raise ValueError(
+                "ModelConfig: `layers` that are dense have no effect without `experts`"
+            )
+        if self.experts is not None and all(dense):
+            raise ValueError("ModelConfig: `experts` have no effect where every layer is dense")
+        if self.experts is not None and self.quantization is not None:
+            raise ValueError(
+                f"ModelConfig: `quantization` {self.quantization!r} does not round `experts`; use "
+                "None"
+            )
         if self.block_length is not None and (self.causal or self.block_length < 1):
             raise ValueError(
                 f"ModelConfig: `block_length` {self.block_length} must be positive, and has no "
@@ -317,266 +214,4 @@ class ModelConfig:
           ...     "intermediate_size": 48}).head_dim
           8
         """
-        if not isinstance(config, Mapping):
-            raise TypeError(
-                f"ModelConfig.from_hf: `config` must be a mapping, got {type(config).__name__}"
-            )
-        names = config.get("architectures")
-        name = names[0] if isinstance(names, list | tuple) and names else None
-        if name is None:
-            by_type = {kind: name for name, kind in (ARCHITECTURES | DENOISERS).items()}
-            name = by_type.get(str(config.get("model_type")), config.get("model_type"))
-        if not isinstance(name, str) or name not in ARCHITECTURES | DENOISERS:
-            raise ValueError(
-                f"ModelConfig.from_hf: unknown architecture {name!r}; known: "
-                f"{', '.join(ARCHITECTURES | DENOISERS)}"
-            )
-        family = FAMILIES.get(name, FAMILIES["Qwen3ForCausalLM"])
-        # A null means what an absent entry does, but for the window of Mistral and caps: none.
-        none = ("sliding_window", *CAPS)
-        config = {k: x for k, x in config.items() if x is not None or k in none}
-        config = {**family.defaults, **config}
-        _refuse_unsupported(config, family)
-        width = _size(config, "hidden_size")
-        num_heads = _size(config, "num_attention_heads")
-        ropes = _rope_settings(config)
-        max_length = _size(config, "max_position_embeddings")
-        fields = dict(family.fields)
-        if "query_pre_attn_scalar" in family.defaults:
-            scalar = _number(config, "query_pre_attn_scalar", 256.0)
-            fields |= {"embedding_scale": width**0.5, "query_scale": scalar**-0.5}
-        for entry in family.caps:
-            if config.get(entry) is not None:
-                fields[CAPS[entry]] = _number(config, entry, 1.0)
-        return cls(
-            architecture=family.model_type,
-            vocab_size=_size(config, "vocab_size"),
-            width=width,
-            num_layers=_size(config, "num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=_size(config, "num_key_value_heads", num_heads),
-            head_dim=_size(config, "head_dim", width // num_heads),
-            mlp_width=_size(config, "intermediate_size"),
-            max_length=max_length,
-            norm_eps=_number(config, "rms_norm_eps", 1e-6),
-            rope_theta=_theta(ropes["full_attention"], config),
-            rope_scaling=_scaling(ropes["full_attention"], max_length),
-            tied=_flag(config, "tie_word_embeddings"),
-            mlp_bias=_flag(config, "mlp_bias"),
-            activation=ACTIVATIONS[_activation(config)],
-            layers=_layers(config, family, ropes["sliding_attention"]),
-            dtype=dtype,
-            causal=name not in DENOISERS,
-            block_length=_size(config, "block_size") if name == "SDARForCausalLM" else None,
-            mask_id=None if config.get("mask_token_id") is None else _mask_id(config),
-            **fields,
-        )
-
-
-def _rope_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The rope settings of layers without and with a window; the latter empty if not their own."""
-    # Either way in which transformers has written them.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    nested = isinstance(rope, Mapping) and {"full_attention", "sliding_attention"} & set(rope)
-    full, local = "full_attention", "sliding_attention"
-    ropes = {kind: rope.get(kind) or {} for kind in (full, local)} if nested else {full: rope}
-    ropes.setdefault(local, {})
-    for settings in ropes.values():
-        if not isinstance(settings, Mapping):
-            raise ValueError(
-                f"ModelConfig.from_hf: the rope settings must be an object, got {settings!r}"
-            )
-        partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-        if partial != 1.0:
-            raise ValueError(
-                f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
-            )
-    return ropes
-
-
-def _theta(rope: Mapping[str, Any], config: Mapping[str, Any], name: str = "rope_theta") -> float:
-    """The base of the rotary frequencies in rope settings, else that of the entry of a config."""
-    if rope.get("rope_theta"):
-        return _number(rope, "rope_theta", 1.0)
-    return _number(config, name, 10000.0)
-
-
-def _layers(
-    config: Mapping[str, Any], family: Family, local_rope: Mapping[str, Any]
-) -> tuple[LayerKind, ...] | None:
-    """What the layers of a config.json have of their own; None if they are all plain."""
-    count = _size(config, "num_hidden_layers")
-    if count > _MOST["num_layers"]:  # before a list of them takes all memory
-        raise ValueError(
-            f"ModelConfig.from_hf: `num_hidden_layers` must be at most {_MOST['num_layers']:,}, "
-            f"got {count:,}"
-        )
-    limit = _size(config, "max_position_embeddings")
-    rotary: Any = [True] * count
-    if family.model_type == "smollm3":
-        every = _size(config, "no_rope_layer_interval")
-        rotary = config.get("no_rope_layers", [(i + 1) % every > 0 for i in range(count)])
-    if not isinstance(rotary, list | tuple) or len(rotary) != count:
-        raise ValueError(
-            f"ModelConfig.from_hf: `no_rope_layers` must have one entry for each of the {count} "
-            f"layers, got {rotary!r}"
-        )
-    kinds = _layer_types(config, family, list(rotary))
-    if len(kinds) != count:
-        raise ValueError(
-            f"ModelConfig.from_hf: `layer_types` must have one entry for each of the {count} "
-            f"layers, got {len(kinds)}"
-        )
-    window = config.get("sliding_window")
-    window = limit if window is None else _size(config, "sliding_window")
-    if "sliding_attention" in kinds and window < limit and not family.windows:
-        raise ValueError(
-            f"ModelConfig.from_hf: {family.model_type!r} has no sliding windows, and "
-            f"`sliding_window` {window} is shorter than the context of {limit} tokens"
-        )
-    theta = None
-    if family.window_rope is not None:
-        theta = _theta(local_rope, config, family.window_rope)
-        if local_rope.get("rope_type", "default") != "default":
-            raise ValueError(
-                "ModelConfig.from_hf: a scaled rope on layers with windows is not supported"
-            )
-    layers = tuple(
-        LayerKind(
-            window=window if kind == "sliding_attention" and window < limit else None,
-            rotary=bool(turns),
-            rope_theta=theta if kind == "sliding_attention" else None,
-        )
-        for kind, turns in zip(kinds, rotary, strict=True)
-    )
-    return None if set(layers) == {LayerKind()} else layers
-
-
-def _layer_types(config: Mapping[str, Any], family: Family, rotary: list) -> list[str]:
-    """For each layer "full_attention" or "sliding_attention", as transformers decides it."""
-    full, local = "full_attention", "sliding_attention"
-    kinds, count = config.get("layer_types"), len(rotary)
-    if kinds is not None and family.model_type != "mistral":
-        for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
-            if kind not in (full, local):
-                raise ValueError(
-                    f"ModelConfig.from_hf: `layer_types` has {kind!r}; only {full!r} and {local!r} "
-                    "are supported"
-                )
-        return list(kinds)
-    if family.full_every is not None:
-        every = _size(config, "sliding_window_pattern", family.full_every)
-        acts = config.get("sliding_window") is not None
-        return [local if acts and (i + 1) % every else full for i in range(count)]
-    first = config.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int):
-        raise ValueError(
-            f"ModelConfig.from_hf: `max_window_layers` must be an integer, got {first!r}"
-        )
-    if not _flag(config, "use_sliding_window"):
-        return [full] * count
-    if family.model_type == "smollm3":
-        return [full if turns else local for turns in rotary]
-    return [local if i >= first else full for i in range(count)]
-
-
-def _scaling(rope: Mapping[str, Any], max_length: int) -> Scaling | None:
-    """The scaling in the rope settings of a config.json; None if they ask for none."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    original = "original_max_position_embeddings"
-    if kind == "default":
-        return None
-    if kind not in _SCALINGS:
-        raise ValueError(
-            f"ModelConfig.from_hf: rope type {kind!r} is not supported, only 'default', "
-            f"{', '.join(map(repr, _SCALINGS))}"
-        )
-    for name in _SCALINGS[kind]:
-        if rope.get(name) is None:
-            raise ValueError(f"ModelConfig.from_hf: {kind} rope scaling lacks `{name}`")
-    if kind == "linear":
-        return LinearScaling(factor=_number(rope, "factor", 1.0))
-    if kind == "llama3":
-        return RopeScaling(
-            factor=_number(rope, "factor", 1.0),
-            low_freq_factor=_number(rope, "low_freq_factor", 1.0),
-            high_freq_factor=_number(rope, "high_freq_factor", 1.0),
-            original_max_length=_size(rope, original),
-        )
-    length = _size(rope, original, max_length)
-    # A null means what an absent entry does, and in these a 0 too.
-    absent = ("mscale", "mscale_all_dim", "beta_fast", "beta_slow")
-    given = {k: x for k, x in rope.items() if x is not None and (x or k not in absent)}
-    factor = _number(given, "factor", max_length / length)
-    scales = [_number(given, name, 1.0) for name in ("mscale", "mscale_all_dim") if name in given]
-    if len(scales) < 2:
-        scales = [1.0, 0.0]
-    above, below = (max(0.1 * scale * math.log(factor), 0.0) + 1.0 for scale in scales)
-    return YarnScaling(
-        factor=factor,
-        original_max_length=length,
-        beta_fast=_number(given, "beta_fast", 32.0),
-        beta_slow=_number(given, "beta_slow", 1.0),
-        attention_factor=_number(given, "attention_factor", above / below),
-        truncate=_flag(given, "truncate", default=True),
-    )
-
-
-def _mask_id(config: Mapping[str, Any]) -> int:
-    value = config["mask_token_id"]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"ModelConfig.from_hf: `mask_token_id` must be an integer, got {value!r}")
-    return value
-
-
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise ValueError(f"ModelConfig.from_hf: `{name}` must be a positive integer, got {value!r}")
-    return value
-
-
-def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    value = config.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
-        raise ValueError(f"ModelConfig.from_hf: `{name}` must be a positive number, got {value!r}")
-    return float(value)
-
-
-def _flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    value = config.get(name, default)
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"ModelConfig.from_hf: `{name}` must be true or false, got {value!r}")
-    return bool(value)
-
-
-def _activation(config: Mapping[str, Any]) -> Any:
-    return config.get("hidden_activation", config.get("hidden_act", "silu"))
-
-
-def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
-    """Raises for settings that would change the outputs and that the decoder does not have."""
-    activation = _activation(config)
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"ModelConfig.from_hf: `hidden_act` {activation!r} is not supported, only "
-            f"{', '.join(map(repr, ACTIVATIONS))}"
-        )
-    if config.get("attention_bias") and family.model_type != "qwen2":
-        raise ValueError(
-            "ModelConfig.from_hf: `attention_bias` true is not supported for "
-            f"{family.model_type!r}: it puts a bias on the output projection too"
-        )
-    if config.get("quantization_config"):
-        raise ValueError(
-            "ModelConfig.from_hf: `quantization_config` is not supported; take the "
-            "unquantized weights or a GGUF file"
-        )
-    for name in (*CAPS, "use_bidirectional_attention"):
-        if config.get(name) and name not in family.caps:
-            raise ValueError(
-                f"ModelConfig.from_hf: `{name}` {config[name]!r} is not supported for "
-                f"{family.model_type!r}, only null"
-            )
+        return cls(**read_fields(config), dtype=dtype)

@@ -130,11 +130,11 @@ def context_attention(
     query: Array,
     new: KV,
     context: AttentionContext,
-    layer: int,
     *,
     window: Window | None = None,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Array | None = None,
 ) -> tuple[Array, KV]:
     """Attention of this call's tokens to prefix, cache and each other.
 
@@ -143,11 +143,11 @@ def context_attention(
     Args:
       query: ``[P, G, T, Hq, d]``, rotary embedding applied, not scaled.
       new: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
-      context: Masks, prefix and cache.
-      layer: The layer whose prefix and cache are read.
+      context: Masks, prefix and cache, those of one layer: see :meth:`AttentionContext.of_layer`.
       window: Window of the layer, if it has one.
       scale: Multiplies the scores; None for ``d ** -0.5``.
       cap: Soft cap of the scores, if any.
+      sinks: Scores ``[Hq]`` without values, if any; see :func:`attend`.
 
     Returns:
       Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to return: the updated cache, or
@@ -179,6 +179,7 @@ def context_attention(
             sight=sight,
             scale=scale,
             cap=cap,
+            sinks=sinks,
         )
         after = attend(
             responses(query, -3),
@@ -191,6 +192,7 @@ def context_attention(
             sight=_sight(window, lambda x: responses(x, -1)),
             scale=scale,
             cap=cap,
+            sinks=sinks,
         )
         after = after.reshape(P, 1, G * T, *after.shape[3:])
         return jnp.concatenate([before, after], axis=2), new
@@ -201,7 +203,7 @@ def context_attention(
     if context.cache is None:
         kv, key_mask = new, context.mask
     else:
-        kv, key_mask = update_cache(context.cache[layer], new, context.index), None
+        kv, key_mask = update_cache(context.cache[0], new, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
     sight = _sight(window, lambda x: x)
     if sight is not None and context.cache is not None:
@@ -210,7 +212,7 @@ def context_attention(
         sight = sight._replace(places=start + jnp.arange(kv.keys.shape[-1]))
     prefix = None
     if context.prefix is not None and context.prefix_mask is not None:
-        prefix = Prefix(context.prefix[layer], context.prefix_mask)
+        prefix = Prefix(context.prefix[0], context.prefix_mask)
     output = attend(
         query,
         kv,
@@ -222,6 +224,7 @@ def context_attention(
         sight=sight,
         scale=scale,
         cap=cap,
+        sinks=sinks,
     )
     return output, kv
 

@@ -2,7 +2,7 @@
 
 A delta is a nested dict like the parameters. At a linear layer it is ``(A, B, scale)``, with a
 fourth entry ``[..., 1, out]`` for the bias; at an embedding ``(A, B, scale)``; at a norm an array
-``[..., 1, size]`` for its scale.
+``[..., 1, size]`` for its scale; at experts ``(A [E, in, r], B [E, r, out], scale)`` for all rows.
 Leading axes, if any, are the batch axes ``[P, G]``. Factors may be shorter along the first axis;
 each then applies to several consecutive rows, such as the two members of a pair.
 """
@@ -74,3 +74,10 @@ def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
             checks.check_min_rank("Model.apply", 1, **{f"delta {here!r}": entry})
         elif not (isinstance(target, Mapping) and "kernel" in target) or here == "head":
             raise ValueError(f"Model.apply: delta {here!r} is not at a linear layer.")
+        elif target["kernel"].ndim == 3:
+            factors = entry[:2] if isinstance(entry, tuple) and len(entry) == 3 else ()
+            if [getattr(x, "ndim", 0) for x in factors] != [3, 3]:
+                raise ValueError(
+                    f"Model.apply: delta {here!r} must be (A [E, in, r], B [E, r, out], scale): "
+                    "experts take one delta for all rows, and none for their biases."
+                )

@@ -2,29 +2,30 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.config import (
+from jaxrl_llm.models.config import DTYPES, ModelConfig
+from jaxrl_llm.models.families import (
     ACTIVATIONS,
     ARCHITECTURES,
     CAPS,
     DENOISERS,
-    DTYPES,
     FAMILIES,
     HEADS,
-    ModelConfig,
+    NEVER,
 )
-from jaxrl_llm.models.loading import parameter_table
+from jaxrl_llm.models.loading import Weight, parameter_table
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, Scaling, YarnScaling
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
@@ -98,35 +99,41 @@ def save_safetensors(
                 f"{config.vocab_size} tokens; got {pad_id} with head {head!r}."
             )
         settings["pad_token_id"] = pad_id
-    table = parameter_table(config, head=head)
     leaves = check_params(params, config, head=head)
+    tensors = _stored(parameter_table(config, head=head))
     size = jnp.dtype(dtype).itemsize
-    files: list[list[tuple[str, ...]]] = []
+    files: list[list[str]] = []
     used = 0
-    for path, weight in table.items():
-        needed = size * int(np.prod(weight.shape))
+    for tensor, parts in tensors.items():
+        needed = size * math.prod(parts[0].weight.stored_shape)
         if not files or used + needed > file_bytes:
             files, used = [*files, []], 0
-        files[-1].append(path)
+        files[-1].append(tensor)
         used += needed
     n = len(files)
     names = [SINGLE] if n == 1 else [_FILE.format(i, n) for i in range(1, n + 1)]
     target, where = Path(folder), {}
 
-    def tensor(path: tuple[str, ...]) -> np.ndarray:
-        array = np.asarray(leaves[path]).astype(jnp.dtype(dtype))
-        return np.ascontiguousarray(array.T if table[path].transposed else array)
+    def values(parts: list[_Part]) -> np.ndarray:
+        arrays = []
+        for path, weight, index in parts:
+            array = leaves[path] if index is None else leaves[path][index]
+            array = np.asarray(array).astype(jnp.dtype(dtype))
+            arrays.append(array.T if weight.transposed else array)
+        if len(arrays) > 1:
+            arrays = [np.stack(arrays, axis=-1).reshape(parts[0].weight.stored_shape)]
+        return np.ascontiguousarray(arrays[0])
 
     unfinished = target / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        for file, paths in zip(names, files, strict=True):
+        for file, held in zip(names, files, strict=True):
             # Without a variable, so that one file is in memory at a time.
-            save_tensors({table[p].name: tensor(p) for p in paths}, unfinished / file)
-            where |= {table[path].name: file for path in paths}
+            save_tensors({tensor: values(tensors[tensor]) for tensor in held}, unfinished / file)
+            where |= dict.fromkeys(held, file)
         if len(files) > 1:
-            total = sum(size * int(np.prod(weight.shape)) for weight in table.values())
+            total = size * sum(math.prod(x[0].weight.stored_shape) for x in tensors.values())
             index = {"metadata": {"total_size": total}, "weight_map": where}
             write_json(unfinished / INDEX, index)
         write_json(unfinished / _CONFIG, settings)
@@ -138,6 +145,24 @@ def save_safetensors(
             new.replace(target / new.name)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+class _Part(NamedTuple):
+    """What of a parameter is in a tensor."""
+
+    path: tuple[str, ...]
+    weight: Weight
+    index: int | None  # along the first axis; None for all of it
+
+
+def _stored(table: Mapping[tuple[str, ...], Weight]) -> dict[str, list[_Part]]:
+    """By name, the parameters of each tensor; if there are two, their entries alternate."""
+    tensors: dict[str, list[_Part]] = {}
+    for path, weight in table.items():
+        for i, name in enumerate(weight.tensors):
+            part = _Part(path, weight, None if name == weight.name else i)
+            tensors.setdefault(name, []).append(part)
+    return {name: sorted(x, key=lambda part: part.weight.part or 0) for name, x in tensors.items()}
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -178,7 +203,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
     if config.mlp_bias:
         values["mlp_bias"] = True
-    values |= _of_layers(config, values["rope_parameters"])
+    values |= _of_layers(config, values["rope_parameters"]) | _of_experts(config)
     values |= {
         name: getattr(config, CAPS[name]) for name in FAMILIES[classes[config.architecture]].caps
     }
@@ -216,9 +241,11 @@ def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
     window = max((kind.window for kind in kinds if kind.window is not None), default=None)
     # A layer of a family may be one with a window that is as long as the context.
     values["sliding_window"] = config.max_length if window is None and any(local) else window
-    if family.model_type != "mistral":
+    if family.full_every != NEVER:
         names = ["sliding_attention" if x else "full_attention" for x in local]
         values |= {"layer_types": names, "use_sliding_window": window is not None}
+    if family.model_type == "qwen3_moe":
+        values["use_sliding_window"] = window is not None
     if family.model_type == "smollm3":
         values["no_rope_layers"] = [int(kind.rotary) for kind in kinds]
     if family.window_rope is not None:
@@ -228,6 +255,25 @@ def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
         values["rope_parameters"] = {"full_attention": rope, "sliding_attention": plain}
         values[family.window_rope] = theta
     return values if any(values.values()) or family.windows else {}
+
+
+def _of_experts(config: ModelConfig) -> dict[str, Any]:
+    """What config.json says of experts."""
+    experts = config.experts
+    if experts is None:
+        return {}
+    # The first name is that of transformers 5, and of gpt-oss.
+    values = dict.fromkeys(("num_local_experts", "num_experts"), experts.count)
+    values["num_experts_per_tok"] = experts.active
+    if config.architecture == "gpt_oss":
+        limits = {"swiglu_limit": experts.limit, "swiglu_alpha": experts.alpha}
+        return values | limits | {"intermediate_size": experts.width}
+    return values | {
+        "moe_intermediate_size": experts.width,
+        "norm_topk_prob": experts.normalized,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i in range(config.num_layers) if config.kind_of(i).dense],
+    }
 
 
 def _hf_rope(scaling: Scaling | None) -> dict[str, Any]:

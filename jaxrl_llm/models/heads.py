@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.files import parsing
-from jaxrl_llm.models.config import HEADS, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import HEADS
 from jaxrl_llm.models.loading import load_params
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, merge_lora
+from jaxrl_llm.models.mxfp4 import open_folder
 from jaxrl_llm.models.names import resolve
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.safetensors import SafetensorsFolder, read_json
+from jaxrl_llm.models.safetensors import read_json
 from jaxrl_llm.models.transformer import make_model
 
 
@@ -223,5 +225,5 @@ def load_reward_model(
     """
     config, head = reward_model_config(name_or_path, dtype=dtype)
     files = resolve(name_or_path)
-    params = load_params(SafetensorsFolder(files.weights), config, head=head)
+    params = load_params(open_folder(files.weights), config, head=head)
     return headed_model(make_model(config)), {"head": params.pop("score"), "model": params}

@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 from jaxrl_llm.core import checks
 
+# Sigmoid gain of the clamped activation of gpt-oss.
+_ALPHA = 1.702
+# Far beyond any released decoder: a number above is an error of the file, or a trap.
+_MOST_EXPERTS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """How a layer attends; the plain one sees every token before it.
+    """What a layer has of its own; the plain one sees every token before it.
 
     Args:
       window: Number of tokens that a token sees, including itself: those with
@@ -15,6 +20,7 @@ class LayerKind:
       rotary: Whether queries and keys are rotated by their positions.
       rope_theta: Base of the rotary frequencies, which then are not scaled; None for base and
         scaling of the model.
+      dense: In a model with experts, whether the layer has a plain MLP in their place.
 
     Example:
       >>> LayerKind(window=512, rope_theta=10000.0).rotary
@@ -24,9 +30,64 @@ class LayerKind:
     window: int | None = None
     rotary: bool = True
     rope_theta: float | None = None
+    dense: bool = False
 
     def __post_init__(self) -> None:
         checks.check_numbers("LayerKind", self)
         checks.check_positive("LayerKind", window=self.window, rope_theta=self.rope_theta)
         if self.rope_theta is not None and not self.rotary:
             raise ValueError("LayerKind: `rope_theta` has no effect with `rotary` False")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts of a layer: a router chooses a few of many small MLPs per token.
+
+    Args:
+      count: E, number of experts.
+      active: k, number of experts that compute a token.
+      width: M, hidden size of one expert.
+      normalized: Whether the weights of the chosen experts sum to one. If not, they are their
+        probabilities among all experts.
+      bias: Whether the router and all matrices of the experts have a bias.
+      limit: Limit of the clamped activation of gpt-oss, see `Mixture`; None for the activation of
+        the model.
+      alpha: Sigmoid gain of the clamped activation.
+
+    Raises:
+      ValueError: If a number is not positive or `active` is above `count`, or `alpha` is set
+        without a limit.
+
+    Example:
+      >>> ExpertsConfig(count=128, active=8, width=768).normalized
+      True
+    """
+
+    count: int
+    active: int
+    width: int
+    normalized: bool = True
+    bias: bool = False
+    limit: float | None = None
+    alpha: float = _ALPHA
+
+    def __post_init__(self) -> None:
+        name = "ExpertsConfig"
+        checks.check_numbers(name, self)
+        checks.check_positive(
+            name,
+            finite=True,
+            count=self.count,
+            active=self.active,
+            width=self.width,
+            limit=self.limit,
+            alpha=self.alpha,
+        )
+        if self.count > _MOST_EXPERTS:
+            raise ValueError(
+                f"{name}: `count` must be at most {_MOST_EXPERTS:,}, got {self.count:,}"
+            )
+        if self.active > self.count:
+            raise ValueError(f"{name}: `active` ({self.active}) is above `count` ({self.count})")
+        if self.limit is None and self.alpha != _ALPHA:
+            raise ValueError(f"{name}: `alpha` has no effect without a `limit`")

@@ -19,8 +19,10 @@ import numpy as np
 from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import open_gguf
+from jaxrl_llm.models.layers import ExpertsConfig
+from jaxrl_llm.models.mxfp4 import open_folder
 from jaxrl_llm.models.names import resolve
-from jaxrl_llm.models.safetensors import SafetensorsFolder, read_json
+from jaxrl_llm.models.safetensors import read_json
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, Sharding
@@ -70,11 +72,46 @@ class TensorSource(Protocol):
 
 
 class Weight(NamedTuple):
-    """A parameter's tensor: its name, our shape, and whether the file stores it [out, in]."""
+    """Where a file holds a parameter.
+
+    Attributes:
+      name: Name of its tensor. With `{}` in it there is one tensor for each index of the first
+        axis, which stands there.
+      shape: Our shape.
+      transposed: Whether the file stores [out, in].
+      part: For a tensor of two parameters, whose entries alternate along the last axis: 0 or 1.
+    """
 
     name: str
     shape: tuple[int, ...]
     transposed: bool
+    part: int | None = None
+
+    @property
+    def tensors(self) -> list[str]:
+        """The names of its tensors."""
+        return [self.name.format(i) for i in range(self.shape[0] if "{}" in self.name else 1)]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of a tensor in the file."""
+        shape = self.shape[1:] if "{}" in self.name else self.shape
+        shape = shape[::-1] if self.transposed else shape
+        return shape if self.part is None else (*shape[:-1], 2 * shape[-1])
+
+    def read(self, source: TensorSource, index: Sequence[slice]) -> np.ndarray:
+        """A slice for each axis of the parameter, without steps."""
+        if "{}" in self.name:
+            names, inner = self.tensors[index[0]], self._replace(shape=self.shape[1:])
+            return np.stack([inner._replace(name=x).read(source, index[1:]) for x in names])
+        index = list(index)
+        if self.transposed:
+            return source.read(self.name, index[::-1]).T
+        if self.part is None:
+            return source.read(self.name, index)
+        start, stop, _ = index[-1].indices(self.shape[-1])
+        both = source.read(self.name, [*index[:-1], slice(2 * start, 2 * stop)])
+        return both[..., self.part :: 2]
 
 
 def parameter_table(
@@ -82,16 +119,17 @@ def parameter_table(
 ) -> dict[tuple[str, ...], Weight]:
     """Maps the path of every parameter to the tensor that holds it.
 
-    ``head`` is one of ``config.HEADS``: a head with one output replaces the output matrix, under
+    ``head`` is one of ``families.HEADS``: a head with one output replaces the output matrix, under
     the path "score".
 
     Example:
       >>> config = ModelConfig(architecture="llama", vocab_size=16, width=8, num_layers=1,
       ...     num_heads=2, num_kv_heads=1, head_dim=4, mlp_width=12, max_length=32, tied=True)
-      >>> parameter_table(config)["layers", "0", "attention", "k", "kernel"]
-      Weight(name='model.layers.0.self_attn.k_proj.weight', shape=(8, 4), transposed=True)
+      >>> weight = parameter_table(config)["layers", "0", "attention", "k", "kernel"]
+      >>> weight.name, weight.shape, weight.transposed
+      ('model.layers.0.self_attn.k_proj.weight', (8, 4), True)
     """
-    width, hidden = config.width, config.mlp_width
+    width = config.width
     queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
     vocabulary = (config.vocab_size, width)
     table: dict[tuple[str, ...], Weight] = {
@@ -104,15 +142,6 @@ def parameter_table(
             table["score", "bias"] = Weight("score.bias", (1,), False)
     elif not config.tied:
         table["head", "kernel"] = Weight("lm_head.weight", vocabulary, False)
-    linears: dict[tuple[str, ...], tuple[str, int, int, bool]] = {
-        ("attention", "q"): ("self_attn.q_proj", width, queries, config.attention_bias),
-        ("attention", "k"): ("self_attn.k_proj", width, keys, config.attention_bias),
-        ("attention", "v"): ("self_attn.v_proj", width, keys, config.attention_bias),
-        ("attention", "o"): ("self_attn.o_proj", queries, width, False),
-        ("mlp", "gate"): ("mlp.gate_proj", width, hidden, config.mlp_bias),
-        ("mlp", "up"): ("mlp.up_proj", width, hidden, config.mlp_bias),
-        ("mlp", "down"): ("mlp.down_proj", hidden, width, config.mlp_bias),
-    }
     norms: dict[tuple[str, ...], tuple[str, int]] = {
         (ours,): (theirs, width) for ours, theirs in _NORMS[config.norm_placement].items()
     }
@@ -122,13 +151,59 @@ def parameter_table(
         norms["attention", "k_norm"] = ("self_attn.k_norm", config.head_dim if each else keys)
     for layer in range(config.num_layers):
         path, name = ("layers", str(layer)), f"model.layers.{layer}"
-        for ours, (theirs, inputs, outputs, bias) in linears.items():
+        for ours, (theirs, inputs, outputs, bias) in _linears(config, layer).items():
             weight = Weight(f"{name}.{theirs}.weight", (inputs, outputs), True)
             table[*path, *ours, "kernel"] = weight
             if bias:
                 table[*path, *ours, "bias"] = Weight(f"{name}.{theirs}.bias", (outputs,), False)
+        if config.sinks:
+            sinks = Weight(f"{name}.self_attn.sinks", (config.num_heads,), False)
+            table[*path, "attention", "sinks"] = sinks
+        if config.experts is not None and not config.kind_of(layer).dense:
+            for ours, weight in _of_experts(config, config.experts, f"{name}.mlp.experts").items():
+                table[*path, "mlp", "experts", *ours] = weight
         for ours, (theirs, size) in norms.items():
             table[*path, *ours, "scale"] = Weight(f"{name}.{theirs}.weight", (size,), False)
+    return table
+
+
+def _linears(config: ModelConfig, layer: int) -> dict[tuple[str, str], tuple[str, int, int, bool]]:
+    """Linear layers of a layer: their tensor, inputs, outputs, and whether they have a bias."""
+    width, hidden, experts = config.width, config.mlp_width, config.experts
+    queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    linears = {
+        ("attention", "q"): ("self_attn.q_proj", width, queries, config.attention_bias),
+        ("attention", "k"): ("self_attn.k_proj", width, keys, config.attention_bias),
+        ("attention", "v"): ("self_attn.v_proj", width, keys, config.attention_bias),
+        ("attention", "o"): ("self_attn.o_proj", queries, width, config.output_bias),
+    }
+    if experts is not None and not config.kind_of(layer).dense:
+        name = "mlp.router" if config.architecture == "gpt_oss" else "mlp.gate"
+        return linears | {("mlp", "router"): (name, width, experts.count, experts.bias)}
+    return linears | {
+        ("mlp", "gate"): ("mlp.gate_proj", width, hidden, config.mlp_bias),
+        ("mlp", "up"): ("mlp.up_proj", width, hidden, config.mlp_bias),
+        ("mlp", "down"): ("mlp.down_proj", hidden, width, config.mlp_bias),
+    }
+
+
+def _of_experts(
+    config: ModelConfig, experts: ExpertsConfig, name: str
+) -> dict[tuple[str, str], Weight]:
+    """The parameters of all experts of a layer: one tensor each, or gate and up in one tensor."""
+    count, width, hidden = experts.count, config.width, experts.width
+    sizes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+    fused = config.architecture == "gpt_oss"
+    table: dict[tuple[str, str], Weight] = {}
+    for i, (ours, (inputs, outputs)) in enumerate(sizes.items()):
+        theirs = f"{name}.{{}}.{ours}_proj"
+        kernel, bias, part = f"{theirs}.weight", f"{theirs}.bias", None
+        if fused:
+            kernel = f"{name}.{'down' if ours == 'down' else 'gate_up'}_proj"
+            bias, part = f"{kernel}_bias", None if ours == "down" else i
+        table[ours, "kernel"] = Weight(kernel, (count, inputs, outputs), not fused, part)
+        if experts.bias:
+            table[ours, "bias"] = Weight(bias, (count, outputs), False, part)
     return table
 
 
@@ -138,11 +213,10 @@ def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) 
     A tensor that is not read would mean a different model.
     """
     held = source.names()
-    wanted = {weight.name: weight for weight in table.values()}
-    for name, weight in wanted.items():
+    wanted = {name: weight.stored_shape for weight in table.values() for name in weight.tensors}
+    for name, expected in wanted.items():
         if name not in held:
             raise ValueError(f"load_model: {source.path} lacks the tensor {source.label(name)}")
-        expected = weight.shape[::-1] if weight.transposed else weight.shape
         if source.shape(name) != expected:
             raise ValueError(
                 f"load_model: tensor {source.label(name)} of {source.path} has shape "
@@ -193,9 +267,7 @@ def load_params(
             bounds = [s.indices(n)[:2] for s, n in zip(index, weight.shape, strict=True)]
             if (key := tuple(bounds)) not in slices:
                 cut = tuple(slice(a, b) for a, b in bounds)
-                values = source.read(weight.name, cut[::-1] if weight.transposed else cut)
-                values = values.T if weight.transposed else values
-                slices[key] = np.ascontiguousarray(values, dtype)
+                slices[key] = np.ascontiguousarray(weight.read(source, cut), dtype)
             return slices[key]
 
         if sharding is None:
@@ -258,7 +330,7 @@ def open_model(
     if files.config.suffix == ".gguf":
         source = open_gguf(files.config)
     else:
-        source = SafetensorsFolder(files.weights)
+        source = open_folder(files.weights)
     config = read_config(files.config, dtype=dtype)
     # Before a decoder of so many layers is made.
     if config.num_layers > (count := len(source.names())):

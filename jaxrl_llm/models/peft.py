@@ -36,7 +36,8 @@ def save_adapter(
       base: Name of the adapted model, which PEFT loads by default.
 
     Raises:
-      ValueError: If the adapter has a layer that the decoder does not have.
+      ValueError: If the adapter has a layer that the decoder does not have, or adapts a router or
+        experts.
 
     Example:
       >>> import pathlib, tempfile
@@ -57,6 +58,11 @@ def save_adapter(
     for path, x in jax.tree_util.tree_leaves_with_path(adapter):
         *layer, factor = trees.path_str(path).split("/")
         weight = table.get((*layer, "kernel"))
+        if weight is not None and {"router", "experts"} & set(layer):
+            raise ValueError(
+                f"save_adapter: PEFT has no adapter for {'/'.join(layer)!r}, since routers and "
+                "experts are no linear layers in transformers; save the merged model instead."
+            )
         if weight is None or factor not in _FACTORS:
             raise ValueError(f"save_adapter: the decoder has no linear layer {'/'.join(layer)!r}.")
         name = f"{_PREFIX}{weight.name.removesuffix('weight')}{_FACTORS[factor]}.weight"

@@ -87,6 +87,12 @@ class AttentionContext(NamedTuple):
     ahead: Array | None = None
     prompt_tree: PromptTree | None = None
 
+    def of_layer(self, layer: int) -> "AttentionContext":
+        """The context with the prefix and the cache of one layer alone."""
+        prefix = None if self.prefix is None else self.prefix[layer : layer + 1]
+        cache = None if self.cache is None else self.cache[layer : layer + 1]
+        return self._replace(prefix=prefix, cache=cache)
+
     @property
     def prompt_mask(self) -> Array | None:
         """``prefix_mask`` if the rows of this call begin with their prompts, else None."""

@@ -44,8 +44,11 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
         known = always(jax.tree.leaves(cotangent)[0])
 
         def fence(x):
-            """A value, but no matrix of weights, as one that only the backward pass knows."""
-            fenced = jnp.ndim(x) != 2 and jnp.issubdtype(x.dtype, jnp.floating)
+            """A value, but no matrix of weights, as one that only the backward pass knows.
+
+            Weights have two axes, or three for experts; activations have more.
+            """
+            fenced = jnp.ndim(x) not in (2, 3) and jnp.issubdtype(x.dtype, jnp.floating)
             return jnp.where(known, x, jnp.zeros_like(x)) if fenced else x
 
         return jax.tree.map(fence, pullback)(cotangent)

@@ -12,6 +12,7 @@ from jaxrl_llm.core.runtime.files import parsing
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class SafetensorsFolder:
@@ -78,15 +79,20 @@ class SafetensorsFolder:
         """The shape of a tensor, [out, in] for a projection."""
         return tuple(self._where[name].get_slice(name).get_shape())
 
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """One slice per axis of a tensor, in the stored dtype; bfloat16 is that of `ml_dtypes`."""
+    def read(
+        self, name: str, index: Sequence[slice], *, kinds: Sequence[str] = FLOATS
+    ) -> np.ndarray:
+        """One slice per axis of a tensor, in the stored dtype; bfloat16 is that of `ml_dtypes`.
+
+        A tensor of another kind than ``kinds``, by the names of the format, is refused.
+        """
         with parsing("SafetensorsFolder", self.path, "folder of safetensors"):
             tensor = self._where[name].get_slice(name)
             kind = tensor.get_dtype()
-            if kind not in ("F32", "F16", "BF16", "F64"):
+            if kind not in kinds:
+                what = "a plain floating-point type" if kinds is FLOATS else " or ".join(kinds)
                 raise ValueError(
-                    f"SafetensorsFolder: tensor {name} of {self.path} is {kind}, not a plain "
-                    "floating-point type"
+                    f"SafetensorsFolder: tensor {name} of {self.path} is {kind}, not {what}"
                 )
             return tensor[tuple(index)]
 

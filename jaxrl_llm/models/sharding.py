@@ -37,6 +37,15 @@ _LINEARS = {
     "mlp/gate": _COLUMNS,
     "mlp/up": _COLUMNS,
     "mlp/down": _ROWS,
+    "mlp/router": ("fsdp", None),
+}
+# Experts are spread over ``fsdp``, as rows of other matrices are, and gathered where they compute.
+# Each device of ``tensor`` computes some hidden units of every expert: loads are equal whatever the
+# router chooses.
+_EXPERTS = {
+    "experts/gate": ("fsdp", None, "tensor"),
+    "experts/up": ("fsdp", None, "tensor"),
+    "experts/down": ("fsdp", "tensor", None),
 }
 
 # The mesh axis of each array axis, by the end of a parameter's path; other parameters are
@@ -46,6 +55,8 @@ RULES: ShardingRules = (
     ("head/kernel", ("tensor", "fsdp")),
     *((f"{path}/kernel", axes) for path, axes in _LINEARS.items()),
     *((f"{path}/bias", ("tensor",)) for path, axes in _LINEARS.items() if axes == _COLUMNS),
+    *((f"{path}/kernel", axes) for path, axes in _EXPERTS.items()),
+    *((f"{path}/bias", (axes[0], axes[2])) for path, axes in _EXPERTS.items()),
 )
 
 # Those of the model whose step is being traced, inside `on_mesh`.
@@ -69,11 +80,13 @@ def _axes_of(path: str, rules: ShardingRules) -> tuple[str | None, ...]:
         if path.endswith(end):
             return axes
     layer, _, name = path.rpartition("/")
-    # The matrices of an adapter, [in, rank] and [rank, out], are split as those of their kernel.
+    # The matrices of an adapter, [in, rank] and [rank, out], are split as those of their kernel;
+    # those of experts have one more axis.
     kernel = _axes_of(f"{layer}/kernel", rules) if layer and name in ("a", "b") else ()
-    if len(kernel) != 2:
+    if not kernel:
         return ()
-    return (kernel[0], None) if name == "a" else (None, kernel[1])
+    *experts, inputs, outputs = kernel
+    return (*experts, inputs, None) if name == "a" else (*experts, None, outputs)
 
 
 def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
@@ -239,6 +252,43 @@ def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> A
         function, in_specs=(rows, P()), out_specs=rows, axis_names=set(axes), check_vma=False
     )
     return spread(batch, shared)
+
+
+def on_each_device_in_slices(
+    function: Callable, batch: ArrayTree, shared: ArrayTree, specs: ArrayTree
+) -> Array:
+    """As :func:`on_each_device`, where each device of ``tensor`` has slices of the shared arrays.
+
+    Args:
+      function: Gives an array ``[P, ...]``. Those of the devices of ``tensor`` are summed.
+      batch: Arrays ``[P, ...]``; not split where P is no multiple of the devices.
+      shared: All other traced or differentiated arrays that the function reads.
+      specs: ``PartitionSpec`` of each shared array, of the axis ``tensor`` alone. Nothing is sliced
+        where it does not divide an array.
+    """
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    axes, tensor = _batch_axes(), sizes.get("tensor", 1)
+    if any(x.shape[0] % math.prod(axes.values()) for x in jax.tree.leaves(batch)):
+        axes = {}
+    pairs = zip(jax.tree.leaves(shared), jax.tree.leaves(specs), strict=True)
+    sliced = tensor > 1 and all(
+        x.shape[i] % tensor == 0 for x, spec in pairs for i, name in enumerate(spec) if name
+    )
+    if not axes and not sliced:
+        return function(batch, shared)
+
+    def local(batch, shared):
+        y = function(batch, shared)
+        return jax.lax.psum(y, "tensor") if sliced else y
+
+    rows = P(tuple(axes)) if axes else P()
+    return jax.shard_map(
+        local,
+        in_specs=(rows, specs if sliced else P()),
+        out_specs=rows,
+        axis_names={*axes, *(("tensor",) if sliced else ())},
+        check_vma=False,
+    )(batch, shared)
 
 
 def spread_update(grads: ArrayTree) -> ArrayTree:

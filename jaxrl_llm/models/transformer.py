@@ -4,6 +4,8 @@ The module exists only inside this file. :func:`make_model` splits it at the bou
 else sees pure functions of a plain dict of arrays.
 """
 
+import functools
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -17,6 +19,7 @@ from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.context import Window, check_context, context_attention, look_ahead
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
+from jaxrl_llm.models.experts import Mixture
 from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
@@ -79,7 +82,12 @@ class RMSNorm(nnx.Module):
             scale = self.offset + scale
         if delta is not None:
             scale = scale + over_axes(delta, x)
-        return rms_norm(x, scale, self.eps).astype(self.dtype)
+        y, kind = rms_norm(x, scale, self.eps), jnp.finfo(self.dtype)
+        # A cast alone does not always round: before a rotation, which is float32, the compiler of
+        # some programs removes it, and sampler and trainer would differ.
+        if kind.bits < 32:
+            y = jax.lax.reduce_precision(y, kind.nexp, kind.nmant)
+        return y.astype(self.dtype)
 
 
 class Attention(nnx.Module):
@@ -91,7 +99,8 @@ class Attention(nnx.Module):
         self.q = Linear(c.width, queries, c, rngs, bias=c.attention_bias)
         self.k = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
         self.v = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
-        self.o = Linear(queries, c.width, c, rngs)
+        self.o = Linear(queries, c.width, c, rngs, bias=c.output_bias)
+        self.sinks = nnx.Param(jnp.zeros((c.num_heads,))) if c.sinks else None
         self.by_head = c.qk_norm_over == "head"
         sizes = (c.head_dim, c.head_dim) if self.by_head else (queries, keys)
         self.q_norm = RMSNorm(sizes[0], c) if c.qk_norm else None
@@ -99,7 +108,7 @@ class Attention(nnx.Module):
         self.head_dim, self.window = c.head_dim, kind.window
         self.scale, self.cap = c.query_scale, c.attention_cap
 
-    def __call__(self, x: Array, rotary, positions, context, layer: int, delta=None):
+    def __call__(self, x: Array, rotary, positions, context, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
 
         def heads(y: Array) -> Array:
@@ -120,7 +129,13 @@ class Attention(nnx.Module):
         new = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
         window = None if self.window is None else Window(self.window, positions)
         output, kv = context_attention(
-            query, new, context, layer, window=window, scale=self.scale, cap=self.cap
+            query,
+            new,
+            context,
+            window=window,
+            scale=self.scale,
+            cap=self.cap,
+            sinks=None if self.sinks is None else self.sinks[...],
         )
         output = output.reshape(*output.shape[:-2], -1)
         return self.o(output, delta_of(delta, "o")), kv
@@ -147,6 +162,15 @@ class MLP(nnx.Module):
         return self.down(hidden, delta_of(delta, "down"))
 
 
+def _mixture_or_mlp(config: ModelConfig, rngs) -> MLP | Mixture:
+    """The MLP of a layer that is not dense."""
+    c, experts = config, config.experts
+    if experts is None:
+        return MLP(c, rngs)
+    router = Linear(c.width, experts.count, c, rngs, bias=experts.bias)
+    return Mixture(c, experts, rngs, router=router, activation=_ACTIVATIONS[c.activation])
+
+
 class Block(nnx.Module):
     """One layer: attention and MLP, added to the residual stream, with norms before or after."""
 
@@ -156,10 +180,10 @@ class Block(nnx.Module):
         self.attention = Attention(config, rngs, kind)
         self.attention_output_norm = RMSNorm(config.width, config) if after else None
         self.mlp_norm = RMSNorm(config.width, config) if before else None
-        self.mlp = MLP(config, rngs)
+        self.mlp = MLP(config, rngs) if kind.dense else _mixture_or_mlp(config, rngs)
         self.mlp_output_norm = RMSNorm(config.width, config) if after else None
 
-    def __call__(self, x: Array, rotary, positions, context, layer: int, delta=None):
+    def __call__(self, x: Array, rotary, positions, context, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
 
         def normed(y: Array, name: str) -> Array:
@@ -171,7 +195,6 @@ class Block(nnx.Module):
             rotary,
             positions,
             context,
-            layer,
             delta_of(delta, "attention"),
         )
         x = x + normed(attended, "attention_output_norm")
@@ -212,6 +235,22 @@ class Head(nnx.Module):
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
 
 
+@functools.lru_cache(maxsize=64)
+def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str) -> Callable:
+    """One block, recomputed in the backward pass by the policy of ``remat``.
+
+    Layers that differ in their arrays alone are traced, differentiated and lowered once for all.
+    ``backend`` is the one that a trace is for.
+    """
+
+    def run(weights, x, tables, positions, context, delta):
+        block = nnx.merge(graphdef, all_gather_after(weights, after=x))
+        return block(x, tables, positions, context, delta)
+
+    policy = POLICIES[remat]
+    return jax.jit(run if policy is None else rematerialized(run, policy))
+
+
 class Decoder(nnx.Module):
     """Embedding, blocks and the last norm; projecting to the vocabulary is the caller's."""
 
@@ -238,26 +277,14 @@ class Decoder(nnx.Module):
             if rope is not None
         }
         layer_deltas = delta_of(delta, "layers")
-
-        def run_block(block: Block, x: Array, layer: int, delta):
-            """One block, recomputed in the backward pass by the policy of ``remat``."""
-            graphdef, weights = nnx.split(block)
-            rope = ropes[layer]
-            tables = None if rope is None else rotary[rope]
-            places = None if self.config.kind_of(layer).window is None else positions
-
-            def run(weights, x, tables, places, context, delta):
-                block = nnx.merge(graphdef, all_gather_after(weights, after=x))
-                return block(x, tables, places, context, layer, delta)
-
-            policy = POLICIES[remat]
-            if policy is not None:
-                run = rematerialized(run, policy)
-            return run(weights, x, tables, places, context, delta)
-
         kv = []
         for i in range(self.config.num_layers):
-            x, layer_kv = run_block(self.layers[str(i)], x, i, delta_of(layer_deltas, str(i)))
+            graphdef, weights = nnx.split(self.layers[str(i)])
+            run = _compiled_block(graphdef, remat, jax.default_backend())
+            tables = None if (rope := ropes[i]) is None else rotary[rope]
+            places = None if self.config.kind_of(i).window is None else positions
+            delta_here = delta_of(layer_deltas, str(i))
+            x, layer_kv = run(weights, x, tables, places, context.of_layer(i), delta_here)
             x = keep_apart(x)
             kv.append(layer_kv)
         return self.norm(x, delta_of(delta, "norm")), tuple(kv)

@@ -149,7 +149,8 @@ def make_sampler(
       Rollout``. ``prompts`` are P lists of token ids; ``request_ids`` int ``[P, G]`` name the
       requests (default: their index), and a request has the same response in any batch; ``version``
       is recorded; ``entropy_stats`` are the four numbers that ``entropy_tau`` reads. The key is
-      consumed.
+      consumed. ``sample.compile_for(params, key, prompts)`` compiles the program of such a call
+      and does not run it.
 
     Raises:
       ValueError: If an option is out of range or has no effect, or ``max_new_tokens`` leaves no
@@ -191,6 +192,23 @@ def make_sampler(
     )
     decode = jax.jit(_make_decode(model, draw, spec))
 
+    compiled_shapes = set()
+
+    def arguments(params: ArrayTree, key: Array, prompts, request_ids, version: int) -> tuple:
+        tokens, mask = prompt_spec.pad(prompts)
+        if request_ids is None:
+            request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
+        request_ids = check_ids("sample", request_ids=request_ids)
+        check_ids("sample", version=version)
+        checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
+        shape = tokens.shape
+        if mesh is not None:
+            check_spread("sample", len(prompts), "prompts", batch_shards(mesh))
+            tokens, mask, request_ids = processes.place(
+                (tokens, mask, request_ids), batch_sharding(mesh)
+            )
+        return shape, (params, key, tokens, mask, request_ids, np.int32(version))
+
     def sample(
         params: ArrayTree,
         key: Array,
@@ -200,27 +218,24 @@ def make_sampler(
         version: int = 0,
         entropy_stats=None,
     ) -> Rollout:
-        tokens, mask = prompt_spec.pad(prompts)
-        if request_ids is None:
-            request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
-        request_ids = check_ids("sample", request_ids=request_ids)
-        check_ids("sample", version=version)
-        checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
-        if mesh is not None:
-            check_spread("sample", len(prompts), "prompts", batch_shards(mesh))
-            tokens, mask, request_ids = processes.place(
-                (tokens, mask, request_ids), batch_sharding(mesh)
-            )
+        shape, args = arguments(params, key, prompts, request_ids, version)
         if entropy_stats is None:
-            return decode(params, key, tokens, mask, request_ids, np.int32(version))
+            compiled_shapes.add(shape)
+            return decode(*args)
         if entropy_tau is None:
             raise ValueError("sample: entropy_stats has no effect without entropy_tau.")
         stats = np.asarray(entropy_stats, np.float32)
         checks.check_shape("sample", "entropy_stats", stats, (len(ENTROPY_STATS),))
-        settings = dict(zip(ENTROPY_STATS, stats, strict=True))
-        return decode(params, key, tokens, mask, request_ids, np.int32(version), settings)
+        return decode(*args, dict(zip(ENTROPY_STATS, stats, strict=True)))
+
+    def compile_for(params: ArrayTree, key: Array, prompts) -> None:
+        shape, args = arguments(params, key, prompts, None, 0)
+        if shape not in compiled_shapes:
+            compiled_shapes.add(shape)
+            decode.lower(*args).compile()
 
     sample.compiled = decode  # type: ignore[attr-defined]
+    sample.compile_for = compile_for  # type: ignore[attr-defined]
     return sample
 
 

@@ -1,9 +1,7 @@
 """Made-up arrays for every extra that a method may need, consistent with a batch."""
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import Array
 from jaxrl_llm.recipes import Batch
 
 P, G, T = 8, 4, 6
@@ -11,7 +9,7 @@ _TURNS, _TESTS, _SUPPORT, _DRAWS = 3, 3, 3, 2
 _WIDTH = 32  # of the tiny model; its output matrix maps a teacher's hidden states to logits
 
 
-def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Array]:
+def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.ndarray]:
     """All of ``recipes.inputs.EXTRAS``, with values like those of a run.
 
     ``batch`` must hold its log-probabilities. ``heads`` is the number of predictions of a critic.
@@ -120,5 +118,5 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     floats["latents"] = latents
     for name in ("old_step_mean", "ref_step_mean", "ref_velocity"):
         floats[name] = near(latents[..., 1, :])
-    kinds = ((floats, jnp.float32), (ints, jnp.int32), (bools, jnp.bool_))
-    return {name: jnp.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}
+    kinds = ((floats, np.float32), (ints, np.int32), (bools, np.bool_))
+    return {name: np.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

@@ -44,12 +44,13 @@ def test_merging_is_commutative_associative_and_ignores_an_empty_set():
     assert all(np.isfinite(x).all() for x in merge_attention(*empty, *empty))
 
 
-def _numpy_attention(q, keys, values, cap):
-    """One query ``[d]`` over keys and values ``[S, d]``, float64."""
+def _numpy_attention(q, keys, values, cap, sink):
+    """One query ``[d]`` over keys and values ``[S, d]`` and a sink, float64."""
     scores = np.float64(keys @ q * len(q) ** -0.5)
     scores = scores if cap is None else cap * np.tanh(scores / cap)
     weights = np.exp(scores - scores.max())
-    return weights @ values / weights.sum()
+    total = weights.sum() + (0.0 if sink is None else np.exp(sink - scores.max()))
+    return weights @ values / total
 
 
 def _layout(keys, values):
@@ -58,18 +59,19 @@ def _layout(keys, values):
 
 
 @pytest.mark.parametrize(
-    ("where", "per_row_index", "cap"),
+    ("where", "per_row_index", "cap", "sinks"),
     [
-        ("kv", False, None),
-        ("prefix", False, None),
-        ("prefix", False, 0.7),
-        ("cache", False, None),
-        ("cache", True, None),
-        ("prefix and cache", False, None),
-        ("prefix and cache", True, 0.7),
+        ("kv", False, None, None),
+        ("kv", False, None, (0.5, -2.0, 3.0, 0.0)),
+        ("prefix", False, None, None),
+        ("prefix", False, 0.7, None),
+        ("cache", False, None, None),
+        ("cache", True, None, None),
+        ("prefix and cache", False, None, None),
+        ("prefix and cache", True, 0.7, (0.5, -2.0, 3.0, 0.0)),
     ],
 )
-def test_every_context_equals_one_joint_attention(where, per_row_index, cap):
+def test_every_context_equals_one_joint_attention(where, per_row_index, cap, sinks):
     P, G, T, H, Hk, d, Lp, C = 2, 3, 2, 4, 2, 4, 5, 6
     rng = np.random.default_rng(0)
 
@@ -87,7 +89,9 @@ def test_every_context_equals_one_joint_attention(where, per_row_index, cap):
         context = context._replace(prefix=(_layout(pre_k, pre_v),), prefix_mask=prefix_mask)
     if "cache" in where:
         context = context._replace(cache=(_layout(past_k, past_v),), index=jnp.asarray(index))
-    output, kv = context_attention(q, _layout(k, v), context, 0, cap=cap)
+    output, kv = context_attention(
+        q, _layout(k, v), context, cap=cap, sinks=None if sinks is None else jnp.array(sinks)
+    )
 
     for p, g, t, h in np.ndindex(P, G, T, H):
         keys, values, hk = [k[p, g, : t + 1]], [v[p, g, : t + 1]], h // (H // Hk)
@@ -98,7 +102,7 @@ def test_every_context_equals_one_joint_attention(where, per_row_index, cap):
             keys = [pre_k[p][prefix_mask[p]], *keys]
             values = [pre_v[p][prefix_mask[p]], *values]
         keys, values = np.concatenate(keys)[:, hk], np.concatenate(values)[:, hk]
-        expected = _numpy_attention(q[p, g, t, h], keys, values, cap)
+        expected = _numpy_attention(q[p, g, t, h], keys, values, cap, sinks and sinks[h])
         np.testing.assert_allclose(output[p, g, t, h], expected, rtol=2e-5, atol=2e-6)
     if "cache" in where:
         i = int(index[0, 2]) if per_row_index else int(index)
@@ -227,6 +231,8 @@ def test_an_unknown_form_is_named():
     for form in ("xla", "cudnn"):
         with pytest.raises(ValueError, match=f"'{form}' has no soft cap of scores; use 'plain'"):
             attend(**arrays, **fixed, cap=5.0, implementation=form)
+        with pytest.raises(ValueError, match=f"'{form}' has no attention sinks; use 'plain'"):
+            attend(**arrays, **fixed, sinks=jnp.zeros(2), implementation=form)
 
 
 def test_a_cap_in_worked_numbers():
@@ -369,7 +375,7 @@ def test_decoding_never_copies_the_cache():
             n, query, cache = carry
             context = AttentionContext(jnp.ones((P, G, 1), bool), cache=(cache,), index=lengths + n)
             own = KV(query[:, :, 0, :Hk, :, None], query[:, :, 0, :Hk, None])
-            query, cache = context_attention(query, own, context, 0)
+            query, cache = context_attention(query, own, context)
             return n + 1, query, cache
 
         return jax.lax.while_loop(lambda carry: carry[0] < 8, step, (0, query, cache))

@@ -1,9 +1,10 @@
+import math
 from dataclasses import replace
 
 import pytest
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import LayerKind
+from jaxrl_llm.models.layers import ExpertsConfig, LayerKind
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, YarnScaling
 
 SMOLLM2 = {
@@ -279,3 +280,95 @@ SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_
 def test_direct_construction_is_checked(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 4,
+    "num_local_experts": 32,
+    "vocab_size": 201088,
+}
+
+
+def test_qwen3_moe():
+    config = ModelConfig.from_hf(QWEN3_MOE)
+    assert config.experts == ExpertsConfig(count=128, active=8, width=768, normalized=True)
+    assert config.layers is None and config.qk_norm and config.mlp_width == 6144
+    absent = {k: x for k, x in QWEN3_MOE.items() if k != "norm_topk_prob"}
+    assert not ModelConfig.from_hf(absent).experts.normalized
+
+
+def test_layers_of_qwen3_moe_without_experts():
+    changes = {"decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    config = ModelConfig.from_hf(QWEN3_MOE | changes)
+    assert [kind.dense for kind in config.layers] == [True, False, True, True]
+    # Here the window is one of all layers; `max_window_layers` has no effect in this class.
+    changes = {"use_sliding_window": True, "sliding_window": 64}
+    config = ModelConfig.from_hf(QWEN3_MOE | changes)
+    assert [kind.window for kind in config.layers] == [64] * 4
+    assert ModelConfig.from_hf(QWEN3_MOE | {"sliding_window": 64}).layers is None
+
+
+def test_gpt_oss_with_the_defaults_of_its_class():
+    config = ModelConfig.from_hf(GPT_OSS)
+    assert config.experts == ExpertsConfig(count=32, active=4, width=2880, bias=True, limit=7.0)
+    assert config.sinks and config.attention_bias and config.output_bias
+    assert [kind.window for kind in config.layers] == [128, None, 128, None]
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (8, 64, 150000.0)
+    scaling = config.rope_scaling
+    assert (scaling.factor, scaling.original_max_length, scaling.truncate) == (32.0, 4096, False)
+    assert scaling.attention_factor == pytest.approx(0.1 * math.log(32) + 1)
+    plain = ModelConfig.from_hf(GPT_OSS | {"rope_parameters": {"rope_type": "default"}})
+    assert plain.rope_scaling is None
+    bare = ModelConfig.from_hf(GPT_OSS | {"attention_bias": False})
+    assert not bare.attention_bias and not bare.output_bias
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (QWEN3_MOE | {"num_experts": None}, "`num_experts` must be a positive integer, got None"),
+        (GPT_OSS | {"num_local_experts": 0}, "`num_local_experts` must be a positive integer"),
+        (QWEN3_MOE | {"mlp_only_layers": 3}, "`mlp_only_layers` must be a list of integers, got 3"),
+        (
+            QWEN3_MOE | {"decoder_sparse_step": 0},
+            "`decoder_sparse_step` must be a positive integer",
+        ),
+        (QWEN3_MOE | {"decoder_sparse_step": 5}, "`experts` have no effect"),
+        (QWEN3_MOE | {"num_experts_per_tok": 129}, r"`active` \(129\) is above `count` \(128\)"),
+        (QWEN3_MOE | {"attention_bias": True}, "`attention_bias` true is not supported"),
+        (GPT_OSS | {"quantization_config": {"quant_method": "bitsandbytes"}}, "but for MXFP4"),
+        (QWEN3_MOE | {"quantization_config": {"quant_method": "mxfp4"}}, "take the unquantized"),
+        (QWEN3_MOE | {"architectures": ["MixtralForCausalLM"]}, "unknown .*Qwen3MoeForCausalLM"),
+    ],
+)
+def test_experts_that_cannot_be_read(config, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf(config)

@@ -26,7 +26,7 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     query_of_prompts, query = draw(5, P, 1, LENGTH, heads, d), draw(6, P, G, T, heads, d)
 
     def apart(query, kv, mask, **parts):
-        return context_attention(query, kv, AttentionContext(mask, **parts), 0, cap=0.7)[0]
+        return context_attention(query, kv, AttentionContext(mask, **parts), cap=0.7)[0]
 
     before = apart(query_of_prompts, KV(*(x[:, None] for x in prompts)), kept[:, None])
     after = apart(query, own, mask, prefix=(prompts,), prefix_mask=kept, segments=segments)
@@ -40,7 +40,7 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     )
     queries = jnp.concatenate([query_of_prompts, query.reshape(P, 1, G * T, heads, d)], axis=2)
     context = AttentionContext(mask, prefix_mask=kept, segments=segments)
-    got, kv = context_attention(queries, rows, context, 0, cap=0.7)
+    got, kv = context_attention(queries, rows, context, cap=0.7)
     np.testing.assert_allclose(got, want, atol=1e-6)
     assert kv is rows
 
@@ -101,7 +101,7 @@ def test_each_row_is_written_at_its_own_place():
     def written(cache, index):
         query = draw(5, P, G, length, heads, d)
         context = AttentionContext(jnp.ones((P, G, length), bool), cache=(cache,), index=index)
-        return context_attention(query, own, context, 0)[1]
+        return context_attention(query, own, context)[1]
 
     index = jnp.array([[0, 2, 4], [3, 9, 1]])  # one lies too far, and is moved back
     found = written(cache, index)

@@ -27,12 +27,15 @@ BEFORE = ("llama", "llama3", "llama_mlp_bias", "qwen2", "qwen3", "smollm2")
 NEW = (
     "gemma2",
     "gemma3",
+    "gpt_oss",
     "llama_linear",
     "mistral",
     "mistral_windows",
     "olmo2",
     "olmo3",
     "qwen2_windows",
+    "qwen3_moe",
+    "qwen3_moe_steps",
     "qwen3_yarn",
     "smollm3",
 )

@@ -80,7 +80,9 @@ def test_worked_numbers():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sizes", [(128, 128), (128,), (None, 1), (64, None), (7,)])
 def test_rounding_is_that_of_numpy(mode, sizes):
-    x = X * np.exp(RNG.normal(size=X.shape)).astype(np.float32)
+    # Its own numbers: those of a shared generator depend on the tests before, and the last bit of a
+    # scale may move a number across a tie.
+    x = X * np.exp(np.random.default_rng(0).normal(size=X.shape)).astype(np.float32)
     q, scale = quantize_block(jnp.asarray(x), sizes, mode=mode)
     assert q.shape == x.shape
     wide = np.zeros(x.shape, np.float32)

@@ -54,9 +54,9 @@ def test_gradients_are_the_same(compiled):
 @pytest.mark.parametrize("first", [0.0, np.nan, np.inf, -1.0])
 def test_a_cotangent_that_is_no_number_opens_the_fence_too(first):
     run = rematerialized(lambda x: jnp.sin(product(x)) ** 2, POLICIES["full"])
-    x = jnp.linspace(-1.0, 1.0, 8).reshape(1, 2, 4)
+    x = jnp.linspace(-1.0, 1.0, 8).reshape(1, 1, 2, 4)
     _, pullback = jax.vjp(run, x)
-    cotangent = jnp.ones_like(x).at[0, 0, 0].set(first)
+    cotangent = jnp.ones_like(x).at[0, 0, 0, 0].set(first)
     (got,) = pullback(cotangent)
     want = cotangent * jnp.sin(2 * x)
     np.testing.assert_allclose(got.ravel()[1:], want.ravel()[1:], rtol=1e-6)

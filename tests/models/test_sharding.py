@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm.models import batch_sharding, param_shapes, param_shardings
+from jaxrl_llm.models import ExpertsConfig, batch_sharding, param_shapes, param_shardings
 from jaxrl_llm.models.sharding import (
     RULES,
     on_each_device,
@@ -35,6 +35,12 @@ def mesh():
         ("layers/11/mlp/down/kernel", (64, 32), ("tensor", "fsdp")),
         ("layers/0/attention/o/kernel", (32, 32), ("tensor", "fsdp")),
         ("layers/0/attention/k/bias", (16,), ("tensor",)),
+        ("layers/0/mlp/experts/up/kernel", (4, 32, 16), ("fsdp", None, "tensor")),
+        ("layers/0/mlp/experts/down/kernel", (5, 16, 32), (None, "tensor", None)),
+        ("layers/0/mlp/experts/up/bias", (4, 16), ("fsdp", "tensor")),
+        ("layers/0/mlp/experts/down/a", (4, 16, 2), ("fsdp", "tensor", None)),
+        ("layers/0/mlp/experts/down/b", (4, 2, 32), ("fsdp", None, None)),
+        ("layers/0/mlp/router/kernel", (32, 4), ("fsdp", None)),
         ("embed/embedding", (260, 32), ("tensor", "fsdp")),
         ("embed/embedding", (259, 32), (None, "fsdp")),  # What does not divide is kept whole.
         ("layers/0/mlp_norm/scale", (32,), ()),
@@ -124,6 +130,8 @@ def paths_of(tree):
 def test_every_rule_names_a_parameter_that_exists():
     model, params = tiny_model(architecture="qwen2", attention_bias=True, mlp_bias=True, tied=False)
     paths = paths_of(param_shapes(model)) + paths_of(init_lora(params, LoRAConfig(rank=2)))
+    experts = ExpertsConfig(count=4, active=2, width=8, bias=True)
+    paths += paths_of(param_shapes(tiny_model(num_layers=1, experts=experts)[0]))
     for end, _ in RULES:
         assert any(path.endswith(end) for path in paths), end
 

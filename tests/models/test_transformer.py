@@ -10,6 +10,8 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
+from jaxrl_llm.models.layers import LayerKind
+from jaxrl_llm.models.transformer import RMSNorm, param_shapes
 from jaxrl_llm.testing import tiny_config, tiny_model
 
 FAMILIES = {
@@ -232,3 +234,36 @@ def test_bad_input_is_named(change, message):
     }
     with pytest.raises(ValueError, match=message):
         model.apply(params, **arguments)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_equal_layers_are_traced_once(remat):
+    """Of eight layers with a window in every second one, two are traced, and lowered."""
+    windows = tuple(LayerKind(window=3 if i % 2 else None) for i in range(8))
+    model = make_model(tiny_config(num_layers=8, layers=windows))
+    params, tokens = param_shapes(model), jnp.zeros((1, 1, 4), jnp.int32)
+
+    def loss(params):
+        context = AttentionContext(jnp.ones(tokens.shape, bool))
+        return jnp.sum(model.apply(params, tokens, tokens, context, remat=remat)[0])
+
+    def blocks(jaxpr):
+        """The compiled functions with matrix products that a jaxpr calls."""
+        calls = [x for x in jaxpr.eqns if x.primitive.name == "jit"]
+        return [x.params["jaxpr"] for x in calls if "dot_general" in str(x.params["jaxpr"])]
+
+    forward = blocks(jax.make_jaxpr(loss)(params).jaxpr)
+    assert len(forward) == 8 and len(set(map(id, forward))) == 2
+    lowered = jax.jit(jax.grad(loss)).lower(params).as_text()
+    assert lowered.count("dot_general") < 3 * 2 * 12  # products of two layers, not of eight
+
+
+def test_a_norm_rounds_to_its_dtype(optimized):
+    """Also where its result is read in float32 next, as by a rotation.
+
+    Else some programs would round and others not, so that sampler and trainer would differ.
+    """
+    norm = RMSNorm(8, tiny_config(dtype="bfloat16"))
+    x = jax.random.normal(jax.random.key(0), (64, 1, 32, 4, 8), jnp.bfloat16)
+    y = jax.jit(lambda x: 2 * norm(x).astype(jnp.float32))(x) / 2
+    np.testing.assert_array_equal(y, np.asarray(y).astype(jnp.bfloat16).astype(np.float32))

@@ -208,3 +208,28 @@ def test_bad_inputs_are_named(tiny, prompts, options, error, message):
     sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2, mesh=mesh)
     with pytest.raises(error, match=f"sample: {message}"):
         sample(tiny[1], jax.random.key(0), prompts, **options)
+
+
+def test_a_program_compiled_for_a_call_is_that_of_the_call():
+    model, params = jr.testing.tiny_model(num_layers=1)
+    sample = make_sampler(model, max_new_tokens=3, group_size=2, temperature=0.5, top_k=7)
+    args = params, jax.random.key(0), [[1, 2, 3], [4]]
+    compiled = []
+
+    def listen(event, seconds, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration" and "decode" in fun_name:
+            compiled.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(2):
+            sample.compile_for(*args)
+            assert len(compiled) == 1
+        sample(*args)
+        assert len(compiled) == 1
+        sample(*args[:2], [[1, 2, 3]])
+        assert len(compiled) == 2
+        with pytest.raises(ValueError, match="prompt 1 is empty"):
+            sample.compile_for(*args[:2], [[1], []])
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -33,6 +33,14 @@ def _backward(saved, dy):
 project.defvjp(lambda x, kernel: (project(x, kernel), (x, kernel)), _backward)
 
 
+def row_products(x: Array, kernel: Array, *, transposed: bool = False) -> Array:
+    """``x W`` of ``[..., in]`` and ``[in, out]``, or ``x W^T`` of ``[out, in]``, in x's dtype.
+
+    Its gradient is that of jax; :func:`project` has a faster one.
+    """
+    return _product(x, kernel, ((x.ndim - 1,), (int(transposed),)), x.dtype)
+
+
 def sum_over_rows(a: Array, b: Array, *, dtype: jnp.dtype) -> Array:
     """``a^T b`` of ``[N, i]`` and ``[N, j]`` in ``dtype``, summed in float32 at least.
 

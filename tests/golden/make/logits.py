@@ -19,13 +19,14 @@ from pathlib import Path
 
 import safetensors
 import torch
-import transformers
 from safetensors.torch import save_file
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -38,6 +39,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -143,6 +146,45 @@ MODELS = {
             final_logit_softcapping=3.0,
         )
     ),
+    # Of three layers the second has no experts.
+    "qwen3_moe": Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **SIZES | {"num_hidden_layers": 3},
+            head_dim=16,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            mlp_only_layers=[1],
+            norm_topk_prob=True,
+        )
+    ),
+    # The first layer has no experts. The probabilities of the chosen ones do not sum to one.
+    "qwen3_moe_steps": Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **SIZES,
+            head_dim=16,
+            num_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=16,
+            decoder_sparse_step=2,
+            norm_topk_prob=False,
+            use_sliding_window=True,
+            sliding_window=9,
+        )
+    ),
+    # The first layer has a window. The limit is small, so that it acts.
+    "gpt_oss": GptOssForCausalLM(
+        GptOssConfig(
+            **SIZES,
+            **NO_PAD,
+            head_dim=16,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=9,
+            swiglu_limit=1.0,
+            rope_parameters=YARN | {"truncate": False},
+        )
+    ),
 }
 
 
@@ -202,6 +244,8 @@ def main():
         }
         save_file(expected, FOLDER / name / "expected.safetensors")
         print(name, float(logits.std()), float(logits.abs().max()), margin)
+    files = (folder / "config.json" for folder in sorted(FOLDER.iterdir()) if folder.is_dir())
+    versions = {json.loads(file.read_text())["transformers_version"] for file in files}
     provenance = {
         "what": "float32 logits, greedy tokens and gradient norms of transformers on a CPU, eager "
         "attention, random weights",
@@ -209,7 +253,8 @@ def main():
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": transformers.__version__,
+            # Each config.json tells its own.
+            "transformers": ", ".join(sorted(versions)),
             "safetensors": safetensors.__version__,
         },
     }

@@ -1,0 +1,279 @@
+"""Mixtures of experts: each token equals the sum over its experts, with adapters and on meshes."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+import jaxrl_llm as jr
+from jaxrl_llm.models import ExpertsConfig, LayerKind, load_model, param_shardings
+from jaxrl_llm.models.experts import Mixture, choose_experts, clamped_swiglu
+from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
+from jaxrl_llm.models.peft import save_adapter
+from jaxrl_llm.models.sharding import on_mesh, shard
+from jaxrl_llm.models.transformer import Linear
+from jaxrl_llm.testing import tiny_config, tiny_model
+from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.score import score
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
+KINDS = {
+    "plain": ExpertsConfig(count=5, active=2, width=6, normalized=False),
+    "clamped": ExpertsConfig(count=5, active=3, width=6, bias=True, limit=0.5),
+}
+
+
+def mixture_of(experts, dtype="float32"):
+    config = tiny_config(width=8, experts=experts, dtype=dtype)
+    rngs = nnx.Rngs(0)
+    router = Linear(8, experts.count, config, rngs, bias=experts.bias)
+    mixture = Mixture(config, experts, rngs, router=router, activation=jax.nn.silu)
+    graphdef, state = nnx.split(mixture)
+    noise = jax.random.split(jax.random.key(1), len(jax.tree.leaves(state)))
+    noise = jax.tree.unflatten(jax.tree.structure(state), list(noise))
+    state = jax.tree.map(lambda x, key: x + 0.3 * jax.random.normal(key, x.shape), state, noise)
+    return lambda state, x: nnx.merge(graphdef, state)(x), state
+
+
+def by_hand(experts, state, x):
+    """Every expert for every token, and then the weights, most of which are 0."""
+    p = nnx.to_pure_dict(state)
+    logits = x @ p["router"]["kernel"] + p["router"].get("bias", 0.0)
+    least = jnp.sort(logits, axis=-1)[..., -experts.active, None]
+    weights = jnp.where(logits >= least, jax.nn.softmax(logits), 0.0)
+    if experts.normalized:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+    def linear(x, name):
+        of = p["experts"][name]
+        y = jnp.einsum("...ei,eio->...eo", x, of["kernel"])
+        return y + of.get("bias", 0.0)
+
+    tokens = jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], experts.count, x.shape[-1]))
+    gate, up = linear(tokens, "gate"), linear(tokens, "up")
+    hidden = jax.nn.silu(gate) * up
+    if experts.limit is not None:
+        gate, up = jnp.minimum(gate, experts.limit), jnp.clip(up, -experts.limit, experts.limit)
+        hidden = (up + 1) * gate / (1 + jnp.exp(-experts.alpha * gate))
+    return jnp.sum(weights[..., None] * linear(hidden, "down"), axis=-2)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_token_is_the_weighted_sum_of_its_experts(name):
+    experts = KINDS[name]
+    apply, state = mixture_of(experts)
+    x = jax.random.normal(jax.random.key(2), (2, 3, 4, 8))
+
+    def loss(function, state, x):
+        y = function(state, x)
+        return jnp.sum(jnp.sin(y)), y
+
+    both = [
+        jax.jit(jax.grad(partial(loss, f), argnums=(0, 1), has_aux=True))(state, x)
+        for f in (apply, partial(by_hand, experts))
+    ]
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), *both)
+
+
+def test_a_mixture_in_bfloat16():
+    apply, state = mixture_of(KINDS["clamped"], "bfloat16")
+    x = jax.random.normal(jax.random.key(2), (2, 3, 4, 8), jnp.bfloat16)
+    y, pullback = jax.vjp(jax.jit(apply), state, x)
+    want = by_hand(KINDS["clamped"], state, x.astype(jnp.float32))
+    assert y.dtype == jnp.bfloat16
+    # A token whose second and third expert are close may go to the other.
+    assert np.mean(np.abs(np.asarray(y, np.float32) - want)) < 0.03
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(pullback(y)))
+
+
+def test_tokens_that_all_choose_one_expert():
+    """No token is dropped."""
+    apply, state = mixture_of(KINDS["plain"])
+    kernel = state["router"]["kernel"]
+    state["router"]["kernel"] = kernel.replace(jnp.zeros_like(kernel[...]))
+    x = jax.random.normal(jax.random.key(2), (1, 1, 40, 8))
+    y = apply(state, x)
+    p = nnx.to_pure_dict(state)["experts"]
+    expected = sum(
+        (jax.nn.silu(x @ p["gate"]["kernel"][e]) * (x @ p["up"]["kernel"][e]))
+        @ p["down"]["kernel"][e]
+        for e in (0, 1)
+    )
+    np.testing.assert_allclose(y, expected / 5, atol=1e-5)
+
+
+def test_choice_and_activation_by_hand():
+    chosen, weights = choose_experts(jnp.array([[0.0, 2.0, 1.0]]), 2, normalized=False)
+    total = 1 + np.exp(1) + np.exp(2)
+    assert chosen.tolist() == [[1, 2]]
+    np.testing.assert_allclose(weights, [[np.exp(2) / total, np.exp(1) / total]], rtol=1e-6)
+    y = clamped_swiglu(jnp.array([-3.0, 9.0]), jnp.array([0.5, -8.0]), limit=7.0, alpha=2.0)
+    expected = [1.5 * -3 / (1 + np.exp(6)), -6 * 7 / (1 + np.exp(-14))]
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"active": 5}, r"`active` \(5\) is above `count` \(4\)"),
+        ({"count": 10**6, "active": 1}, "`count` must be at most 4,096, got 1,000,000"),
+        ({"alpha": 2.0}, "`alpha` has no effect without a `limit`"),
+        ({"width": 0}, "width must be above 0; got 0"),
+    ],
+)
+def test_experts_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=f"ExpertsConfig: {message}"):
+        ExpertsConfig(**{"count": 4, "active": 2, "width": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": (LayerKind(dense=True),)}, "dense have no effect without `experts`"),
+        ({"layers": (LayerKind(dense=True),), "experts": KINDS["plain"]}, "every layer is dense"),
+    ],
+)
+def test_dense_layers_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(num_layers=1, **options)
+
+
+def test_experts_are_not_rounded():
+    pytest.importorskip("qwix")
+    with pytest.raises(ValueError, match="`quantization` 'int8' does not round `experts`"):
+        tiny_config(experts=KINDS["plain"], quantization="int8")
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A layer with experts after one without."""
+    kinds = (LayerKind(dense=True), LayerKind())
+    experts = ExpertsConfig(count=4, active=2, width=16, bias=True, limit=1.0)
+    return tiny_model(num_layers=2, experts=experts, layers=kinds, sinks=True, output_bias=True)
+
+
+def logits_of(model, params, tokens, delta=None):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
+    context = jr.models.AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    hidden, _ = model.apply(params, tokens, positions, context, delta=delta)
+    return hidden @ model.output_matrix(params).T
+
+
+TOKENS = np.arange(48, dtype=np.int32).reshape(2, 2, 12)
+
+
+def test_an_adapter_of_experts_equals_the_merged_model(small):
+    model, params = small
+    config = LoRAConfig(rank=2)
+    adapter = init_lora(params, config)
+    assert adapter["layers"]["1"]["mlp"]["experts"]["down"]["a"].shape == (4, 16, 2)
+    adapter = jax.tree.map(
+        lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), adapter
+    )
+    policy, adapted = adapted_model(model, config), Adapted(params, adapter)
+    merged = logits_of(model, merge_lora(adapted, config), TOKENS)
+    assert np.abs(merged - logits_of(model, params, TOKENS)).max() > 0.1
+    np.testing.assert_allclose(logits_of(policy, adapted, TOKENS), merged, atol=2e-5)
+    # Sampler and trainer have the same policy.
+    prompts = TOKENS[:, 0]
+    sample = jr.rollout.make_sampler(policy, max_new_tokens=6, group_size=2)
+    rollout = sample(adapted, jax.random.key(0), prompts.tolist())
+    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    logp, _ = jax.jit(partial(score, policy))(adapted, *fields)
+    np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
+
+
+def test_peft_has_no_adapter_of_experts(small, tmp_path):
+    model, params = small
+    config = LoRAConfig(rank=2, targets=("experts",))
+    message = "no adapter for 'layers/1/mlp/experts/down', since routers and experts"
+    with pytest.raises(ValueError, match=f"save_adapter: PEFT has {message}"):
+        save_adapter(init_lora(params, config), tmp_path, lora=config, config=model.config)
+
+
+def test_evolution_perturbs_all_but_the_experts(small):
+    model, params = small
+    classes = jr.evolution.leaf_classes(params)
+    of_layer = classes["layers"]["1"]
+    assert of_layer["mlp"]["router"]["kernel"] == of_layer["attention"]["o"]["kernel"] == "lowrank"
+    assert set(jax.tree.leaves(of_layer["mlp"]["experts"])) == {"frozen"}
+    key, members = jax.random.key(0), jnp.arange(4).reshape(2, 2)
+    delta = jr.evolution.model_delta(params, classes, key, 0, members, sigma=0.1)
+    logits = logits_of(model, params, TOKENS, delta)
+    one = jr.evolution.perturb(params, classes, key, 0, 3, sigma=0.1)
+    np.testing.assert_allclose(logits[1, 1], logits_of(model, one, TOKENS)[1, 1], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (("*/experts/*/kernel", "full"), "down/kernel' is of experts, which take no noise by row"),
+        (("*/experts/*/bias", "full"), "down/bias' is of experts, which take no noise by row"),
+        (("*/experts/up/kernel", "lowrank"), r"has shape \(4, 32, 16\), so it cannot be 'lowrank'"),
+    ],
+)
+def test_evolution_of_experts_is_refused(small, rule, message):
+    _, params = small
+    with pytest.raises(ValueError, match=message):
+        classes = jr.evolution.leaf_classes(params, rules=[rule])
+        jr.evolution.model_delta(params, classes, jax.random.key(0), 0, np.arange(2), sigma=0.1)
+
+
+@pytest.mark.parametrize("leading", [(), (2, 1)])
+def test_a_delta_of_experts_by_row_is_refused(small, leading):
+    model, params = small
+    a, b = jnp.zeros((*leading, 4, 32, 2)), jnp.zeros((*leading, 4, 2, 16))
+    entry = (a, b, 1.0) if leading else (a, b, 1.0, jnp.zeros((1, 16)))
+    delta = {"layers": {"1": {"mlp": {"experts": {"up": entry}}}}}
+    with pytest.raises(ValueError, match="delta 'layers/1/mlp/experts/up' must be .* for all rows"):
+        logits_of(model, params, TOKENS, delta)
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 4}])
+def test_a_step_on_a_mesh_has_the_same_gradients(sizes):
+    """Rows, experts and their hidden units are split; what does not divide is not."""
+    model, params = load_model(GOLDEN / "gpt_oss")
+    tokens = np.arange(4 * 9, dtype=np.int32).reshape(4, 1, 9)
+
+    def loss(params, tokens):
+        return jnp.mean(jax.nn.logsumexp(logits_of(model, params, tokens), axis=-1))
+
+    mesh = make_mesh(**sizes, devices=jax.devices()[: np.prod(list(sizes.values()))])
+    placed = shard(params, param_shardings(params, mesh))
+    kernel = placed["layers"]["0"]["mlp"]["experts"]["down"]["kernel"]
+    names = {name: name if size > 1 else None for name, size in mesh.shape.items()}
+    assert kernel.sharding.spec == PartitionSpec(names["fsdp"], names["tensor"], None)
+    grads = jax.jit(on_mesh(jax.grad(loss), mesh))(placed, tokens)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=2e-5), grads, jax.grad(loss)(params, tokens)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt_oss", {"sinks": False}),
+        ("gpt_oss", {"limit": 7.0}),
+        ("qwen3_moe_steps", {"normalized": True}),
+    ],
+)
+def test_a_part_shows_in_the_golden_data(name, changes):
+    """Without it the logits are far off: the data can tell."""
+    model, params = load_model(GOLDEN / name)
+    before = logits_of(model, params, TOKENS)
+    config = model.config
+    if "sinks" in changes:
+        config = dataclasses.replace(config, **changes)
+        params = jax.tree.map(lambda x: x, params)
+        for layer in params["layers"].values():
+            del layer["attention"]["sinks"]
+    else:
+        config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, **changes))
+    after = logits_of(jr.models.make_model(config), params, TOKENS)
+    assert np.abs(after - before).max() > 0.1
