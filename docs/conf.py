@@ -4,7 +4,9 @@
 and executes those that changed since the last build.
 """
 
+import importlib.resources
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -34,7 +36,7 @@ extensions = [
 ]
 exclude_patterns = ["_extensions", "**.ipynb_checkpoints"]
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 # README and docs link to headings as GitHub names them.
 myst_heading_anchors = 4
 nb_execution_mode = os.environ.get("JAXRL_NOTEBOOKS", "cache")
@@ -56,6 +58,16 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "sphinx_book_theme"
 html_title = "jaxrl_llm"
+# MathJax is part of the site, so that formulas need no network.
+mathjax_path = "mathjax/tex-chtml.js"
+mathjax3_config = {
+    # Only with this package has a text of LaTeX escapes: names have underscores.
+    "loader": {"load": ["[tex]/textmacros"]},
+    "tex": {"packages": {"[+]": ["textmacros"]}},
+    # The menu of a formula loads renderers and speech that the site leaves out.
+    "options": {"enableMenu": False},
+}
+
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
@@ -63,4 +75,22 @@ html_theme_options = {
     "navigation_with_keys": False,
     "collapse_navigation": True,
 }
+# Without a mode, the script of the theme reports an error on the first page that one visits.
+html_context = {"default_mode": "auto"}
 html_show_copyright = False
+
+
+def copy_mathjax(app, exception: Exception | None) -> None:
+    """Copies what pages load of MathJax: the package as an extension would copy all its 24 MB."""
+    if exception is not None or app.builder.format != "html":
+        return
+    source = importlib.resources.files("sphinx-mathjax-offline") / "static/mathjax"
+    target = app.outdir / "_static/mathjax"
+    for folder in ("input/tex/extensions", "output/chtml/fonts/woff-v2"):
+        shutil.copytree(source / folder, target / folder, dirs_exist_ok=True)
+    shutil.copy(source / "tex-chtml.js", target)
+
+
+def setup(app) -> None:
+    """Called by Sphinx."""
+    app.connect("build-finished", copy_mathjax)

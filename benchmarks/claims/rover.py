@@ -31,7 +31,7 @@ ROLLOUTS, UPDATES = 32, 4
 SUCCESS = 0.9
 STEPS = 200
 DRAWN = 64
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+RATES = tuple(2.0**power for power in range(-4, 6))
 LEAVES = BRANCHES**DEPTH
 
 # The node at which a leaf's path makes each choice, over all levels, and the choice.
@@ -162,24 +162,24 @@ def exact(keys):
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """Exact values first, then trainings at every learning rate."""
-    trees = 12 if quick else 60
+    trees, rates = (12, RATES[::2]) if quick else (60, RATES)
     keys = jax.random.split(jax.random.key(seed), trees)
     valued, climbed = (np.asarray(x[1], np.float64) for x in exact(keys))
     trained = {
-        name: [jax.tree.map(np.asarray, train(keys, rate, name=name)) for rate in RATES]
+        name: [jax.tree.map(np.asarray, train(keys, rate, name=name)) for rate in rates]
         for name in LOSSES
     }
     # The learning rate is chosen on a third of the trees, and the rest is what counts.
     chosen = {name: best(found, slice(0, trees // 3)) for name, found in trained.items()}
 
-    def over(column, other, rates):
-        parts = (trained[name][rate] for name, rate in rates.items() if name in ("rover", other))
+    def over(column, other, places):
+        parts = (trained[name][i] for name, i in places.items() if name in ("rover", other))
         (done, first, _), (done_too, second, _) = parts
         both = done & done_too & (np.arange(trees) >= trees // 3)
         return geometric(first[both, column], second[both, column])
 
     what = "right answers in effect"
-    same = dict.fromkeys(LOSSES, RATES.index(1.0))
+    same = dict.fromkeys(LOSSES, rates.index(1.0))
     measures = [
         harness.Measure(f"{what}, rover over grpo", over(0, "grpo", chosen), "above", 1.0),
         harness.Measure(f"{what}, rover over dr_grpo", over(0, "dr_grpo", chosen), "above", 1.0),
@@ -205,15 +205,15 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     }
     series = []
     for name, found in trained.items():
-        facts[f"learning rate, {name}"] = RATES[chosen[name]]
+        facts[f"learning rate, {name}"] = rates[chosen[name]]
         done, numbers, steps = found[chosen[name]]
         facts[f"{what}, {name}"] = numbers[done, 0].mean()
         facts[f"steps until the success, {name}"] = steps[done].mean()
         # Where most trees do not get there, those that do are no fair sample.
-        shown = [i for i in range(len(RATES)) if found[i][0].mean() >= 0.9]
+        shown = [i for i in range(len(rates)) if found[i][0].mean() >= 0.9]
         centers = [harness.mean(found[i][1][found[i][0], 0], "trees") for i in shown]
         value, low, high, _ = zip(*centers, strict=True)
-        series.append(harness.Series(name, [RATES[i] for i in shown], value, low, high))
+        series.append(harness.Series(name, [rates[i] for i in shown], value, low, high))
     plot = harness.Plot("learning rate", f"{what}, at success {SUCCESS:g}", series, log="x")
     return harness.Claim(measures, plot, facts)
 

@@ -298,8 +298,11 @@ def _word(tokens: list[tuple[str, str]], i: int, before: Node | None) -> tuple[i
     statistic = base in ("mean", "std") and index in ("group", "batch")
     short = base and (statistic or _atom(base) or len(index) == 1 or index.isdigit())
     if short and (_atom(base) is None or "_" not in base):
-        known = _atom(base) or OPERATORS.get(base) or _named(base, called)
-        mark = f"{known.strip()}{chr(39) * primes}_{{{_index(index)}}}"
+        known = (_atom(base) or OPERATORS.get(base) or _named(base, called)).strip()
+        index = _index(index)
+        if re.fullmatch(r"[A-Za-z]\d", base):  # LaTeX refuses a second subscript
+            known, index = base[0], f"{base[1]}, {index}"
+        mark = f"{known}{chr(39) * primes}_{{{index}}}"
         return 1, Node(mark, "factor", text, subscript=True, prefix=called)
     if called or "_" in text:
         return 1, Node(_named(text, called), "factor", text, prefix=called)

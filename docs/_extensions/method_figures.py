@@ -1,159 +1,172 @@
-"""One figure a method, on the same inputs: what it makes of a ratio, a group or a margin."""
+"""One figure a method, on the same inputs: of the function or the preset that says most of it."""
 
+import collections
+import contextlib
+import functools
 import io
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import matplotlib.pyplot as plt
+import method_curves
+import method_pushes
 import numpy as np
+from matplotlib.figure import Figure
+from method_curves import KINDS, SWEEP, Kind
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
 
-RATIO = jnp.exp2(jnp.linspace(-3, 4, 141))
-OLD = jnp.full((RATIO.size, 1), jnp.log(0.05))
-GROUPS = {
-    "one right": [1.0, 0.0, 0.0, 0.0],
-    "half right": [1.0, 1.0, 0.0, 0.0],
-    "all right": [1.0, 1.0, 1.0, 1.0],
-    "graded": [0.2, 0.9, 0.4, 0.0],
-}
-REWARDS = jnp.array(list(GROUPS.values()))
-MARGIN = jnp.linspace(-4, 4, 161)
-COLORS = "tab:blue", "tab:orange"
+STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
+LAYERS = ("surrogates", "advantages", "preferences", "corrections", "regularizers", "rewards",
+          "curation", "evolution", "aggregate", "diffusion", "rollout", "models")  # fmt: skip
+# The layer of a kind of method, where it is not the kind with an s.
+LAYER_OF = {"reference": "regularizers"} | {x: x for x in LAYERS if not x.endswith("s")}
+# A rule over one input is the method here; elsewhere what the preset pushes says more.
+RULES = ("curation", "rollout", "evolution", "reference")
+# Where a method has such a function in any layer, its figure comes before that of the preset.
+FIRST = [kind for kind in KINDS if kind.values in (method_curves.weight, method_curves.pair_loss)]
 
 
-def drawing(method: catalog.Method) -> tuple[str, str, Callable] | None:
-    """How a method is drawn: by which function of it, named, and with what figure."""
-    for path in method.functions:
-        function = operator.attrgetter(path)(jr)
-        layer, name = path.split(".", 1) if "." in path else ("", path)
-        draw = DRAWINGS.get(layer)
-        if draw is None or not callable(function):
+class Picture(NamedTuple):
+    """A figure as a PNG, what it shows, and the kind of figure."""
+
+    png: bytes
+    caption: str
+    kind: str
+
+
+class Choice(NamedTuple):
+    """A figure with its caption and its kind."""
+
+    figure: Figure
+    caption: str
+    kind: str
+
+
+def draw(methods: Sequence[catalog.Method]) -> dict[str, Picture]:
+    """Pictures by key, of the methods that have one."""
+    pictures = {}
+    # Each program runs once on a few numbers, so compiling it fast is what counts.
+    with plt.rc_context(STYLE), quick_compiler():
+        for method in methods:
+            found = choose(method)
+            if found is None:
+                continue
+            buffer = io.BytesIO()
+            found.figure.savefig(buffer, dpi=110, metadata={"Software": None})
+            plt.close(found.figure)
+            pictures[method.key] = Picture(buffer.getvalue(), found.caption, found.kind)
+    return pictures
+
+
+@contextlib.contextmanager
+def quick_compiler() -> Iterator[None]:
+    """XLA without most of its optimizations."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def choose(method: catalog.Method) -> Choice | None:
+    """The first figure that suits a method: of its own functions, its preset, or any function."""
+    own = LAYER_OF.get(method.kind, f"{method.kind}s")
+    rules = (*KINDS, SWEEP)
+    found = of_functions(method, own, rules if method.kind in RULES else KINDS, alone=True)
+    if method.kind == "regularizer":
+        found = found or of_functions(method, own, [SWEEP], alone=True)
+    for layer in LAYERS:
+        found = found or of_functions(method, layer, FIRST)
+    found = found or of_preset(method.preset)
+    for layer in (own, *LAYERS):
+        found = found or of_functions(method, layer, rules)
+    return found
+
+
+def of_functions(
+    method: catalog.Method, layer: str, kinds: Sequence[Kind], *, alone: bool = False
+) -> Choice | None:
+    """A figure of a method's functions in a layer; ``alone``: of those of no other method."""
+    here = functions(method, layer)
+
+    def order(name: str) -> tuple:
+        named = name.startswith(method.key) or method.key.endswith(name)
+        return not named, name.endswith("_returns"), shared()[f"{layer}.{name}"]
+
+    for name in sorted(here, key=order):
+        others, _, count = order(name)
+        if alone and (
+            others and count > 1 or name.removesuffix("_returns") in here.keys() - {name}
+        ):
             continue
-        try:
-            takes = tuple(jr.core.accepted(function))
-        except (TypeError, ValueError):
-            continue
-        if takes[: len(draw.places)] == draw.places:
-            return name, draw.text, lambda f=function, d=draw, n=name: d.plot(f, n)
+        for kind in kinds:
+            if not kind.suits(layer, here[name]):
+                continue
+            group = here if kind.most > 1 else {name: here[name]}
+            found = of_kind(kind, {n: f for n, f in group.items() if kind.suits(layer, f)})
+            if found is not None:
+                return found
     return None
 
 
-def caption(method: catalog.Method) -> str:
-    """What the figure shows."""
-    name, text, _ = drawing(method) or ("", "", None)
-    return text.format(name=f"`{name}`")
+def of_kind(kind: Kind, group: Mapping[str, Callable]) -> Choice | None:
+    """A figure of those functions that a kind suits, if it shows anything."""
+    values = {}
+    for name, function in group.items():
+        try:
+            value = kind.values(function)
+        except (TypeError, ValueError):  # it takes or returns something else
+            continue
+        if any(same(value, other) for other in values.values()):
+            continue
+        values[name] = value
+        if len(values) == kind.most:
+            break
+    if not values:
+        return None
+    try:
+        return Choice(kind.show(values), kind.caption(values), kind.values.__name__)
+    except (TypeError, ValueError):
+        return None
 
 
-def draw(methods: Sequence[catalog.Method]) -> dict[str, bytes]:
-    """Figures by key, of the methods that one of the three kinds of figure suits."""
-    figures = {}
-    style = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
-        for method in methods:
-            found = drawing(method)
-            if found is None:
-                continue
-            try:
-                figure = found[2]()
-            except (TypeError, ValueError):  # it takes more than these inputs
-                continue
-            buffer = io.BytesIO()
-            figure.savefig(buffer, dpi=110, metadata={"Software": None})
-            plt.close(figure)
-            figures[method.key] = buffer.getvalue()
-    return figures
+def same(value: object, other: object) -> bool:
+    """Whether two functions would be drawn alike."""
+    return isinstance(value, jax.Array) and np.allclose(value, other, rtol=1e-3)
 
 
-def weight(function: Callable, name: str):
-    """The weight of a token against its ratio."""
-    context = {"behavior_logp": OLD - 0.3, "selected": jnp.ones(OLD.shape, bool),
-               "turn_ids": jnp.zeros(OLD.shape, int)}  # fmt: skip
-
-    def loss(logp: jax.Array, advantage: jax.Array) -> jax.Array:
-        arrays = logp, OLD, jnp.full(RATIO.size, advantage), jnp.ones(OLD.shape, bool)
-        return jr.core.call_with(function, *arrays, context=context).sum()
-
-    logp = OLD + jnp.log(RATIO)[:, None]
-    figure, axis = plt.subplots(figsize=(5, 2.6), layout="constrained")
-    for advantage, color in zip((1.0, -1.0), COLORS, strict=True):
-        values = -jax.grad(loss)(logp, jnp.float32(advantage))[:, 0] / advantage
-        axis.plot(RATIO, values, color=color, label=f"advantage {advantage:+.0f}")
-    axis.axvline(1, color="black", linewidth=0.5, linestyle=":")
-    axis.axhline(0, color="black", linewidth=0.5)
-    axis.set_xscale("log", base=2)
-    axis.set(xlabel="ratio of new to old probability", ylabel="weight", title=name, ylim=(-2.2, 6))
-    axis.set_xticks([0.125, 0.5, 1, 2, 4, 16], ["⅛", "½", "1", "2", "4", "16"])
-    axis.legend(frameon=False)
-    return figure
+def of_preset(preset: str | None) -> Choice | None:
+    """The pushes of a preset, or the fitness of one that evolves."""
+    if preset is None:
+        return None
+    if preset in catalog.EVOLUTION_PRESETS:
+        shape = catalog.preset(preset, length=1).fitness
+        kind = next(kind for kind in KINDS if kind.values is method_curves.fitness)
+        return of_kind(kind, {shape.__name__: shape})
+    try:
+        return Choice(method_pushes.show(preset), method_pushes.caption(preset), "push")
+    except ValueError:
+        return None
 
 
-def advantages(function: Callable, name: str):
-    """The advantages of four groups, beside those of GRPO."""
-    context = {"mask": jnp.ones((*REWARDS.shape, 2), bool)}
-    values = jr.core.call_with(function, REWARDS, context=context)
-    if not isinstance(values, jax.Array) or values.shape[:2] != REWARDS.shape:
-        raise TypeError(f"{name}: not one advantage a rollout.")
-    values = values if values.ndim == 2 else values[..., 0]
-    figure, axes = plt.subplots(1, 4, figsize=(7, 2), sharey=True, layout="constrained")
-    grpo = jr.advantages.grpo(REWARDS)
-    for axis, title, own, others in zip(axes, GROUPS, values, grpo, strict=True):
-        axis.bar(np.arange(4) - 0.2, own, 0.4, color=COLORS[0], label=name)
-        if name != "grpo":
-            axis.bar(np.arange(4) + 0.2, others, 0.4, color="lightgray", label="grpo")
-        axis.axhline(0, color="black", linewidth=0.5)
-        rewards = ", ".join(f"{r:g}" for r in GROUPS[title])
-        axis.set(title=title, xlabel=f"rewards {rewards}", xticks=[])
-    axes[0].set_ylabel("advantage")
-    axes[0].legend(frameon=False, fontsize=7)
-    return figure
+def functions(method: catalog.Method, layer: str) -> dict[str, Callable]:
+    """The functions of a method in a layer by name."""
+    found = {}
+    for path in method.functions:
+        home, _, name = path.partition(".")
+        function = operator.attrgetter(path)(jr)
+        if home == layer and callable(function):
+            found[name] = function
+    return found
 
 
-def margin(function: Callable, name: str):
-    """The loss of a pair against the margin of its log-ratios."""
-    zero = jnp.zeros(MARGIN.shape)
-    context = {"chosen_lengths": zero + 10, "rejected_lengths": zero + 10}
-    arrays = MARGIN / 2 - 5, -MARGIN / 2 - 5, zero - 5, zero - 5
-    takes = tuple(jr.core.accepted(function))
-    if "chosen_ref_logp" not in takes:
-        arrays = arrays[:2]
-    loss = jr.core.call_with(function, *arrays, context=context)
-    if not isinstance(loss, jax.Array) or loss.shape != MARGIN.shape:
-        raise TypeError(f"{name}: not one loss a pair.")
-    figure, axis = plt.subplots(figsize=(5, 2.6), layout="constrained")
-    axis.plot(MARGIN, loss, color=COLORS[0])
-    axis.axvline(0, color="black", linewidth=0.5, linestyle=":")
-    axis.set(xlabel="log-ratio of the chosen less that of the rejected, nats", ylabel="loss",
-             title=name)  # fmt: skip
-    return figure
-
-
-class Drawing:
-    """A kind of figure: the first arguments of the functions that it suits."""
-
-    def __init__(self, places: tuple[str, ...], text: str, plot: Callable):
-        self.places, self.text, self.plot = places, text, plot
-
-
-DRAWINGS = {
-    "surrogates": Drawing(
-        ("logp", "old_logp", "advantages", "mask"),
-        "How strongly {name} pushes a token: minus the derivative of the loss with respect to its "
-        "log-probability, over the advantage, for a response of one token. 1 is the plain policy "
-        "gradient.",
-        weight,
-    ),
-    "advantages": Drawing(
-        ("rewards",),
-        "Advantages of {name}, with its defaults, for four groups of four rewards, next to `grpo`.",
-        advantages,
-    ),
-    "preferences": Drawing(
-        ("chosen_logp", "rejected_logp"),
-        "Loss of {name} for a pair against the margin between its responses of ten tokens each.",
-        margin,
-    ),
-}
+@functools.cache
+def shared() -> collections.Counter:
+    """How many methods have each function."""
+    return collections.Counter(path for method in catalog.CATALOG for path in method.functions)

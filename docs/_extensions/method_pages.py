@@ -48,7 +48,7 @@ def pages() -> dict[str, str | bytes]:
             ]
         )
         if method.key in figures:
-            found[f"methods/figures/{method.key}.png"] = figures[method.key]
+            found[f"methods/figures/{method.key}.png"] = figures[method.key].png
     return found
 
 
@@ -125,12 +125,12 @@ def functions(method: catalog.Method) -> list[str]:
     return lines
 
 
-def figure(method: catalog.Method, figures: dict[str, bytes]) -> list[str]:
+def figure(method: catalog.Method, figures: dict[str, method_figures.Picture]) -> list[str]:
     """The figure with what it shows."""
     if method.key not in figures:
         return []
     picture = f"![Figure of {method.key}](figures/{method.key}.png)"
-    return ["## Picture", "", picture, "", method_figures.caption(method), ""]
+    return ["## Picture", "", picture, "", figures[method.key].caption, ""]
 
 
 def recipe(method: catalog.Method) -> list[str]:

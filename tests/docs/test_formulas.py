@@ -38,6 +38,7 @@ finally:
         ("u ~ U[0, 1]", r"u \sim  U[0, 1]"),
         ("u in [0, 1)", r"u\ \text{in}\ [0, 1)"),
         ("A_turn[i]", r"A_{\text{turn}}[i]"),
+        ("A0_i", r"A_{0, i}"),
         ("1[r > 0]", r"\mathbf{1}[r > 0]"),
         # A sum whose terms end where it says so; with a difference behind, the words stay.
         ("sum over j >= k of gamma^(j - k) r_j", r"\sum_{j \ge  k} \gamma ^{j - k}\, r_{j}"),
@@ -96,6 +97,7 @@ def test_every_formula_is_whole_in_latex():
         assert plain.count("{") == plain.count("}"), text
         assert text.count(r"\left") - text.count(r"\leftarrow") == text.count(r"\right"), text
         assert text.count(r"\begin") == text.count(r"\end"), text
+        assert not re.search(r"_\{[^{}]*\}'*_", text), text  # which LaTeX refuses
 
 
 def test_names_and_numbers_are_all_there_in_order():
