@@ -47,6 +47,15 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
       vocab_size: Tokens are below this number.
       recipe: Recipe that determines the statistics and the number of critic heads.
     """
+    heads = 1 if recipe is None or recipe.critic is None else recipe.critic.heads
+    case = jax.device_put(_host_case(seed, vocab_size, heads))
+    statistics = {} if recipe is None else made_up_statistics(recipe, case.batch, seed)
+    return case._replace(statistics=statistics)
+
+
+@functools.lru_cache(maxsize=32)
+def _host_case(seed: int, vocab_size: int, heads: int) -> Case:
+    """The case of :func:`make_case` without statistics, in NumPy; a battery asks for few."""
     rng = np.random.default_rng(seed)
     least = np.array([T - 1, 1, T - 1, 2, T - 2, 1, 1, 1])[:, None]
     lengths = rng.integers(least, least + 2, (P, G))
@@ -61,34 +70,32 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
     prompt_lengths = rng.integers(2, 6, (P, 1))
     logp = rng.normal(-1.5, 0.5, (P, G, T))
 
-    def near(spread: float) -> Array:
-        return jnp.asarray(logp + rng.normal(0.0, spread, logp.shape), jnp.float32)
+    def near(spread: float) -> np.ndarray:
+        return np.asarray(logp + rng.normal(0.0, spread, logp.shape), np.float32)
 
     batch = Batch(
-        tokens=jnp.asarray(rng.integers(0, vocab_size, (P, G, T)), jnp.int32),
-        mask=jnp.asarray(np.arange(T) < lengths[..., None]),
-        rewards=jnp.asarray(rewards, jnp.float32),
-        where=jnp.asarray(where),
-        prompt_tokens=jnp.asarray(rng.integers(0, vocab_size, (P, 5)), jnp.int32),
-        prompt_mask=jnp.asarray(np.arange(5) < prompt_lengths),
+        tokens=np.asarray(rng.integers(0, vocab_size, (P, G, T)), np.int32),
+        mask=np.arange(T) < lengths[..., None],
+        rewards=np.asarray(rewards, np.float32),
+        where=where,
+        prompt_tokens=np.asarray(rng.integers(0, vocab_size, (P, 5)), np.int32),
+        prompt_mask=np.arange(5) < prompt_lengths,
         old_logp=near(0.3),
         behavior_logp=near(0.3),
         ref_logp=near(0.3),
     )
-    entropy = jnp.asarray(rng.uniform(0.5, 2.0, logp.shape), jnp.float32)
-    heads = 1 if recipe is None or recipe.critic is None else recipe.critic.heads
+    entropy = np.asarray(rng.uniform(0.5, 2.0, logp.shape), np.float32)
     components = {
-        "correct": jnp.asarray(rewards > 0.5, jnp.float32),
-        "format": jnp.asarray(rng.uniform(0.0, 1.0, (P, G)), jnp.float32),
+        "correct": np.asarray(rewards > 0.5, np.float32),
+        "format": np.asarray(rng.uniform(0.0, 1.0, (P, G)), np.float32),
     }
     of_plans = np.random.default_rng(seed + 2).uniform(0.0, 1.0, (3, P, G))
     names = ("task", "grounding", "history")
-    components |= {k: jnp.float32(x) for k, x in zip(names, of_plans, strict=True)}
+    components |= {k: np.float32(x) for k, x in zip(names, of_plans, strict=True)}
     batch = batch.replace(
         reward_components=components, extras=make_extras(batch, seed=seed, heads=heads)
     )
-    statistics = {} if recipe is None else made_up_statistics(recipe, batch, seed)
-    return Case(batch, jnp.asarray(logp, jnp.float32), entropy, statistics)
+    return Case(batch, np.asarray(logp, np.float32), entropy)
 
 
 def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str, Array]:
@@ -110,8 +117,8 @@ def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str,
     return statistics
 
 
-class Compiled(NamedTuple):
-    """A recipe's :func:`prepare` and :func:`loss_and_grad`, compiled."""
+class Functions(NamedTuple):
+    """A recipe's :func:`prepare` and :func:`loss_and_grad`, compiled or not."""
 
     prepare: Callable
     loss_and_grad: Callable
@@ -133,16 +140,16 @@ def prepare(recipe: Recipe) -> Callable:
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(recipe: Recipe) -> Compiled:
+def compiled(recipe: Recipe) -> Functions:
     """The functions of a recipe, compiled once for all checks."""
-    return Compiled(jax.jit(prepare(recipe)), jax.jit(loss_and_grad(recipe)))
+    return Functions(jax.jit(prepare(recipe)), jax.jit(loss_and_grad(recipe)))
 
 
 class Result(NamedTuple):
     """The results of a recipe on a case.
 
     ``batch`` is prepared. ``grads`` are with respect to logp, entropy and statistics. ``state`` is
-    the state after ``prepare``, which starts from the initial state.
+    the state after ``prepare``.
     """
 
     batch: Batch
@@ -160,12 +167,16 @@ class Result(NamedTuple):
         return arrays | {"state": self.state, "extras": extras}
 
 
-def evaluate(recipe: Recipe, case: Case) -> Result:
-    """Prepared batch, loss, gradients and next state of a case."""
-    functions = compiled(recipe)
-    prepared, state = functions.prepare(case.batch, recipe.init())
+def step(functions: Functions, case: Case, state: ArrayTree) -> Result:
+    """Prepared batch, loss, gradients and next state of a case, from a state."""
+    prepared, state = functions.prepare(case.batch, state)
     loss, grads = functions.loss_and_grad(case.logp, case.entropy, case.statistics, prepared)
     return Result(prepared, loss, grads, state)
+
+
+def evaluate(recipe: Recipe, case: Case) -> Result:
+    """The result of a compiled step from the initial state."""
+    return step(compiled(recipe), case, recipe.init())
 
 
 def fail(check: str, recipe: Recipe, words: str) -> None:

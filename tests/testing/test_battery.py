@@ -1,5 +1,9 @@
-"""Every preset passes the battery, and every check of it fails on a recipe made wrong for it."""
+"""Presets pass the battery, and every check of it fails on a recipe made wrong for it.
 
+All checks but two run for every preset, those two for one preset of each kind of train step.
+"""
+
+import dataclasses
 import functools
 import itertools
 import sys
@@ -38,17 +42,24 @@ def plain(**changes) -> Recipe:
     return Recipe(**{**slots, **changes})
 
 
-# Every check runs for every preset; of most presets, all but the quickest only with -m slow. These
-# are a plain one, one with a critic, and one with statistics of the vocabulary; what is composed
-# below has the other slots.
+# Of most presets, all but the quickest only with -m slow. These are a plain one, one with a critic,
+# and one with statistics of the vocabulary; what is composed below has the other slots.
 ALWAYS = ("grpo", "ppo_max", "rover")
 QUICK = ("junk", "degenerate_groups", "on_policy")
 # Those that compile a model or a sampler; without -m slow, for one of the presets or two.
 COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "rover")}
 
 
+# These two compile a model with a mesh or a sampler. What they find in a function alone, other
+# checks find in arrays ("devices", "microbatches", "on_policy"), and the loop trains every preset:
+# they run for one preset of those that a train step calls in the same way.
+ONE_OF_A_KIND = ("train_step", "rollouts")
+
+
 def preset_checks():
     for name, check in itertools.product(PRESETS, CHECKS):
+        if check in ONE_OF_A_KIND and name not in COSTLY[check]:
+            continue  # see test_one_preset_of_each_kind
         fast = check in QUICK or name in COSTLY.get(check, ALWAYS)
         yield pytest.param(name, check, marks=[] if fast else [pytest.mark.slow])
 
@@ -56,6 +67,49 @@ def preset_checks():
 @pytest.mark.parametrize(("name", "check"), list(preset_checks()))
 def test_preset(name, check):
     assert_recipe_ok(preset(name), only=[check])
+
+
+def kind(recipe: Recipe) -> tuple:
+    """What a train step computes, passes on and stores for a recipe, whatever its functions do."""
+    # Of these the check's step reads nothing, or what is listed below.
+    unread = ["name", "collector", "computed", "inputs", "epochs", "minibatches", "paper", "status"]
+    slots = {x.name: getattr(recipe, x.name) for x in dataclasses.fields(recipe)}
+    second = recipe.second_model
+
+    def seen(value):
+        return value if isinstance(value, str | int | float) else value not in (None, ())
+
+    return (
+        tuple(seen(value) for name, value in slots.items() if name not in unread),
+        frozenset((entry.name, entry.source) for entry in recipe.computed),
+        recipe.required_fields & {"old_logp", "ref_logp", "behavior_logp"},  # others are given
+        (type(recipe.likelihood), type(second), second and second.heads),
+        (recipe.draws, recipe.reads_last_kl, bool(jax.tree.leaves(recipe.init()))),
+    )
+
+
+@functools.cache
+def one_of_each_kind() -> list[str]:
+    """Not a parameter: all presets together take seconds to make, in every process of a run."""
+    return sorted({kind(preset(name)): name for name in PRESETS}.values())
+
+
+PARTS = 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("check", ONE_OF_A_KIND)
+def test_one_preset_of_each_kind(check, part):
+    for name in one_of_each_kind()[part::PARTS]:
+        assert_recipe_ok(preset(name), only=[check])
+
+
+def test_kinds_differ_in_what_a_step_does_alone():
+    names = ("dr_grpo", "gspo", "dapo", "ppo_max", "llds", "espo", "rover")
+    kinds = {name: kind(preset(name)) for name in names}
+    assert kinds["dr_grpo"] == kinds["gspo"]
+    assert len(set(kinds.values())) == len(names) - 1
 
 
 # Slots that no preset fills.
