@@ -45,7 +45,7 @@ def attention(model: Model, query, prefix, cache):
         for layer in range(len(cache)):
             own = query[:, :, 0, :kv_heads]
             own = KV(own[..., None], own[..., None, :])
-            query, cache[layer] = context_attention(query, own, context, layer)
+            query, cache[layer] = context_attention(query, own, context.of_layer(layer))
         return query, tuple(cache)
 
     return jax.lax.fori_loop(0, STEPS, body, (query, cache))

@@ -26,6 +26,7 @@ def measured(folder: Path = RESULTS) -> str:
         "training": _alone,
         "packing": _packing,
         "tree_step": _tree,
+        "first_step": _first_step,
         "long_context": _long,
         "checkpoint": _checkpoint,
     }
@@ -84,8 +85,8 @@ def _quickstart(result: Mapping[str, Any]) -> str:
     title = (
         f"A step of `configs/quickstart.py`, {result['device']}, beside commit "
         f"{before['commit'][:7]}, which had neither the rollout engine nor what this page tells "
-        "(`python -m benchmarks.quickstart_step`); the last column is the present version with the "
-        "environment of [freed memory](#freed-memory):"
+        "(`python -m benchmarks.quickstart_step`); the last column is that version with "
+        "[freed memory](#freed-memory) kept, as `jaxrl-llm train` does now:"
     )
     return pages.table(title, ("seconds", "before", "now", "factor", "freed memory kept"), rows)
 
@@ -175,6 +176,26 @@ def _tree(result: Mapping[str, Any]) -> str:
         "(`python -m benchmarks.tree_step`):"
     )
     return pages.table(title, ("", "cells", "seconds"), rows)
+
+
+def _first_step(result: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            f"{layers} layers, {name}",
+            f"{spread(parts[name]['trace_and_lower'])}",
+            f"{spread(parts[name]['compile'])}",
+        )
+        for layers, parts in result["ours"].items()
+        for name in ("now", "before")
+        if name in parts
+    ]
+    title = (
+        f"Processor seconds before the first step of a batch like the quickstart's runs, "
+        f"{result['workload']['model']}, {result['device']} (`python -m benchmarks.first_step`; "
+        "before: each layer traced by itself, and three passes over the layers where prompts share "
+        "a beginning):"
+    )
+    return pages.table(title, ("", "trace and lower", "compile"), rows)
 
 
 def _long(result: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
+from jaxrl_llm.core.runtime.heap import keep_freed_memory
 from jaxrl_llm.core.runtime.terminal import text_of, visible
 from jaxrl_llm.core.runtime.threads import end_within
 from jaxrl_llm.core.secrets import mask
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale lacks must not end a run
             stream.reconfigure(errors="backslashreplace")
+    if argv is None and sys.argv[1:2] == ["train"]:
+        keep_freed_memory()
     code, seconds = 1, _AFTER_FAILURE  # of what is no Exception, and goes on from here
     try:
         code = _run(argv)

@@ -5,16 +5,18 @@ S and the number of rows depend only on the shapes of the batch, and L and R are
 next of a few sizes.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
 # Fewer parts must save so many cells of all rows, since each shape must be compiled.
-_LEAST_SAVED = 256
+_LEAST_SAVED = 128
 
 
 def plan_flat(
@@ -29,6 +31,7 @@ def plan_flat(
     microbatches: int = 1,
     shards: int = 1,
     most: float = 1.0,
+    shared_prefix_len: int = 0,
 ) -> FlatPacking | None:
     """Plans rows that hold prompts of any groups and all responses to them.
 
@@ -39,9 +42,10 @@ def plan_flat(
     Longer rows waste fewer cells, since they differ less, but the cost of attention to the prompt
     cells of a row grows with its length. A row is planned for k groups, the number that minimizes
 
-        (1 + 1 / (2 sqrt(k))) (1 + k Lp / (2 span))
+        (1 + 1 / (2 sqrt(k))) (1 + Lr / (2 span)),    Lr = c + k (Lp - c)
 
-    where the first factor allows for cells that differences between rows leave empty.
+    where the first factor allows for cells that differences between rows leave empty, Lr are the
+    prompt cells of a row, and c is ``shared_prefix_len``.
 
     Args:
       tokens: ``[P, G, T]`` integers on the host.
@@ -56,12 +60,14 @@ def plan_flat(
       microbatches: M; group p belongs to microbatch ``p % M``, and rows do not cross microbatches.
       shards: Number of devices that the rows of a microbatch are split over.
       most: The largest share of the ``P (Lp + G T)`` cells that a plan may use, above 0.
+      shared_prefix_len: Number of first tokens that all prompts share, below Lp; what they share
+        beyond it is found, too, but rows are not planned for it.
 
     Returns:
       Host arrays, or None if there would be more cells than ``most`` allows.
 
     Raises:
-      ValueError: If the microbatches do not divide P.
+      ValueError: If the microbatches do not divide P, or ``shared_prefix_len`` is not below Lp.
 
     Example:
       >>> import numpy as np
@@ -83,12 +89,18 @@ def plan_flat(
     checks.check_bool(name, mask=mask, prompt_mask=prompt_mask)
     checks.check_share(name, least=least)
     checks.check_positive(name, span=span, microbatches=microbatches, shards=shards, most=most)
+    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     P, G, T = mask.shape
     Lp = prompt_mask.shape[1]
+    if shared_prefix_len >= Lp:
+        raise ValueError(
+            f"{name}: shared_prefix_len must be below the {Lp} tokens of a prompt; got "
+            f"{shared_prefix_len}."
+        )
     if P % microbatches:
         raise ValueError(f"{name}: {P} prompts do not split into {microbatches} microbatches.")
     in_part = P // microbatches
-    most_groups = _groups_of_row(in_part, Lp, span)
+    most_groups = _groups_of_row(in_part, Lp, span, shared_prefix_len)
     count = shards * math.ceil(in_part / (most_groups * shards))  # rows of a microbatch
     each = in_part / count  # groups of a row, on average
     S = 2 * T if span >= 8 * T else T
@@ -121,7 +133,7 @@ def plan_flat(
             nodes_of_row = np.concatenate([nodes_of_row, len(nodes_of_row) + ends[:nodes]])
         prompt_cells[groups] = cells_of_row
         prompt_ends.append(nodes_of_row)
-    L = _rounded_up(max(map(len, prompt_ends)), each * Lp)
+    L = _rounded_up(max(map(len, prompt_ends)), _prompt_cells(each, Lp, shared_prefix_len))
 
     sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
     for n, groups in enumerate(rows):
@@ -156,14 +168,21 @@ def plan_flat(
         sources=sources.reshape(-1, R, S),
         cells=(cells + (row_of // microbatches * R * S)[:, None, None]).astype(np.int32),
         ends=ends.reshape(-1, R, S),
+        microbatches=microbatches,
     )
 
 
-def _groups_of_row(groups: int, length: int, span: int) -> int:
+def _prompt_cells(groups: float, length: int, shared: int) -> float:
+    """Cells of the prompts of so many groups in one row, which share only their first tokens."""
+    return shared + groups * (length - shared)
+
+
+def _groups_of_row(groups: int, length: int, span: int, shared: int) -> int:
     """The number of groups for which a row is planned; see :func:`plan_flat`."""
 
     def cost(k: int) -> float:
-        return (1 + 0.5 / math.sqrt(k)) * (1 + k * length / (2 * span))
+        cells = _prompt_cells(k, length, shared)
+        return (1 + 0.5 / math.sqrt(k)) * (1 + cells / (2 * span))
 
     return min(range(1, groups + 1), key=cost)
 
@@ -180,14 +199,35 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
 def _rounded_up(needed: int, full: float, *, least: float = 0.0) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    A smaller size saves a quarter of the next larger one, or ``2 least`` if that is more, but at
+    A smaller size saves a quarter of the next larger one, or ``4 least`` if that is more, but at
     most a half. No size saves less than ``least``.
     """
+    return min(size for size in _sizes(needed, full, least) if size >= needed)
+
+
+def _sizes(needed: int, full: float, least: float) -> Iterator[int]:
+    """The sizes of :func:`_rounded_up`, from the smallest multiple of ``full`` that suffices."""
     size = math.ceil(full - 1e-9)
     size *= math.ceil(needed / size)
-    while True:
-        smaller = math.ceil(max(size / 2, min(0.75 * size, size - 2 * least)))
+    yield size
+    while size > 1:
+        smaller = math.ceil(max(size / 2, min(0.75 * size, size - 4 * least)))
         smaller = min(smaller, size - 1)
-        if smaller < needed or size - smaller < least:
-            return size
-        size = smaller
+        if size - smaller < least:
+            return
+        yield (size := smaller)
+
+
+def smaller_rows(packing: FlatPacking) -> FlatPacking | None:
+    """The shapes of the rows that :func:`plan_flat` makes next if responses become shorter.
+
+    Returns:
+      The packing with shapes in the place of its response cells, or None if no rows are smaller.
+    """
+    (N, R, S), (P, G, T) = np.shape(packing.sources), np.shape(packing.cells)
+    sizes = list(_sizes(R, P / N * G * T / S, _LEAST_SAVED / (N * S)))
+    after = sizes[sizes.index(R) + 1 :] if R in sizes else []
+    if not after:
+        return None
+    shape = jax.ShapeDtypeStruct((N, after[0], S), np.int32)
+    return dataclasses.replace(packing, sources=shape, ends=shape)

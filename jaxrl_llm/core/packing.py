@@ -5,6 +5,7 @@ prefixes once, so that a model reads each unique token once. A :class:`FlatPacki
 different prompts share rows.
 """
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -54,13 +55,15 @@ class Tree(NamedTuple):
     depths: Array | None = None
 
 
-class FlatPacking(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FlatPacking:
     """N rows that hold the prompts of any groups and then all responses to them.
 
     A row begins with the cells of L prompt tokens, in which prompts that begin alike share cells.
     The R parts of S cells that follow hold trees of responses, as the rows of a :class:`Tree` do.
-    If a batch is processed in M microbatches, row n belongs to microbatch ``n % M``, like group p
-    to ``p % M``, and all indices are relative to the arrays of the microbatch.
+    The rows are those of M microbatches: row n belongs to microbatch ``n % M``, like group p to
+    ``p % M``, and all indices are relative to the arrays of the microbatch.
 
     Attributes:
       prompt_sources: int32 ``[N, L]``, the token of a prompt cell as ``p Lp + l``, or -1 for none.
@@ -72,6 +75,7 @@ class FlatPacking(NamedTuple):
       cells: int32 ``[P, G, T]``, the cell of each response token, counted over the response cells
         of all rows. Undefined after the end of a response.
       ends: int32 ``[N, R, S]``, as in :class:`Tree`.
+      microbatches: M of the full batch; static.
     """
 
     prompt_sources: Array
@@ -80,6 +84,12 @@ class FlatPacking(NamedTuple):
     sources: Array
     cells: Array
     ends: Array
+    microbatches: int = field(default=1, metadata={"static": True})
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of all rows, of prompts and responses."""
+        return self.prompt_sources.size + self.sources.size
 
     @property
     def tree(self) -> Tree:
@@ -385,7 +395,7 @@ def check_packing(function: str, packing: Layout | None, shape: tuple[int, int, 
     if packing is None:
         return
     if isinstance(packing, FlatPacking):
-        checks.check_integer(function, **{f"packing.{k}": x for k, x in packing._asdict().items()})
+        checks.check_integer(function, **{f"packing.{k}": x for k, x in vars(packing).items()})
         checks.check_rank(function, 3, sources=packing.sources)
         checks.check_rank(function, 2, prompt_sources=packing.prompt_sources)
         checks.check_shape(function, "packing.cells", packing.cells, shape)

@@ -1,6 +1,7 @@
 """The interface between an algorithm and the training loop: four functions."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.heap import trim_after_compiling
+from jaxrl_llm.core.runtime.threads import compile_aside
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.state import TrainState
 
@@ -57,6 +59,8 @@ class CompiledStep:
       donate: Whether to reuse the memory of the input state.
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
       teacher: Parameters of a frozen teacher, which are not part of any state.
+      next_shapes: ``next_shapes(batch)``, a batch of the shapes that may come next, or None. Its
+        program is compiled in another thread while steps run. Results do not depend on it.
     """
 
     def __init__(
@@ -67,12 +71,15 @@ class CompiledStep:
         donate: bool,
         takes_key: bool,
         teacher: ArrayTree = (),
+        next_shapes: Callable[[Batch], Batch | None] = lambda batch: None,
     ):
         trim_after_compiling()
         self._teacher = teacher
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
         self.compiled: Callable | None = None  # made on the first call, when shardings are known
+        self._next_shapes, self._seen = next_shapes, set[Any]()
+        self._ahead: Future | None = None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         """One update of the state; see ``make_step``."""
@@ -80,6 +87,7 @@ class CompiledStep:
         if self.compiled is None:
             self.compiled = self._jit(inner)
         new, metrics = self.compiled(inner, batch, key, state.base, self._teacher)
+        self._compile_ahead(new, batch, key, state.base)
         new = new._replace(
             key=state.key,
             data_cursor=state.data_cursor,
@@ -99,6 +107,22 @@ class CompiledStep:
         state = state._replace(data_cursor=(), collector_state=())
         return jax.jit(self._prepare)(state, batch, key, self._teacher)[0]
 
+    def _compile_ahead(self, inner: TrainState, batch: Batch, key, base) -> None:
+        """Compiles the program of the shapes that may come after those of this batch, once."""
+        shapes = _shapes_of(batch)
+        if shapes in self._seen:
+            return
+        self._seen.add(shapes)
+        then = self._next_shapes(batch)
+        if then is None or (shapes := _shapes_of(then)) in self._seen:
+            return
+        compiled: Any = self.compiled
+        inner, then = jax.tree.map(_abstract, inner, inner), jax.tree.map(_abstract, then, batch)
+        args = inner, then, key, base, self._teacher
+        self._ahead = compile_aside(
+            "compile the next step", lambda: compiled.lower(*args).compile()
+        )
+
     def _split(self, state: TrainState) -> tuple[TrainState, Array | None]:
         inner = state._replace(key=(), data_cursor=(), base=(), collector_state=())
         return inner, state.key if self._takes_key else None
@@ -109,3 +133,17 @@ class CompiledStep:
             return jax.jit(self._step, donate_argnums=donated)
         shardings = jax.tree.map(lambda x: x.sharding, inner)
         return jax.jit(self._step, donate_argnums=donated, out_shardings=(shardings, None))
+
+
+def _abstract(x: Array | jax.ShapeDtypeStruct, placed: Array) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of ``x``, with the sharding of ``placed`` if a mesh shards that."""
+    sharding = getattr(placed, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = None
+    weak = getattr(placed, "weak_type", False)
+    return jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding, weak_type=weak)
+
+
+def _shapes_of(batch: Batch) -> tuple:
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple(jnp.shape(x) for x in leaves)

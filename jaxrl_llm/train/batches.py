@@ -1,7 +1,7 @@
 """How a batch becomes optimizer steps: passes, minibatches, microbatches, packed rows."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -49,11 +49,11 @@ class Passes(NamedTuple):
         """Microbatches per minibatch, none larger than those of the full batch."""
         return -(-self.microbatches // self.minibatches)
 
-    def slices(self, packing: Layout | None) -> int:
-        """Parts in which the full batch is scored: flat rows do not cross those of minibatches."""
+    def of(self, packing: Layout | None) -> "Passes":
+        """These passes over a batch with this packing: flat rows were made for microbatches."""
         if isinstance(packing, FlatPacking):
-            return self.minibatches * self.accumulated
-        return self.microbatches
+            return self._replace(microbatches=packing.microbatches)
+        return self
 
     def divides(self, prompts: int, shards: int) -> bool:
         """Whether P groups divide into these minibatches and their microbatches, over the mesh."""
@@ -275,7 +275,14 @@ def accumulate_gradients(
 
 
 def pack_batch(
-    batch: Batch, packing: str, *, model: Model, passes: Passes | None = None, shards: int = 1
+    batch: Batch,
+    packing: str,
+    *,
+    model: Model,
+    passes: Passes | None = None,
+    shards: int = 1,
+    shared_prefix_len: int = 0,
+    tokens_per_microbatch: int | None = None,
 ) -> tuple[Batch, dict[str, float]]:
     """Packs the batch into as few rows as its tokens need, if that saves enough.
 
@@ -291,12 +298,19 @@ def pack_batch(
         - "never": not at all, one row for each response.
         - "auto": as "flat" if the model reads trees of prompts, else as "always"; not at all if
           more than 0.8 of the cells remain, fewer than 512 cells are saved ("flat"; else 4,096
-          cells of responses), or the model cannot tell apart what shares a row.
+          cells of responses), or the model cannot tell apart what shares a row. With a
+          ``shared_prefix_len`` on one device, "flat" whatever it saves: without it a step has three
+          passes over the layers, of the beginning, the prompts and the responses.
 
         A batch that already has a packing, such as one with rewritten responses, is unchanged.
       model: The model being trained.
       passes: How the batch becomes optimizer steps; None for one step.
       shards: Number of devices that the groups are split over.
+      shared_prefix_len: Number of first tokens that all prompts share; see
+        :func:`~jaxrl_llm.train.score.score`.
+      tokens_per_microbatch: The maximum number of cells of a microbatch on each device. Rows are
+        then flat, and ``passes`` says only how many minibatches there are: a minibatch is divided
+        into the smallest number of microbatches of equally many groups that do not exceed it.
 
     Returns:
       The batch, with its ``packing`` or unchanged; and metrics by their names in metrics.jsonl:
@@ -305,7 +319,8 @@ def pack_batch(
       - ``packed``: number of cells relative to one row for each response; 1 without packing.
 
     Raises:
-      ValueError: If ``packing`` is unknown.
+      ValueError: If ``packing`` is unknown, ``tokens_per_microbatch`` is below the cells of a
+        group, or the batch already has a packing that microbatches of tokens cannot replace.
 
     Example:
       >>> import numpy as np
@@ -324,22 +339,35 @@ def pack_batch(
     passes = Passes() if passes is None else passes
     mask, prompt_mask = np.asarray(batch.mask), np.asarray(batch.prompt_mask)
     plan: Layout | None = batch.packing
-    if plan is None and packing != "never":
-        plan = _plan(batch, packing, model, passes, shards)
+    if tokens_per_microbatch is not None:
+        if plan is not None:
+            raise ValueError(
+                "pack_batch: tokens_per_microbatch cannot be used with responses whose earlier "
+                "turns a chat template or an environment rewrites; use microbatches."
+            )
+        plan = _plan_by_tokens(
+            batch, model, passes, shards, shared_prefix_len, tokens_per_microbatch
+        )
+    elif plan is None and packing != "never":
+        plan = _plan(batch, packing, model, passes, shards, shared_prefix_len)
     full, kept = mask.size + prompt_mask.size, prompt_mask.sum()
     # Count cells up to the last token of the mask: the model reads those in between.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
-    cells = full if plan is None else plan[0].size + prompt_mask.size
+    cells = full
     if isinstance(plan, FlatPacking):
-        cells = plan.prompt_sources.size + plan.sources.size
+        cells = plan.num_cells
         kept, tokens = ((x >= 0).sum() for x in (plan.prompt_sources, plan.sources))
-    elif isinstance(plan, Tree) and plan.parents is None:
-        tokens = (plan.sources >= 0).sum()
+    elif plan is not None:
+        cells = plan[0].size + prompt_mask.size
+        if isinstance(plan, Tree) and plan.parents is None:
+            tokens = (plan.sources >= 0).sum()
     numbers = {"padding": float(1 - (tokens + kept) / cells), "packed": cells / full}
     return batch.replace(packing=plan), numbers
 
 
-def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int) -> Layout | None:
+def _plan(
+    batch: Batch, packing: str, model: Model, passes: Passes, shards: int, shared_prefix_len: int
+) -> Layout | None:
     """The layout that ``packing`` gives a batch without one; see :func:`pack_batch`."""
     mask, tokens = np.asarray(batch.mask), np.asarray(batch.tokens)
     prompts = np.asarray(batch.prompt_tokens), np.asarray(batch.prompt_mask)
@@ -348,7 +376,10 @@ def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int)
         same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
     if packing == "flat" or (packing == "auto" and model.reads_prompt_trees):
         full, most = mask.size + prompts[1].size, np.inf
-        if packing == "auto" and (most := min(_MAX_SHARE, 1 - _MIN_SAVED_FLAT / full)) <= 0:
+        three_passes = shared_prefix_len > 0 and shards == 1
+        if packing == "auto" and not three_passes:
+            most = min(_MAX_SHARE, 1 - _MIN_SAVED_FLAT / full)
+        if most <= 0:
             return None
         return plan_flat(
             tokens,
@@ -359,6 +390,7 @@ def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int)
             microbatches=passes.minibatches * passes.accumulated,
             shards=shards,
             most=most,
+            shared_prefix_len=shared_prefix_len,
         )
     if packing == "tree":
         return plan_tree(tokens, mask, same=same)
@@ -366,6 +398,41 @@ def _plan(batch: Batch, packing: str, model: Model, passes: Passes, shards: int)
     if packing == "auto":
         most = min(_MAX_SHARE, 1 - MIN_SAVED / mask.size) if model.reads_segments else 0.0
     return plan_packing(mask, most=most) if most > 0 else None
+
+
+def _plan_by_tokens(
+    batch: Batch, model: Model, passes: Passes, shards: int, shared_prefix_len: int, budget: int
+) -> FlatPacking:
+    """Flat rows in the smallest number of microbatches within a budget of cells on each device."""
+    groups, cells = batch.tokens.shape[0] // (passes.minibatches * shards), 0
+    for count in (n for n in range(1, groups + 1) if groups % n == 0):
+        parts = passes._replace(microbatches=passes.minibatches * count)
+        flat = cast("FlatPacking", _plan(batch, "flat", model, parts, shards, shared_prefix_len))
+        cells = flat.num_cells // (flat.microbatches * shards)
+        if cells <= budget:
+            return flat
+    raise ValueError(
+        f"pack_batch: a microbatch of one group on each device takes {cells} cells, more than "
+        f"tokens_per_microbatch {budget}."
+    )
+
+
+def check_group_fits(
+    function: str, model: Model, budget: int, sizes: tuple[int, int, int], shards: int
+) -> None:
+    """Raises ValueError unless each group ``(Lp, G, T)`` fits in a microbatch of so many cells."""
+    length, group_size, response = sizes
+    mask = np.ones((shards, group_size, response), bool)
+    distinct = np.arange(mask.size, dtype=np.int64).reshape(mask.shape)
+    prompts = np.arange(shards * length, dtype=np.int64).reshape(shards, length)
+    there = np.ones(prompts.shape, bool)
+    flat = plan_flat(distinct, mask, prompts, there, span=_span(model), shards=shards, most=np.inf)
+    needed = cast("FlatPacking", flat).num_cells // shards
+    if needed > budget:
+        raise ValueError(
+            f"{function}: tokens_per_microbatch must be at least the {needed} cells of a prompt of "
+            f"{length} tokens and {group_size} responses of {response}; got {budget}."
+        )
 
 
 def _span(model: Model) -> int:

@@ -291,6 +291,9 @@ class TrainConfig:
       steps: Total batches of rollouts, including those before a resume.
       prompts_per_step: Questions per batch.
       microbatches: Number of parts of a batch; only one part is in memory at a time.
+      tokens_per_microbatch: Instead of a fixed number of microbatches, the maximum number of cells,
+        tokens and padding, that a device computes at one time: a batch of short responses takes
+        fewer microbatches. Rows are then flat, and one group must fit. None uses `microbatches`.
       epochs: Passes over one batch; None uses the number in the recipe's paper.
       minibatches: Optimizer steps per pass, on disjoint sets of complete groups; None uses the
         number in the recipe's paper if it divides the batch, else 1.
@@ -342,6 +345,7 @@ class TrainConfig:
     steps: int = 100
     prompts_per_step: int = 8
     microbatches: int = 1
+    tokens_per_microbatch: int | None = None
     epochs: int | None = None
     minibatches: int | None = None
     max_skipped: int = 3
@@ -366,6 +370,18 @@ class TrainConfig:
         checks.check_seconds(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
         checks.check_option(name, "packing", self.packing, PACKING)
+        checks.check_positive(name, tokens_per_microbatch=self.tokens_per_microbatch)
+        if self.tokens_per_microbatch is not None:
+            if self.microbatches != 1:
+                raise ValueError(
+                    "config: microbatches has no effect with tokens_per_microbatch, which chooses "
+                    "their number for each batch."
+                )
+            if self.packing not in ("auto", "flat"):
+                raise ValueError(
+                    "config: tokens_per_microbatch needs flat rows; got packing "
+                    f'"{self.packing}", use "auto" or "flat".'
+                )
         if self.packing in ("always", "tree") and self.sampling.group_size == 1:
             raise ValueError(
                 f'config: packing "{self.packing}" has no effect with one rollout per prompt.'
@@ -468,7 +484,12 @@ class TrainConfig:
                 "slots."
             )
         if recipe.forward_only:
-            nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
+            nothing = {
+                "remat": "full",
+                "packing": "auto",
+                "microbatches": 1,
+                "tokens_per_microbatch": None,
+            }
             for option, default in nothing.items():
                 if getattr(self, option) != default:
                     raise ValueError(
@@ -597,6 +618,11 @@ class TrainConfig:
         if recipe.second_model is None:
             return None
         return self.optimizer if self.critic is None else self.critic
+
+    @property
+    def layout(self) -> str:
+        """The packing, which a number of tokens per microbatch makes flat."""
+        return self.packing if self.tokens_per_microbatch is None else "flat"
 
     @property
     def passes(self) -> Passes:

@@ -171,10 +171,13 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     plan = make_plan(config, inputs, accelerator=accelerator)
     name = config.model if isinstance(config.model, str) else "model"
     sampling = config.sampling
+    parts = f"{config.microbatches} microbatch(es)"
+    if (budget := config.tokens_per_microbatch) is not None:
+        parts = f"microbatches of up to {budget} cells"
     title = (
         f"{name}: {config.prompts_per_step} prompts of up to {inputs.longest_prompt} tokens x "
         f"{sampling.group_size} rollouts of up to {sampling.max_new_tokens}, in "
-        f"{config.microbatches} microbatch(es); bytes on each device"
+        f"{parts}; bytes on each device"
     )
     lines = [title, *plan.table()]
     if plan.unknown:
@@ -246,7 +249,8 @@ def suggestions(
     if config.remat != "full":
         changes.append(("--remat full", {"remat": "full"}))
     more = [n for n in (2, 4, 8, 16, 32) if n > config.microbatches and count % n == 0]
-    changes += [(f"--microbatches {n}", {"microbatches": n}) for n in more]
+    if config.tokens_per_microbatch is None:
+        changes += [(f"--microbatches {n}", {"microbatches": n}) for n in more]
     if causal and sampling.slots is None and count > 1:
         changes.append((f"--sampling.slots {count // 2}", {"sampling": {"slots": count // 2}}))
     if mesh.fsdp == 1 and mesh.data > 1:
@@ -338,7 +342,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     model, params, tokenizer = abstract_model(config)
     if model.velocity is not None:
         raise ValueError("config: the memory of a flow model cannot be planned; leave out --plan.")
-    check_reads_rows("train", model, config.packing)
+    check_reads_rows("train", model, config.layout)
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
@@ -437,6 +441,15 @@ class _Run(NamedTuple):
     def shards(self) -> int:
         """The number of devices that a batch is spread over."""
         return self.mesh["data"] * self.mesh["fsdp"]
+
+    @property
+    def microbatches(self) -> int:
+        """Parts of a batch; for ``tokens_per_microbatch`` what the longest responses need."""
+        if (budget := self.config.tokens_per_microbatch) is None:
+            return self.config.microbatches
+        groups = -(-self.config.prompts_per_step // self.shards)
+        cells = self.inputs.longest_prompt + self.group_size * self.length
+        return -(-groups // max(1, budget // cells))
 
     @property
     def group_size(self) -> int:
@@ -575,7 +588,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     if recipe.second_model is not None:  # of all its parameters, whichever the policy trains
         sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
     if not run.unknown_sizes:
-        prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
+        prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
         itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
         batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
         if not is_causal(run.model):  # each response has a copy of its prompt
@@ -603,7 +616,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     tokens = config.prompts_per_step * run.group_size * run.length
     sizes["logits"] = logits_bytes(
         shape.vocab_size,
-        -(-tokens // config.microbatches),
+        -(-tokens // run.microbatches),
         getattr(shape, "width", 0),
         mesh=run.mesh,
         statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
@@ -615,7 +628,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     # The token sets of the batch, and the copies that a step makes of them: scoring rearranges
     # their rows, and so does the split into microbatches.
     _, each = _recorded_bytes(run, config.sampling.temperature)
-    support, parts = each * tokens // run.shards, config.microbatches
+    support, parts = each * tokens // run.shards, run.microbatches
     sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
     if recipe.reads_teacher_logits and run.inputs.teacher_state:
         states = tokens // run.shards * run.inputs.teacher_state
@@ -641,7 +654,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
 def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
     """Gradients of an update, and those that exist before the sum over ``data``."""
     update = run.bytes_of(trained, spec=update_spec)
-    if run.config.microbatches > 1:
+    if run.microbatches > 1:
         return update + run.bytes_of(trained)
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     largest = max(run.bytes_of({trees.path_str(path): x}) for path, x in leaves)
@@ -856,6 +869,10 @@ def activation_bytes(
     scores adds ``H S``. An adapter adds ``2 N M``, for its additions to the hidden units. The last
     norm stores ``P G T D`` once.
 
+    With k of E experts of M hidden units, ``M`` is ``k M`` above, and a layer adds the router's
+    logits and what enters and leaves the experts: ``N (E + k D)`` to "dots" and ``N (2 E + 2 k D)``
+    to "none".
+
     Where attention goes in blocks, one block of scores exists at one time, and "none" stores, in
     place of 2 scores for each pair, float32 outputs and the log-sum-exp of each query.
 
@@ -880,33 +897,43 @@ def activation_bytes(
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
     c, (P, G, Lp, T) = config, batch
     tokens = P * (Lp + G * T)
-    heads, key_heads, hidden = (
-        max(size // split, 1) for size in (c.num_heads, c.num_kv_heads, c.mlp_width)
-    )
+    heads, key_heads = (max(size // split, 1) for size in (c.num_heads, c.num_kv_heads))
     width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
-    every = 4 * width + 2 * (queries + keys) + 3 * hidden
-    every += queries + keys if getattr(c, "qk_norm", False) else 0
-    every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
-    every += 2 * hidden if adapter else 0
+
+    def of_token(experts: Any) -> tuple[int, int]:
+        """Numbers of a token in a layer: all of them, and the matrix products."""
+        size, more = c.mlp_width, 0
+        if experts is not None:
+            size, more = experts.active * experts.width, experts.count + experts.active * width
+        hidden = max(size // split, 1)
+        every = 4 * width + 2 * (queries + keys) + 3 * hidden + 2 * more
+        every += queries + keys if getattr(c, "qk_norm", False) else 0
+        every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
+        every += 2 * hidden if adapter else 0
+        return every, 2 * width + queries + 2 * keys + 2 * hidden + more
+
+    experts = getattr(c, "experts", None)
+    dense = [experts is None or c.kind_of(i).dense for i in range(c.num_layers)]
+    each = [of_token(None if x else experts) for x in dense]
     scores = 2 if getattr(c, "attention_cap", None) is None else 3
-    layer, block = itemsize * tokens * every, 0
+    attention, block = 0, 0
     of_prompts, of_responses = (P, Lp, Lp), (P * G, T, T)
     for rows, asking, length in (of_prompts, of_responses, (P, G * T, Lp)):
         rows, asking = rows * key_heads, asking * heads // key_heads
         if (sizes := block_sizes(rows, asking, length)) is None:
-            layer += 4 * scores * rows * asking * length
+            attention += 4 * scores * rows * asking * length
         else:
-            layer += 4 * rows * asking * (c.head_dim + 1)
+            attention += 4 * rows * asking * (c.head_dim + 1)
             # The backward pass has the scores and their gradient, and gradients of all queries.
             pairs = rows * sizes.queries * sizes.keys
             block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
+    layers = [attention + itemsize * tokens * every for every, _ in each]
     ends = block + itemsize * P * G * T * width
     if remat == "none":
-        return c.num_layers * layer + ends
-    shared, stored = 2 * P * Lp * keys, width
-    if remat == "dots":
-        stored = 2 * width + queries + 2 * keys + 2 * hidden
-    return c.num_layers * itemsize * (tokens * stored + shared) + layer + ends
+        return sum(layers) + ends
+    stored = [width if remat == "full" else products for _, products in each]
+    shared = c.num_layers * 2 * P * Lp * keys
+    return itemsize * (tokens * sum(stored) + shared) + max(layers) + ends
 
 
 def logits_bytes(

@@ -215,6 +215,7 @@ def apply_if_finite(
             changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
         return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)
 
+    changed = jax.jit(changed, inline=True)  # traced once, for its check and for both its results
     write = update_by_choice if jax.default_backend() == "gpu" else update_by_branch
     carry, update_norm, applied = write(applied, changed, grads, carry)
     metrics = {

@@ -42,7 +42,8 @@ from jaxrl_llm import diagnostics
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind, call_with
-from jaxrl_llm.core.packing import Tree
+from jaxrl_llm.core.flat_packing import smaller_rows
+from jaxrl_llm.core.packing import FlatPacking, Tree
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
@@ -204,7 +205,7 @@ def make_step(
 
     def prepare(state: TrainState, batch: Batch, key: Array | None, weights: ArrayTree):
         passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
-        slices = passes.slices(batch.packing)
+        slices = passes.of(batch.packing).microbatches
         batch, algo_state = score_visits(batch, recipe, scorer, state=state, microbatches=slices)
         batch = score_batch(
             batch,
@@ -234,7 +235,8 @@ def make_step(
         state: TrainState, batch: Batch, key: Array | None, base: ArrayTree, weights: ArrayTree
     ):
         state = state._replace(base=base)
-        trained, slices = scorer, passes.slices(batch.packing)
+        trained, here = scorer, passes.of(batch.packing)
+        slices = here.microbatches
         if recipe.reads_teacher_logits:
             other = None if teacher is None else teacher._replace(params=weights)
             of_teacher, known = teacher_of(recipe, scorer, state, other)
@@ -264,7 +266,7 @@ def make_step(
         def update(carry, part: Batch, there: Array | bool = True):
             part = recipe.weigh(part) if minibatches > 1 or turns is not None else part
             loss, grads, logp, entropy = _policy_gradients(
-                trained, recipe, base, carry[0], part, passes.accumulated
+                trained, recipe, base, carry[0], part, here.accumulated
             )
             scaled = "update_scale" in recipe.computed_from("batch")
             scale = part.extras["update_scale"][0, 0, 0] if scaled else None
@@ -321,7 +323,7 @@ def make_step(
                 state.critic,
                 recipe,
                 batch,
-                passes=passes,
+                passes=here,
                 model=critic_model or model,
                 optimizer=critic_optimizer,
                 remat=remat,
@@ -340,7 +342,16 @@ def make_step(
         donate=donate,
         takes_key=takes_key,
         teacher=() if teacher is None else teacher.params,
+        next_shapes=_with_smaller_rows,
     )
+
+
+def _with_smaller_rows(batch: Batch) -> Batch | None:
+    """The batch with the shapes of smaller flat rows, which come once responses are shorter."""
+    if not isinstance(batch.packing, FlatPacking) or jax.process_count() > 1:
+        return None
+    smaller = smaller_rows(batch.packing)
+    return None if smaller is None else batch.replace(packing=smaller)
 
 
 def check_teacher(function: str, recipe: Recipe, model: Model, teacher: Model) -> None:
@@ -880,7 +891,7 @@ def _logp_of(
     scorer: PolicyScorer, passes: Passes, mesh: jax.sharding.Mesh | None
 ) -> Callable[[ArrayTree, Batch], Array]:
     def score(params: ArrayTree, batch: Batch) -> Array:
-        slices = passes.slices(batch.packing)
+        slices = passes.of(batch.packing).microbatches
         return map_microbatches(lambda part: scorer(params, part).logp, batch, slices)
 
     return jax.jit(on_mesh(score, mesh))
@@ -897,6 +908,7 @@ class StepOptions(NamedTuple):
     stale: bool
     mesh: jax.sharding.Mesh | None
     learning_rate: float | optax.Schedule | None = None
+    tokens_per_microbatch: int | None = None
 
 
 def make_policy_gradient(
@@ -943,7 +955,7 @@ def make_policy_gradient(
     )
 
     def score_frozen(params: ArrayTree, batch: Batch) -> Batch:
-        slices = passes.slices(batch.packing)
+        slices = passes.of(batch.packing).microbatches
         return score_reference(batch, recipe, scorer, params, microbatches=slices)
 
     scored = jax.jit(on_mesh(score_frozen, mesh))
@@ -958,7 +970,13 @@ def make_policy_gradient(
 
     def score(batch: Batch) -> tuple[Batch, dict[str, float]]:
         batch, metrics = pack_batch(
-            batch, options.packing, model=reader, passes=passes, shards=batch_shards(mesh)
+            batch,
+            options.packing,
+            model=reader,
+            passes=passes,
+            shards=batch_shards(mesh),
+            shared_prefix_len=options.shared_prefix_len,
+            tokens_per_microbatch=options.tokens_per_microbatch,
         )
         batch = place_batch(batch, mesh)
         return batch if reference is None else scored(reference, batch), metrics

@@ -7,6 +7,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import optax
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import watchdog
+from jaxrl_llm.core.runtime.threads import compile_aside, wait_for_one
 from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
@@ -45,9 +47,9 @@ from jaxrl_llm.rollout import (
 )
 from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
-from jaxrl_llm.rollout.sampler import count_shared_prefix, prompt_room
+from jaxrl_llm.rollout.sampler import BUCKETS, count_shared_prefix, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm
-from jaxrl_llm.train.batches import check_reads_rows
+from jaxrl_llm.train.batches import check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts, find_recipe
@@ -239,7 +241,11 @@ class Experiment:
                 success=success,
             )
 
+        # Its program is compiled while the greedy one is, and while that decodes.
+        ahead = compile_sampled(self.samplers, params, key, questions, config.prompts_per_step)
         greedy, rows = run(self.samplers.greedy, rows_of_batch)
+        if ahead is not None:
+            wait_for_one([ahead])
         sampled, _ = run(self.samplers.sampled, config.prompts_per_step, k)
         return {"greedy": greedy, "sampled": sampled}, rows
 
@@ -667,7 +673,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     check_data(config, recipe, prompts, others)
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
     model, params = with_trained(config, recipe, model, params, mesh=mesh)
-    check_reads_rows("train", model, config.packing)
+    check_reads_rows("train", model, config.layout)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
     sends_text = collector_needs(collector, "sends_text")
@@ -676,6 +682,11 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     if sends_text or sets_prompts or config.environment or not is_causal(model):
         shared_prefix_len = 0
     longest = text_room(config, recipe, model, max(len(q.tokens) for q in train))
+    if (budget := config.tokens_per_microbatch) is not None:
+        group_size = width_of(collector or in_order(), config.sampling.group_size)
+        length = config.sampling.max_new_tokens + (longest if sends_text else 0)
+        width = next((b for b in BUCKETS if b >= longest), longest)
+        check_group_fits("train", model, budget, (width, group_size, length), batch_shards(mesh))
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     teacher = None
     if trains:
@@ -706,6 +717,28 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
         teacher=teacher,
     )
     return experiment, params
+
+
+def compile_sampled(
+    samplers: Samplers,
+    params: ArrayTree,
+    key: jax.Array,
+    questions: Sequence[Question],
+    batch_size: int,
+) -> Future | None:
+    """Compiles the program of the sampled evaluation in another thread.
+
+    None if that is of no use: one program serves both evaluations, or several processes have to
+    compile theirs in one order.
+    """
+    compile_for = getattr(samplers.sampled, "compile_for", None)
+    if compile_for is None or samplers.sampled is samplers.greedy or jax.process_count() > 1:
+        return None
+    part = list(questions[:batch_size])
+    prompts = [q.tokens for q in part + [part[-1]] * (batch_size - len(part))]
+    return compile_aside(
+        "compile the sampled evaluation", lambda: compile_for(params, key, prompts)
+    )
 
 
 def policy_sampler(
@@ -947,6 +980,7 @@ def make_algorithm(
         stale=config.asynchrony.max_staleness > 0,
         mesh=experiment.mesh,
         learning_rate=make_schedule(config.optimizer),
+        tokens_per_microbatch=config.tokens_per_microbatch,
     )
     return make_policy_gradient(
         experiment.model,

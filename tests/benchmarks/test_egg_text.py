@@ -42,7 +42,7 @@ def test_a_tiny_run_is_not_saved():
 
 
 @pytest.mark.slow
-def test_it_predicts_text_that_it_never_saw():
+def test_it_predicts_text_that_it_never_saw(optimized):
     """Words in small letters: bits a letter fall below what its frequency alone gives."""
     text = egg_text.reference_text().decode().lower()[:200_000]
     words = "".join(x if x.isascii() and x.isalpha() else " " for x in text).split()

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from benchmarks import dpo_step, harness, long_context, sampler, train_step
+from benchmarks import (
+    dpo_step,
+    first_step,
+    harness,
+    long_context,
+    sampler,
+    train_step,
+    training_page,
+)
 
 
 @pytest.mark.slow
@@ -31,3 +39,17 @@ def test_long_context_runs_beside_a_checkout(capfd):
     found = json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
     assert found["now"]["bytes"] == found["before"]["bytes"] and found["times_faster"] > 0
     assert found["now"]["bytes"]["16"] > found["now"]["bytes"]["8"] > 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_first_step_beside_a_checkout(capfd, monkeypatch):
+    monkeypatch.setattr(harness, "MIN_ROUNDS", 1)
+    first_step.main(["--tiny", "--before", str(harness.ROOT), "--rounds", "1"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    found = result["ours"]
+    assert list(found) == ["1", "2"]
+    table = training_page._first_step(result)
+    assert all(f"| {n} layers, {name} |" in table for n in found for name in ("now", "before"))
+    for parts in found.values():
+        for name in ("now", "before"):
+            assert all(parts[name][part]["min"] > 0 for part in first_step.PARTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm import rewards
+from jaxrl_llm import cli, rewards
 from jaxrl_llm.cli import COMMANDS, main, train, trust
 from jaxrl_llm.cli.options import load_config, load_target, parse_config
 from jaxrl_llm.cli.rewards import find_reward
@@ -95,6 +95,18 @@ def test_the_module_is_the_command():
         text=True,
     )
     assert re.fullmatch(r"jaxrl-llm \d+\.\d+\.\d+\n", done.stdout)
+
+
+@pytest.mark.parametrize(("command", "keeps"), [("train", True), ("sample", False)])
+def test_a_process_that_trains_keeps_the_memory_of_its_steps(command, keeps, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append(command))
+    monkeypatch.setattr(cli, "end_within", lambda seconds, code: None)
+    monkeypatch.setattr(sys, "argv", ["jaxrl-llm", command, "--nothing"])
+    assert cli.main() == 2 and bool(calls) == keeps
+    assert (
+        cli.main([command, "--nothing"]) == 2 and len(calls) == keeps
+    )  # not of a caller's process
 
 
 def test_methods(capsys):

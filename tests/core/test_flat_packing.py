@@ -1,5 +1,6 @@
 """Rows that different prompts share: every token has a cell, and cells see their own past only."""
 
+import dataclasses
 import math
 
 import hypothesis.extra.numpy as hnp
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core import flat_packing
-from jaxrl_llm.core.flat_packing import plan_flat
+from jaxrl_llm.core.flat_packing import plan_flat, smaller_rows
 from jaxrl_llm.core.packing import check_packing, pack, pack_prompts, unpack
 
 
@@ -122,11 +123,24 @@ def test_few_shapes_and_what_saves_nothing():
     assert plan_flat(*full, most=0.8) is None and plan_flat(*full, most=9.0) is not None
 
 
+def test_rows_are_planned_for_what_all_prompts_begin_with():
+    tokens, mask, *_ = arrays_of(np.full((8, 2), 4), np.full(8, 5), words=99)
+    prompts = np.random.default_rng(0).integers(0, 10**6, (8, 60))
+    prompts[:, :40] = prompts[0, :40]
+    arrays = tokens, mask, prompts, np.ones(prompts.shape, bool)
+    # Counted as 60 cells each, prompts are worth more rows than as 20 each behind 40.
+    rows = [plan_flat(*arrays, span=512, most=9.0, shared_prefix_len=n) for n in (0, 40)]
+    assert [len(flat.prompt_sources) for flat in rows] == [4, 2]
+    assert [(flat.prompt_sources >= 0).sum() for flat in rows] == [4 * 80, 2 * 120]
+    assert rows[1].prompt_sources.shape[1] == 120  # 40 + 4 x 20, all of it used
+
+
 @pytest.mark.parametrize(
     ("full", "least", "sizes"),
     [
         (16, 4, [16, 8, 4]),  # 512 cells save 8 parts of 64 cells, 256 cells save 4
-        (64, 4, [64, 48, 36, 27, 19, 11, 6]),
+        (64, 4, [64, 48, 32, 16, 8, 4]),
+        (256, 4, [256, 192, 144, 108, 81, 61, 45, 29, 15, 8, 4]),
         (7.5, 0, [8, 6, 5, 4, 3, 2, 1]),
         (3, 100, [3]),
     ],
@@ -136,6 +150,23 @@ def test_sizes_of_rows(full, least, sizes):
     found = {flat_packing._rounded_up(n, full, least=least) for n in range(1, top + 1)}
     assert sorted(found, reverse=True) == sizes
     assert top < flat_packing._rounded_up(top + 1, full, least=least) <= 2 * top
+
+
+def test_rows_become_smaller_as_is_said_before():
+    lengths = np.full((16, 16), 4)
+    tokens, mask, *prompts = arrays_of(lengths, np.full(16, 5), words=10**6)
+    shapes = []
+    for share in (4, 3, 2, 1, 0):
+        flat = plan_flat(tokens, mask & (np.arange(4) < share), *prompts, most=9.0)
+        shapes.append(flat.sources.shape)
+        smaller = smaller_rows(flat)
+        if smaller is not None:
+            assert smaller.ends.shape == smaller.sources.shape
+            assert smaller.prompt_cells is flat.prompt_cells
+            shapes.append(smaller.sources.shape)
+    sizes = list(dict.fromkeys(shape[1] for shape in shapes))
+    assert len(sizes) > 3 and sizes == sorted(sizes, reverse=True)  # each was said, none left out
+    assert smaller is None
 
 
 def test_values_that_differ_are_not_shared():
@@ -151,10 +182,12 @@ def test_bad_inputs_are_named():
         plan_flat(tokens, mask, prompts, prompt_mask, microbatches=2)
     with pytest.raises(TypeError, match="plan_flat: prompt_mask must be bool"):
         plan_flat(tokens, mask, prompts, prompt_mask * 1)
+    with pytest.raises(ValueError, match="plan_flat: shared_prefix_len must be below the 5 tokens"):
+        plan_flat(tokens, mask, prompts, prompt_mask, shared_prefix_len=5)
     with pytest.raises(ValueError, match="plan_flat: span must be above 0"):
         plan_flat(tokens, mask, prompts, prompt_mask, span=0)
     flat = plan_flat(tokens, mask, prompts, prompt_mask, most=9.0)
     with pytest.raises(ValueError, match=r"f: packing.cells must have shape \(1, 2, 4\)"):
         check_packing("f", flat, (1, 2, 4))
     with pytest.raises(ValueError, match="f: these must have the same shape"):
-        check_packing("f", flat._replace(ends=flat.ends[:, :0]), mask.shape)
+        check_packing("f", dataclasses.replace(flat, ends=flat.ends[:, :0]), mask.shape)

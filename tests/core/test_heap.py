@@ -1,13 +1,15 @@
-"""What a compiler leaves is given back: when, how often, and that jax still reports it."""
+"""What a compiler leaves is given back, and what a step frees is kept where that is wanted."""
 
 import ctypes
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxrl_llm.core.runtime.heap import trim_after_compiling
+from jaxrl_llm.core.runtime.heap import keep_freed_memory, trim_after_compiling
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -66,3 +68,62 @@ def test_the_library_of_this_system_trims(listeners):
     for listener in listeners:  # none on a system without glibc
         listener(COMPILED, 2.0)
     assert len(listeners) == hasattr(ctypes.CDLL(None), "malloc_trim")
+
+
+def test_freed_memory_is_kept_unless_the_environment_chooses(monkeypatch):
+    calls = []
+
+    def mallopt(*values):
+        calls.append(values)
+        return 1
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    for name in [x for x in os.environ if x.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    assert keep_freed_memory()
+    assert sorted(calls) == [(-8, 1), (-4, 0), (-1, -1)]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert not keep_freed_memory() and len(calls) == 3
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert not keep_freed_memory()
+
+
+_ALLOCATES = """
+import ctypes, resource, threading
+from jaxrl_llm.core.runtime.heap import keep_freed_memory
+
+kept = keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+def touch():
+    array = libc.malloc(2**26)
+    ctypes.memset(array, 1, 2**26)
+    libc.free(array)
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        thread = threading.Thread(target=touch)
+        thread.start()
+        thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(kept, faults())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="a system without glibc")
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_process_finds_the_memory_that_its_threads_freed(chosen):
+    environment = {k: x for k, x in os.environ.items() if not k.startswith("MALLOC_")}
+    environment |= {"MALLOC_TOP_PAD_": "0"} if chosen else {}
+    command = [sys.executable, "-c", _ALLOCATES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    kept, faults = run.stdout.split()
+    assert kept == str(not chosen)
+    assert int(faults) < 1_000 if kept == "True" else int(faults) > 10_000  # of 4 x 16,384 pages

@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM between two steps."""
 
+import gc
 import signal
+import sys
 import threading
 
 import pytest
@@ -47,3 +49,24 @@ def test_another_thread_catches_nothing():
     thread.start()
     thread.join()
     assert found == [(False, True)]
+
+
+def test_a_ctrl_c_that_the_garbage_collector_drops_is_raised_again():
+    hook, collections = sys.unraisablehook, []
+
+    def raise_within(phase, info):
+        del info
+        if phase == "start" and not collections:
+            collections.append(phase)
+            signal.raise_signal(signal.SIGINT)
+
+    with catch_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        gc.callbacks.append(raise_within)
+        try:
+            gc.collect()  # which reports the exception and goes on
+            with pytest.raises(KeyboardInterrupt):
+                threading.Event().wait(10.0)
+        finally:
+            gc.callbacks.remove(raise_within)
+    assert collections and sys.unraisablehook is hook

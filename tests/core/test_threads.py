@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 
 from jaxrl_llm.core.runtime import threads
-from jaxrl_llm.core.runtime.threads import Worker, wait_for_one
+from jaxrl_llm.core.runtime.threads import Worker, compile_aside, wait_for_one
 
 
 def test_calls_run_in_order_and_errors_are_theirs():
@@ -27,6 +27,15 @@ def test_calls_run_in_order_and_errors_are_theirs():
     worker.close()
     worker._thread.join(60)
     assert not worker._thread.is_alive()
+
+
+def test_what_is_compiled_aside_has_no_result_and_keeps_its_error():
+    def fails():
+        raise KeyError("x")
+
+    assert compile_aside("test", lambda: 1).result(60) is None
+    with pytest.raises(KeyError, match="x"):
+        compile_aside("test", fails).result(60)
 
 
 def test_closing_cancels_what_has_not_begun():

@@ -20,7 +20,7 @@ from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.testing.model_checks import model, packed
 from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
 from jaxrl_llm.train.batches import Passes, accumulate_gradients, pack_batch
-from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.mesh import make_mesh, place_batch
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -91,6 +91,18 @@ def test_what_saves_little_is_not_compiled_anew():
         part = batch_of(np.zeros((2, 4), int), response).replace(mask=mask)
         flat = pack_batch(part, "auto", model=model()[0])[0].packing
         assert isinstance(flat, FlatPacking) == packs
+
+
+def test_what_all_prompts_begin_with_makes_rows_flat_though_that_saves_no_cell():
+    batch = batch_of(np.full((2, 2), 4), 4)
+    for shared, shards, flat in ((0, 1, False), (1, 1, True), (1, 2, False)):
+        packed, _ = pack_batch(
+            batch, "auto", model=model()[0], shards=shards, shared_prefix_len=shared
+        )
+        assert isinstance(packed.packing, FlatPacking) == flat
+    no_trees = model()[0]._replace(reads_prompt_trees=False)
+    packed, _ = pack_batch(batch, "auto", model=no_trees, shared_prefix_len=1)
+    assert packed.packing is None
 
 
 def test_tokens_of_an_environment_are_no_padding():
@@ -211,15 +223,59 @@ def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches, monkeypatch
     flat, _ = pack_batch(batch, "auto", model=model()[0], passes=passes)
     assert flat.packing is None  # a test's batch saves too few cells to be compiled anew
     flat, numbers = pack_batch(batch, "flat", model=model()[0], passes=passes)
-    assert passes.slices(None) == microbatches and passes.slices(flat.packing) == max(
-        4, microbatches
-    )
+    assert passes.of(None) == passes
+    assert passes.of(flat.packing).microbatches == max(4, microbatches)
     assert len(flat.packing.sources) == max(4, microbatches) and numbers["packed"] < 0.8
     # A rate of 0.5 diverges in eight updates, and what diverges magnifies rounding.
     options = {"rate": 0.02, "remat": "none", "minibatches": 4, "microbatches": microbatches}
     want, got = (updated(given, **options) for given in (batch, flat))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+    batch, passes = make_batch(prompts=8, group=4, length=6), Passes(minibatches=minibatches)
+    options = {"rate": 0.02, "remat": "none", "minibatches": minibatches}
+    counts = []
+    for longest in (6, 3, 1):
+        lengths = np.random.default_rng(longest).integers(1, longest + 1, (8, 4, 1))
+        part = jax.tree.map(np.asarray, batch.replace(mask=jnp.arange(6) < lengths))
+        flat, _ = pack_batch(
+            part, "auto", model=model()[0], passes=passes, tokens_per_microbatch=64
+        )
+        packing = flat.packing
+        counts.append(packing.microbatches // minibatches)
+        assert packing.num_cells / packing.microbatches <= 64
+        fewer = passes._replace(microbatches=packing.microbatches // 2)
+        if counts[-1] > 1:  # half as many would not do
+            plan = pack_batch(part, "flat", model=model()[0], passes=fewer)[0].packing
+            assert plan.num_cells / plan.microbatches > 64
+        if longest == 3:
+            want, got = (updated(given, **options) for given in (part, flat))
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+    assert counts == sorted(counts, reverse=True) and len(set(counts)) > 1, counts
+
+
+def test_a_budget_that_cannot_be_kept_is_refused(tmp_path):
+    batch, (network, _) = batch_of([[6, 2], [3, 3]], 6), model()
+    with pytest.raises(ValueError, match="a microbatch of one group on each device takes .* cells"):
+        pack_batch(batch, "auto", model=network, tokens_per_microbatch=4)
+    tree, _ = pack_batch(batch, "tree", model=network)
+    with pytest.raises(ValueError, match="pack_batch: tokens_per_microbatch cannot be used with"):
+        pack_batch(tree, "auto", model=network, tokens_per_microbatch=512)
+    with pytest.raises(ValueError, match="config: microbatches has no effect with tokens_per"):
+        tiny_run("unused", tokens_per_microbatch=512, microbatches=2)
+    with pytest.raises(ValueError, match="config: tokens_per_microbatch needs flat rows; got"):
+        tiny_run("unused", tokens_per_microbatch=512, packing="tree")
+    with pytest.raises(ValueError, match=r"train: tokens_per_microbatch must be at least the \d+"):
+        train(tiny_run(tmp_path, tokens_per_microbatch=8))
+    assert not list(tmp_path.iterdir())
+    deaf = (network._replace(reads_prompt_trees=False), model()[1], ByteTokenizer())
+    with pytest.raises(ValueError, match='packing "flat" needs a model whose reads_prompt_trees'):
+        train(tiny_run(tmp_path, model=lambda: deaf, tokens_per_microbatch=512))
 
 
 def talkative():
@@ -235,8 +291,9 @@ def test_the_loop_packs_and_says_so(tmp_path, monkeypatch):
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
     lines = {}
-    for packing in ("always", "tree", "flat", "never"):
-        changed = dataclasses.replace(run, packing=packing, run_dir=str(tmp_path / packing))
+    for packing in ("always", "tree", "flat", "tokens", "never"):
+        chosen = {"packing": packing} if packing != "tokens" else {"tokens_per_microbatch": 110}
+        changed = dataclasses.replace(run, **chosen, run_dir=str(tmp_path / packing))
         lines[packing] = train(changed).history
     for *packed_lines, line in zip(*lines.values(), strict=True):
         for packed_line in packed_lines:
@@ -270,3 +327,37 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
     nothing = accumulate_gradients(loss, scale, batch.replace(mask=jnp.zeros_like(batch.mask)), 4)
     jax.effects_barrier()
     assert len(computed) == 2 and float(jnp.abs(nothing[2]).sum()) == 0
+
+
+@pytest.mark.parametrize("sizes", [None, (2, 1, 1)])
+def test_smaller_rows_are_compiled_before_they_come(sizes, monkeypatch):
+    """The program that a thread has compiled is that of the later step, which compiles nothing."""
+    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+    mesh = None if sizes is None else make_mesh(data=2, devices=jax.devices()[:2])
+    network, params = model()
+    params = params if mesh is None else shard(params, param_shardings(params, mesh))
+    recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    step = make_step(network, recipe, optimizer, mesh=mesh, remat="none", donate=False)
+    batch = make_batch(prompts=8, group=4, length=6)
+    compiled = []
+    listener = "/jax/core/compile/backend_compile_duration"
+
+    def listen(event, seconds, fun_name="", **_):
+        if event == listener and "step" in fun_name:
+            compiled.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        counts = []
+        for longest in (6, 4):
+            mask = jnp.arange(6) < jnp.full((8, 4, 1), longest)
+            part = jax.tree.map(np.asarray, batch.replace(mask=mask))
+            shards = 1 if mesh is None else 2
+            flat, _ = pack_batch(part, "flat", model=network, shards=shards)
+            state, _ = step(state, place_batch(flat, mesh))
+            counts.append(len(compiled))
+            step._ahead.result()  # what was begun is done
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert counts == [1, 2] and len(compiled) == 3, compiled

@@ -523,6 +523,25 @@ def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
         assert int(train(tiny_run(tmp_path, steps=1)).state.step) == 1
 
 
+def test_the_sampled_evaluation_is_compiled_while_the_greedy_one_runs(tmp_path):
+    threads = []
+
+    def listen(event, seconds, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration" and "decode" in fun_name:
+            threads.append(threading.current_thread().name)
+
+    # Sizes of no other test.
+    sampling = dataclasses.replace(CONFIG.sampling, max_new_tokens=7, group_size=3)
+    data = dataclasses.replace(CONFIG.data, held_out=0.5)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        evaluation = EvaluationConfig()
+        train(tiny_run(tmp_path, sampling=sampling, data=data, evaluation=evaluation, steps=1))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert sorted(threads) == ["MainThread", "compile the sampled evaluation"]
+
+
 def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
     data = dataclasses.replace(CONFIG.data, evaluation=lambda: tiny_prompts()[7:], held_out=0.0)
     config = tiny_run(tmp_path, data=data, evaluation=EvaluationConfig(), steps=1)

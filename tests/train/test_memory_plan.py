@@ -14,7 +14,7 @@ from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.support import Support
-from jaxrl_llm.models import make_model, param_shapes
+from jaxrl_llm.models import ExpertsConfig, LayerKind, make_model, param_shapes
 from jaxrl_llm.models.sharding import (
     param_shardings,
     param_spec,
@@ -53,6 +53,7 @@ from jaxrl_llm.train.score import score_hidden
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"width": 128, "num_layers": 3, "head_dim": 32, "mlp_width": 384, "max_length": 512}
+EXPERTS = {"experts": ExpertsConfig(count=8, active=3, width=96)}
 SMOLLM2 = tiny_config(
     vocab_size=49152,
     width=576,
@@ -126,9 +127,16 @@ def test_memory_of_long_inputs_is_not_planned_as_their_square():
     assert 4 * config.num_heads * (2048**2 + 2 * 1024 * 3072) > 2 * found / config.num_layers
 
 
+def test_activations_of_experts_are_those_of_a_compiled_step():
+    config = tiny_config(**SMALL, **EXPERTS)
+    found, estimate = compiled_bytes(config, BatchShape(4, 4, 64, 64))
+    np.testing.assert_allclose(estimate, found, rtol=0.2)
+
+
+@pytest.mark.parametrize("experts", [{}, EXPERTS])
 @pytest.mark.parametrize("remat", ["full", "dots"])
-def test_what_is_kept_is_what_a_trace_keeps(remat):
-    config, batch = tiny_config(**SMALL), BatchShape(4, 4, 64, 64)
+def test_what_is_kept_is_what_a_trace_keeps(remat, experts):
+    config, batch = tiny_config(**SMALL, **experts), BatchShape(4, 4, 64, 64)
     two = dataclasses.replace(config, num_layers=2)
     pair = [activation_bytes(c, batch, remat="none") for c in (config, two)]
     kept = activation_bytes(config, batch, remat=remat) - (pair[0] - pair[1])
@@ -145,6 +153,10 @@ def test_activations_by_hand():
     assert beside - none - ends == 4 * tokens * 2 * 64
     capped = dataclasses.replace(config, attention_cap=50.0)
     assert activation_bytes(capped, batch, remat="none") == none + ends + 4 * 4 * pairs
+    experts = {"experts": EXPERTS["experts"], "layers": (LayerKind(), LayerKind(dense=True))}
+    mixed = dataclasses.replace(config, num_layers=2, **experts)
+    more = 4 * tokens * (3 * (3 * 96 - 64) + 2 * (8 + 3 * 32))
+    assert activation_bytes(mixed, batch, remat="none") == 2 * none + ends + more
     full = 4 * (tokens * 32 + 2 * 2 * 5 * 16)
     assert activation_bytes(config, batch, remat="full") == full + none + ends
     with pytest.raises(ValueError, match="activation_bytes: remat"):
@@ -263,6 +275,11 @@ def test_what_a_plan_counts(plans):
     parts = plan(microbatches=2)
     assert parts.step["gradients"] == 8 * numbers
     assert parts.step["activations"] == whole.step["activations"] / 2
+    config, sampling = plans[0], plans[0].sampling
+    group = inputs.longest_prompt + sampling.group_size * sampling.max_new_tokens
+    half = config.prompts_per_step * group // 2
+    assert plan(tokens_per_microbatch=half).step == parts.step
+    assert plan(tokens_per_microbatch=2 * half).step == whole.step
     assert plan(remat="full").step["activations"] >= whole.step["activations"]  # of one layer
     assert plan(recipe="grpo").state["reference"] == 4 * numbers
     assert plan(recipe="dpo").state["reference"] == 4 * numbers
@@ -643,6 +660,11 @@ def test_what_fits_and_which_option_helps(plans):
     assert not any("lora" in line or "top-k" in line for line in lines)
     assert any(line.endswith("fits") for line in lines if "microbatches 4" in line)
     assert "It fits." in memory_plan.plan_text(config)  # the machine that is here has more
+    config = dataclasses.replace(config, tokens_per_microbatch=999)
+    assert "microbatches of up to 999 cells" in memory_plan.plan_text(config)
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(config, memory=0.5 * peak)
+    assert not any("microbatches" in line for line in options(error))
     assert 2**28 < available_memory(8) <= available_memory()
 
 

@@ -1,8 +1,10 @@
-"""Returns heap memory to the system after a compilation, before the program first runs."""
+"""The heap of a process: what compilations free goes back to the system, what steps free stays."""
 
 import ctypes
 import functools
+import os
 import sys
+from typing import Any
 
 import jax
 
@@ -10,6 +12,25 @@ import jax
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 # Shorter compilations leave too little memory to search for.
 _SECONDS = 1.0
+
+# Parameters of glibc's ``mallopt`` and their values for :func:`keep_freed_memory`: one arena, no
+# arrays in mappings of their own, and no return of what is free at the end of the heap.
+_KEEP = {-8: 1, -4: 0, -1: -1}
+
+
+def keep_freed_memory() -> bool:
+    """From now on, freed memory stays in the process; returns whether that could be arranged.
+
+    The next step then finds the memory of the last one. Otherwise glibc returns it, and the system
+    fills it with zeros again, page by page, in each step. For a process that does nothing but
+    train, before its threads start. Fragmentation may make the heap larger. Variables of the
+    environment whose names begin with ``MALLOC_`` take precedence: with one of them, or on systems
+    without glibc, nothing changes.
+    """
+    set_option = _c_function("mallopt")
+    if set_option is None or any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    return all([set_option(option, value) for option, value in _KEEP.items()])
 
 
 @functools.cache
@@ -20,9 +41,7 @@ def trim_after_compiling() -> None:
     pieces too small for any large array: half a gigabyte on top of the peak of the step. This
     function has no effect on systems without glibc, or when it is called again.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _c_function("malloc_trim")
     if trim is None:
         return
 
@@ -31,3 +50,10 @@ def trim_after_compiling() -> None:
             trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+
+
+def _c_function(name: str) -> Any:
+    """A function of the C library, on Linux; None if there is none of this name."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)

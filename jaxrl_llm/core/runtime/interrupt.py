@@ -3,8 +3,11 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+
+_LATER = 0.05  # seconds until a dropped KeyboardInterrupt is raised again
 
 
 class Interrupt:
@@ -23,7 +26,9 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
 
     A Ctrl-C after either acts as it did before. A SIGTERM does not: a job manager often sends it
     twice, to the process and to its group, and the second must not cost what the first one saves.
-    In a thread other than the main one, where Python does not deliver signals, nothing is caught.
+    One that is raised where Python drops exceptions (a callback of the garbage collector, a
+    ``__del__``) is raised again. In a thread other than the main one, where Python does not deliver
+    signals, nothing is caught.
     ``notice`` is what the first one prints.
     """
     interrupt = Interrupt()
@@ -42,13 +47,32 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
         os.write(2, notice.encode())
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
+    unraisable = sys.unraisablehook
+
+    def raise_again(dropped):
+        if dropped.exc_type is KeyboardInterrupt:
+            # Later: raised in here, it would be dropped once more.
+            threading.Timer(_LATER, _send_ctrl_c).start()
+        else:
+            unraisable(dropped)
+
     for number in numbers:
         signal.signal(number, note)
+    sys.unraisablehook = raise_again
     try:
         yield interrupt
     finally:
+        sys.unraisablehook = unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send_ctrl_c() -> None:
+    # To the process where that is possible: it wakes a main thread that waits for a lock.
+    if os.name == "posix":
+        os.kill(os.getpid(), signal.SIGINT)
+    else:
+        signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager

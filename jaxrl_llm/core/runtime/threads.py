@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 _PATIENCE = 5.0  # seconds
+_COMPILES_WITHIN = 60.0  # seconds
 # Python runs a signal handler between two instructions of its main thread. A signal that arrives
 # just as an endless wait begins, or in another thread, would be handled only after the wait. So
 # waits here end after this time and begin again.
@@ -70,6 +71,29 @@ class Worker:
                     future.set_exception(error)
                 self._running = None
             del waiting, future, call  # frees their arrays while the thread waits for a call
+
+
+def compile_aside(name: str, call: Callable[[], Any]) -> Future:
+    """Runs a call that compiles a program in a thread of its own; returns a future without result.
+
+    The end of the program waits for the call: cut off while it compiles, it may end in a crash.
+
+    Args:
+      name: Name of the thread.
+      call: The call; its result is dropped, and an exception is that of the future.
+    """
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            call()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    atexit.register(wait, [future], _COMPILES_WITHIN)
+    return future
 
 
 def wait_for_one(futures: Collection[Future]) -> None:

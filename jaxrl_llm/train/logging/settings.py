@@ -115,6 +115,7 @@ _FREE = {
     "asynchrony.sampler_devices": "which devices are available",
     "asynchrony.sampler_mesh": "which devices are available",
     "microbatches": "what fits in the memory of a device; only rounding differs",
+    "tokens_per_microbatch": "what fits in the memory of a device; only rounding differs",
     "packing": "what fits in the memory of a device; only rounding differs",
     "remat": "what fits in the memory of a device; only rounding differs",
     "max_skipped": "when a run gives up",

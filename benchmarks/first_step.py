@@ -1,0 +1,146 @@
+"""What the first train step costs before it runs, beside another checkout of this code.
+
+    git worktree add /tmp/before COMMIT
+    python -m benchmarks.first_step --before /tmp/before --save
+    python -m benchmarks.first_step --tiny         # a look, on any machine
+
+Processor seconds to trace and lower the step, and to compile it, at several depths of
+SmolLM2-135M's layers: the batch of configs/quickstart.py, 8 prompts that begin with the same 40
+tokens and 8 responses of up to 16 tokens to each, packed as the training loop packs it. Each is
+measured in a new process without a cache of programs, the checkouts in turns.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxrl_llm as jr
+from benchmarks import harness
+from benchmarks.checkpoint import SMOLLM2
+from benchmarks.worker import jax_device_name, package_versions
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.testing import tiny_config
+from jaxrl_llm.train.batches import Passes
+from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+
+LAYERS = (6, 30)
+PROMPTS, ROLLOUTS, RESPONSE, PROMPT, SHARED = 8, 8, 16, 60, 40
+PARTS = ("trace_and_lower", "compile")
+
+
+def _batch(vocab_size: int) -> Batch:
+    """Long responses, as at the beginning of a run."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, vocab_size, (PROMPTS, PROMPT), dtype=np.int32)
+    prompts[:, :SHARED] = prompts[0, :SHARED]
+    lengths = rng.integers(RESPONSE - 4, RESPONSE + 1, (PROMPTS, ROLLOUTS, 1))
+    mask = np.arange(RESPONSE) < lengths
+    return Batch(
+        tokens=rng.integers(0, vocab_size, mask.shape, dtype=np.int32),
+        mask=mask,
+        rewards=rng.integers(0, 2, mask.shape[:2]).astype(np.float32),
+        where=np.ones(mask.shape[:2], bool),
+        prompt_tokens=prompts,
+        prompt_mask=np.ones(prompts.shape, bool),
+        behavior_logp=np.where(mask, -1.0, 0.0).astype(np.float32),
+    )
+
+
+def _child(layers: int, tiny: bool) -> None:
+    """Prints the processor seconds of the parts and the instructions of the program."""
+    config = tiny_config() if tiny else SMOLLM2
+    model = jr.models.make_model(dataclasses.replace(config, num_layers=layers))
+    recipe = jr.recipes.dr_grpo(length=RESPONSE).replace(
+        regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),)
+    )
+    optimizer = jr.train.make_optimizer(jr.train.OptimizerConfig(learning_rate=2e-5))
+    options = StepOptions(
+        passes=Passes(),
+        temperature=1.0,
+        remat="none",
+        shared_prefix_len=SHARED,
+        packing="auto",
+        stale=False,
+        mesh=None,
+    )
+    algorithm = make_policy_gradient(model, recipe, optimizer, lambda: None, options=options)
+    params = jax.jit(model.init)(jax.random.key(0))
+    state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0), copy=False)
+    batch, _ = algorithm.score(_batch(config.vocab_size))
+    step: Any = algorithm.step
+    start = time.process_time()
+    lowered = step.lower(state, batch)
+    middle = time.process_time()
+    lowered.compile()
+    end = time.process_time()
+    print(json.dumps(dict(zip(PARTS, (middle - start, end - middle), strict=True))))
+
+
+def _seconds(checkout: Path, layers: int, tiny: bool) -> dict[str, float]:
+    """The parts in a process of a checkout."""
+    request = json.dumps({"layers": layers, "tiny": tiny})
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout.resolve()),
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), "--child", request],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print one JSON line last."""
+    parser = harness.parser(__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, help="a checkout to compare with")
+    parser.add_argument("--child", type=json.loads, help="used by the command itself")
+    options = parser.parse_args(argv)
+    if options.child is not None:
+        _child(**options.child)
+        return
+    if options.peer_python or options.gguf:
+        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    checkouts = {"now": harness.ROOT}
+    if options.before is not None:
+        checkouts["before"] = options.before
+    ours: dict[str, Any] = {}
+    for layers in (1, 2) if options.tiny else LAYERS:
+        rounds = [
+            {name: _seconds(folder, layers, options.tiny) for name, folder in checkouts.items()}
+            for _ in range(options.rounds)
+        ]
+        ours[str(layers)] = {
+            name: {part: harness.summary([r[name][part] for r in rounds]) for part in PARTS}
+            for name in checkouts
+        }
+    result = {
+        "name": "first_step",
+        "workload": {
+            "model": "tiny" if options.tiny else "SmolLM2-135M's layers, random",
+            "dtype": "float32",
+            "rounds": options.rounds,
+        },
+        "device": jax_device_name(),
+        "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
+        "commit": harness.commit(),
+        "ours": ours,
+        "peers": {},
+        "ratios": {},
+    }
+    harness.finish(result, to_file=options.save)
+
+
+if __name__ == "__main__":
+    main()
