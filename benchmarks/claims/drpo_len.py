@@ -40,7 +40,7 @@ STRENGTHS = {
 }
 RATES = (0.4, 1.6, 6.4, 25.6)
 # About the best, for the quick form.
-QUICK_STRENGTHS = {"drpo_len": (0.1, 0.4), "grpo": (0.125, 0.25)}
+QUICK_STRENGTHS = {"drpo_len": (0.1,), "grpo": (0.125,)}
 QUICK_RATES = (1.6, 6.4)
 
 

@@ -78,16 +78,19 @@ def train(keys, rate, *, name: str):
 
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
-    """Trainings at every learning rate, which is chosen on a quarter of the tasks."""
-    tasks = 8 if quick else 20
+    """Trainings at every learning rate, which is chosen on a quarter of the tasks.
+
+    The quick form takes the higher rate, which is best for all three.
+    """
+    tasks, rates = (4, RATES[1:]) if quick else (20, RATES)
     keys = jax.random.split(jax.random.key(seed), tasks)
     found, facts = {}, {}
     for name in METHODS:
-        curves = [np.asarray(train(keys, rate, name=name)) for rate in RATES]
+        curves = [np.asarray(train(keys, rate, name=name)) for rate in rates]
         aims = [curve[: tasks // 4, -1, PASSES.index(AIMS[name])].mean() for curve in curves]
         best = int(np.argmax(aims))
         found[name] = curves[best][tasks // 4 :]
-        facts[f"learning rate, {name}"] = RATES[best]
+        facts[f"learning rate, {name}"] = rates[best]
         for index, k in enumerate(PASSES):
             facts[f"pass@{k}, {name}"] = found[name][:, -1, index].mean()
     measures = []

@@ -19,6 +19,7 @@ from jaxrl_llm.cli import explain
 from jaxrl_llm.recipes import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_WITHOUT = 23  # methods that neither weigh nor choose anything on a standard input
 CLAIMS = ROOT / "benchmarks" / "results" / "claims"
 PRESETS = {**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}
 READ = {
@@ -32,6 +33,9 @@ READ = {
 def pages() -> dict[str, str | bytes]:
     """The pages of all methods, their figures, and an index by kind."""
     figures = method_figures.draw(catalog.CATALOG)
+    without = [method.key for method in catalog.CATALOG if method.key not in figures]
+    if len(without) > MOST_WITHOUT:
+        raise RuntimeError(f"{len(without)} methods have no figure: {', '.join(without)}")
     claims, differences = verdicts(), sections(ROOT / "docs" / "same_name_different_number.md")
     found: dict[str, str | bytes] = {"methods/index.md": index()}
     for method in catalog.CATALOG:
