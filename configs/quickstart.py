@@ -46,9 +46,9 @@ config = TrainConfig(
     reward=jr.rewards.last_integer,
     recipe=recipe,
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
-    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=80),
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=60),
     checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    steps=80,
+    steps=60,
     prompts_per_step=8,
     remat="none",
     run_dir="runs/quickstart",
@@ -56,5 +56,10 @@ config = TrainConfig(
 
 # A step trains on eight groups that disagree, by two updates (the paper: 16, of 512 groups).
 dapo = dataclasses.replace(
-    config, recipe="dapo", steps=40, minibatches=2, run_dir="runs/quickstart_dapo"
+    config,
+    recipe="dapo",
+    optimizer=dataclasses.replace(config.optimizer, decay_steps=80),
+    steps=40,
+    minibatches=2,
+    run_dir="runs/quickstart_dapo",
 )
