@@ -73,7 +73,7 @@ html_css_files = ["site.css"]
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "collapse_navigation": True,
+    "collapse_navbar": True,  # of other chapters, a page lists the titles alone
 }
 # Without a mode, the script of the theme reports an error on the first page that one visits.
 html_context = {"default_mode": "auto"}
