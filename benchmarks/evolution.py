@@ -310,8 +310,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.parser(__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS, help="what to measure")
     options = parser.parse_args(argv)
-    if options.peer_python or options.gguf:
-        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    harness.refuse_peers(parser, options)
     tiny = options.tiny
     result: dict[str, Any] = {
         "name": "evolution",

@@ -25,7 +25,6 @@ import numpy as np
 import jaxrl_llm as jr
 from benchmarks import harness
 from benchmarks.checkpoint import SMOLLM2
-from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import tiny_config
 from jaxrl_llm.train.batches import Passes
@@ -110,11 +109,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.child is not None:
         _child(**options.child)
         return
-    if options.peer_python or options.gguf:
-        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
-    checkouts = {"now": harness.ROOT}
-    if options.before is not None:
-        checkouts["before"] = options.before
+    harness.refuse_peers(parser, options)
+    checkouts = harness.checkouts(options.before)
     ours: dict[str, Any] = {}
     for layers in (1, 2) if options.tiny else LAYERS:
         rounds = [
@@ -125,20 +121,12 @@ def main(argv: list[str] | None = None) -> None:
             name: {part: harness.summary([r[name][part] for r in rounds]) for part in PARTS}
             for name in checkouts
         }
-    result = {
-        "name": "first_step",
-        "workload": {
-            "model": "tiny" if options.tiny else "SmolLM2-135M's layers, random",
-            "dtype": "float32",
-            "rounds": options.rounds,
-        },
-        "device": jax_device_name(),
-        "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
-        "commit": harness.commit(),
-        "ours": ours,
-        "peers": {},
-        "ratios": {},
+    workload = {
+        "model": "tiny" if options.tiny else "SmolLM2-135M's layers, random",
+        "dtype": "float32",
+        "rounds": options.rounds,
     }
+    result = harness.of_ours("first_step", workload, ours)
     harness.finish(result, to_file=options.save)
 
 

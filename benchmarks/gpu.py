@@ -207,8 +207,7 @@ def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse
     parser.add_argument("--remat", choices=gpu_train.REMAT, nargs="+", help="full dots without")
     parser.add_argument("--peak-flops", type=float, help="operations a second by the vendor")
     options = parser.parse_args(argv)
-    if options.peer_python or options.gguf:
-        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    harness.refuse_peers(parser, options)
     for name in (name for part in OPTIONS for name in OPTIONS[part] if options.part != part):
         if options.part != "all" and getattr(options, name) is not None:
             flag = name.replace("_", "-")

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.worker import WARM_UPS
+from benchmarks.worker import WARM_UPS, jax_device_name, package_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -258,6 +258,20 @@ def save(result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     return path
 
 
+def of_ours(name: str, workload: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a benchmark that has no peers and ran in this process or its children."""
+    return {
+        "name": name,
+        "workload": workload,
+        "device": jax_device_name(),
+        "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
+        "commit": commit(),
+        "ours": ours,
+        "peers": {},
+        "ratios": {},
+    }
+
+
 def finish(result: Mapping[str, Any], *, to_file: bool) -> None:
     """Save the result where asked, and print it as the last line."""
     if to_file:
@@ -278,6 +292,17 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--tiny", action="store_true", help="a small random model, for tests")
     options.add_argument("--save", action="store_true", help="write benchmarks/results")
     return options
+
+
+def refuse_peers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the command if it was given peers or a model, which one with random weights ignores."""
+    if options.peer_python or options.gguf:
+        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+
+
+def checkouts(before: Path | None) -> dict[str, Path]:
+    """The folders of the code that is compared: this one, and the one before if there is one."""
+    return {"now": ROOT} if before is None else {"now": ROOT, "before": before}
 
 
 def _rounds(text: str) -> int:

@@ -26,7 +26,6 @@ import optax
 import jaxrl_llm as jr
 from benchmarks import harness
 from benchmarks.checkpoint import SMOLLM2
-from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import tiny_config
 
@@ -110,32 +109,21 @@ def main(argv: list[str] | None = None) -> None:
     if options.child is not None:
         _child(**options.child)
         return
-    if options.peer_python or options.gguf:
-        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    harness.refuse_peers(parser, options)
     lengths = [8, 16] if options.tiny else list(LENGTHS)
-    checkouts = {"now": harness.ROOT}
-    if options.before is not None:
-        checkouts["before"] = options.before
+    checkouts = harness.checkouts(options.before)
     request = {"lengths": lengths, "runs": options.rounds, "tiny": options.tiny}
     ours: dict[str, Any] = _processes(checkouts, request)
     if options.before is not None:
         now, before = (ours[name]["seconds"]["median"] for name in ("now", "before"))
         ours["times_faster"] = round(before / now, 3)
-    result = {
-        "name": "long_context",
-        "workload": {
-            "model": "tiny" if options.tiny else "SmolLM2-135M's size, random",
-            "dtype": "float32",
-            "lengths": lengths,
-            "runs": options.rounds,
-        },
-        "device": jax_device_name(),
-        "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
-        "commit": harness.commit(),
-        "ours": ours,
-        "peers": {},
-        "ratios": {},
+    workload = {
+        "model": "tiny" if options.tiny else "SmolLM2-135M's size, random",
+        "dtype": "float32",
+        "lengths": lengths,
+        "runs": options.rounds,
     }
+    result = harness.of_ours("long_context", workload, ours)
     harness.finish(result, to_file=options.save)
 
 

@@ -34,7 +34,6 @@ import jaxrl_llm as jr
 from benchmarks import harness
 from benchmarks.checkpoint import SMOLLM2
 from benchmarks.gpu import in_turns, rounded
-from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.logprobs import token_logprobs
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_config
@@ -240,23 +239,16 @@ def main(argv: list[str] | None = None) -> None:
     if options.child is not None:
         _child(**options.child)
         return
-    if options.peer_python or options.gguf:
-        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    harness.refuse_peers(parser, options)
     chosen = options.part or list(PARTS)
-    result = {
-        "name": "training",
-        "workload": {
-            "model": "tiny" if options.tiny else "SmolLM2-135M's size, random",
-            "dtype": "float32",
-            "runs": options.rounds,
-        },
-        "device": jax_device_name(),
-        "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
-        "commit": harness.commit(),
-        "ours": {part: PARTS[part](options.tiny, options.rounds) for part in chosen},
-        "peers": {},
-        "ratios": {},
+    workload = {
+        "model": "tiny" if options.tiny else "SmolLM2-135M's size, random",
+        "dtype": "float32",
+        "runs": options.rounds,
     }
+    result = harness.of_ours(
+        "training", workload, {part: PARTS[part](options.tiny, options.rounds) for part in chosen}
+    )
     saved = harness.RESULTS / f"{result['name']}-{result['device']}.json"
     if options.save and saved.is_file():  # the other parts stay
         result["ours"] = json.loads(saved.read_text())["ours"] | result["ours"]

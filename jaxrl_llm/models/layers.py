@@ -50,8 +50,8 @@ class ExpertsConfig:
       normalized: Whether the weights of the chosen experts sum to one. If not, they are their
         probabilities among all experts.
       bias: Whether the router and all matrices of the experts have a bias.
-      limit: Limit of the clamped activation of gpt-oss, see `Mixture`; None for the activation of
-        the model.
+      limit: Limit of the clamped activation of gpt-oss, see `clamped_swiglu`; None for the
+        activation of the model.
       alpha: Sigmoid gain of the clamped activation.
 
     Raises:

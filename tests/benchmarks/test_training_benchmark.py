@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import quickstart_step, training
+from benchmarks import harness, quickstart_step, training
 
 
 def _run(capfd, *arguments):
@@ -32,7 +32,7 @@ def test_steps_by_group_policy_and_devices(capfd):
 def test_a_part_is_saved_beside_the_others(capfd, monkeypatch, tmp_path):
     monkeypatch.setattr(training.harness, "RESULTS", tmp_path)
     monkeypatch.setattr(training.harness, "finish", lambda result, to_file: print(result["ours"]))
-    (tmp_path / f"training-{training.jax_device_name()}.json").write_text('{"ours": {"growth": 1}}')
+    (tmp_path / f"training-{harness.jax_device_name()}.json").write_text('{"ours": {"growth": 1}}')
     monkeypatch.setitem(training.PARTS, "logprobs", lambda tiny, rounds: 2)
     training.main(["--tiny", "--part", "logprobs", "--save"])
     assert capfd.readouterr().out.splitlines()[-1] == "{'growth': 1, 'logprobs': 2}"
