@@ -14,6 +14,7 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.state import TrainState
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
+_COMPILES_AHEAD_FROM = 8  # a step
 
 
 class Algorithm(NamedTuple):
@@ -60,7 +61,8 @@ class CompiledStep:
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
       teacher: Parameters of a frozen teacher, which are not part of any state.
       next_shapes: ``next_shapes(batch)``, a batch of the shapes that may come next, or None. Its
-        program is compiled in another thread while steps run. Results do not depend on it.
+        program is compiled in another thread while steps run, from the eighth on: a run of few
+        steps would compile it in vain, and wait for it at its end. Results do not depend on it.
     """
 
     def __init__(
@@ -78,7 +80,8 @@ class CompiledStep:
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
         self.compiled: Callable | None = None  # made on the first call, when shardings are known
-        self._next_shapes, self._seen = next_shapes, set[Any]()
+        self._next_shapes, self._steps = next_shapes, 0
+        self._seen, self._looked_ahead = set[Any](), set[Any]()
         self._ahead: Future | None = None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
@@ -110,9 +113,11 @@ class CompiledStep:
     def _compile_ahead(self, inner: TrainState, batch: Batch, key, base) -> None:
         """Compiles the program of the shapes that may come after those of this batch, once."""
         shapes = _shapes_of(batch)
-        if shapes in self._seen:
-            return
         self._seen.add(shapes)
+        self._steps += 1
+        if self._steps < _COMPILES_AHEAD_FROM or shapes in self._looked_ahead:
+            return
+        self._looked_ahead.add(shapes)
         then = self._next_shapes(batch)
         if then is None or (shapes := _shapes_of(then)) in self._seen:
             return

@@ -329,10 +329,14 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
     assert len(computed) == 2 and float(jnp.abs(nothing[2]).sum()) == 0
 
 
-@pytest.mark.parametrize("sizes", [None, (2, 1, 1)])
-def test_smaller_rows_are_compiled_before_they_come(sizes, monkeypatch):
-    """The program that a thread has compiled is that of the later step, which compiles nothing."""
+@pytest.mark.parametrize(("sizes", "first"), [(None, 1), ((2, 1, 1), 1), (None, 3)])
+def test_smaller_rows_are_compiled_before_they_come(sizes, first, monkeypatch):
+    """The program that a thread has compiled is that of the later step, which compiles nothing.
+
+    In a run of few steps no thread compiles.
+    """
     monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+    monkeypatch.setattr("jaxrl_llm.train.algorithm._COMPILES_AHEAD_FROM", first)
     mesh = None if sizes is None else make_mesh(data=2, devices=jax.devices()[:2])
     network, params = model()
     params = params if mesh is None else shard(params, param_shardings(params, mesh))
@@ -357,7 +361,9 @@ def test_smaller_rows_are_compiled_before_they_come(sizes, monkeypatch):
             flat, _ = pack_batch(part, "flat", model=network, shards=shards)
             state, _ = step(state, place_batch(flat, mesh))
             counts.append(len(compiled))
-            step._ahead.result()  # what was begun is done
+            if first == 1:
+                step._ahead.result()  # what was begun is done
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert counts == [1, 2] and len(compiled) == 3, compiled
+    assert counts == [1, 2] and len(compiled) == (3 if first == 1 else 2), compiled
+    assert (step._ahead is None) == (first > 1)
