@@ -47,7 +47,7 @@ def measure(
     found: dict[str, np.ndarray] = {}
     for label, each in ((name, collector), ("no hints", None), ("refill", refill)):
         rows = []
-        for i in range(3 if quick else 8):
+        for i in range(2 if quick else 8):
             run = _simulated.Run(
                 each, prompts=PROMPTS, groups=GROUPS, size=SIZE, seed=1000 * seed + i, data=data
             )

@@ -106,7 +106,7 @@ def measure(key, node_ids, reward, *, way: str):
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """Three rewards, on trees and on responses apart."""
-    policies, groups = (4, 256) if quick else (24, 4096)
+    policies, groups = (3, 128) if quick else (24, 4096)
     keys = jax.random.split(jax.random.key(seed), policies)
     node_ids = jnp.tile(jnp.asarray(NODES), (groups, 1, 1))
     found = {}

@@ -154,7 +154,7 @@ def shorten(keys, rate, strength, *, name: str):
 
 def at_equal_length(seed: int, *, quick: bool):
     """The measure, and facts: strengths, learning rates and accuracies."""
-    seeds = 6 if quick else 24
+    seeds = 3 if quick else 24
     strengths, rates = (QUICK_STRENGTHS, QUICK_RATES) if quick else (STRENGTHS, RATES)
     keys = jax.random.split(jax.random.key(seed), seeds)
     tuning, counted = slice(0, seeds // 3), slice(seeds // 3, None)

@@ -64,7 +64,7 @@ def outcome(keys, threshold, *, name: str):
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """The methods on the same labels, few good ones and as many as bad ones."""
-    keys = jax.random.split(jax.random.key(seed), 16 if quick else 96)
+    keys = jax.random.split(jax.random.key(seed), 8 if quick else 96)
     results = {
         (name, threshold): list(map(np.asarray, outcome(keys, threshold, name=name)))
         for name in METHODS

@@ -146,7 +146,7 @@ def measure(key, answers, most, *, repeats: int):
 
 def trainings(kind: str, *, seed: int, quick: bool) -> dict[str, np.ndarray]:
     """What `measure` finds in several tasks, ``[tasks, points]``."""
-    tasks, repeats = (4, 64) if quick else (16, 512)
+    tasks, repeats = (3, 32) if quick else (16, 512)
     keys = jax.random.split(jax.random.key(seed), tasks)
     # One after the other, which is as fast on a few cores and takes less memory.
     found = [measure(key, *KINDS[kind], repeats=repeats) for key in keys]

@@ -55,7 +55,7 @@ def measure(keys, raised, *, votes: int):
 
 def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """All raises; the quick form takes those that the claim is about, and fewer draws."""
-    draws, raises = (20, tuple(KINDS)) if quick else (200, RAISES)
+    draws, raises = (8, tuple(KINDS)) if quick else (200, RAISES)
     keys = jax.random.split(jax.random.key(seed), draws)
     curves = {x: [np.asarray(y) for y in measure(keys, x, votes=VOTES)] for x in raises}
     measures, facts = [], {}

@@ -62,7 +62,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     """Both priors."""
     measures, facts, series = [], {}, []
     for deviation, words in DEVIATIONS.items():
-        plays = [play(deviation, 1000 * seed + i) for i in range(3 if quick else 12)]
+        plays = [play(deviation, 1000 * seed + i) for i in range(2 if quick else 12)]
         errors, counts, fixed = (np.array(x) for x in zip(*plays, strict=True))
         alike = [np.interp(n, SIZES, curve) for n, curve in zip(counts, fixed, strict=True)]
         ratio = harness.bootstrap(harness.ratio_of_means, errors, alike, what="seeds")

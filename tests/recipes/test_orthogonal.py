@@ -16,7 +16,7 @@ from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import init_critic, init_state, make_step
 
 A, S, C, W = jr.advantages, jr.surrogates, jr.corrections, jr.aggregate
-STEPS, COMBINATIONS = 2, 105
+STEPS, COMBINATIONS = 2, 70
 
 ADVANTAGES = {
     "grpo": jr.stateless(A.grpo),
