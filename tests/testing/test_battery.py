@@ -1,6 +1,7 @@
 """Presets pass the battery, and every check of it fails on a recipe made wrong for it.
 
-All checks but two run for every preset, those two for one preset of each kind of train step.
+Checks of arrays run for every preset; those that compile a model, a sampler or the functions a
+second time, for presets that together have every feature of a train step with every other one.
 """
 
 import dataclasses
@@ -50,16 +51,15 @@ QUICK = ("junk", "degenerate_groups", "on_policy")
 COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "rover")}
 
 
-# These two compile a model with a mesh or a sampler. What they find in a function alone, other
-# checks find in arrays ("devices", "microbatches", "on_policy"), and the loop trains every preset:
-# they run for one preset of those that a train step calls in the same way.
-ONE_OF_A_KIND = ("train_step", "rollouts")
+# What these find in a function alone, other checks find in arrays ("devices", "microbatches",
+# "on_policy"), and the loop trains every preset: they run for presets with every pair of features.
+OF_PAIRS = ("train_step", "rollouts", "layouts", "checkpoint", "jit")
 
 
 def preset_checks():
     for name, check in itertools.product(PRESETS, CHECKS):
-        if check in ONE_OF_A_KIND and name not in COSTLY[check]:
-            continue  # see test_one_preset_of_each_kind
+        if check in OF_PAIRS and name not in COSTLY.get(check, ALWAYS):
+            continue  # see test_presets_with_every_pair_of_features
         fast = check in QUICK or name in COSTLY.get(check, ALWAYS)
         yield pytest.param(name, check, marks=[] if fast else [pytest.mark.slow])
 
@@ -69,47 +69,68 @@ def test_preset(name, check):
     assert_recipe_ok(preset(name), only=[check])
 
 
-def kind(recipe: Recipe) -> tuple:
+def features(recipe: Recipe) -> frozenset:
     """What a train step computes, passes on and stores for a recipe, whatever its functions do."""
     # Of these the check's step reads nothing, or what is listed below.
     unread = ["name", "collector", "computed", "inputs", "epochs", "minibatches", "paper", "status"]
     slots = {x.name: getattr(recipe, x.name) for x in dataclasses.fields(recipe)}
     second = recipe.second_model
-
-    def seen(value):
-        return value if isinstance(value, str | int | float) else value not in (None, ())
-
-    return (
-        tuple(seen(value) for name, value in slots.items() if name not in unread),
-        frozenset((entry.name, entry.source) for entry in recipe.computed),
-        recipe.required_fields & {"old_logp", "ref_logp", "behavior_logp"},  # others are given
-        (type(recipe.likelihood), type(second), second and second.heads),
-        (recipe.draws, recipe.reads_last_kl, bool(jax.tree.leaves(recipe.init()))),
-    )
+    plain = (str, int, float)
+    others = {
+        "likelihood": type(recipe.likelihood),
+        "second model": (type(second), second and second.heads),
+        "draws": recipe.draws,
+        "reads the last KL": recipe.reads_last_kl,
+        "has a state": bool(jax.tree.leaves(recipe.init())),
+    }
+    return frozenset(
+        [(k, x if isinstance(x, plain) else x not in (None, ())) for k, x in slots.items()
+         if k not in unread]
+        + [("computed from", entry.source) for entry in recipe.computed]
+        + [(x, x in recipe.required_fields) for x in ("old_logp", "ref_logp", "behavior_logp")]
+        + list(others.items())
+    )  # fmt: skip
 
 
 @functools.cache
-def one_of_each_kind() -> list[str]:
-    """Not a parameter: all presets together take seconds to make, in every process of a run."""
-    return sorted({kind(preset(name)): name for name in PRESETS}.values())
+def every_pair() -> list[str]:
+    """Presets that together have every two features that any preset has together.
+
+    Not a parameter: all presets together take seconds to make, in every process of a run.
+    """
+    left = {
+        name: {frozenset(pair) for pair in itertools.combinations(features(preset(name)), 2)}
+        for name in sorted(PRESETS)
+    }
+    chosen = []
+    while best := max(left.values(), key=len):
+        name = next(name for name, pairs in left.items() if pairs is best)
+        chosen.append(name)
+        seen = set(best)
+        left = {name: pairs - seen for name, pairs in left.items()}
+    return chosen
 
 
-PARTS = 16
+PARTS = 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("check", ONE_OF_A_KIND)
-def test_one_preset_of_each_kind(check, part):
-    for name in one_of_each_kind()[part::PARTS]:
+@pytest.mark.parametrize("check", OF_PAIRS)
+def test_presets_with_every_pair_of_features(check, part):
+    for name in every_pair()[part::PARTS]:
         assert_recipe_ok(preset(name), only=[check])
 
 
-def test_kinds_differ_in_what_a_step_does_alone():
+def test_features_are_what_a_step_does():
     names = ("dr_grpo", "gspo", "dapo", "ppo_max", "llds", "espo", "rover")
-    kinds = {name: kind(preset(name)) for name in names}
+    kinds = {name: features(preset(name)) for name in names}
     assert kinds["dr_grpo"] == kinds["gspo"]
     assert len(set(kinds.values())) == len(names) - 1
+    every = [features(preset(name)) for name in PRESETS]
+    chosen = [features(preset(name)) for name in every_pair()]
+    assert len(chosen) < len(every) / 3
+    assert frozenset().union(*chosen) == frozenset().union(*every)
 
 
 # Slots that no preset fills.
