@@ -14,7 +14,7 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.state import TrainState
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
-_COMPILES_AHEAD_FROM = 8  # a step
+_COMPILES_AHEAD_FROM = 8  # this step of a process on
 
 
 class Algorithm(NamedTuple):

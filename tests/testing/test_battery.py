@@ -75,21 +75,22 @@ def features(recipe: Recipe) -> frozenset:
     unread = ["name", "collector", "computed", "inputs", "epochs", "minibatches", "paper", "status"]
     slots = {x.name: getattr(recipe, x.name) for x in dataclasses.fields(recipe)}
     second = recipe.second_model
-    plain = (str, int, float)
-    others = {
+
+    def seen(value):
+        return value if isinstance(value, str | int | float) else value not in (None, ())
+
+    found = {name: seen(value) for name, value in slots.items() if name not in unread}
+    for field in ("old_logp", "ref_logp", "behavior_logp"):  # others are given
+        found[field] = field in recipe.required_fields
+    found |= {
         "likelihood": type(recipe.likelihood),
         "second model": (type(second), second and second.heads),
         "draws": recipe.draws,
         "reads the last KL": recipe.reads_last_kl,
         "has a state": bool(jax.tree.leaves(recipe.init())),
     }
-    return frozenset(
-        [(k, x if isinstance(x, plain) else x not in (None, ())) for k, x in slots.items()
-         if k not in unread]
-        + [("computed from", entry.source) for entry in recipe.computed]
-        + [(x, x in recipe.required_fields) for x in ("old_logp", "ref_logp", "behavior_logp")]
-        + list(others.items())
-    )  # fmt: skip
+    sources = frozenset(("computed from", entry.source) for entry in recipe.computed)
+    return frozenset(found.items()) | sources
 
 
 @functools.cache
@@ -103,11 +104,9 @@ def every_pair() -> list[str]:
         for name in sorted(PRESETS)
     }
     chosen = []
-    while best := max(left.values(), key=len):
-        name = next(name for name, pairs in left.items() if pairs is best)
+    while best := left[name := max(left, key=lambda name: len(left[name]))]:
         chosen.append(name)
-        seen = set(best)
-        left = {name: pairs - seen for name, pairs in left.items()}
+        left = {name: pairs - best for name, pairs in left.items()}
     return chosen
 
 
