@@ -32,7 +32,7 @@ from jaxrl_llm.testing import tiny_config
 LENGTHS = (1024, 8192)
 
 
-def _batch(length: int, vocab_size: int) -> Batch:
+def one_response(length: int, vocab_size: int) -> Batch:
     """One prompt and one response."""
     rng = np.random.default_rng(0)
     return Batch(
@@ -56,14 +56,14 @@ def _child(lengths: list[int], runs: int, tiny: bool) -> None:
     compiled = []
     for length in lengths:
         step: Any = jr.train.make_step(model, recipe, optimizer, remat="full")
-        program = step.lower(state, _batch(length, config.vocab_size)).compile()
+        program = step.lower(state, one_response(length, config.vocab_size)).compile()
         memory = program.memory_analysis()
         taken[length] = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         if length == min(lengths):
             step.compiled = program
             compiled.append(step)
     print(json.dumps(taken), flush=True)
-    batch = jax.device_put(_batch(min(lengths), config.vocab_size))
+    batch = jax.device_put(one_response(min(lengths), config.vocab_size))
     for _ in range(runs + 1):  # the first is a warm-up
         if not sys.stdin.readline():
             return

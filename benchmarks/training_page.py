@@ -28,6 +28,7 @@ def measured(folder: Path = RESULTS) -> str:
         "tree_step": _tree,
         "first_step": _first_step,
         "long_context": _long,
+        "context_axis": _context_axis,
         "checkpoint": _checkpoint,
     }
     found = pages.results(folder)
@@ -220,6 +221,20 @@ def _long(result: Mapping[str, Any]) -> str:
     return pages.table(
         title, ("", *lengths, f"seconds of {int(shortest):,} + {int(shortest):,}"), rows
     )
+
+
+def _context_axis(result: Mapping[str, Any]) -> str:
+    work, ours = result["workload"], result["ours"]
+    title = (
+        f"The same step of {work['length']:,} + {work['length']:,} tokens on devices of the mesh "
+        f"axis `context`, GB of each as the compiler of CPUs counts them, {result['device']} "
+        "(`python -m benchmarks.context_axis`):"
+    )
+    rows = [
+        (count, *(f"{sizes[name] / 1e9:.2f}" for name in ("arguments", "others")))
+        for count, sizes in ours.items()
+    ]
+    return pages.table(title, ("devices", "weights, optimizer", "all else"), rows)
 
 
 def _checkpoint(result: Mapping[str, Any]) -> str:

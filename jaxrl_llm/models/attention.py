@@ -23,6 +23,7 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.attention_blocks import MASKED, Seen, Sizes, attend_in_blocks
 from jaxrl_llm.models.protocol import KV
+from jaxrl_llm.models.sharding import over_context
 
 # Attention is computed in blocks of about so many scores where there would be more than twice as
 # many: what stays in a processor's caches, and what keeps an accelerator busy.
@@ -158,36 +159,71 @@ def merge_attention(
     return output, top + jnp.log(total)
 
 
-def plain_attention(
-    query: Array,
-    kv: KV,
-    last: Array,
-    key_mask,
-    segments,
-    ends,
-    prefix: Prefix | None,
-    sight: Sight | None,
-    scale: float | None,
-    cap: float | None,
-    sinks: Array | None,
-) -> Array:
-    """:func:`attend` by plain products, with the same arguments: the reference implementation."""
-    P, G, T, heads, d = query.shape
+class Queries(NamedTuple):
+    """What belongs to the tokens that attend; the fields are arguments of :func:`attend`.
+
+    Attributes:
+      query: ``[P, G, T, Hq, d]``.
+      last: int32 ``[T]`` or ``[P, G, T]``.
+      segments: int32 ``[P, G, T]``, or None.
+      first: int32 ``[P, G, T]``, that of a :class:`Sight`, or None.
+      last_of_prefix: int32 ``[P, G, T]``, that of a :class:`Prefix`, or None.
+    """
+
+    query: Array
+    last: Array
+    segments: Array | None = None
+    first: Array | None = None
+    last_of_prefix: Array | None = None
+
+
+class Keys(NamedTuple):
+    """What belongs to the keys of all rows, and to heads; the fields are arguments of `attend`.
+
+    Attributes:
+      kv: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
+      mask: bool ``[P, G, S]``, or None.
+      segments, ends: int32 ``[P, G, S]``, or None.
+      places: int32 ``[P, G, S]``, those of a :class:`Sight`, or None.
+      prefix: The keys of the prompts, without ``last``, or None.
+      sinks: ``[Hq]``, or None.
+    """
+
+    kv: KV
+    mask: Array | None = None
+    segments: Array | None = None
+    ends: Array | None = None
+    places: Array | None = None
+    prefix: Prefix | None = None
+    sinks: Array | None = None
+
+
+def plain_attention(queries: Queries, keys: Keys, scale: float | None, cap: float | None) -> Array:
+    """:func:`attend` by plain products: the reference implementation."""
+    P, G, T, heads, d = queries.query.shape
+    kv, prefix = keys.kv, keys.prefix
     kv_heads = kv.keys.shape[-3]
     repeat = heads // kv_heads
     # [P, G, Hk, R, T, d]: the R query heads that share a key head become rows of one product.
-    query = (query * (d**-0.5 if scale is None else scale)).reshape(P, G, T, kv_heads, repeat, d)
-    query = jnp.transpose(query, (0, 1, 3, 4, 2, 5))
+    query = queries.query * (d**-0.5 if scale is None else scale)
+    query = jnp.transpose(query.reshape(P, G, T, kv_heads, repeat, d), (0, 1, 3, 4, 2, 5))
     rows = query.reshape(P, G, kv_heads, repeat * T, d)
-    last = jnp.tile(last, repeat)
-    last = last if last.ndim == 1 else last[:, :, None]
-    key_mask = None if key_mask is None else key_mask[:, :, None]
-    in_row = Seen(last, mask=key_mask, ends=None if ends is None else ends[:, :, None])
-    if segments is not None:
-        ids, key_ids = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
+
+    def of_heads(x: Array) -> Array:
+        """``[P, G, T]`` as the queries of a key head have it; of keys with one axis for heads."""
+        return jnp.tile(x, repeat)[:, :, None]
+
+    last = queries.last
+    in_row = Seen(jnp.tile(last, repeat) if last.ndim == 1 else of_heads(last))
+    if keys.mask is not None:
+        in_row = in_row._replace(mask=keys.mask[:, :, None])
+    if keys.ends is not None:
+        in_row = in_row._replace(ends=keys.ends[:, :, None])
+    if queries.segments is not None and keys.segments is not None:
+        ids, key_ids = of_heads(queries.segments), keys.segments[:, :, None]
         in_row = in_row._replace(ids=ids, key_ids=key_ids)
-    if sight is not None:
-        first, places = jnp.tile(sight.first, repeat)[:, :, None], sight.places[:, :, None]
+    if queries.first is not None and keys.places is not None:
+        first, places = of_heads(queries.first), keys.places[:, :, None]
         in_row = in_row._replace(first=first, places=places)
     output, lse = attend_set(rows, kv, seen=in_row, cap=cap)
     if prefix is not None:
@@ -198,58 +234,58 @@ def plain_attention(
             return jnp.tile(x, repeat).reshape(P, 1, G * repeat * T)
 
         in_prefix = Seen(mask=prefix.mask[:, None])
-        if prefix.last is not None and prefix.ends is not None:
-            in_prefix = in_prefix._replace(last=of_rows(prefix.last), ends=prefix.ends[:, None])
-        if sight is not None:
-            first, places = of_rows(sight.first), _places(prefix)[:, None]
+        if queries.last_of_prefix is not None and prefix.ends is not None:
+            last, ends = of_rows(queries.last_of_prefix), prefix.ends[:, None]
+            in_prefix = in_prefix._replace(last=last, ends=ends)
+        if queries.first is not None:
+            first, places = of_rows(queries.first), _places(prefix)[:, None]
             in_prefix = in_prefix._replace(first=first, places=places)
         shared, shared_lse = attend_set(rows, prefix.kv, seen=in_prefix, cap=cap)
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
         output, lse = merge_attention(output, lse, shared, shared_lse)
-    if sinks is not None:
+    if keys.sinks is not None:
         # One more term of the softmax, which has no value: exp(l) / (exp(l) + exp(sink)).
-        of_rows = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, repeat), T, axis=1)
-        output = output * jax.nn.sigmoid(lse - of_rows)[..., None]
+        sinks = keys.sinks.astype(jnp.float32).reshape(kv_heads, repeat)
+        output = output * jax.nn.sigmoid(lse - jnp.repeat(sinks, T, axis=1))[..., None]
     output = jnp.transpose(output.reshape(P, G, kv_heads, repeat, T, d), (0, 1, 4, 2, 3, 5))
     return output.reshape(P, G, T, heads, d)
 
 
 def fused_attention(
-    query: Array,
-    kv: KV,
-    last: Array,
-    key_mask,
-    segments,
-    ends,
-    prefix: Prefix | None,
-    sight: Sight | None,
-    scale: float | None,
-    implementation: str,
+    queries: Queries, keys: Keys, scale: float | None, implementation: str
 ) -> Array:
-    """:func:`attend` by one call of ``jax.nn.dot_product_attention``, with the same arguments.
+    """:func:`attend` by one call of ``jax.nn.dot_product_attention``.
 
     Its residual has the dtype of the model and no gradient, so it cannot be merged. Instead the
     keys of the prefix are put before those of each rollout.
     """
-    P, G, T, _, d = query.shape
-    row = Seen(last, ids=segments, mask=key_mask, key_ids=segments, ends=ends)
-    if sight is not None:
-        row = row._replace(first=sight.first, places=sight.places)
+    P, G, T, _, d = queries.query.shape
+    kv, prefix = keys.kv, keys.prefix
+    row = Seen(
+        queries.last,
+        queries.segments,
+        queries.first,
+        mask=keys.mask,
+        key_ids=keys.segments,
+        ends=keys.ends,
+        places=keys.places,
+    )
     visible = row.visible(jnp.arange(kv.keys.shape[-1]))
     visible = jnp.broadcast_to(visible, (P, G, T, kv.keys.shape[-1]))
-    keys, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
+    of_rows, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
     if prefix is not None:
         shared = prefix.kv
         rows = (P, G, shared.keys.shape[-1])
         before = KV(jnp.moveaxis(shared.keys, -1, 1), jnp.swapaxes(shared.values, 1, 2))
         before = KV(*(jnp.broadcast_to(x[:, None], (*rows, *x.shape[2:])) for x in before))
         ends = None if prefix.ends is None else prefix.ends[:, None]
-        in_prefix = Seen(prefix.last, mask=prefix.mask[:, None], ends=ends)
-        if sight is not None:
-            in_prefix = in_prefix._replace(first=sight.first, places=_places(prefix)[:, None])
+        in_prefix = Seen(queries.last_of_prefix, mask=prefix.mask[:, None], ends=ends)
+        if queries.first is not None:
+            places = _places(prefix)[:, None]
+            in_prefix = in_prefix._replace(first=queries.first, places=places)
         seen = jnp.broadcast_to(in_prefix.visible(jnp.arange(rows[-1])), (P, G, T, rows[-1]))
-        keys = jnp.concatenate([before.keys, keys], axis=2)
+        of_rows = jnp.concatenate([before.keys, of_rows], axis=2)
         values = jnp.concatenate([before.values, values], axis=2)
         visible = jnp.concatenate([seen, visible], axis=-1)
 
@@ -257,14 +293,14 @@ def fused_attention(
         return x.reshape(P * G, *x.shape[2:])
 
     output = jax.nn.dot_product_attention(
-        flat(query),
-        flat(keys),
+        flat(queries.query),
+        flat(of_rows),
         flat(values),
         mask=flat(visible)[:, None],
         scale=d**-0.5 if scale is None else scale,
         implementation=implementation,
     )
-    return output.reshape(query.shape)
+    return output.reshape(queries.query.shape)
 
 
 def _places(prefix: Prefix) -> Array:
@@ -299,6 +335,9 @@ def attend(
     implementation: str | None = None,
 ) -> Array:
     """Attention of the tokens of G rollouts to the keys of their row and of their prompt.
+
+    On a mesh with an axis ``context``, each of its devices computes some of the tokens and has all
+    keys.
 
     Args:
       query: ``[P, G, T, Hq, d]``, not scaled.
@@ -336,30 +375,24 @@ def attend(
         takes = takes and cap is None and sinks is None
         implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
-    if implementation == "plain":
-        output = plain_attention(
-            query, kv, last, key_mask, segments, ends, prefix, sight, scale, cap, sinks
+    if implementation != "plain" and cap is not None:
+        raise ValueError(
+            f"attend: implementation {implementation!r} has no soft cap of scores; use 'plain' "
+            f"for the cap {cap:g}."
         )
-    else:
-        if cap is not None:
-            raise ValueError(
-                f"attend: implementation {implementation!r} has no soft cap of scores; use 'plain' "
-                f"for the cap {cap:g}."
-            )
-        if sinks is not None:
-            raise ValueError(
-                f"attend: implementation {implementation!r} has no attention sinks; use 'plain'."
-            )
-        output = fused_attention(
-            query,
-            kv,
-            last,
-            key_mask,
-            segments,
-            ends,
-            prefix,
-            sight,
-            scale,
-            implementation,
+    if implementation != "plain" and sinks is not None:
+        raise ValueError(
+            f"attend: implementation {implementation!r} has no attention sinks; use 'plain'."
         )
-    return output.astype(query.dtype)
+    first, places = (None, None) if sight is None else sight
+    last_of_prefix = None if prefix is None else prefix.last
+    shown = None if prefix is None else prefix._replace(last=None)
+    queries = Queries(query, last, segments, first, last_of_prefix)
+    keys = Keys(kv, key_mask, segments, ends, places, shown, sinks)
+
+    def of_tokens(queries: Queries, keys: Keys) -> Array:
+        if implementation == "plain":
+            return plain_attention(queries, keys, scale, cap)
+        return fused_attention(queries, keys, scale, implementation)
+
+    return over_context(of_tokens, queries, keys).astype(query.dtype)

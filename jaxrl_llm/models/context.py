@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.models.attention import Prefix, Sight, attend
-from jaxrl_llm.models.protocol import KV, AttentionContext
+from jaxrl_llm.models.protocol import KV, AttentionContext, PromptTree
+from jaxrl_llm.models.sharding import context_size
 
 
 class Window(NamedTuple):
@@ -87,6 +88,111 @@ def look_ahead(
     return context._replace(ahead=block_length - 1 - positions % block_length)
 
 
+class Rows(NamedTuple):
+    """Rows of a prompt and of the responses to it, as c devices of the mesh axis ``context`` do.
+
+    Device i has the i-th of c parts of the prompt, then that of each response, so that neither the
+    prompt nor a response moves between devices where rows are divided into them. Without the axis
+    c is 1: the prompt, then the responses one after the other.
+
+    Attributes:
+      prompt: Lp, a multiple of c.
+      responses: G.
+      length: T, a multiple of c.
+      devices: c.
+    """
+
+    prompt: int
+    responses: int
+    length: int
+    devices: int
+
+    @classmethod
+    def of(cls, context: AttentionContext) -> "Rows":
+        """The rows of a context with prompts in them, whose fields have the lengths of the rows."""
+        prompt_mask: Any = context.prompt_mask
+        _, G, T = context.mask.shape
+        return cls(prompt_mask.shape[-1], G, T, context_size())
+
+    def split(self, x: Array, axis: int) -> tuple[Array, Array]:
+        """``[P, 1, ..., c (Lp + G T) / c, ...]`` as prompts and responses.
+
+        Returns:
+          ``[P, 1, ..., Lp, ...]`` and ``[P, G, ..., T, ...]``.
+        """
+        axis, c, each = axis % x.ndim, self.devices, self.prompt // self.devices
+        x = x.reshape(*x.shape[:axis], c, -1, *x.shape[axis + 1 :])
+        prompts = jax.lax.slice_in_dim(x, 0, each, axis=axis + 1)
+        x = jax.lax.slice_in_dim(x, each, None, axis=axis + 1)[:, 0]
+        x = x.reshape(*x.shape[:axis], self.responses, -1, *x.shape[axis + 1 :])
+        x = jnp.moveaxis(x, axis, 1)
+        return _merged(prompts, axis), _merged(x, axis)
+
+    def join(self, prompts: Array, responses: Array) -> Array:
+        """The inverse of ``split`` for an axis of 2."""
+        (P, c), rest = (len(prompts), self.devices), prompts.shape[3:]
+        responses = responses.reshape(P, self.responses, c, -1, *rest)
+        responses = jnp.moveaxis(responses, 1, 2).reshape(P, c, -1, *rest)
+        x = jnp.concatenate([prompts.reshape(P, c, -1, *rest), responses], axis=2)
+        return x.reshape(P, 1, -1, *rest)
+
+
+def _merged(x: Array, axis: int) -> Array:
+    """Two axes of an array as one."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def spread_rows(
+    tokens: Array, positions: Array, context: AttentionContext
+) -> tuple[Array, Array, AttentionContext]:
+    """The tokens of a call as the devices of the mesh axis ``context`` have them, inside `on_mesh`.
+
+    Prompts and responses get zeros at their ends, so that the axis divides them, and are in the
+    order of :class:`Rows`. No token attends to what is added. Rows with a cache, and those of fewer
+    tokens than there are devices, stay as they are.
+    """
+    size, T = context_size(), tokens.shape[-1]
+    if size == 1 or context.cache is not None or (context.prompt_mask is None and size > T):
+        return tokens, positions, context
+
+    def pad(x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)])
+
+    padded = context._replace(
+        mask=pad(context.mask),
+        segments=pad(context.segments),
+        ends=pad(context.ends),
+        ahead=pad(context.ahead),
+    )
+    if context.prompt_mask is None:
+        return pad(tokens), pad(positions), padded
+    tree = None
+    if context.prompt_tree is not None:
+        tree = PromptTree(*map(pad, context.prompt_tree))
+    padded = padded._replace(prefix_mask=pad(context.prefix_mask), prompt_tree=tree)
+    before, after = Rows.of(context)._replace(devices=1), Rows.of(padded)
+
+    def spread(x: Array) -> Array:
+        return after.join(*map(pad, before.split(x, 2)))
+
+    return spread(tokens), spread(positions), padded
+
+
+def collect_rows(x: Array, axis: int, context: AttentionContext, padded: AttentionContext) -> Array:
+    """The inverse of :func:`spread_rows` for arrays ``[P, G, ..., T, ...]`` of its tokens."""
+    if context.prompt_mask is None:
+        return jax.lax.slice_in_dim(x, 0, context.mask.shape[-1], axis=axis)
+    prompts, responses = Rows.of(padded).split(x, axis)
+    before = Rows.of(context)._replace(devices=1)
+    prompts = jax.lax.slice_in_dim(prompts, 0, before.prompt, axis=axis)
+    responses = jax.lax.slice_in_dim(responses, 0, before.length, axis=axis)
+    axis = axis % x.ndim
+    responses = _merged(jnp.moveaxis(responses, 1, axis - 1), axis - 1)[:, None]
+    return jnp.concatenate([prompts, responses], axis=axis)
+
+
 def update_cache(cache: KV, new: KV, index: Array) -> KV:
     """The cache of a layer with the keys and values of one call written into it.
 
@@ -154,26 +260,21 @@ def context_attention(
       ``new``.
     """
     if context.prompt_mask is not None:
-        # Rows of a prompt and the responses to it, [P, 1, Lp + G T].
-        (P, G, T), length = context.mask.shape, context.prompt_mask.shape[-1]
-
-        def responses(x: Array, axis: int) -> Array:
-            """``[P, 1, ..., Lp + G T, ...]`` as ``[P, G, ..., T, ...]``."""
-            x = jax.lax.slice_in_dim(x[:, 0], length, None, axis=axis)
-            axis += x.ndim
-            x = x.reshape(*x.shape[:axis], G, T, *x.shape[axis + 1 :])
-            return jnp.moveaxis(x, axis, 1)
-
-        prompts = KV(new.keys[..., :length], new.values[..., :length, :])
-        sight, tree = _sight(window, lambda x: x[:, :, :length]), context.prompt_tree
+        rows = Rows.of(context)
+        (prompt_query, response_query), tree = rows.split(query, 2), context.prompt_tree
+        keys, values = rows.split(new.keys, -1), rows.split(new.values, -2)
+        prompts, responses = KV(keys[0], values[0]), KV(keys[1], values[1])
+        sight = of_responses = None
+        if window is not None:
+            sight, of_responses = (_sight(window, x) for x in rows.split(window.positions, 2))
         prefix = Prefix(KV(prompts.keys[:, 0], prompts.values[:, 0]), context.prompt_mask)
         if tree is not None:
             places = None if sight is None else sight.places[:, 0]
             prefix = prefix._replace(last=tree.leaves, ends=tree.ends, places=places)
         before = attend(
-            query[:, :, :length],
+            prompt_query,
             prompts,
-            jnp.arange(length),
+            jnp.arange(rows.prompt),
             key_mask=context.prompt_mask[:, None],
             ends=None if tree is None else tree.ends[:, None],
             sight=sight,
@@ -182,20 +283,19 @@ def context_attention(
             sinks=sinks,
         )
         after = attend(
-            responses(query, -3),
-            KV(responses(new.keys, -1), responses(new.values, -2)),
-            jnp.arange(T),
+            response_query,
+            responses,
+            jnp.arange(rows.length),
             key_mask=context.mask,
             segments=context.segments,
             ends=context.ends,
             prefix=prefix,
-            sight=_sight(window, lambda x: responses(x, -1)),
+            sight=of_responses,
             scale=scale,
             cap=cap,
             sinks=sinks,
         )
-        after = after.reshape(P, 1, G * T, *after.shape[3:])
-        return jnp.concatenate([before, after], axis=2), new
+        return rows.join(before, after), new
     T = query.shape[2]
     last = jnp.arange(T)
     if context.ahead is not None:
@@ -205,7 +305,7 @@ def context_attention(
     else:
         kv, key_mask = update_cache(context.cache[0], new, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
-    sight = _sight(window, lambda x: x)
+    sight = None if window is None else _sight(window, window.positions)
     if sight is not None and context.cache is not None:
         # A row of a cache has no gaps: the position of its place 0 says all.
         start = sight.places[..., :1] - jnp.asarray(context.index)[..., None]
@@ -229,9 +329,6 @@ def context_attention(
     return output, kv
 
 
-def _sight(window: Window | None, of_call: Callable[[Array], Array]) -> Sight | None:
-    """What a window leaves of the keys of a call, whose positions ``of_call`` takes."""
-    if window is None:
-        return None
-    positions = of_call(window.positions)
+def _sight(window: Window, positions: Array) -> Sight:
+    """What a window leaves of keys at these positions, of the tokens at these positions."""
     return Sight(positions - window.size + 1, positions)

@@ -15,8 +15,10 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,7 +26,10 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "context", "fsdp", "tensor")
+
+# Those that split no parameter, only activations, gradients and the optimizer's state.
+_WITHOUT_PARAMS = ("data", "context")
 
 ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
@@ -102,7 +107,7 @@ def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES)
     if any(len(x.shape) > 1 for x in jax.tree.leaves(params)):
         used = {axis for s in jax.tree.leaves(shardings) for axis in s.spec if axis is not None}
         for axis, size in dict(mesh.shape).items():
-            if size > 1 and axis not in (*used, "data"):
+            if size > 1 and axis not in (*used, *_WITHOUT_PARAMS):
                 _warn_unused(axis, size)
     return shardings
 
@@ -123,12 +128,13 @@ def _warn_unused(axis: str, size: int) -> None:
 def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
     """The partition of a gradient and of the optimizer state of a parameter.
 
-    The partition of the parameter whose path is the end of ``path``, split also over ``data`` along
-    the first axis that allows it, so that no two devices compute the same elements of an update. It
-    is :func:`param_spec` where ``data`` is 1, the leaf is a vector, or no axis divides.
+    The partition of the parameter whose path is the end of ``path``, split also over ``data`` and
+    ``context`` along the first axis that allows it, so that no two devices compute the same
+    elements of an update. It is :func:`param_spec` where both are 1, the leaf is a vector, or no
+    axis divides.
 
     Example:
-      >>> mesh = jax.sharding.AbstractMesh((2, 4, 1), AXES)
+      >>> mesh = jax.sharding.AbstractMesh((2, 1, 4, 1), AXES)
       >>> list(param_spec("layers/0/mlp/up/kernel", (64, 128), mesh))
       ['fsdp', None]
       >>> list(update_spec("layers/0/mlp/up/kernel", (64, 128), mesh))
@@ -139,12 +145,14 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRu
     """
     spec = param_spec(path, shape, mesh, rules)
     sizes = dict(mesh.shape)
-    if sizes.get("data", 1) == 1 or len(shape) < 2:
+    others = tuple(axis for axis in _WITHOUT_PARAMS if sizes.get(axis, 1) > 1)
+    if not others or len(shape) < 2:
         return spec
     names = [*spec, *(None,) * (len(shape) - len(spec))]
     for i, (size, axis) in enumerate(zip(shape, names, strict=True)):
-        if size % (sizes["data"] * sizes.get(axis, 1)) == 0:
-            return P(*names[:i], (axis, "data") if axis else "data", *names[i + 1 :])
+        split = (axis, *others) if axis else others
+        if size % math.prod(sizes[name] for name in split) == 0:
+            return P(*names[:i], split if len(split) > 1 else split[0], *names[i + 1 :])
     return spec
 
 
@@ -220,16 +228,75 @@ def splits_weights() -> bool:
     return dict(jax.sharding.get_abstract_mesh().shape).get("fsdp", 1) > 1
 
 
-def keep_apart(x: Array) -> Array:
+def context_size() -> int:
+    """Over how many devices the tokens of a row are split, inside `on_mesh`; 1 elsewhere."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get("context", 1)
+
+
+def keep_apart(x: Array, *, tokens: bool = False) -> Array:
     """Activations ``[P, ...]`` with their prompts on the devices of the batch, inside `on_mesh`.
 
     Otherwise the compiler may split the width over ``fsdp``, as the embedding is split: then each
-    device computes with its shard of the weights for all of the batch.
+    device computes with its shard of the weights for all of the batch. With ``tokens`` they are
+    ``[P, G, T, ...]``, and T is split over ``context`` where that divides it.
     """
     axes = _batch_axes()
-    if not axes or x.shape[0] % math.prod(axes.values()):
+    rows = tuple(axes) if axes and x.shape[0] % math.prod(axes.values()) == 0 else None
+    size = context_size() if tokens else 1
+    if size > 1 and x.shape[2] % size == 0:
+        return jax.lax.with_sharding_constraint(x, P(rows, None, "context"))
+    return x if rows is None else jax.lax.with_sharding_constraint(x, P(rows))
+
+
+def keep_tokens(x: Array) -> Array:
+    """Activations ``[P, G, T, ...]`` with their tokens on the devices of ``context``.
+
+    Other axes stay as they are. Otherwise the compiler may gather the tokens of a product's input
+    and split its features, as the gradient of the weights is split.
+    """
+    size, free = context_size(), P.UNCONSTRAINED
+    if size == 1 or x.shape[2] % size:
         return x
-    return jax.lax.with_sharding_constraint(x, P(tuple(axes)))
+    return jax.lax.with_sharding_constraint(x, P(free, free, "context", *(free,) * (x.ndim - 3)))
+
+
+def over_context(function: Callable, tokens: ArrayTree, shared: ArrayTree) -> Array | ArrayTree:
+    """``function(tokens, shared)`` of each device's tokens along ``context``, inside `on_mesh`.
+
+    Args:
+      function: Gives arrays ``[P, G, T, ...]``, of which each token depends on that token of
+        ``tokens`` and on all of ``shared``.
+      tokens: Arrays ``[P, G, T, ...]`` or ``[T]``. Zeros are added where ``context`` does not
+        divide T; not split where T is below its size.
+      shared: All other traced or differentiated arrays that the function reads. What is split over
+        ``context`` is gathered once, and its gradient summed once.
+    """
+    size = context_size()
+    if size == 1:
+        return function(tokens, shared)
+    lengths = {x.shape[_token_axis(x)] for x in jax.tree.leaves(tokens)}
+    (length,) = lengths
+    if length < size:
+        return function(tokens, shared)
+
+    def pad(x: Array) -> Array:
+        widths = [(0, 0)] * x.ndim
+        widths[_token_axis(x)] = (0, -length % size)
+        return jnp.pad(x, widths)
+
+    specs = jax.tree.map(lambda x: P(*(None,) * _token_axis(x), "context"), tokens)
+    out = jax.shard_map(
+        function,
+        in_specs=(specs, P()),
+        out_specs=P(None, None, "context"),
+        axis_names={"context"},
+        check_vma=False,
+    )(jax.tree.map(pad, tokens) if length % size else tokens, shared)
+    return jax.tree.map(lambda x: x[:, :, :length], out) if length % size else out
+
+
+def _token_axis(x: Array) -> int:
+    return 0 if x.ndim == 1 else 2
 
 
 def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> ArrayTree:
@@ -260,8 +327,10 @@ def on_each_device_in_slices(
     """As :func:`on_each_device`, where each device of ``tensor`` has slices of the shared arrays.
 
     Args:
-      function: Gives an array ``[P, ...]``. Those of the devices of ``tensor`` are summed.
-      batch: Arrays ``[P, ...]``; not split where P is no multiple of the devices.
+      function: Gives an array ``[P, G, T, ...]``, of which each token depends on that token of the
+        batch. Those of the devices of ``tensor`` are summed.
+      batch: Arrays ``[P, G, T, ...]``; not split where P is no multiple of the devices, or T none
+        of those of ``context``.
       shared: All other traced or differentiated arrays that the function reads.
       specs: ``PartitionSpec`` of each shared array, of the axis ``tensor`` alone. Nothing is sliced
         where it does not divide an array.
@@ -270,23 +339,27 @@ def on_each_device_in_slices(
     axes, tensor = _batch_axes(), sizes.get("tensor", 1)
     if any(x.shape[0] % math.prod(axes.values()) for x in jax.tree.leaves(batch)):
         axes = {}
+    context = context_size()
+    if context > 1 and any(x.shape[2] % context for x in jax.tree.leaves(batch)):
+        context = 1
     pairs = zip(jax.tree.leaves(shared), jax.tree.leaves(specs), strict=True)
     sliced = tensor > 1 and all(
         x.shape[i] % tensor == 0 for x, spec in pairs for i, name in enumerate(spec) if name
     )
-    if not axes and not sliced:
+    if not axes and not sliced and context == 1:
         return function(batch, shared)
 
     def local(batch, shared):
         y = function(batch, shared)
         return jax.lax.psum(y, "tensor") if sliced else y
 
-    rows = P(tuple(axes)) if axes else P()
+    names = ("context",) if context > 1 else ()
+    rows = P(tuple(axes) or None, None, *names) if axes or names else P()
     return jax.shard_map(
         local,
         in_specs=(rows, specs if sliced else P()),
         out_specs=rows,
-        axis_names={*axes, *(("tensor",) if sliced else ())},
+        axis_names={*axes, *names, *(("tensor",) if sliced else ())},
         check_vma=False,
     )(batch, shared)
 
@@ -297,13 +370,32 @@ def spread_update(grads: ArrayTree) -> ArrayTree:
     Each device then receives the sum of its elements only, and an all-gather follows the update.
     """
     mesh, rules = jax.sharding.get_abstract_mesh(), _traced_rules.get()
-    if dict(mesh.shape).get("data", 1) == 1:
+    if all(dict(mesh.shape).get(axis, 1) == 1 for axis in _WITHOUT_PARAMS):
         return grads
 
     def spread(path: str, x: Array) -> Array:
         return jax.lax.with_sharding_constraint(x, update_spec(path, x.shape, mesh, rules))
 
     return trees.map_with_path(spread, grads)
+
+
+def with_axes_of(tree: ArrayTree, mesh: Mesh) -> ArrayTree:
+    """Arrays of one mesh as those of another with the same devices in the same order; no copies.
+
+    The axes that split an array have the same sizes in both. One compiled function takes arrays of
+    one mesh only.
+    """
+
+    def relabel(x: Array) -> Array:
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            data = relabel(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        parts = [part.data for part in x.addressable_shards]
+        sharding: Any = x.sharding
+        sharding = NamedSharding(mesh, sharding.spec)
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+
+    return jax.tree.map(relabel, tree)
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

@@ -17,7 +17,14 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.barriers import once
 from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.context import Window, check_context, context_attention, look_ahead
+from jaxrl_llm.models.context import (
+    Window,
+    check_context,
+    collect_rows,
+    context_attention,
+    look_ahead,
+    spread_rows,
+)
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
 from jaxrl_llm.models.experts import Mixture
 from jaxrl_llm.models.layers import LayerKind
@@ -26,7 +33,7 @@ from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
 from jaxrl_llm.models.remat import POLICIES, all_gather_after, product, recomputed, rematerialized
 from jaxrl_llm.models.rope import rotary_tables, rotate
-from jaxrl_llm.models.sharding import keep_apart
+from jaxrl_llm.models.sharding import keep_apart, keep_tokens
 
 
 class Linear(nnx.Module):
@@ -137,7 +144,7 @@ class Attention(nnx.Module):
             cap=self.cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
-        output = output.reshape(*output.shape[:-2], -1)
+        output = keep_tokens(output.reshape(*output.shape[:-2], -1))
         return self.o(output, delta_of(delta, "o")), kv
 
 
@@ -267,7 +274,9 @@ class Decoder(nnx.Module):
         """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
         if not self.config.causal:
             context = look_ahead(positions, context, self.config.block_length)
-        x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
+        of_call = context
+        tokens, positions, context = spread_rows(tokens, positions, context)
+        x = keep_apart(self.embed(tokens, delta_of(delta, "embed")), tokens=True)
         ropes = [self.config.rope_of(i) for i in range(self.config.num_layers)]
         rotary = {
             rope: once(
@@ -285,9 +294,14 @@ class Decoder(nnx.Module):
             places = None if self.config.kind_of(i).window is None else positions
             delta_here = delta_of(layer_deltas, str(i))
             x, layer_kv = run(weights, x, tables, places, context.of_layer(i), delta_here)
-            x = keep_apart(x)
+            x = keep_apart(x, tokens=True)
             kv.append(layer_kv)
-        return self.norm(x, delta_of(delta, "norm")), tuple(kv)
+        x = self.norm(x, delta_of(delta, "norm"))
+        collect = partial(collect_rows, context=of_call, padded=context)
+        if context is not of_call:
+            x = collect(x, 2)
+            kv = [KV(collect(keys, -1), collect(values, -2)) for keys, values in kv]
+        return x, tuple(kv)
 
 
 def make_model(config: ModelConfig) -> Model:

@@ -4,8 +4,10 @@ Each check raises an AssertionError that names the check, the recipe and the num
 """
 
 import functools
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +29,18 @@ from jaxrl_llm.testing.cases import (
 )
 from jaxrl_llm.train.mesh import make_mesh
 
-# Sizes of the axes data, fsdp and tensor. A mesh that needs more devices than exist is skipped.
-MESHES = ((8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2))
+MeshSizes = Mapping[str, Any]  # numbers of devices by axis
+# A mesh that needs more devices than exist is skipped.
+MESHES: tuple[MeshSizes, ...] = (
+    {"data": 8},
+    {"fsdp": 8},
+    {"tensor": 8},
+    {"data": 4, "fsdp": 2},
+    {"data": 2, "tensor": 4},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+)
 # The batch is split over 4 devices, which is neither the size of an axis nor that of the mesh.
-CROSSED = ((2, 2, 2),)
+CROSSED = MESHES[-1:]
 
 
 def check_microbatches(recipe: Recipe) -> None:
@@ -55,13 +65,13 @@ def check_microbatches(recipe: Recipe) -> None:
         expect_close_loss("check_microbatches", recipe, f"loss {where}", total, full.loss)
 
 
-def meshes(sizes: Sequence[tuple[int, int, int]]) -> list[jax.sharding.Mesh]:
+def meshes(sizes: Sequence[MeshSizes]) -> list[jax.sharding.Mesh]:
     """The meshes of these sizes for which enough devices exist; warns if there are none."""
     devices = jax.devices()
     available = [
-        make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices[: data * fsdp * tensor])
-        for data, fsdp, tensor in sizes
-        if data * fsdp * tensor <= len(devices)
+        make_mesh(**axes, devices=devices[: math.prod(axes.values())])
+        for axes in sizes
+        if math.prod(axes.values()) <= len(devices)
     ]
     if not available:
         warnings.warn(
@@ -72,10 +82,10 @@ def meshes(sizes: Sequence[tuple[int, int, int]]) -> list[jax.sharding.Mesh]:
     return available
 
 
-def check_devices(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = CROSSED) -> None:
+def check_devices(recipe: Recipe, *, sizes: Sequence[MeshSizes] = CROSSED) -> None:
     """Loss and gradient on eight devices, with the prompts split over them, equal those on one.
 
-    ``sizes`` is :data:`MESHES` or a subset. The default mesh has two devices on each axis and
+    ``sizes`` is :data:`MESHES` or a subset. The default mesh has two devices on three axes and
     splits the batch into four parts. A function that assumes a split over one axis, or over all
     devices, fails.
     """

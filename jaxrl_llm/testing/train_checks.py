@@ -19,7 +19,7 @@ from jaxrl_llm.models.sharding import batch_sharding, batch_shards, shard
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.testing import cases
-from jaxrl_llm.testing.array_checks import meshes
+from jaxrl_llm.testing.array_checks import MeshSizes, meshes
 from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
 from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
@@ -134,15 +134,16 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
 def check_train_step(
     recipe: Recipe,
     *,
-    sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),),
+    sizes: Sequence[MeshSizes] = ({"context": 2, "fsdp": 2, "tensor": 2},),
     microbatches: int = 2,
     rows: bool = True,
 ) -> None:
     """A train step applies the gradient of the loss: in microbatches, packed rows and on a mesh.
 
     The temperature is not 1, and the expected gradient is assembled by hand. The default mesh has
-    all three axes at once; with too few devices, the step runs on one. Without ``rows``, responses
-    are padded. A recipe that updates turn by turn is checked with one update for all turns.
+    the axes that split tokens, rows with weights, and heads; with too few devices, the step runs on
+    one. Without ``rows``, responses are padded. A recipe that updates turn by turn is checked with
+    one update for all turns.
     """
     if recipe.likelihood is not None:
         return _check_denoising_step(recipe, sizes)
@@ -167,7 +168,7 @@ def check_train_step(
         expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
 
 
-def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]]) -> None:
+def _check_denoising_step(recipe: Recipe, sizes: Sequence[MeshSizes]) -> None:
     """A step applies the gradient of the loss over :func:`plain_scores`, however a batch is split.
 
     All parts of the batch see the same masks. The expected step of a flow policy is that of the

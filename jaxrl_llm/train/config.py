@@ -508,6 +508,11 @@ class TrainConfig:
                     f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
                     "noise; leave out the rank."
                 )
+            if self.mesh.context != 1:
+                raise ValueError(
+                    f"mesh: context has no effect with {recipe.name!r}, which only samples; use "
+                    "data."
+                )
             members = recipe.population(self.prompts_per_step, self.sampling.group_size)
             if recipe.noise == "lowrank" and members % self.mesh.shards:
                 raise ValueError(

@@ -40,7 +40,7 @@ from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
-from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
+from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes, sampling_shards
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.setup import (
@@ -400,16 +400,15 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
             config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
         )[0]
         sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
-        layout = MeshConfig(data=sizes["data"], fsdp=sizes["fsdp"], tensor=sizes["tensor"])
-        config = dataclasses.replace(config, mesh=layout)
+        config = dataclasses.replace(config, mesh=MeshConfig(**sizes))
     if config.sampling.slots is not None:
         rows, _ = config.sampling.grid(config.prompts_per_step)
         separate = config.asynchrony.sampler_devices is not None
         sizes = sampler_mesh(config) if separate else dataclasses.asdict(config.mesh)
-        if rows % (shards := sizes["data"] * sizes["fsdp"]):
+        if rows % (shards := sampling_shards(sizes, config.prompts_per_step)):
             raise ValueError(
                 f"sampling: slots {config.sampling.slots} are {rows} rows, which cannot be spread "
-                f"over {shards} devices, the mesh axes data x fsdp."
+                f"over {shards} devices of the mesh."
             )
     return config
 
@@ -441,6 +440,11 @@ class _Run(NamedTuple):
     def shards(self) -> int:
         """The number of devices that a batch is spread over."""
         return self.mesh["data"] * self.mesh["fsdp"]
+
+    @property
+    def sampling_shards(self) -> int:
+        """The number of devices that the rollouts of a batch are spread over."""
+        return sampling_shards(self.mesh, self.config.prompts_per_step)
 
     @property
     def microbatches(self) -> int:
@@ -602,6 +606,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             itemsize=itemsize,
             adapter=config.lora.rank is not None,
             split=split,
+            context=run.mesh["context"],
         )
         if recipe.has_teacher and not recipe.learns_from_model:
             # The teacher's rows have a prompt each: one layer, and keys and values of the others.
@@ -609,7 +614,14 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
             batch = BatchShape(rows, 1, width, run.length)
             layer = dataclasses.replace(shape, num_layers=1)
-            taught = activation_bytes(layer, batch, remat="none", itemsize=itemsize, split=split)
+            taught = activation_bytes(
+                layer,
+                batch,
+                remat="none",
+                itemsize=itemsize,
+                split=split,
+                context=run.mesh["context"],
+            )
             keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
             taught += 2 * itemsize * (shape.num_layers - 1) * rows * width * keys
             sizes["activations"] = max(sizes["activations"], taught)
@@ -652,13 +664,13 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
 
 
 def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
-    """Gradients of an update, and those that exist before the sum over ``data``."""
+    """Gradients of an update, and those that exist before the sum over devices."""
     update = run.bytes_of(trained, spec=update_spec)
     if run.microbatches > 1:
         return update + run.bytes_of(trained)
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     largest = max(run.bytes_of({trees.path_str(path): x}) for path, x in leaves)
-    return update + (largest if run.mesh["data"] > 1 else 0)
+    return update + (largest if run.mesh["data"] * run.mesh["context"] > 1 else 0)
 
 
 def _sampling_bytes(run: _Run) -> dict[str, int]:
@@ -720,8 +732,8 @@ def _mixture_bytes(run: _Run) -> dict[str, int]:
         recorded=0,
         split=run.mesh["tensor"],
     )
-    logits = 2 * 4 * config.vocab_size * -(-shape.slots // run.shards)
-    return {"the teacher that samples": cache // run.shards + logits}
+    logits = 2 * 4 * config.vocab_size * -(-shape.slots // run.sampling_shards)
+    return {"the teacher that samples": cache // run.sampling_shards + logits}
 
 
 def _published_bytes(run: _Run) -> int:
@@ -781,9 +793,9 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
         )
         for shape in shapes
     )
-    logits = max(shape.blocks * -(-shape.slots // run.shards) for shape in shapes)
+    logits = max(shape.blocks * -(-shape.slots // run.sampling_shards) for shape in shapes)
     sizes = {
-        "cache of the sampler": cache // run.shards,
+        "cache of the sampler": cache // run.sampling_shards,
         "logits of the sampler": 4 * run.model.config.vocab_size * logits,
     }
 
@@ -853,6 +865,7 @@ def activation_bytes(
     itemsize: int = 4,
     adapter: bool = False,
     split: int = 1,
+    context: int = 1,
 ) -> int:
     """Maximum bytes that the forward pass stores for the backward pass.
 
@@ -876,6 +889,9 @@ def activation_bytes(
     Where attention goes in blocks, one block of scores exists at one time, and "none" stores, in
     place of 2 scores for each pair, float32 outputs and the log-sum-exp of each query.
 
+    A mesh axis ``context`` divides N and the queries of S by its size. Then all keys and values of
+    one layer exist too.
+
     Args:
       config: A ``ModelConfig``.
       batch: What a device works on at one time.
@@ -883,6 +899,7 @@ def activation_bytes(
       itemsize: Bytes of a number; attention scores are always float32.
       adapter: Whether linear layers have a low-rank adapter.
       split: Size of the ``tensor`` axis, which divides H, K and M.
+      context: Size of the ``context`` axis.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -896,7 +913,8 @@ def activation_bytes(
     """
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
     c, (P, G, Lp, T) = config, batch
-    tokens = P * (Lp + G * T)
+    Lp_here, T_here = (-(-size // context) for size in (Lp, T))
+    tokens = P * (Lp_here + G * T_here)
     heads, key_heads = (max(size // split, 1) for size in (c.num_heads, c.num_kv_heads))
     width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
 
@@ -917,8 +935,8 @@ def activation_bytes(
     each = [of_token(None if x else experts) for x in dense]
     scores = 2 if getattr(c, "attention_cap", None) is None else 3
     attention, block = 0, 0
-    of_prompts, of_responses = (P, Lp, Lp), (P * G, T, T)
-    for rows, asking, length in (of_prompts, of_responses, (P, G * T, Lp)):
+    of_prompts, of_responses = (P, Lp_here, Lp), (P * G, T_here, T)
+    for rows, asking, length in (of_prompts, of_responses, (P, G * T_here, Lp)):
         rows, asking = rows * key_heads, asking * heads // key_heads
         if (sizes := block_sizes(rows, asking, length)) is None:
             attention += 4 * scores * rows * asking * length
@@ -928,11 +946,13 @@ def activation_bytes(
             pairs = rows * sizes.queries * sizes.keys
             block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
     layers = [attention + itemsize * tokens * every for every, _ in each]
-    ends = block + itemsize * P * G * T * width
+    ends = block + itemsize * P * G * T_here * width
+    if context > 1:
+        ends += itemsize * 2 * P * (Lp + G * T) * keys
     if remat == "none":
         return sum(layers) + ends
     stored = [width if remat == "full" else products for _, products in each]
-    shared = c.num_layers * 2 * P * Lp * keys
+    shared = c.num_layers * 2 * P * Lp_here * keys
     return itemsize * (tokens * sum(stored) + shared) + max(layers) + ends
 
 
@@ -955,6 +975,7 @@ def logits_bytes(
     """
     mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
     parts = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
+    tokens = -(-tokens // mesh["context"])
     local = -(-tokens // (mesh["data"] * mesh["fsdp"]))
     words = block_words(vocab_size, tokens, width, _chunk_of(logprobs.token_logprobs))
     elements = local * -(-words // parts)

@@ -1,7 +1,7 @@
 """The processes of a run, its device mesh, and the devices that only sample."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -29,18 +29,21 @@ class MeshConfig:
 
     Attributes:
       data: Splits the batch.
+      context: Splits the tokens of a row in training, for long responses: activations, products
+        and the rows of attention, whose keys and values each device gathers. Rollouts spread their
+        prompts over it instead, if it divides them.
       fsdp: Splits the batch and the parameters.
       tensor: Splits heads, hidden units and vocabulary.
     """
 
     data: int = 1
+    context: int = 1
     fsdp: int = 1
     tensor: int = 1
 
     def __post_init__(self):
         checks.check_numbers("mesh", self)
-        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
-        check_mesh_sizes("mesh", sizes)
+        check_mesh_sizes("mesh", {axis: getattr(self, axis) for axis in AXES})
 
     @property
     def shards(self) -> int:
@@ -151,20 +154,21 @@ class DistributedConfig:
 def make_mesh(
     *,
     data: int = 1,
+    context: int = 1,
     fsdp: int = 1,
     tensor: int = 1,
     devices: Sequence | None = None,
     whole: bool = False,
 ) -> Mesh | None:
-    """A mesh with the axes ``data``, ``fsdp`` and ``tensor``.
+    """A mesh with the axes ``data``, ``context``, ``fsdp`` and ``tensor``.
 
-    ``data`` splits the batch, ``fsdp`` splits the batch and the parameters, and ``tensor`` splits
-    heads, hidden units and vocabulary. One size may be -1, for the remaining devices. If there are
-    several slices (TPU slices or GPU nodes), the first axes span them: ``data``, then ``fsdp``, and
-    ``tensor`` last.
+    ``data`` splits the batch, ``context`` the tokens of a row, ``fsdp`` splits the batch and the
+    parameters, and ``tensor`` splits heads, hidden units and vocabulary. One size may be -1, for
+    the remaining devices. If there are several slices (TPU slices or GPU nodes), the first axes
+    span them: ``data``, then ``context``, then ``fsdp``, and ``tensor`` last.
 
     Args:
-      data, fsdp, tensor: Size of the axis, or -1.
+      data, context, fsdp, tensor: Size of the axis, or -1.
       devices: The devices; all of them by default.
       whole: Whether to use all devices, even if the mesh then has only one.
 
@@ -180,7 +184,7 @@ def make_mesh(
       True
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = dict(zip(AXES, (data, fsdp, tensor), strict=True))
+    sizes = dict(zip(AXES, (data, context, fsdp, tensor), strict=True))
     check_mesh_sizes("make_mesh", sizes)
     known = math.prod(size for size in sizes.values() if size != -1)
     if -1 in sizes.values():
@@ -211,6 +215,26 @@ def make_mesh(
             within, list(between.values()), devices, allow_split_physical_axes=True
         )
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def sampling_shards(sizes: Mapping[str, int], prompts: int) -> int:
+    """Over how many devices of a mesh with these sizes the rollouts of P prompts are spread.
+
+    A sampler makes one token of a row at a time, which ``context`` cannot split. So its devices
+    take prompts of their own, if they divide P; else they repeat each other's work.
+    """
+    shards = sizes["data"] * sizes["fsdp"]
+    spread = shards * sizes["context"]
+    return shards if prompts % spread else spread
+
+
+def sampling_mesh(mesh: Mesh | None, prompts: int) -> Mesh | None:
+    """The mesh of rollouts on the devices of a training mesh; see :func:`sampling_shards`."""
+    if mesh is None or sampling_shards(mesh.shape, prompts) == batch_shards(mesh):
+        return mesh
+    data, context, *others = mesh.devices.shape
+    # The devices keep their order, by which arrays of one mesh are arrays of the other.
+    return Mesh(mesh.devices.reshape(data * context, 1, *others), AXES, axis_types=mesh.axis_types)
 
 
 def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> None:
@@ -268,6 +292,11 @@ def load_meshes(
                 "device(s) for training."
             )
         split = asynchrony.sampler_mesh
+        if split.context != 1:
+            raise ValueError(
+                "asynchrony: context has no effect in sampler_mesh, because a sampler makes one "
+                "token of a row at a time; use data."
+            )
         sampler_mesh = make_mesh(
             data=split.data,
             fsdp=split.fsdp,
@@ -277,7 +306,13 @@ def load_meshes(
         )
         check_batch("asynchrony", prompts, 1, batch_shards(sampler_mesh))
         devices = devices[:-sampler_devices]
-    train_mesh = make_mesh(data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
+    train_mesh = make_mesh(
+        data=mesh.data,
+        context=mesh.context,
+        fsdp=mesh.fsdp,
+        tensor=mesh.tensor,
+        devices=devices,
+    )
     check_batch("train", prompts, microbatches, batch_shards(train_mesh))
     if train_mesh is None and jax.process_count() > 1:
         raise ValueError(

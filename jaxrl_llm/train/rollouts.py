@@ -122,6 +122,7 @@ def collect_rollouts(
       RewardError: If the reward fails; the message names the prompt.
     """
     config, recipe = experiment.config, experiment.recipe
+    params, key = experiment.on_rollout_mesh((params, key))
     follow = getattr(experiment.collector, "follow", None)
     if learned is not None and follow is not None:
         collector_state = follow(collector_state, learned)

@@ -77,7 +77,8 @@ def sample_pairs(
     distinct = {question.prompt.content: question for question in experiment.train}
     questions = list(distinct.values())[:limit]
     tokenizer, sampling = experiment.tokenizer, experiment.config.sampling
-    shards = batch_shards(experiment.mesh)
+    params, key = experiment.on_rollout_mesh((params, key))
+    shards = batch_shards(experiment.rollout_mesh)
     size = -(-max(_AT_ONCE // samples, 1) // shards) * shards
     sampler = experiment.sampler(samples)
 

@@ -25,7 +25,7 @@ from jaxrl_llm.core.packing import (
 from jaxrl_llm.core.support import Support, keep_mask
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import AttentionContext, Model, PromptTree, prefill
-from jaxrl_llm.models.sharding import on_each_device, spreads_batch
+from jaxrl_llm.models.sharding import on_each_device, over_context, spreads_batch
 from jaxrl_llm.recipes import Batch
 
 # Statistics of the last hidden states, by their names as extras: the squared norm for each token,
@@ -493,18 +493,23 @@ class Scorer:
         """Log-probabilities and entropies ``[P, G, T]`` from hidden states, packed or not."""
         tokens, mask, support, packing = responses
         packed = pack(packing, (_in_vocabulary(self.model, tokens), mask, support))
-        tokens, packed_mask, support = packed
-        values = logprobs.token_logprobs(
-            hidden,
-            self.model.output_matrix(params),
-            tokens,
-            temperature=self.temperature,
-            logit_cap=self.model.logit_cap,
-            mask=packed_mask,
-            support=support,
-            **self._chunks,
-        )
-        return unpack(packing, values, mask)
+
+        def of_tokens(arrays, shared) -> tuple[Array, Array]:
+            hidden, (tokens, mask, support) = arrays
+            matrix, temperature = shared
+            return logprobs.token_logprobs(
+                hidden,
+                matrix,
+                tokens,
+                temperature=temperature,
+                logit_cap=self.model.logit_cap,
+                mask=mask,
+                support=support,
+                **self._chunks,
+            )
+
+        shared = self.model.output_matrix(params), self.temperature
+        return unpack(packing, over_context(of_tokens, (hidden, packed), shared), mask)
 
     def project_statistics(
         self,
@@ -553,7 +558,11 @@ class Scorer:
             self.temperature,
             self.teacher_matrix if taught else None,
         )
-        return unpack(packing, on_each_device(statistics, arrays, shared), mask)
+
+        def of_rows(arrays, shared):
+            return over_context(statistics, arrays, shared)
+
+        return unpack(packing, on_each_device(of_rows, arrays, shared), mask)
 
     @property
     def _chunks(self) -> dict[str, int]:

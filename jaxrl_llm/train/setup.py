@@ -37,7 +37,7 @@ from jaxrl_llm.models.heads import with_head, with_vocabulary, without_output
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.mixture import mix_models
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards
+from jaxrl_llm.models.sharding import batch_shards, with_axes_of
 from jaxrl_llm.rollout import (
     DenoisingOptions,
     make_denoising_sampler,
@@ -59,7 +59,7 @@ from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.evolution import make_evolution, make_population, moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
-from jaxrl_llm.train.mesh import load_meshes, place_batch
+from jaxrl_llm.train.mesh import load_meshes, place_batch, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches, reference_logp
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import (
@@ -138,6 +138,19 @@ class Experiment:
     teacher: Any = None
 
     @property
+    def rollout_mesh(self) -> jax.sharding.Mesh | None:
+        """The mesh of rollouts and evaluations on the devices of ``mesh``."""
+        return sampling_mesh(self.mesh, self.config.prompts_per_step)
+
+    def on_rollout_mesh(self, tree: ArrayTree) -> ArrayTree:
+        """Parameters and keys of ``mesh`` for the samplers, on the same devices and not copied."""
+        mesh = self.rollout_mesh
+        of_tree = getattr(jax.tree.leaves(tree)[0].sharding, "mesh", None)
+        if mesh is None or mesh == self.mesh or of_tree != self.mesh:
+            return tree
+        return with_axes_of(tree, mesh)
+
+    @property
     def held_out(self) -> list[Question]:
         """The questions of the evaluation."""
         return self.unlimited[: self.config.evaluation.limit]
@@ -162,7 +175,7 @@ class Experiment:
         """Parameters for sampling rollouts: the policy's, plus those of a teacher that samples."""
         if self.recipe.forward_only or not self.recipe.teacher_mixture:
             return params
-        return {"first": params, "second": self.teacher.params}
+        return {"first": params, "second": self.on_rollout_mesh(self.teacher.params)}
 
     @property
     def grader(self) -> Grader:
@@ -177,7 +190,7 @@ class Experiment:
             self.recipe,
             self.model,
             self.tokenizer,
-            self.mesh,
+            self.rollout_mesh,
             group_size=group_size,
             shared_prefix_len=self.shared_prefix_len,
         )
@@ -206,7 +219,8 @@ class Experiment:
         """
         if self.config.environment is not None:
             return self._evaluate_episodes(params, key, check=check, k=k, success=success)
-        config, shards = self.config, batch_shards(self.mesh)
+        params, key = self.on_rollout_mesh((params, key))
+        config, shards = self.config, batch_shards(self.rollout_mesh)
         questions, message = self.held_out, None
         if config.offline:  # several rows of one prompt are one question
             questions = list({x.prompt.content: x for x in questions}.values())
@@ -280,6 +294,7 @@ class Experiment:
         self, params: ArrayTree, key: jax.Array, *, check, k: Sequence[int], success: float
     ) -> tuple[dict[str, Accuracy], list[dict]]:
         """As :meth:`evaluate`, for an environment: mean returns of the held-out tasks."""
+        params, key = self.on_rollout_mesh((params, key))
         sampling, results, rows = self.config.sampling, {}, []
         samples = self.config.evaluation.samples or sampling.group_size
         for name, size, temperature in (("greedy", 1, 0.0), ("sampled", samples, None)):
@@ -705,7 +720,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
             recipe,
             model,
             tokenizer,
-            mesh,
+            sampling_mesh(mesh, config.prompts_per_step),
             sampler_mesh,
             longest=longest,
             shared_prefix_len=shared_prefix_len,
@@ -941,6 +956,11 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             raise ValueError(f"sampling: {name} has no effect with a denoising model.")
     if not recipe.forward_only:
         scorer_of(recipe, model, temperature=sampling.temperature)
+    if model.velocity is not None and config.mesh.context != 1:
+        raise ValueError(
+            f"mesh: context {config.mesh.context} has no effect with a flow model, whose latents "
+            "are not split; use data."
+        )
     if model.velocity is not None and sampling.denoising != DenoisingOptions():
         raise ValueError(
             f"sampling: denoising has no effect with a flow model; got {sampling.denoising}."

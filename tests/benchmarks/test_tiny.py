@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import (
+    context_axis,
     dpo_step,
     first_step,
     harness,
@@ -39,6 +40,15 @@ def test_long_context_runs_beside_a_checkout(capfd):
     found = json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
     assert found["now"]["bytes"] == found["before"]["bytes"] and found["times_faster"] > 0
     assert found["now"]["bytes"]["16"] > found["now"]["bytes"]["8"] > 0
+
+
+@pytest.mark.slow
+def test_devices_of_context_hold_less(capfd):
+    context_axis.main(["--tiny"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    one, two = result["ours"]["1"], result["ours"]["2"]
+    assert all(two[name] < one[name] for name in ("arguments", "others"))
+    assert "| 2 | 0.00 | 0.00 |" in training_page._context_axis(result)
 
 
 @pytest.mark.slow

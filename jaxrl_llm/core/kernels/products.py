@@ -24,9 +24,13 @@ def project(x: Array, kernel: Array) -> Array:
 
 def _backward(saved, dy):
     x, kernel = saved
-    rows, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     # Not by kernel.T: devices that each hold a part of the kernel would gather it once more.
     d_x = _product(dy, kernel, ((dy.ndim - 1,), (1,)), x.dtype)
+    if dict(jax.sharding.get_abstract_mesh().shape).get("context", 1) > 1:
+        # Rows of which two axes are split over devices: merging these would gather one of them.
+        axes = tuple(range(x.ndim - 1))
+        return d_x, _product(x, dy, (axes, axes), kernel.dtype)
+    rows, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     return d_x, sum_over_rows(rows, d_rows, dtype=kernel.dtype)
 
 

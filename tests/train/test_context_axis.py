@@ -1,0 +1,189 @@
+"""The mesh axis ``context`` splits the tokens of rows, and results are those of one device."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+
+import jaxrl_llm as jr
+from jaxrl_llm.cli.options import load_config
+from jaxrl_llm.models import AttentionContext, ExpertsConfig, LayerKind
+from jaxrl_llm.models.context import Rows, collect_rows, spread_rows
+from jaxrl_llm.models.protocol import PromptTree
+from jaxrl_llm.models.sharding import on_mesh, param_shardings, shard
+from jaxrl_llm.testing import tiny_flow_model, tiny_model
+from jaxrl_llm.train import MeshConfig, init_state, make_mesh, make_step, pack_batch, train
+from jaxrl_llm.train.mesh import AsyncConfig, load_meshes, place_batch, sampling_mesh
+
+ROOT = Path(__file__).parents[2]
+RECIPE = jr.recipes.dr_grpo(length=21)
+MODELS = {
+    "plain": {"num_layers": 1},
+    "windows": {"num_layers": 2, "layers": (LayerKind(window=4), LayerKind())},
+    "experts": {
+        "num_layers": 1,
+        "sinks": True,
+        "experts": ExpertsConfig(count=4, active=2, width=16),
+    },
+}
+
+
+def mesh_of(sizes):
+    return make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
+
+
+def step_on(sizes, packing, *, which="plain", length=21, microbatches=1, remat="full"):
+    """The step of plain descent on a mesh, its state, and the batch as the step reads it."""
+    model, params = tiny_model(**MODELS[which], max_length=4096)
+    mesh = mesh_of(sizes)
+    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    batch = make_batch(4, 3, length, 9)
+    batch, _ = pack_batch(batch, packing, model=model, shards=shards)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh, model.sharding_rules))
+    optimizer = optax.sgd(1.0)
+    state = init_state(params, optimizer, RECIPE, key=jax.random.key(0), mesh=mesh)
+    step = make_step(
+        model,
+        RECIPE,
+        optimizer,
+        mesh=mesh,
+        microbatches=microbatches,
+        temperature=0.8,
+        remat=remat,
+        donate=False,
+    )
+    return step, state, place_batch(batch, mesh)
+
+
+def update_on(*args, **kwargs):
+    step, state, batch = step_on(*args, **kwargs)
+    after, metrics = step(state, batch)
+    change = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), after.params, state.params)
+    return change, metrics
+
+
+@pytest.mark.parametrize(
+    ("which", "packing", "sizes", "microbatches"),
+    [
+        ("plain", "flat", {"context": 2}, 1),
+        pytest.param("plain", "tree", {"context": 8}, 1, marks=pytest.mark.slow),
+        ("windows", "always", {"data": 2, "context": 4}, 1),
+        pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=pytest.mark.slow),
+        ("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2),
+        pytest.param("experts", "flat", {"data": 2, "context": 4}, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_is_that_of_one_device(which, packing, sizes, microbatches):
+    # 21 tokens and prompts of 9 are divided by none of the sizes.
+    want, of_one = update_on({}, "never", which=which)
+    got, metrics = update_on(sizes, packing, which=which, microbatches=microbatches)
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
+    assert scale > 1e-3
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
+    for name in ("loss", "grad_norm", "entropy"):
+        np.testing.assert_allclose(metrics[name], of_one[name], rtol=1e-5, atol=1e-6)
+
+
+def test_devices_hold_a_part_of_the_prompt_and_of_each_response():
+    tokens = jnp.array([[1, 2, 3, 4, 11, 12, 13, 21, 22, 23]])[:, None]
+    mask = jnp.ones((1, 2, 3), bool)
+    context = AttentionContext(
+        mask,
+        prefix_mask=jnp.ones((1, 4), bool),
+        ends=jnp.full((1, 2, 3), 3),
+        prompt_tree=PromptTree(jnp.full((1, 4), 4), jnp.zeros((1, 2, 3), int)),
+    )
+
+    def spread(tokens):
+        rows, _, padded = spread_rows(tokens, tokens, context)
+        of_prompt, of_responses = Rows.of(padded).split(rows, 2)
+        back = collect_rows(rows, 2, context, padded)
+        lengths = [padded.mask, padded.ends, *padded.prompt_tree]
+        return rows, of_prompt, of_responses, back, [x.shape[-1] for x in lengths]
+
+    rows, of_prompt, of_responses, back, lengths = on_mesh(spread, mesh_of({"context": 2}))(tokens)
+    # Of two devices, the first has the first half of everything.
+    assert rows[0, 0].tolist() == [1, 2, 11, 12, 21, 22, 3, 4, 13, 0, 23, 0]
+    assert of_prompt[0, 0].tolist() == [1, 2, 3, 4]
+    assert of_responses[0].tolist() == [[11, 12, 13, 0], [21, 22, 23, 0]]
+    assert back.tolist() == tokens.tolist()
+    assert lengths == [4, 4, 4, 4]
+    rows, *_ = spread(tokens)  # without a mesh
+    assert rows.tolist() == tokens.tolist()
+
+
+@pytest.mark.slow
+def test_layers_gather_nothing_but_keys_and_values():
+    """What a layer receives from other devices is what its attention reads, however long it is."""
+    step, state, batch = step_on({"data": 2, "context": 4}, "flat", length=64)
+    lines = step.lower(state, batch).compile().as_text().splitlines()
+    moves = "all-gather|all-to-all|collective-permute"
+    found = [line for line in lines if re.search(rf" = \(?f32.* ({moves})\(", line)]
+    of_layers = [line for line in found if "jit(run)" in line]
+    assert of_layers
+    for line in of_layers:  # of prompts and of responses: [P, Hk, d, S] and [P, Hk, S, d]
+        shape = [int(n) for n in re.search(r"f32\[([\d,]+)\]", line)[1].split(",")]
+        assert " all-gather(" in line, line
+        assert sorted(shape[-2:])[0] == 8, line
+        assert shape[-3] == 2, line
+
+
+@pytest.mark.slow
+def test_memory_of_a_row_is_divided():
+    def temporary(sizes):
+        step, state, batch = step_on(sizes, "flat", length=2400, remat="none")
+        return step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary({"context": 8}) < 0.5 * temporary({})
+
+
+def test_rollouts_take_prompts_on_every_device():
+    mesh = mesh_of({"context": 2, "fsdp": 2, "tensor": 2})
+    spread = sampling_mesh(mesh, 8)
+    assert dict(spread.shape) == {"data": 2, "context": 1, "fsdp": 2, "tensor": 2}
+    assert list(spread.devices.flat) == list(mesh.devices.flat)
+    assert sampling_mesh(mesh, 6) is mesh  # 4 parts do not divide it
+    assert sampling_mesh(None, 8) is None
+
+
+def test_a_run_is_that_of_one_device(tmp_path):
+    config = load_config(ROOT / "configs" / "tiny.py", name="config")
+    results = {}
+    for size in (1, 4):
+        mesh = MeshConfig(context=2, fsdp=size // 2) if size > 1 else MeshConfig()
+        run_dir = str(tmp_path / str(size))
+        changed = dataclasses.replace(config, mesh=mesh, run_dir=run_dir, steps=2)
+        with pytest.MonkeyPatch.context() as patch:
+            devices = jax.devices()[:size]
+            patch.setattr(jax, "devices", lambda *_, devices=devices: devices)
+            results[size] = train(changed)
+    one, four = (results[size] for size in (1, 4))
+    for a, b in zip(one.history, four.history, strict=True):
+        for name in ("reward", "loss", "grad_norm", "tokens", "length"):
+            if name in a:
+                assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6), name
+    assert one.after == four.after
+
+
+def test_where_tokens_are_not_split_it_says_so():
+    config = load_config(ROOT / "configs" / "tiny.py", name="config")
+    split = MeshConfig(context=2)
+    with pytest.raises(ValueError, match="mesh: context has no effect with 'eggroll', which only"):
+        dataclasses.replace(config, recipe="eggroll", mesh=split, remat="full")
+    sampling = AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(context=4))
+    with pytest.raises(ValueError, match="asynchrony: context has no effect in sampler_mesh"):
+        load_meshes(MeshConfig(data=4), sampling, 8, 1)
+    flow = load_config(ROOT / "configs" / "tiny.py", name="flow")
+    flow = dataclasses.replace(flow, mesh=MeshConfig(context=8), run_dir="never made")
+    with pytest.raises(ValueError, match="mesh: context 8 has no effect with a flow model"):
+        train(flow)
+    assert tiny_flow_model()[0].velocity is not None
