@@ -27,6 +27,9 @@ With configs/tiny.py:scorer it becomes a reward model, which learns from pairs t
 are better: jaxrl-llm train configs/tiny.py:scorer; process_reward_model and reward_model_listwise
 train so too. jaxrl-llm export runs/tiny_scorer FOLDER writes it for train.reward_model(FOLDER).
 
+With configs/tiny.py:team it passes what it writes on to a subagent, of other weights, whose answers
+count too: jaxrl-llm train configs/tiny.py:team trains both by m_grpo.
+
 With configs/tiny.py:path it plays along recorded episodes, in which an expert's turn stands in for
 one that deviates: jaxrl-llm train configs/tiny.py:path --recipe ui_s1.
 """
@@ -35,7 +38,7 @@ import dataclasses
 import math
 
 from jaxrl_llm.data import Prompt, PromptSet
-from jaxrl_llm.environments import NumberGuess, SemiOnline, Subgoals
+from jaxrl_llm.environments import NumberGuess, Observation, SemiOnline, Subgoals, ask
 from jaxrl_llm.environments.text import last_number
 from jaxrl_llm.rollout import DenoisingOptions, EpisodeOptions
 from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_model, tiny_text_flow_model
@@ -44,6 +47,7 @@ from jaxrl_llm.train import (
     DataConfig,
     OptimizerConfig,
     SamplingConfig,
+    SubagentConfig,
     TrainConfig,
 )
 
@@ -249,6 +253,31 @@ subgoals = dataclasses.replace(
     sampling=SamplingConfig(group_size=4, max_new_tokens=144, prompt_length=96),
     prompts_per_step=4,
     run_dir="runs/tiny_subgoals",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Relay:
+    """Two turns, each passed on to a subagent; lower-case letters of both count."""
+
+    tools = ()
+
+    def reset(self, task, seed):
+        return 0, Observation([{"role": "user", "content": task["text"]}])
+
+    def step(self, turns, action):
+        answer = ask(f"write {action.text}", check=lambda text: float(bool(text)))
+        reward = (share(action.text) + share(answer)) / 4
+        message = {"role": "user", "content": answer or "nothing"}
+        return turns + 1, Observation([message], reward=reward, done=turns == 1)
+
+
+team = dataclasses.replace(
+    game,
+    environment=Relay(),
+    recipe="m_grpo",
+    subagent=SubagentConfig(max_new_tokens=8, prompt_length=64),
+    run_dir="runs/tiny_team",
 )
 
 

@@ -57,7 +57,7 @@ spo_tree                     the same for the tokens of responses that fork; whi
 portool                      the outcome, and turns that fork among their siblings
 polychromic                  sets of rollouts, by their reward and diversity
 oprl, two_level              the outcome, and turns by an implicit process reward
-m_grpo                       calls of all rollouts of a query as one group
+m_grpo, of_calls             calls of all rollouts of a query as one group
 shared_prefix_advantages     then: the mean of the responses that share a token
 hint_consistency, ...        then: hint tokens by the policy's certainty; hint_preservation
 entropy_reshaping            then: more for certain answers, less for uncertain ones
@@ -66,7 +66,7 @@ teacher_advantages, ...      then: the log-ratio of a teacher to the policy; pre
 ===========================  =======================================================================
 """
 
-from jaxrl_llm.advantages.agents import m_grpo
+from jaxrl_llm.advantages.agents import m_grpo, of_calls
 from jaxrl_llm.advantages.baselines import (
     jspo,
     mc_grpo,
@@ -324,6 +324,7 @@ __all__ = [
     "last_visit",
     "log_comb",
     "m_grpo",
+    "of_calls",
     "maclaurin",
     "maclaurin_weights",
     "maxrl",

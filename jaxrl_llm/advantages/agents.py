@@ -6,6 +6,32 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.core import Array, checks, masking
 
 
+def of_calls(rewards: Array, *, call_advantages: Array) -> Array:
+    """The advantages of calls, where each call is a row of its own: ``call_advantages``.
+
+    Calls of one query have different prompts, so no axis of a batch of rows holds all of them;
+    :func:`m_grpo` compares them before.
+
+    Args:
+      rewards: ``[P, G]``, which give the shape only.
+      call_advantages: ``[P, G]``.
+
+    Returns:
+      ``[P, G]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> of_rows = jnp.array([[1.5], [0.0]])
+      >>> jr.advantages.of_calls(jnp.ones((2, 1)), call_advantages=of_rows).tolist()
+      [[1.5], [0.0]]
+    """
+    function = "of_calls"
+    checks.check_float(function, call_advantages=call_advantages)
+    checks.check_same_shape(function, rewards=rewards, call_advantages=call_advantages)
+    return jnp.asarray(call_advantages, jnp.float32)
+
+
 def m_grpo(
     call_rewards: Array, calls: Array, *, call_where: Array, eps: float | None = None
 ) -> Array:

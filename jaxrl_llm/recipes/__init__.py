@@ -10,6 +10,7 @@ from jaxrl_llm.recipes.presets.evolution import eggroll, es_qiu, open_es
 from jaxrl_llm.recipes.presets.preferences import listwise, pairwise, unpaired
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
+from jaxrl_llm.recipes.subagent import Subagent
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -23,6 +24,7 @@ __all__ = [
     "EvolutionRecipe",
     "ProcessRewardModel",
     "Recipe",
+    "Subagent",
     "TurnUpdates",
     "eggroll",
     "es_qiu",

@@ -51,6 +51,8 @@ class Batch:
       advantages: float32 ``[P, G]`` or ``[P, G, T]``.
       weights: float32 ``[P, G, T]``; the loss is the sum of token losses times these.
       correction: float32 ``[P, G, T]``, the weights of the correction slot for the surrogate.
+      called: The rows of a subagent that these rollouts called, a batch of their own; the main
+        policy's step does not read them. None for a recipe without a subagent.
 
     Example:
       >>> import jax.numpy as jnp
@@ -80,6 +82,7 @@ class Batch:
     advantages: Array | None = None
     weights: Array | None = None
     correction: Array | None = None
+    called: "Batch | None" = None
 
     @classmethod
     def from_rollout(cls, rollout: Any, rewards: Array, *, where: Array | None = None) -> "Batch":

@@ -100,6 +100,7 @@ class EvolutionRecipe:
     forward_only: ClassVar[bool] = True  # no gradient of the model, one update a batch
     critic: ClassVar[Any] = None
     second_model: ClassVar[Any] = None
+    subagent: ClassVar[Any] = None
     reference: ClassVar[Any] = None
     earlier: ClassVar[Any] = None
     required_fields: ClassVar[frozenset[str]] = frozenset()

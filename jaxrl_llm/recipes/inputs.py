@@ -44,6 +44,7 @@ EXTRAS: dict[str, Extra] = {
     "hidden_rank": Extra("PGN", "float", "RankGrowth of the last hidden states, old policy"),
     "embeddings": Extra("PGD", "float", "of each response, by a frozen encoder"),
     "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
+    "call_advantages": Extra("PG", "float", "of a subagent's answer, among all of its query"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
     "truncated": Extra("PG", "bool", "ended by its length and not by a stop token"),
     "unfinished": Extra("PG", "bool", "goes on in a later batch"),

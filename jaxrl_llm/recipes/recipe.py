@@ -25,6 +25,7 @@ from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
+from jaxrl_llm.recipes.subagent import Subagent
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
 from jaxrl_llm.regularizers import EarlierPolicies
@@ -98,6 +99,8 @@ class Recipe:
         drawn from ``(1 - w) policy + w teacher``, and ``behavior_logp`` is of this mixture. The
         teacher is another model.
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
+      subagent: A second policy that answers what the environment asks it, and is trained on its
+        answers; see :class:`~jaxrl_llm.recipes.Subagent`. None for none.
       inputs: Names of further extras that the batch holds.
       epochs: Number of passes over a batch; a run's config may override it.
       minibatches: Number of parts of a batch, each with an optimizer step; a run's config may
@@ -143,6 +146,7 @@ class Recipe:
     sampled_by: Literal["policy", "reference"] = "policy"
     teacher_mixture: float = 0.0
     turn_updates: TurnUpdates | None = None
+    subagent: Subagent | None = None
     inputs: tuple[str, ...] = ()
     epochs: int = 1
     minibatches: int = 1
@@ -320,6 +324,11 @@ class Recipe:
             raise ValueError(
                 f"recipe {self.name!r} estimates likelihoods under the current weights only, "
                 f"without a comparison to older weights (max_staleness {max_staleness}); use 0."
+            )
+        if max_staleness > 0 and self.subagent is not None:
+            raise ValueError(
+                f"recipe {self.name!r} trains a subagent on the answers of its own weights "
+                f"(max_staleness {max_staleness}); use 0."
             )
         if max_staleness > 0 and self.turn_updates is not None:
             raise ValueError(

@@ -21,6 +21,7 @@ from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import name_of
+from jaxrl_llm.recipes.subagent import Subagent
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.regularizers import EarlierPolicies
 
@@ -397,6 +398,8 @@ def _check_kinds(recipe) -> None:
         )
     if not (recipe.turn_updates is None or isinstance(recipe.turn_updates, TurnUpdates)):
         raise TypeError(f"{name}: turn_updates must be a TurnUpdates; got {recipe.turn_updates!r}.")
+    if not (recipe.subagent is None or isinstance(recipe.subagent, Subagent)):
+        raise TypeError(f"{name}: subagent must be a Subagent; got {recipe.subagent!r}.")
     if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
         raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
     if not (recipe.earlier is None or isinstance(recipe.earlier, EarlierPolicies)):
@@ -577,7 +580,7 @@ def _check_functions(recipe) -> None:
 def _check_likelihood(recipe) -> None:
     """Raises ValueError if a recipe with a likelihood reads what only a causal model has."""
     name = f"Recipe {recipe.name!r} has a likelihood of a denoising model, and"
-    for slot in ("correction", "critic", "prm", "turn_updates"):
+    for slot in ("correction", "critic", "prm", "turn_updates", "subagent"):
         if getattr(recipe, slot) is not None:
             raise ValueError(
                 f"{name} a {slot}, which reads tokens from left to right; leave one of them out."

@@ -37,11 +37,13 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.core.runtime.watchdog import Watchdog
 from jaxrl_llm.curation.collectors.protocol import Response, TurnStart
-from jaxrl_llm.data.messages import Message
+from jaxrl_llm.data.messages import Message, Parsed
+from jaxrl_llm.environments.asking import answered_by
 from jaxrl_llm.environments.protocol import Env, Observation
 from jaxrl_llm.rewards.scoring import Scores
 from jaxrl_llm.rollout.engine.requests import Completion, NextTurn, slice_tokens
 from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.subagent import CallRecord, SubagentPlayer
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP
 
 ENDS = ("done", "stopped", "length", "context", "turns", "env_error", "env_timeout")
@@ -86,6 +88,7 @@ class Turn(NamedTuple):
       state: Name of the state that the policy saw before it.
       next_state: Name of the next state.
       info: The environment's numbers for it, by name.
+      calls: Questions that the environment asked the subagent in this turn.
     """
 
     tokens: int
@@ -94,6 +97,7 @@ class Turn(NamedTuple):
     state: str = ""
     next_state: str = ""
     info: Mapping[str, float] = {}
+    calls: tuple[CallRecord, ...] = ()
 
 
 class Episode(NamedTuple):
@@ -272,6 +276,7 @@ class Episodes:
       max_new_tokens: Maximum length of an episode, including observations.
       options: See :class:`EpisodeOptions`.
       watch: Ends the process if a call of the environment holds the interpreter.
+      subagent: Answers what the environment asks; None where nobody does.
     """
 
     def __init__(
@@ -284,8 +289,10 @@ class Episodes:
         max_new_tokens: int,
         options: EpisodeOptions = EpisodeOptions(),  # noqa: B008 (frozen)
         watch: Watchdog | None = None,
+        subagent: SubagentPlayer | None = None,
     ):
         self._env, self._renderer, self._decode = env, renderer, decode
+        self._subagent = subagent
         self._seed, self._most, self.options = tuple(seed), max_new_tokens, options
         self._workers = Workers(options.workers, options.seconds, watch)
         self._starts: dict[int, Start] = {}
@@ -380,11 +387,16 @@ class Episodes:
             following.set_result(None)
             return following
         action = self._renderer.parse(tokens)
-        answer = self._workers.run(what, lambda: _await(self._env.step(play.state, action)))
+        request = completion.request
+        answer = self._workers.run(what, lambda: self._step(play, request, action))
 
         def enter(answer: Future) -> None:
             try:
-                result = self._enter(play, completion, tokens, text, answer.result())
+                result, calls = answer.result(), ()
+                if not isinstance(result, BaseException):
+                    result, calls = result
+                turn = Turn(len(tokens), text, state=play.name, next_state=play.name, calls=calls)
+                result = self._enter(play, completion, tokens, turn, result)
                 following.set_result(result)
             except InvalidStateError:
                 pass  # cancelled
@@ -394,11 +406,27 @@ class Episodes:
         answer.add_done_callback(enter)
         return following
 
+    def _step(
+        self, play: _Play, request: int, action: Parsed
+    ) -> tuple[Any, tuple[CallRecord, ...]]:
+        """What the environment returns for a turn, and what it asked the subagent."""
+        player, calls = self._subagent, list[CallRecord]()
+        if player is None:
+            return _await(self._env.step(play.state, action)), ()
+        before = sum(len(turn.calls) for turn in play.turns)
+
+        def answer(messages: Sequence[Message], check: Callable | None) -> str:
+            calls.append(player.ask(request, before + len(calls), messages, check))
+            return calls[-1].text
+
+        with answered_by(answer):
+            result = _await(self._env.step(play.state, action))
+        return result, tuple(calls)
+
     def _enter(
-        self, play: _Play, completion: Completion, tokens: list[int], text: str, result: Any
+        self, play: _Play, completion: Completion, tokens: list[int], turn: Turn, result: Any
     ) -> NextTurn | None:
         """Records a turn, and the tokens that come next; None where the episode has ended."""
-        turn = Turn(len(tokens), text, state=play.name, next_state=play.name)
         wrong = None if isinstance(result, BaseException) else _wrong(result)
         if isinstance(result, BaseException) or wrong:
             play.turns.append(turn)

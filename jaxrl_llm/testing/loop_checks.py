@@ -118,10 +118,10 @@ def assert_loop_runs_whole(
 
     After the run, the losses are finite and the parameters have changed (or have not, with
     ``curation.no_update``). The KL of the last update is above 0 if the recipe reads it. A tracker
-    of prompts has counted the prompts that were drawn. The critic, a moving reference, and the
-    states of every controller and of the collector have changed. If the run covered an epoch, a
-    collector that resamples groups with equal rewards, or adds help where all rewards are low, has
-    done so.
+    of prompts has counted the prompts that were drawn. The critic, a moving reference, a subagent,
+    and the states of every controller and of the collector have changed. If the run covered an
+    epoch, a collector that resamples groups with equal rewards, or adds help where all rewards are
+    low, has done so.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -228,6 +228,9 @@ def _check_memory(
     every = dict(getattr(rule, "options", ())).get("every", getattr(rule, "every", 0))
     if rule is not None and every <= steps:
         _require(_differ(state.reference_policy, params), f"{name}: the reference did not move")
+    if recipe.subagent is not None:
+        moved = _differ(state.subagent.params, params)
+        _require(moved, f"{name}: the parameters of its subagent did not move")
     if recipe.earlier is not None and recipe.earlier.every <= steps:
         latest = state.earlier.policies[0]
         _require(_differ(latest, params), f"{name}: its earlier policies did not move")

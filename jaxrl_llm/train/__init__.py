@@ -13,6 +13,7 @@ from jaxrl_llm.train.config import (
     EvaluationConfig,
     ReportConfig,
     SamplingConfig,
+    SubagentConfig,
     TrainConfig,
 )
 from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
@@ -63,6 +64,7 @@ __all__ = [
     "Result",
     "SamplingConfig",
     "Scorer",
+    "SubagentConfig",
     "TrainConfig",
     "TrainState",
     "TrainingError",

@@ -213,6 +213,28 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubagentConfig:
+    """The model that answers what the environment asks, for a recipe with a subagent.
+
+    Attributes:
+      model: As the model of the run; None for other weights of that model, equal at first.
+      max_new_tokens: Maximum number of tokens of an answer.
+      prompt_length: Maximum number of tokens of a question, with the chat template.
+    """
+
+    model: str | Callable | None = None
+    max_new_tokens: int = 64
+    prompt_length: int = 256
+
+    def __post_init__(self):
+        name = "subagent"
+        checks.check_numbers(name, self)
+        checks.check_positive(
+            name, max_new_tokens=self.max_new_tokens, prompt_length=self.prompt_length
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportConfig:
     """Reports of a run in addition to metrics.jsonl, samples.jsonl, reward.png and report.html.
 
@@ -282,6 +304,7 @@ class TrainConfig:
       optimizer: The optimizer of the policy.
       critic: The optimizer of the critic or the process reward model, for a recipe that has one;
         None uses that of the policy.
+      subagent: The model that answers what the environment asks, for a recipe with a subagent.
       lora: Whether to train an adapter and freeze the parameters of the model.
       mesh: The mesh of devices.
       asynchrony: Whether sampling continues while a step trains.
@@ -336,6 +359,7 @@ class TrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: OptimizerConfig | None = None
+    subagent: SubagentConfig = field(default_factory=SubagentConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     asynchrony: AsyncConfig = field(default_factory=AsyncConfig)
@@ -523,6 +547,7 @@ class TrainConfig:
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
+        self._check_subagent(recipe)
         if recipe.second_model is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
         if self.reference is not None and not recipe.uses_reference:
@@ -535,6 +560,25 @@ class TrainConfig:
             raise ValueError(
                 f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
                 "moving reference is an adapter as well."
+            )
+
+    def _check_subagent(self, recipe: "AnyRecipe") -> None:
+        """Raises ValueError unless the options of a subagent have an effect."""
+        if recipe.subagent is None:
+            if self.subagent != SubagentConfig():
+                raise ValueError(
+                    f"config: subagent has no effect: recipe {recipe.name!r} has none."
+                )
+            return
+        if self.environment is None:
+            raise ValueError(
+                f"config: recipe {recipe.name!r} trains a subagent, which an environment asks; set "
+                "config.environment."
+            )
+        if self.lora.rank is not None:
+            raise ValueError(
+                f"lora: recipe {recipe.name!r} trains all weights of its two policies; leave out "
+                "the rank."
             )
 
     def _check_stored_reference(self, recipe: "AnyRecipe", moves: bool) -> None:

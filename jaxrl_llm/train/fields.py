@@ -115,7 +115,7 @@ def _axes(name: str) -> str | None:
 
 
 def needs_environment(recipe: Recipe) -> bool:
-    """Whether a recipe reads turn data of an environment, or branches after turns.
+    """Whether a recipe reads turn data of an environment, branches after turns, or has a subagent.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -124,6 +124,7 @@ def needs_environment(recipe: Recipe) -> bool:
     """
     names = host_fields(recipe) - {*_TURNS, *_PREFIXES}
     asks = collector_needs(recipe.collector, "needs_environment")
+    asks = asks or recipe.subagent is not None
     return asks or any(_axes(name) == "PGK" for name in names)
 
 

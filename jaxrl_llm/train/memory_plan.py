@@ -77,6 +77,7 @@ class PlanInputs(NamedTuple):
     teacher: ArrayTree | None = None  # shapes of the parameters of a teacher on the devices
     teacher_state: int = 0  # bytes of one of its hidden states
     teacher_config: Any = None  # its configuration
+    subagent: tuple[Model, ArrayTree] | None = None  # a subagent's model, shapes of its parameters
 
 
 class Plan(NamedTuple):
@@ -351,7 +352,14 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = text_room(config, recipe, model, longest)
     longest = next((size for size in BUCKETS if size >= longest), longest)
-    return PlanInputs(model, params, longest, len(held_out), *_abstract_teacher(config))
+    subagent = None
+    if recipe.subagent is not None:
+        subagent = model, params
+        if (other := config.subagent.model) is not None:
+            other = dataclasses.replace(config, model=other, quantization=None)
+            subagent = abstract_model(other)[:2]
+    teacher = _abstract_teacher(config)
+    return PlanInputs(model, params, longest, len(held_out), *teacher, subagent=subagent)
 
 
 def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
@@ -558,6 +566,10 @@ def _state_bytes(run: _Run) -> dict[str, int]:
     # An adapter's reference is its base, unless ``config.reference`` names another model.
     elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
         sizes["reference"] = run.bytes_of(base)
+    if run.inputs.subagent is not None:
+        own = run.inputs.subagent[1]
+        moments = jax.eval_shape(make_optimizer(config.optimizer).init, own)
+        sizes["subagent"] = run.bytes_of(own) + run.bytes_of(moments, spec=spec)
     if recipe.earlier is not None:
         sizes["earlier policies"] = len(recipe.earlier.weights) * run.bytes_of(run.trained)
     if run.inputs.teacher is not None:
@@ -591,6 +603,8 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     sizes = {"gradients": _gradient_bytes(run, run.trained)}
     if recipe.second_model is not None:  # of all its parameters, whichever the policy trains
         sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
+    if run.inputs.subagent is not None:
+        sizes["gradients"] = max(sizes["gradients"], _gradient_bytes(run, run.inputs.subagent[1]))
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
         itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
@@ -608,6 +622,22 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             split=split,
             context=run.mesh["context"],
         )
+        if run.inputs.subagent is not None:  # after the main step, on rows of its own
+            rows = config.prompts_per_step * run.group_size * recipe.subagent.count
+            answers = activation_bytes(
+                run.inputs.subagent[0].config,
+                BatchShape(
+                    -(-rows // (run.microbatches * run.shards)),
+                    1,
+                    config.subagent.prompt_length,
+                    config.subagent.max_new_tokens,
+                ),
+                remat=config.remat,
+                itemsize=itemsize,
+                split=split,
+                context=run.mesh["context"],
+            )
+            sizes["activations"] = max(sizes["activations"], answers)
         if recipe.has_teacher and not recipe.learns_from_model:
             # The teacher's rows have a prompt each: one layer, and keys and values of the others.
             room = teacher_room(config, run.model, run.inputs.longest_prompt)

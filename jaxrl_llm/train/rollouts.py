@@ -41,6 +41,7 @@ from jaxrl_llm.rewards.scoring import check_answered, name_of
 from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
 from jaxrl_llm.rollout.collect import Collected, Limits, collect
+from jaxrl_llm.rollout.subagent import SubagentPlayer
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.batches import MIN_SAVED
 from jaxrl_llm.train.checkpoint import Checkpoints
@@ -53,6 +54,7 @@ from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.policy_gradient import Teacher
 from jaxrl_llm.train.setup import Experiment, teacher_room
 from jaxrl_llm.train.state import TrainState
+from jaxrl_llm.train.subagent import alignment_key, mean_calls, subagent_batch
 from jaxrl_llm.train.teachers import host_scores
 
 # Seconds that a run that ends early waits for the batch in progress, which no step will use. The
@@ -104,6 +106,7 @@ def collect_rollouts(
     number: int,
     version: int,
     learned: ArrayTree | None = None,
+    subagent: ArrayTree | None = None,
 ) -> RolloutBatch:
     """Samples and grades a batch, which depends on its number, the key, the weights and the states.
 
@@ -116,6 +119,7 @@ def collect_rollouts(
       number: Index of the batch, from 0.
       version: Version of the weights.
       learned: What the collector follows: :func:`learned_of` for the state of these weights.
+      subagent: Parameters of the subagent, for a recipe that has one.
 
     Raises:
       ValueError: If a value cannot be trained on; the message names the prompt.
@@ -126,8 +130,18 @@ def collect_rollouts(
     follow = getattr(experiment.collector, "follow", None)
     if learned is not None and follow is not None:
         collector_state = follow(collector_state, learned)
+    player = None
+    if subagent is not None:
+        player = experiment.subagent_player(subagent, key, number)
     collected = _play_collector(
-        experiment, params, key, cursor, collector_state, number=number, version=version
+        experiment,
+        params,
+        key,
+        cursor,
+        collector_state,
+        number=number,
+        version=version,
+        subagent=player,
     )
     check_answered([collected.scores], f" of step {number + 1}")
     start = time.perf_counter()
@@ -215,6 +229,11 @@ def collect_rollouts(
         failures = collected.failures + int(no_baseline.sum())
         collected = collected._replace(where=where, failures=failures)
         batch = batch.replace(where=where)
+    if player is not None:
+        drawn = alignment_key(key, number)
+        where = np.asarray(batch.where)
+        called = subagent_batch(recipe.subagent, scores, batch.rewards, where, drawn)
+        batch = batch.replace(called=called)
     rows = []
     if number % config.samples_every == 0:
         present = rollout.mask.any(axis=-1).reshape(-1)
@@ -225,6 +244,8 @@ def collect_rollouts(
     seconds = dict(collected.seconds)
     seconds["reward"] += time.perf_counter() - start
     metrics = rollout_metrics(collected, rollout, ages=number - np.asarray(rollout.version))
+    if player is not None:
+        metrics["calls"] = mean_calls(scores, np.asarray(batch.where))
     return RolloutBatch(
         number=number,
         version=version,
@@ -282,6 +303,7 @@ def _play_collector(
     *,
     number: int,
     version: int,
+    subagent: SubagentPlayer | None = None,
 ) -> Collected:
     """Collects what the collector requests, with a sampler, slots or a population."""
     config, tokenizer, recipe = experiment.config, experiment.tokenizer, experiment.recipe
@@ -293,7 +315,7 @@ def _play_collector(
     backend: EngineBackend | SamplerBackend
     episodes = None
     if config.environment is not None:
-        episodes = experiment.episodes((number,))
+        episodes = experiment.episodes((number,), subagent)
     if experiment.samplers.engine is not None:
         backend = EngineBackend(
             experiment.samplers.engine,
@@ -457,6 +479,7 @@ class SyncRollouts:
             number=number,
             version=number,
             learned=learned_of(self._experiment, state),
+            subagent=state.subagent.params if state.subagent else None,
         )
 
     def publish(self, state: TrainState) -> None:

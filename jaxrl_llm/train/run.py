@@ -226,7 +226,11 @@ class Run:
         state, results, rows = self.state, {}, []
         if self.config.samples_held_out:
             results, rows = self.experiment.evaluate(
-                state.policy, state.key, collector_state=state.collector_state, check=check
+                state.policy,
+                state.key,
+                collector_state=state.collector_state,
+                check=check,
+                subagent=state.subagent.params if state.subagent else None,
             )
         if self.config.compares_held_out:
 
@@ -316,7 +320,8 @@ def has_nonfinite_update(values: Mapping[str, float]) -> bool:
 
     The loss and gradient of such a step were finite, so the optimizer must be at fault.
     """
-    norms = [values.get(name, 0.0) for name in ("update_norm", "critic_update_norm")]
+    names = ("update_norm", "critic_update_norm", "subagent_update_norm")
+    norms = [values.get(name, 0.0) for name in names]
     return not np.isfinite(norms).all()
 
 
@@ -369,7 +374,8 @@ class NonFiniteGuard:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        whose = "its update" if values["skipped"] else "the critic's update"
+        of_critic = "the critic's" if values.get("critic_skipped") else "the subagent's"
+        whose = "its update" if values["skipped"] else f"{of_critic} update"
         text = f"{text}, so {whose} is skipped"
         if self._in_a_row < self._limit:
             self._folder.log(f"{text} ({self._in_a_row} in a row; {self._limit} end the run).")
@@ -414,7 +420,8 @@ class NonFiniteGuard:
 
 def _skipped(values: Mapping[str, Any]) -> bool:
     """Whether an update of a step was skipped."""
-    return bool(values["skipped"] or values.get("critic_skipped"))
+    others = ("critic_skipped", "subagent_skipped")
+    return bool(values["skipped"] or any(values.get(name) for name in others))
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

@@ -48,8 +48,9 @@ from jaxrl_llm.rollout import (
 from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import BUCKETS, count_shared_prefix, prompt_room
+from jaxrl_llm.rollout.subagent import SubagentPlayer
 from jaxrl_llm.train.algorithm import Algorithm
-from jaxrl_llm.train.batches import check_group_fits, check_reads_rows
+from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts, find_recipe
@@ -69,7 +70,8 @@ from jaxrl_llm.train.policy_gradient import (
     make_policy_gradient,
     make_scorer,
 )
-from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.state import SubagentState, TrainState, init_state
+from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler, with_subagent
 from jaxrl_llm.train.teachers import (
     AlignedTeacher,
     ModelTeacher,
@@ -120,6 +122,7 @@ class Experiment:
       encoder: Encodes the texts that a collector sends.
       references: Stored log-probabilities of the data's responses under a frozen reference, if any.
       teacher: A ``policy_gradient.Teacher`` on the devices, a teacher on the host, or None.
+      subagent: What answers the questions of the environment, or None.
     """
 
     config: TrainConfig
@@ -136,6 +139,7 @@ class Experiment:
     encoder: TextEncoder
     references: ReferenceLogp | None = None
     teacher: Any = None
+    subagent: SubagentParts | None = None
 
     @property
     def rollout_mesh(self) -> jax.sharding.Mesh | None:
@@ -145,7 +149,8 @@ class Experiment:
     def on_rollout_mesh(self, tree: ArrayTree) -> ArrayTree:
         """Parameters and keys of ``mesh`` for the samplers, on the same devices and not copied."""
         mesh = self.rollout_mesh
-        of_tree = getattr(jax.tree.leaves(tree)[0].sharding, "mesh", None)
+        sharding = getattr(jax.tree.leaves(tree)[0], "sharding", None)  # none on the host
+        of_tree = getattr(sharding, "mesh", None)
         if mesh is None or mesh == self.mesh or of_tree != self.mesh:
             return tree
         return with_axes_of(tree, mesh)
@@ -204,6 +209,7 @@ class Experiment:
         check: Callable[[], None] = lambda: None,
         k: Sequence[int] = (),
         success: float = 1.0,
+        subagent: ArrayTree | None = None,
     ) -> tuple[dict[str, Accuracy], list[dict]]:
         """Greedy and sampled accuracy on the held-out questions, and the greedy completions.
 
@@ -216,9 +222,18 @@ class Experiment:
           check: Called before each batch; an exception from it ends the evaluation.
           k, success: For pass@k and maj@k of the sampled completions; see
             :func:`~jaxrl_llm.train.evaluate`.
+          subagent: Parameters of the subagent, whose answers are sampled in both evaluations.
         """
         if self.config.environment is not None:
-            return self._evaluate_episodes(params, key, check=check, k=k, success=success)
+            player = None
+            if subagent is not None:
+                player = self.subagent_player(subagent, self.on_rollout_mesh(key), 0x7FFFFFFF)
+            elif self.subagent is not None:
+                raise ValueError(
+                    f"evaluate: recipe {self.recipe.name!r} has a subagent, whose parameters are "
+                    "in the state of its run; a run evaluates them."
+                )
+            return self._evaluate_episodes(params, key, player, check=check, k=k, success=success)
         params, key = self.on_rollout_mesh((params, key))
         config, shards = self.config, batch_shards(self.rollout_mesh)
         questions, message = self.held_out, None
@@ -277,7 +292,15 @@ class Experiment:
             pad_id=self.tokenizer.pad_id,
         )
 
-    def episodes(self, seed: Sequence[int]) -> Episodes:
+    def subagent_player(
+        self, params: ArrayTree, key: jax.Array, number: int
+    ) -> SubagentPlayer | None:
+        """Answers the questions of the episodes of batch ``number``, if the run has a subagent."""
+        if self.subagent is None:
+            return None
+        return self.subagent.player(self.on_rollout_mesh(params), key, number)
+
+    def episodes(self, seed: Sequence[int], subagent: SubagentPlayer | None = None) -> Episodes:
         """The player of the run's environment; ``seed`` extends the seed of the run."""
         config = self.config
         return Episodes(
@@ -288,10 +311,18 @@ class Experiment:
             max_new_tokens=config.sampling.max_new_tokens,
             options=config.episodes,
             watch=watchdog.SHARED,
+            subagent=subagent,
         )
 
     def _evaluate_episodes(
-        self, params: ArrayTree, key: jax.Array, *, check, k: Sequence[int], success: float
+        self,
+        params: ArrayTree,
+        key: jax.Array,
+        subagent: SubagentPlayer | None,
+        *,
+        check,
+        k: Sequence[int],
+        success: float,
     ) -> tuple[dict[str, Accuracy], list[dict]]:
         """As :meth:`evaluate`, for an environment: mean returns of the held-out tasks."""
         params, key = self.on_rollout_mesh((params, key))
@@ -304,7 +335,7 @@ class Experiment:
                 params,
                 jax.random.fold_in(key, 0x7FFFFFFF),
                 self.held_out,
-                self.episodes((0x7FFFFFFF,)),
+                self.episodes((0x7FFFFFFF,), subagent),
                 decode=self.tokenizer.decode,
                 samples=size,
                 temperature=temperature,
@@ -730,8 +761,49 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
         shared_prefix_len=shared_prefix_len,
         encoder=encoder,
         teacher=teacher,
+        subagent=load_subagent(config, recipe, model, params, tokenizer, mesh) if trains else None,
     )
     return experiment, params
+
+
+def load_subagent(
+    config: TrainConfig, recipe: Any, model: Model, params: ArrayTree, tokenizer, mesh
+) -> SubagentParts | None:
+    """The model of the recipe's subagent: that of the config, or a copy of the policy's.
+
+    Raises:
+      ValueError: If a question and an answer exceed the context of the model.
+    """
+    if recipe.subagent is None:
+        return None
+    options, sampling = config.subagent, config.sampling
+    if options.model is not None:
+        own = dataclasses.replace(config, model=options.model, quantization=None)
+        model, params, tokenizer = load_model(own, mesh)
+    needed = options.prompt_length + options.max_new_tokens
+    if needed > model.config.max_length:
+        raise ValueError(
+            f"subagent: a question of {options.prompt_length} tokens and an answer of "
+            f"{options.max_new_tokens} exceed the context of {model.config.max_length} tokens."
+        )
+    where = sampling_mesh(mesh, config.prompts_per_step)
+    shards = batch_shards(where)
+    return SubagentParts(
+        model=model,
+        params=params,
+        sampler=make_subagent_sampler(
+            model,
+            tokenizer,
+            sampling,
+            max_new_tokens=options.max_new_tokens,
+            prompt_length=options.prompt_length,
+            mesh=where,
+        ),
+        renderer=make_renderer(tokenizer, chat=config.data.chat, system=config.data.system),
+        decode=tokenizer.decode,
+        rows=-(-config.episodes.workers // shards) * shards,
+        prompt_length=options.prompt_length,
+    )
 
 
 def compile_sampled(
@@ -1002,7 +1074,7 @@ def make_algorithm(
         learning_rate=make_schedule(config.optimizer),
         tokens_per_microbatch=config.tokens_per_microbatch,
     )
-    return make_policy_gradient(
+    main = make_policy_gradient(
         experiment.model,
         recipe,
         optimizer,
@@ -1011,6 +1083,15 @@ def make_algorithm(
         critic_optimizer=critic_optimizer,
         reference=reference,
         teacher=experiment.teacher if isinstance(experiment.teacher, Teacher) else None,
+    )
+    if (parts := experiment.subagent) is None:
+        return main
+    passes = Passes(microbatches=config.microbatches)
+    options = options._replace(passes=passes, shared_prefix_len=0)
+    method = recipe.subagent.recipe
+    return with_subagent(
+        main,
+        make_policy_gradient(parts.model, method, optimizer, parts.sampler, options=options),
     )
 
 
@@ -1076,6 +1157,19 @@ def init_experiment(
         output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
         reference=None if frozen or config.reference is None else start,
     )
+    if (parts := experiment.subagent) is not None:
+        own = init_state(
+            parts.params,
+            optimizer,
+            recipe.subagent.recipe,
+            key=jax.random.key(config.seed),
+            mesh=experiment.mesh,
+            rules=parts.model.sharding_rules,
+        )
+        own = SubagentState(own.params, own.opt_state, own.algo_state)
+        # The state has the parameters from now on.
+        experiment = dataclasses.replace(experiment, subagent=dataclasses.replace(parts, params=()))
+        state = state._replace(subagent=own)
     collector_state = experiment.collector.init(len(experiment.train))
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))
     if resume:

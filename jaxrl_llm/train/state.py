@@ -36,6 +36,20 @@ from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
 
 
+class SubagentState(NamedTuple):
+    """The state of a second policy that the first one calls.
+
+    Attributes:
+      params: Its parameters.
+      opt_state: State of its optimizer.
+      algo_state: State of its recipe.
+    """
+
+    params: ArrayTree
+    opt_state: ArrayTree
+    algo_state: ArrayTree
+
+
 class TrainState(NamedTuple):
     """The complete state of a run between two steps.
 
@@ -56,6 +70,7 @@ class TrainState(NamedTuple):
       base: Frozen parameters below an adapter, or ``()``: passed from step to step by reference,
         and not part of a checkpoint.
       collector_state: State of the recipe's collector: NumPy arrays, which stay on the host.
+      subagent: A :class:`SubagentState`, or ``()`` for a recipe without a subagent.
     """
 
     params: ArrayTree
@@ -69,6 +84,7 @@ class TrainState(NamedTuple):
     base: ArrayTree = ()
     collector_state: ArrayTree = ()
     earlier: ArrayTree = ()
+    subagent: ArrayTree = ()
 
     @property
     def policy(self) -> ArrayTree:

@@ -39,7 +39,7 @@ def test_the_loop_runs_a_preset_whole(name):
     hard = recipe.collector is not None or name in ("passk_training", "srpo_vla")
     plays = needs_environment(recipe) or name in ("dart", "epo", "igpo", "mua_rl", "oprl")
     which = "game" if plays else "hard" if hard else "config"
-    which = {"ui_s1": "path", "hiper_hae": "subgoals"}.get(name, which)
+    which = {"ui_s1": "path", "hiper_hae": "subgoals", "m_grpo": "team"}.get(name, which)
     denoises = "flow" if isinstance(recipe.likelihood, FlowLikelihood) else "denoiser"
     denoises = "text_flow" if name == "unigrpo" else denoises
     which = which if recipe.likelihood is None else denoises

@@ -35,7 +35,7 @@ Example:
   ['flawed']
 """
 
-from jaxrl_llm.recipes.presets.agents import arpo, oprl, portool, seeupo
+from jaxrl_llm.recipes.presets.agents import arpo, m_grpo, oprl, portool, seeupo
 from jaxrl_llm.recipes.presets.allocators import rollout_gdro, v0_budget, v05_baseline, xrpo
 from jaxrl_llm.recipes.presets.clipping import (
     cispo,
@@ -313,6 +313,7 @@ __all__ = [
     "luffy_shaping",
     "luspo",
     "m2po",
+    "m_grpo",
     "masa",
     "maxrl",
     "mc_grpo",

@@ -1,17 +1,26 @@
-"""Methods for agents: sequential updates of turns, turns that fork, implicit turn rewards.
+"""Methods for agents: sequential updates of turns, turns that fork, implicit rewards, subagents.
 
-Except for ``arpo``, the batch holds ``turn_ids`` and ``turn_where``. Options that these presets
-share: ``kl_coef``, ``eps_low``, ``eps_high``, see the package.
+Except for ``arpo`` and ``m_grpo``, the batch holds ``turn_ids`` and ``turn_where``. Options that
+these presets share: ``kl_coef``, ``eps_low``, ``eps_high``, see the package.
 """
 
 from typing import Literal
 
-from jaxrl_llm import advantages, aggregate, curation, preferences, regularizers, surrogates
+from jaxrl_llm import (
+    advantages,
+    aggregate,
+    curation,
+    preferences,
+    regularizers,
+    rewards,
+    surrogates,
+)
 from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.corrections.sequential import Order
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.subagent import Subagent
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 
 
@@ -108,6 +117,54 @@ def portool(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=curation.turn_branched(first=first, prob=prob, weight=0.0),
         paper="arXiv:2510.26020",
+    )
+
+
+def m_grpo(
+    *,
+    count: int = 2,
+    form: Literal["weighted", "steps"] = "steps",
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> Recipe:
+    """GRPO for a main agent and, with other weights, for the subagent that it calls.
+
+        main:      A = grpo(r) over the rollouts of a query
+        subagent:  A = grpo(r_call) over its aligned answers to all rollouts of the query,
+                   r_call = 0 without the form, 0.1 where the main agent failed, else 1   ("steps")
+
+    The environment asks by ``environments.ask``. Both policies have the loss of GRPO and an
+    optimizer of their own; only rewards pass from one to the other.
+
+    Args:
+      count: Number of answers of each rollout that train; see ``curation.align_calls``.
+      form: See ``rewards.call_rewards``.
+
+    References:
+      M-GRPO (arXiv:2511.13288), ABSTRACT reading; rewards of the released code (MrlX). ``count`` is
+      ours, the paper's is not known to us. The released code takes answers from a queue instead of
+      aligning them, and runs the two trainers as separate jobs.
+    """
+    clipped = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
+    of_answers = from_base(
+        name="m_grpo_subagent",
+        advantage=stateless(advantages.of_calls),
+        surrogate=clipped,
+        weights=aggregate.sequence_mean,
+        paper="arXiv:2511.13288",
+        group_relative=False,
+    )
+    return from_base(
+        name="m_grpo",
+        surrogate=clipped,
+        weights=aggregate.sequence_mean,
+        subagent=Subagent(
+            recipe=of_answers,
+            rewards=bind(rewards.call_rewards, form=form),
+            advantage=advantages.m_grpo,
+            count=count,
+        ),
+        paper="arXiv:2511.13288",
     )
 
 

@@ -37,7 +37,7 @@ def shapes_of(state: TrainState) -> TrainState:
 
     :meth:`Checkpoints.restore` needs no more, so the arrays can be freed before it reads others.
     """
-    names = ("params", "opt_state", "algo_state", "critic", "reference", "earlier")
+    names = ("params", "opt_state", "algo_state", "critic", "reference", "earlier", "subagent")
     return state._replace(**{k: jax.tree.map(abstract, getattr(state, k)) for k in names})
 
 
@@ -55,6 +55,7 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
                 state.reference,
                 state.collector_state,
                 state.earlier,
+                state.subagent,
             )
         ),
     }
@@ -139,8 +140,9 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
     """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
     # The frozen parameters of an adapter are loaded anew; a digest stands for them.
     tree = {name: x for name, x in state._asdict().items() if name != "base"}
-    if state.earlier == ():  # as in checkpoints of versions that had none
-        del tree["earlier"]
+    for name in ("earlier", "subagent"):
+        if tree[name] == ():  # as in checkpoints of versions that had none
+            del tree[name]
     tree["key"] = jax.random.key_data(state.key)
     tree["collector_state"] = jax.tree.map(np.asarray, state.collector_state)
     tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
@@ -164,6 +166,7 @@ def from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
         base=like.base,
         collector_state=tree["collector_state"],
         earlier=tree.get("earlier", ()),
+        subagent=tree.get("subagent", ()),
     )
 
 

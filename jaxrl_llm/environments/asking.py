@@ -1,0 +1,70 @@
+"""Questions to a second policy, a subagent, from within a step of an environment or a tool.
+
+    @jr.environments.tool
+    def delegate(question: str) -> str:
+        "Asks an assistant a question and returns its answer."
+        return jr.environments.ask(question)
+
+A recipe with a ``subagent``, such as :func:`jaxrl_llm.recipes.m_grpo`, trains both: the policy that
+plays the episode, and the subagent on its answers.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+
+from jaxrl_llm.data.messages import Message
+
+Check = Callable[[str], float]
+
+_subagent: ContextVar[Callable[[Sequence[Message], Check | None], str] | None] = ContextVar(
+    "subagent", default=None
+)
+
+
+class NoSubagentError(RuntimeError):
+    """A question where no subagent answers."""
+
+
+def ask(question: str | Sequence[Message], *, check: Check | None = None) -> str:
+    """The answer of the subagent to a question; waits for it.
+
+    Call it from ``step`` of an environment or from a tool, in the thread that was called. Answers
+    are drawn at the run's temperature; those to other questions of the batch come from the same
+    decoding.
+
+    Args:
+      question: A message of the user, or several messages, the last of which it answers.
+      check: ``check(answer)``, a number from 0 to 1 for the form of the answer, which the rewards
+        of the subagent read; None for 1.
+
+    Raises:
+      NoSubagentError: If no subagent answers: the recipe of the run has none, or the step is called
+        outside of a run.
+
+    Example:
+      >>> from jaxrl_llm.environments import ask, answered_by
+      >>> with answered_by(lambda messages, check: messages[-1]["content"].upper()):
+      ...     ask("who is there?")
+      'WHO IS THERE?'
+    """
+    answer = _subagent.get()
+    if answer is None:
+        raise NoSubagentError(
+            "ask: no subagent answers; use a recipe that has one, such as m_grpo, or answered_by "
+            "outside of a run."
+        )
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    return answer(messages, check)
+
+
+@contextlib.contextmanager
+def answered_by(
+    answer: Callable[[Sequence[Message], Check | None], str] | None,
+) -> Iterator[None]:
+    """Within this context, ``answer(messages, check)`` answers the questions of this thread."""
+    token = _subagent.set(answer)
+    try:
+        yield
+    finally:
+        _subagent.reset(token)
