@@ -19,12 +19,19 @@ def of_calls(rewards: Array, *, call_advantages: Array) -> Array:
     Returns:
       ``[P, G]`` float32.
 
+    Raises:
+      TypeError: If ``call_advantages`` is not floating point.
+      ValueError: If the shapes differ.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> of_rows = jnp.array([[1.5], [0.0]])
       >>> jr.advantages.of_calls(jnp.ones((2, 1)), call_advantages=of_rows).tolist()
       [[1.5], [0.0]]
+
+    References:
+      None; ours. See :func:`m_grpo`.
     """
     function = "of_calls"
     checks.check_float(function, call_advantages=call_advantages)

@@ -20,6 +20,7 @@ OPTIMIZER = ("loss", "grad_norm", "update_norm", "skipped")
 EXPANDED = {
     "pair_*": [f"pair_{name}" for name in PairOrder._fields if name != "pairs"],
     "critic_*": [f"critic_{name}" for name in OPTIMIZER],
+    "subagent_*": ["subagent_NAME"],
     "seconds_*": [f"seconds_{name}" for name in ("sample", "reward", *PHASES, "total")],
 }
 
