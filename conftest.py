@@ -142,12 +142,13 @@ def _traced_once(make_model):
 @functools.cache
 def _shared_parts():
     from jaxrl_llm.testing import model
-    from jaxrl_llm.train import evolution, policy_gradient, setup
+    from jaxrl_llm.train import evolution, policy_gradient, samplers, setup
 
-    samplers = ["make_sampler", "make_flow_sampler", "make_denoising_sampler", "make_population"]
+    programs = ["make_sampler", "make_flow_sampler", "make_denoising_sampler", "make_population"]
     names = {
         model: ["make_model", "make_flow_model", "make_text_flow_model"],
-        setup: [*samplers, "make_engine", "make_schedule", "make_optimizer", "moving_only"],
+        samplers: [*programs, "make_engine"],
+        setup: ["make_schedule", "make_optimizer", "moving_only"],
         policy_gradient: ["make_step"],
         evolution: ["make_evolution_step"],
     }

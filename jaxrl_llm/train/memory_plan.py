@@ -2,44 +2,47 @@
 
 ``plan_text`` implements ``--plan``: a table, and the options for a run that does not fit.
 ``check_memory`` refuses a run whose state alone exceeds the memory of a device. The rest of the
-module is the inputs of a plan (``load_inputs``), the plan (``make_plan``), a step, a sampler, and
-the formulas of single quantities. All numbers are bytes on one device.
+module is the inputs of a plan (``load_inputs``), the plan (``make_plan``), a step and a sampler;
+the formulas of single quantities are in ``memory_bytes``. All numbers are bytes on one device.
 
 Shared arguments: ``config``, the run; ``elsewhere``, whether it runs on devices that this machine
-does not have, as many as its mesh sizes specify. The formulas read a model's ``ModelConfig``.
+does not have, as many as its mesh sizes specify.
 """
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_llm import logprobs
-from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.core.kernels.vocabulary import block_words
+from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
-from jaxrl_llm.models.attention import block_sizes
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
-from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, update_spec
+from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.denoising import cells_at_once, options_of
 from jaxrl_llm.rollout.sampler import BUCKETS
-from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
+from jaxrl_llm.rollout.sampling.options import DrawOptions
 from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
+from jaxrl_llm.train.memory_bytes import (
+    BatchShape,
+    activation_bytes,
+    cache_bytes,
+    logits_bytes,
+    recorded_bytes,
+    tree_bytes,
+)
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes, sampling_shards
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
@@ -123,15 +126,6 @@ class Plan(NamedTuple):
                 lines.append(_row(2, title, sum(parts.values())))
                 lines += [_row(4, name, count) for name, count in parts.items() if name]
         return lines
-
-
-class BatchShape(NamedTuple):
-    """The part of a batch that a device works on at one time."""
-
-    prompts: int  # P
-    group_size: int  # G
-    prompt_length: int  # Lp, padding included
-    length: int  # T
 
 
 class DecodeShape(NamedTuple):
@@ -851,264 +845,3 @@ def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
     if recipe.noise == "full":
         return max(map(math.prod, shapes))
     return sum(recipe.rank * sum(shape) for shape in shapes)
-
-
-def tree_bytes(
-    tree: ArrayTree,
-    mesh: Mapping[str, int] | None = None,
-    *,
-    spec: Callable = param_spec,
-    rules: ShardingRules = RULES,
-) -> int:
-    """Bytes of arrays, or of their shapes, on one device of a mesh.
-
-    Args:
-      tree: Parameters, or an optimizer state whose paths end in those of the parameters.
-      mesh: Sizes of the mesh axes; this machine need not have these devices.
-      spec: How a leaf is split: ``param_spec``, or ``update_spec`` for gradients and optimizers.
-      rules: Sharding rules of the model.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.memory_plan import tree_bytes
-      >>> params = jr.testing.tiny_model()[1]
-      >>> tree_bytes(params), tree_bytes(params, {"fsdp": 2})
-      (107520, 54080)
-    """
-    sizes = {axis: (mesh or {}).get(axis, 1) for axis in AXES}
-    abstract = jax.sharding.AbstractMesh(tuple(sizes.values()), AXES)
-
-    def one(path: str, x) -> int:
-        # One axis of an array may be split over two mesh axes.
-        axes = jax.tree.leaves(tuple(spec(path, x.shape, abstract, rules)))
-        return x.size * x.dtype.itemsize // math.prod(sizes[axis] for axis in axes)
-
-    arrays = [x for x in jax.tree_util.tree_leaves_with_path(tree) if hasattr(x[1], "shape")]
-    return sum(one(trees.path_str(path), x) for path, x in arrays)
-
-
-def activation_bytes(
-    config: Any,
-    batch: BatchShape,
-    *,
-    remat: str,
-    itemsize: int = 4,
-    adapter: bool = False,
-    split: int = 1,
-    context: int = 1,
-) -> int:
-    """Maximum bytes that the forward pass stores for the backward pass.
-
-    With N = P (Lp + G T) tokens, S = P (Lp^2 + G T (Lp + T)) pairs of them, width D, H query and K
-    key heads of size d, and M hidden units, a layer stores
-
-        full   N D + 2 P Lp K d
-        dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
-        none   N (4 D + 2 (H + K) d + 3 M) + 2 H S
-
-    numbers. "full" stores the input, and the prompt's keys and values, since prompts go through the
-    layers first; "dots" also stores the matrix products; "none" stores everything. While the
-    backward pass recomputes a layer, all numbers of that layer exist. A soft cap of attention
-    scores adds ``H S``. An adapter adds ``2 N M``, for its additions to the hidden units. The last
-    norm stores ``P G T D`` once.
-
-    With k of E experts of M hidden units, ``M`` is ``k M`` above, and a layer adds the router's
-    logits and what enters and leaves the experts: ``N (E + k D)`` to "dots" and ``N (2 E + 2 k D)``
-    to "none".
-
-    Where attention goes in blocks, one block of scores exists at one time, and "none" stores, in
-    place of 2 scores for each pair, float32 outputs and the log-sum-exp of each query.
-
-    A mesh axis ``context`` divides N and the queries of S by its size. Then all keys and values of
-    one layer exist too.
-
-    Args:
-      config: A ``ModelConfig``.
-      batch: What a device works on at one time.
-      remat: "none", "dots" or "full".
-      itemsize: Bytes of a number; attention scores are always float32.
-      adapter: Whether linear layers have a low-rank adapter.
-      split: Size of the ``tensor`` axis, which divides H, K and M.
-      context: Size of the ``context`` axis.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.memory_plan import BatchShape, activation_bytes
-      >>> config, batch = jr.testing.tiny_config(), BatchShape(1, 2, 8, 4)
-      >>> activation_bytes(config, batch, remat="none")
-      64512
-
-    References:
-      None; ours. Tests compare it with compiled programs on CPUs and with traced residuals.
-    """
-    checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
-    c, (P, G, Lp, T) = config, batch
-    Lp_here, T_here = (-(-size // context) for size in (Lp, T))
-    tokens = P * (Lp_here + G * T_here)
-    heads, key_heads = (max(size // split, 1) for size in (c.num_heads, c.num_kv_heads))
-    width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
-
-    def of_token(experts: Any) -> tuple[int, int]:
-        """Numbers of a token in a layer: all of them, and the matrix products."""
-        size, more = c.mlp_width, 0
-        if experts is not None:
-            size, more = experts.active * experts.width, experts.count + experts.active * width
-        hidden = max(size // split, 1)
-        every = 4 * width + 2 * (queries + keys) + 3 * hidden + 2 * more
-        every += queries + keys if getattr(c, "qk_norm", False) else 0
-        every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
-        every += 2 * hidden if adapter else 0
-        return every, 2 * width + queries + 2 * keys + 2 * hidden + more
-
-    experts = getattr(c, "experts", None)
-    dense = [experts is None or c.kind_of(i).dense for i in range(c.num_layers)]
-    each = [of_token(None if x else experts) for x in dense]
-    scores = 2 if getattr(c, "attention_cap", None) is None else 3
-    attention, block = 0, 0
-    of_prompts, of_responses = (P, Lp_here, Lp), (P * G, T_here, T)
-    for rows, asking, length in (of_prompts, of_responses, (P, G * T_here, Lp)):
-        rows, asking = rows * key_heads, asking * heads // key_heads
-        if (sizes := block_sizes(rows, asking, length)) is None:
-            attention += 4 * scores * rows * asking * length
-        else:
-            attention += 4 * rows * asking * (c.head_dim + 1)
-            # The backward pass has the scores and their gradient, and gradients of all queries.
-            pairs = rows * sizes.queries * sizes.keys
-            block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
-    layers = [attention + itemsize * tokens * every for every, _ in each]
-    ends = block + itemsize * P * G * T_here * width
-    if context > 1:
-        ends += itemsize * 2 * P * (Lp + G * T) * keys
-    if remat == "none":
-        return sum(layers) + ends
-    stored = [width if remat == "full" else products for _, products in each]
-    shared = c.num_layers * 2 * P * Lp_here * keys
-    return itemsize * (tokens * sum(stored) + shared) + max(layers) + ends
-
-
-def logits_bytes(
-    vocab_size: int,
-    tokens: int,
-    width: int,
-    *,
-    mesh: Mapping[str, int] | None = None,
-    statistics: bool = False,
-) -> int:
-    """Bytes on one device of the three blocks of logits that exist at one time.
-
-    Args:
-      vocab_size: V.
-      tokens: Tokens of the responses of a microbatch, on all devices.
-      width: Width of hidden states.
-      mesh: Sizes by axis; None is one device.
-      statistics: Whether statistics over the vocabulary are computed, in chunks of tokens.
-    """
-    mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
-    parts = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
-    tokens = -(-tokens // mesh["context"])
-    local = -(-tokens // (mesh["data"] * mesh["fsdp"]))
-    words = block_words(vocab_size, tokens, width, _chunk_of(logprobs.token_logprobs))
-    elements = local * -(-words // parts)
-    if statistics:  # computed along with the log-probabilities
-        chunk = min(_chunk_of(logprobs.vocabulary_statistics), local)
-        elements = max(elements, chunk * vocab_size // parts)
-    return 3 * 4 * elements
-
-
-def _chunk_of(scorer: Callable) -> int:
-    return inspect.signature(scorer).parameters["chunk_size"].default
-
-
-def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
-    """Bytes that a sampler records per token, and how many of them are the token's support.
-
-    Example:
-      >>> from jaxrl_llm.rollout.sampling.options import DrawOptions
-      >>> from jaxrl_llm.train.memory_plan import recorded_bytes
-      >>> recorded_bytes(320, DrawOptions()), recorded_bytes(320, DrawOptions(top_k=5))
-      ((20, 0), (40, 20))
-    """
-    blank = make_draw("recorded_bytes", options, vocab_size=vocab_size).blank
-    return device_bytes(blank), device_bytes(blank.support)
-
-
-def cache_bytes(
-    config: Any,
-    *,
-    prompts: int,
-    prompt_length: int,
-    slots: int,
-    length: int,
-    recorded: int = 20,
-    split: int = 1,
-) -> int:
-    """Bytes of a sampler's keys, values and outputs.
-
-    Args:
-      config: The configuration of the model.
-      prompts: Number of prompts; keys and values of each are stored once.
-      prompt_length: Room for a prompt.
-      slots: Responses that decode at one time.
-      length: Room for a response.
-      recorded: Bytes of the outputs of one token, from :func:`recorded_bytes`.
-      split: Number of devices that the weights of a layer are split over. If it divides the number
-        of key heads, keys and values are split too.
-    """
-    heads = config.num_kv_heads
-    each = 2 * config.num_layers * config.head_dim * (heads if heads % split else heads // split)
-    each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
-    return each * (prompts * prompt_length + slots * length) + recorded * slots * length
-
-
-# By version of control groups: the controller, and the names of its memory limit, of the memory in
-# use, and of the part of that memory in files that can be dropped.
-_GROUPS = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-
-
-def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
-    """Bytes that one device has for a run; None if it does not report them.
-
-    On CPUs this is the free memory of the machine or container, divided equally among the run's
-    ``devices`` there. The files of the operating system are below ``root``.
-    """
-
-    def left_in_groups() -> Iterator[int]:
-        """Bytes left under each limit of the process's control groups, such as a container's."""
-        try:
-            lines = Path(root, "proc/self/cgroup").read_text().splitlines()
-        except OSError:
-            return
-        for _, names, path in (line.split(":", 2) for line in lines if line.count(":") > 1):
-            for kind, limit, used, droppable in _GROUPS:
-                if kind not in names.split(","):
-                    continue
-                here = PurePosixPath(path.lstrip("/"))
-                for part in (here, *here.parents):  # a container may see its group as the root
-                    folder = Path(root, "sys/fs/cgroup", kind, part)
-                    try:
-                        most, taken = (int((folder / name).read_text()) for name in (limit, used))
-                        taken -= _numbers(folder / "memory.stat").get(droppable, 0)
-                    except (OSError, ValueError):  # absent, or "max", which is no limit
-                        continue
-                    yield max(most - taken, 0)
-
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        lines = _numbers(Path(root, "proc/meminfo"))
-        left = min([lines["MemAvailable:"] * 1024, *left_in_groups()])
-    except (OSError, KeyError, ValueError):
-        return None
-    return left // max(min(devices, jax.local_device_count()), 1)
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """Names and numbers, the first two words of each line of an operating-system file."""
-    rows = (line.split() for line in path.read_text().splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1}

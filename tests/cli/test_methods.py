@@ -7,6 +7,7 @@ import re
 import pytest
 from test_cli import ROOT, config_file, one_sentence, run
 
+import jaxrl_llm as jr
 from jaxrl_llm.cli import methods, options
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, catalog
 from jaxrl_llm.train import OptimizerConfig
@@ -133,12 +134,15 @@ def test_every_preset_is_a_recipe_of_the_example_config():
     config = options.load_config(ROOT / "configs" / "tiny.py")
     critics = {n for n in PRESETS if has_second_model(n)}
     assert {"ppo_max", "oprl"} <= critics
+    guessing = jr.environments.NumberGuess()
     plain = []
     for name in PRESETS:
         recipe = catalog.preset(name, length=8, num_prompts=4)
         # A reward model writes nothing to reward; some learn from another model.
         changes = {"reward": None} if recipe.head else {}
         changes |= {"teacher": "another-model"} if recipe.learns_from_model else {}
+        if recipe.subagent:  # only an environment asks it
+            changes = {"environment": guessing, "reward": None}
         plain += [] if changes else [name]
         made = dataclasses.replace(config, recipe=name, **changes)
         assert (made.critic_optimizer is not None) == (name in critics)

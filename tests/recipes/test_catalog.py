@@ -75,6 +75,8 @@ def modules_in(recipe: Recipe) -> set[str]:
     """Modules of all functions in the slots of a recipe."""
     left, found = [r.function for part in wiring.readers(recipe) for r in part], set()
     left += recipe.likelihood or ()
+    if recipe.subagent is not None:
+        left += [recipe.subagent.rewards, recipe.subagent.advantage]
     if recipe.collector is not None:
         parts = (recipe.collector, getattr(recipe.collector, "policy", None))
         found |= {type(part).__module__ for part in parts}

@@ -1,5 +1,6 @@
 """Every preset's whole loss and gradient against the paper's formula in float64, row by row."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -46,6 +47,7 @@ TOKEN_LOSS = {
     "dr_grpo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.2),
     "rloo": lambda x, old, ref, a: -a * x,
     "dapo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.28, 10.0),
+    "m_grpo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.28),
     "gspo": lambda x, old, ref, a: np.full(
         x.shape, clip(np.exp((x - old).mean()), a, 1 - 3e-4, 1 + 4e-4)
     ),
@@ -117,6 +119,21 @@ def test_the_gradient_is_the_derivative(name):
     assert np.abs(grad).max() > 1e-3
 
 
+def test_the_subagent_of_m_grpo_has_the_same_loss_with_given_advantages():
+    """Of each answer, a row of its own."""
+    logp, batch = make_batch()
+    recipe = jr.recipes.m_grpo().subagent.recipe
+    given = np.random.default_rng(4).normal(size=(P, G)).astype(np.float32)
+    extras = {"call_advantages": jnp.asarray(given)}
+    ready, _ = recipe.prepare(dataclasses.replace(batch, extras=extras), recipe.init())
+    rows = []
+    for p, g in np.argwhere(np.asarray(batch.where)):
+        m = np.asarray(batch.mask[p, g])
+        x, old = (np.asarray(v[p, g], np.float64)[m] for v in (logp, batch.old_logp))
+        rows += [TOKEN_LOSS["m_grpo"](x, old, None, given[p, g]).mean()] if m.any() else []
+    assert float(recipe.loss(logp, ready)) == pytest.approx(np.mean(rows), rel=2e-6)
+
+
 def test_cispo_weighs_the_policy_gradient():
     logp, batch = make_batch()
     recipe = jr.recipes.cispo(w_max=1.3, w_min=0.7)
@@ -147,6 +164,8 @@ def test_cispo_weighs_the_policy_gradient():
         ("gspo", {"eps_high": 0.05}),
         ("sapo", {"tau_pos": 2.0}),
         ("sapo", {"tau_neg": 2.0}),
+        ("m_grpo", {"eps_low": 0.05}),
+        ("m_grpo", {"eps_high": 0.05}),
         ("cispo", {"w_min": 0.9}),
         ("cispo", {"w_max": 1.1}),
     ],

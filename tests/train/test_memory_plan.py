@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models import ExpertsConfig, LayerKind, make_model, param_shapes
 from jaxrl_llm.models.sharding import (
@@ -37,18 +38,15 @@ from jaxrl_llm.train import (
     make_step,
     memory_plan,
 )
-from jaxrl_llm.train.memory_plan import (
+from jaxrl_llm.train.memory_bytes import (
     BatchShape,
     activation_bytes,
-    available_memory,
     cache_bytes,
-    lay_out,
-    load_inputs,
     logits_bytes,
-    make_plan,
     recorded_bytes,
     tree_bytes,
 )
+from jaxrl_llm.train.memory_plan import lay_out, load_inputs, make_plan
 from jaxrl_llm.train.score import score_hidden
 
 ROOT = Path(__file__).parents[1]

@@ -1,0 +1,285 @@
+"""The samplers of a run: of rollouts, baselines, evaluations and drafts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime.threads import compile_aside
+from jaxrl_llm.curation.collectors.protocol import collector_needs, draft_steps_of, entropy_tau_of
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.models.denoising import is_causal
+from jaxrl_llm.models.mixture import mix_models
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.rollout import (
+    DenoisingOptions,
+    make_denoising_sampler,
+    make_engine,
+    make_flow_sampler,
+    make_sampler,
+)
+from jaxrl_llm.train.config import SamplingConfig, TrainConfig
+from jaxrl_llm.train.denoising import scorer_of
+from jaxrl_llm.train.evolution import make_population
+from jaxrl_llm.train.policy_gradient import Teacher
+
+
+class Samplers(NamedTuple):
+    """The samplers of a run; equal samplers are shared, so each is compiled once."""
+
+    rollouts: Callable  # on the sampler mesh if there is one; for an evolution, its population
+    baseline: Callable  # one greedy response per question, on the same mesh
+    greedy: Callable  # the same for the evaluation, on the training mesh
+    sampled: Callable  # responses of the sampled evaluation
+    engine: Any  # decodes rollouts in slots instead, or None
+    drafts: Callable | None = None  # drafts of a flow policy, for a collector that requests them
+
+
+def compile_sampled(
+    samplers: Samplers,
+    params: ArrayTree,
+    key: jax.Array,
+    questions: Sequence[Question],
+    batch_size: int,
+) -> Future | None:
+    """Compiles the program of the sampled evaluation in another thread.
+
+    None if that is of no use: one program serves both evaluations, or several processes have to
+    compile theirs in one order.
+    """
+    compile_for = getattr(samplers.sampled, "compile_for", None)
+    if compile_for is None or samplers.sampled is samplers.greedy or jax.process_count() > 1:
+        return None
+    part = list(questions[:batch_size])
+    prompts = [q.tokens for q in part + [part[-1]] * (batch_size - len(part))]
+    return compile_aside(
+        "compile the sampled evaluation", lambda: compile_for(params, key, prompts)
+    )
+
+
+def policy_sampler(
+    sampling: SamplingConfig,
+    recipe: Any,
+    model: Model,
+    tokenizer,
+    mesh,
+    *,
+    group_size: int,
+    greedy: bool = False,
+    shared_prefix_len: int = 0,
+) -> Callable:
+    """A sampler of ``group_size`` responses per prompt, with the run's options or greedy."""
+    if model.velocity is not None:
+        steps, length = (
+            recipe.likelihood.steps,
+            recipe.likelihood.text_length(sampling.max_new_tokens),
+        )
+        if steps is not None and steps > sampling.max_new_tokens:
+            raise ValueError(
+                f"sampling: max_new_tokens {sampling.max_new_tokens} is below the {steps} steps of "
+                f"recipe {recipe.name!r}."
+            )
+        return make_flow_sampler(
+            model,
+            recipe.likelihood,
+            steps=sampling.max_new_tokens - length,
+            group_size=group_size,
+            deterministic=greedy,
+            text_length=length,
+            stop_ids=tokenizer.eos_ids if length else (),
+            pad_id=tokenizer.pad_id,
+            mesh=mesh,
+        )
+    if not is_causal(model):
+        return make_denoising_sampler(
+            model,
+            group_size=group_size,
+            mesh=mesh,
+            temperature=0.0 if greedy else sampling.temperature,
+            options=sampling.denoising,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+        )
+    return make_sampler(
+        model,
+        group_size=group_size,
+        mesh=mesh,
+        temperature=0.0 if greedy else sampling.temperature,
+        top_k=None if greedy else sampling.top_k,
+        top_p=None if greedy else sampling.top_p,
+        min_p=None if greedy else sampling.min_p,
+        max_new_tokens=sampling.max_new_tokens,
+        stop_ids=tokenizer.eos_ids,
+        pad_id=tokenizer.pad_id,
+        shared_prefix_len=shared_prefix_len,
+    )
+
+
+def make_samplers(
+    config: TrainConfig,
+    recipe: Any,
+    model: Model,
+    tokenizer,
+    mesh,
+    sampler_mesh,
+    *,
+    longest: int,
+    shared_prefix_len: int,
+    teacher: Any = None,
+) -> Samplers:
+    """The samplers of a run; ``longest`` is the maximum number of tokens of a training prompt."""
+    sampling, group_size = config.sampling, config.sampling.group_size
+    _check_denoising(config, recipe, model)
+    # The model that samples rollouts; evaluations and baselines use the policy alone.
+    behavior = model
+    if isinstance(teacher, Teacher) and recipe.teacher_mixture:
+        _check_mixture(config)
+        behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
+
+    def sampler(where, size: int, *, greedy: bool = False, model: Model = model) -> Callable:
+        return policy_sampler(
+            sampling,
+            recipe,
+            model,
+            tokenizer,
+            where,
+            group_size=size,
+            greedy=greedy,
+            shared_prefix_len=shared_prefix_len,
+        )
+
+    samples = config.evaluation.samples or group_size
+    greedy = baseline = sampler(mesh, 1, greedy=True)
+    if recipe.forward_only:
+        filtered = recipe.temperature > 0
+        rollouts = make_population(
+            model,
+            recipe,
+            group_size=group_size,
+            mesh=mesh,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+            shared_prefix_len=shared_prefix_len,
+            top_k=sampling.top_k if filtered else None,
+            top_p=sampling.top_p if filtered else None,
+            min_p=sampling.min_p if filtered else None,
+        )
+        sampled = sampler(mesh, samples)
+    elif sampler_mesh is not None:
+        rollouts = sampler(sampler_mesh, group_size)
+        baseline = sampler(sampler_mesh, 1, greedy=True)
+        sampled = sampler(mesh, samples)
+    elif model.velocity is not None:  # rollouts have noise in their steps, evaluations do not
+        rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
+    else:
+        rollouts = sampler(mesh, group_size, model=behavior)
+        same = behavior is model and samples == group_size
+        sampled = rollouts if same else sampler(mesh, samples)
+    engine, collector = None, recipe.collector
+    plays = config.environment is not None
+    if sampling.slots is not None or plays or collector_needs(collector, "needs_slots"):
+        every = config.prompts_per_step * group_size
+        slotted = sampling if sampling.slots else dataclasses.replace(sampling, slots=every)
+        rows, width = slotted.grid(config.prompts_per_step, prompt_length=longest)
+        engine = make_engine(
+            behavior,
+            mesh=mesh if sampler_mesh is None else sampler_mesh,
+            rows=rows,
+            width=width,
+            prompt_length=longest,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+            # An evaluation of episodes decodes greedily in the same slots.
+            vary=(
+                ("temperature",)
+                if plays or collector_needs(collector, "varies_temperature")
+                else ()
+            ),
+            entropy=collector_needs(collector, "records_entropy"),
+            runner_up=collector_needs(collector, "records_runner_up"),
+            model_entropy=collector_needs(collector, "records_model_entropy"),
+            entropy_tau=entropy_tau_of(collector),
+        )
+    drafts = None
+    if (steps := draft_steps_of(collector)) is not None:
+        drafts = make_flow_sampler(
+            model,
+            recipe.likelihood,
+            steps=steps,
+            group_size=group_size,
+            deterministic=True,
+            mesh=mesh,
+        )
+    return Samplers(rollouts, baseline, greedy, sampled, engine, drafts)
+
+
+def _check_mixture(config: TrainConfig) -> None:
+    """Raises ValueError for a run in which a teacher cannot sample with the policy."""
+    if config.environment is not None:
+        raise ValueError(
+            "config: a recipe with teacher_mixture cannot use an environment, since a teacher does "
+            "not sample episodes; use a recipe without teacher_mixture."
+        )
+    if config.asynchrony.sampler_devices:
+        raise ValueError(
+            "asynchrony: sampler_devices would need a second copy of the teacher, which samples "
+            "with the policy; use 0."
+        )
+
+
+def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
+    """Raises ValueError for options that the model of a run, causal or not, does not support."""
+    sampling = config.sampling
+    if draft_steps_of(recipe.collector) is not None and model.velocity is None:
+        raise ValueError(
+            f"config: {recipe.collector!r} asks for drafts, which only a flow model makes."
+        )
+    if is_causal(model):
+        if sampling.denoising != DenoisingOptions():
+            raise ValueError(
+                f"sampling: denoising has no effect with a causal model; got {sampling.denoising}."
+            )
+        if collector_needs(recipe.collector, "fixes_tokens"):
+            raise ValueError(
+                f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
+                "denoising model (causal=False)."
+            )
+        return
+    for name in ("top_k", "top_p", "min_p", "slots"):
+        if getattr(sampling, name) is not None:
+            raise ValueError(f"sampling: {name} has no effect with a denoising model.")
+    if not recipe.forward_only:
+        scorer_of(recipe, model, temperature=sampling.temperature)
+    if model.velocity is not None and config.mesh.context != 1:
+        raise ValueError(
+            f"mesh: context {config.mesh.context} has no effect with a flow model, whose latents "
+            "are not split; use data."
+        )
+    if model.velocity is not None and sampling.denoising != DenoisingOptions():
+        raise ValueError(
+            f"sampling: denoising has no effect with a flow model; got {sampling.denoising}."
+        )
+    collector = recipe.collector
+    if config.environment is not None or collector_needs(collector, "needs_slots"):
+        raise ValueError(
+            "config: a denoising model writes responses of a fixed length, which an environment or "
+            "this collector cannot continue."
+        )
+    if config.offline and config.evaluation.enabled:
+        raise ValueError(
+            "evaluation: a denoising model cannot be evaluated on the pairs of the data; turn the "
+            "evaluation off."
+        )
+    if recipe.forward_only or config.asynchrony.max_staleness:
+        what = "an evolution recipe" if recipe.forward_only else "rollouts ahead of their step"
+        raise ValueError(f"config: a denoising model cannot train with {what}.")
