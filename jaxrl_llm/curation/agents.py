@@ -174,12 +174,17 @@ def entropy_branches(
     gain = masking.zero_masked(entropy, valid) - masking.zero_masked(first_entropy, valid)
     u = jnp.clip(draws - weight * gain[..., None], 0.0, 1.0)
     wanted = (u <= prob) & valid[..., None]
+    return _grant(wanted, jnp.broadcast_to(jnp.asarray(slots), shape[:-1]))
+
+
+@jax.jit  # a loop of its own for each call would be compiled for each call
+def _grant(wanted: Array, slots: Array) -> Array:
+    """The branches among those wanted, the first rollouts first, until no slot is left."""
     tries = jnp.arange(wanted.shape[-1])
 
     def one(left: Array, wanted: Array) -> tuple[Array, Array]:
         taken = wanted & (tries < left[..., None])
         return left - jnp.sum(taken, axis=-1), taken
 
-    left = jnp.broadcast_to(jnp.asarray(slots), shape[:-1])
-    _, taken = jax.lax.scan(one, left, jnp.moveaxis(wanted, -2, 0))
+    _, taken = jax.lax.scan(one, slots, jnp.moveaxis(wanted, -2, 0))
     return jnp.moveaxis(taken, 0, -2)

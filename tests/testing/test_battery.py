@@ -1,7 +1,8 @@
 """Presets pass the battery, and every check of it fails on a recipe made wrong for it.
 
-Checks of arrays run for every preset; those that compile a model, a sampler or the functions a
-second time, for presets that together have every feature of a train step with every other one.
+Checks of arrays run for every preset; those that compile the functions a second time, for presets
+that together have every feature of a train step with every other one; those that compile a model
+or a sampler, for presets that together have every feature.
 """
 
 import dataclasses
@@ -52,14 +53,15 @@ COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "r
 
 
 # What these find in a function alone, other checks find in arrays ("devices", "microbatches",
-# "on_policy"), and the loop trains every preset: they run for presets with every pair of features.
-OF_PAIRS = ("train_step", "rollouts", "layouts", "checkpoint", "jit")
+# "on_policy"), and the loop trains every preset: they run for presets that together have every
+# combination of so many features.
+SAMPLED = {"train_step": 1, "rollouts": 1, "layouts": 2, "checkpoint": 2, "jit": 2}
 
 
 def preset_checks():
     for name, check in itertools.product(PRESETS, CHECKS):
-        if check in OF_PAIRS and name not in COSTLY.get(check, ALWAYS):
-            continue  # see test_presets_with_every_pair_of_features
+        if check in SAMPLED and name not in COSTLY.get(check, ALWAYS):
+            continue  # see test_presets_with_every_combination_of_features
         fast = check in QUICK or name in COSTLY.get(check, ALWAYS)
         yield pytest.param(name, check, marks=[] if fast else [pytest.mark.slow])
 
@@ -94,19 +96,19 @@ def features(recipe: Recipe) -> frozenset:
 
 
 @functools.cache
-def every_pair() -> list[str]:
-    """Presets that together have every two features that any preset has together.
+def with_every_combination(size: int) -> list[str]:
+    """Presets that together have every ``size`` features that any preset has together.
 
     Not a parameter: all presets together take seconds to make, in every process of a run.
     """
     left = {
-        name: {frozenset(pair) for pair in itertools.combinations(features(preset(name)), 2)}
+        name: set(map(frozenset, itertools.combinations(features(preset(name)), size)))
         for name in sorted(PRESETS)
     }
     chosen = []
     while best := left[name := max(left, key=lambda name: len(left[name]))]:
         chosen.append(name)
-        left = {name: pairs - best for name, pairs in left.items()}
+        left = {name: found - best for name, found in left.items()}
     return chosen
 
 
@@ -115,9 +117,9 @@ PARTS = 8
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("check", OF_PAIRS)
-def test_presets_with_every_pair_of_features(check, part):
-    for name in every_pair()[part::PARTS]:
+@pytest.mark.parametrize("check", SAMPLED)
+def test_presets_with_every_combination_of_features(check, part):
+    for name in with_every_combination(SAMPLED[check])[part::PARTS]:
         assert_recipe_ok(preset(name), only=[check])
 
 
@@ -127,9 +129,10 @@ def test_features_are_what_a_step_does():
     assert kinds["dr_grpo"] == kinds["gspo"]
     assert len(set(kinds.values())) == len(names) - 1
     every = [features(preset(name)) for name in PRESETS]
-    chosen = [features(preset(name)) for name in every_pair()]
-    assert len(chosen) < len(every) / 3
-    assert frozenset().union(*chosen) == frozenset().union(*every)
+    for size, most in ((1, 6), (2, 3)):
+        chosen = [features(preset(name)) for name in with_every_combination(size)]
+        assert len(chosen) < len(every) / most
+        assert frozenset().union(*chosen) == frozenset().union(*every)
 
 
 # Slots that no preset fills.
