@@ -82,7 +82,7 @@ class CompiledStep:
         self.compiled: Callable | None = None  # made on the first call, when shardings are known
         self._next_shapes, self._steps = next_shapes, 0
         self._seen, self._looked_ahead = set[Any](), set[Any]()
-        self._ahead: Future | None = None
+        self.compiling: Future | None = None  # the last program that was compiled ahead
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         """One update of the state; see ``make_step``."""
@@ -124,7 +124,7 @@ class CompiledStep:
         compiled: Any = self.compiled
         inner, then = jax.tree.map(_abstract, inner, inner), jax.tree.map(_abstract, then, batch)
         args = inner, then, key, base, self._teacher
-        self._ahead = compile_aside(
+        self.compiling = compile_aside(
             "compile the next step", lambda: compiled.lower(*args).compile()
         )
 
