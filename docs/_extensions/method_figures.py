@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import matplotlib.pyplot as plt
 import method_curves
+import method_own
 import method_pushes
 import numpy as np
 from matplotlib.figure import Figure
@@ -75,7 +76,12 @@ def quick_compiler() -> Iterator[None]:
 
 
 def choose(method: catalog.Method) -> Choice | None:
-    """The first figure that suits a method: of its own functions, its preset, or any function."""
+    """The first figure that suits a method: of its own functions, its preset, or any function.
+
+    Methods that no kind suits have one of their own.
+    """
+    if method.key in method_own.OWN:
+        return Choice(*method_own.OWN[method.key](), "own")
     own = LAYER_OF.get(method.kind, f"{method.kind}s")
     rules = (*KINDS, SWEEP)
     found = of_functions(method, own, rules if method.kind in RULES else KINDS, alone=True)

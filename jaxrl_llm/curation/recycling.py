@@ -182,7 +182,7 @@ def swarm_groups(
     Args:
       key: See the module.
       informative: bool ``[N]``, True for groups whose rewards differ
-        (:func:`informative_groups`).
+        (:func:`informative_groups`, where any of a group is True).
       local: bool ``[N]``, True for local groups.
       count: Number of local groups, not negative.
       foreign: Number of foreign groups, not negative.

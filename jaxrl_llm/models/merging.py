@@ -323,6 +323,9 @@ def model_stock(base: ArrayTree, models: Sequence[ArrayTree]) -> ArrayTree:
         ratio = k c / (1 + (k - 1) c),   c the mean cosine between two task vectors of a leaf
         ratio * average + (1 - ratio) * base
 
+    Task vectors that point away from each other (c below 0) give a ratio below 0, which grows
+    without bound as c nears ``-1 / (k - 1)``; at and below that it is 0.
+
     Args:
       base: See the module.
       models: k of them, at least 2.

@@ -53,7 +53,8 @@ def alignment_weights(logp: Array, sum_pi_sq: Array, mask: Array) -> Array:
 
     The weight of a pair is the product of the weights of its responses, so that pairs sampled by
     another policy are weighted as if this policy had sampled them. ``sum_pi_sq`` is the expected
-    probability of a token that the policy samples, so its own samples have weights near 1.
+    probability of a token that the policy samples, so its own samples have weights
+    near 1 where it is nearly certain.
 
     Args:
       logp: ``[..., T]``, floating point, log-probabilities (nats) of the tokens under the policy.

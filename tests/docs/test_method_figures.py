@@ -1,4 +1,4 @@
-"""The figures of methods show the numbers of the library, and nine in ten methods have one."""
+"""The figures of methods show the numbers of the library, and every method has one."""
 
 import importlib
 import sys
@@ -14,8 +14,8 @@ pytest.importorskip("matplotlib").use("Agg")
 EXTENSIONS = Path(__file__).resolve().parents[2] / "docs" / "_extensions"
 sys.path.insert(0, str(EXTENSIONS))
 try:
-    names = ("method_curves", "method_figures", "method_pushes")
-    curves, figures, pushes = map(importlib.import_module, names)
+    names = ("method_curves", "method_figures", "method_own", "method_pushes")
+    curves, figures, own, pushes = map(importlib.import_module, names)
 finally:
     sys.path.remove(str(EXTENSIONS))
 
@@ -45,6 +45,9 @@ def chosen(key):
         ("otr", "choice_loss"),
         ("spg", "level_weight"),
         ("n_step", "credit"),
+        ("mua_rl", "own"),
+        ("past_future", "own"),
+        ("slot_sampler", "own"),
     ],
 )
 def test_a_method_has_its_kind_of_figure(key, kind):
@@ -105,10 +108,35 @@ def test_a_preset_that_only_chooses_prompts_has_no_push():
         pushes.show("vade")
 
 
-@pytest.mark.slow
-def test_nine_in_ten_methods_have_a_figure():
-    """Of a sample; the site's build draws all of them, and fails if too few have one."""
+@pytest.fixture(scope="module")
+def sample():
+    """Methods, and the figures of all of them; the site's build draws every method."""
     methods = catalog.CATALOG[::12]
-    found = figures.draw(methods)
-    assert len(found) >= 0.9 * len(methods), [m.key for m in methods if m.key not in found]
+    return methods, figures.draw(methods)
+
+
+@pytest.mark.slow
+def test_every_method_has_a_figure(sample):
+    methods, found = sample
+    assert len(found) == len(methods), [m.key for m in methods if m.key not in found]
     assert all(picture.png.startswith(b"\x89PNG") for picture in found.values())
+
+
+def test_own_figures_are_of_methods_of_the_catalog():
+    assert own.OWN.keys() <= {method.key for method in catalog.CATALOG}
+
+
+@pytest.mark.slow
+def test_only_methods_that_no_kind_suits_have_their_own_figure(sample, monkeypatch):
+    methods, found = sample
+    keys = {key for key, picture in found.items() if picture.kind == "own"}
+    monkeypatch.setattr(own, "OWN", {})
+    assert keys and not figures.draw([method for method in methods if method.key in keys])
+
+
+def test_the_peak_of_running_requests_is_the_top_of_their_area():
+    figure, _ = own.past_future()
+    (axis,) = figure.axes
+    top = max(path.vertices[:, 1].max() for area in axis.collections for path in area.get_paths())
+    assert axis.lines[0].get_ydata()[0] == top
+    curves.plt.close(figure)
