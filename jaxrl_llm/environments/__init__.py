@@ -3,7 +3,7 @@
 from jaxrl_llm.core.runtime.lazy import lazy
 from jaxrl_llm.data.messages import Message, Parsed, ToolCall, ToolSpec
 from jaxrl_llm.environments.arrays import ArrayEnv, stack
-from jaxrl_llm.environments.asking import NoSubagentError, answered_by, ask
+from jaxrl_llm.environments.asking import NoSubagentError, SubagentError, answered_by, ask
 from jaxrl_llm.environments.gridworld import Gridworld
 from jaxrl_llm.environments.memory_bandit import MemoryBandit
 from jaxrl_llm.environments.number_guess import NumberGuess
@@ -33,6 +33,7 @@ __all__ = [
     "MemoryBandit",
     "Message",
     "NoSubagentError",
+    "SubagentError",
     "NumberGuess",
     "Observation",
     "OpenEnv",

@@ -22,25 +22,31 @@ _subagent: ContextVar[Callable[[Sequence[Message], Check | None], str] | None] =
 )
 
 
-class NoSubagentError(RuntimeError):
+class SubagentError(RuntimeError):
+    """A question that got no answer, for a reason that is not the question's."""
+
+
+class NoSubagentError(SubagentError):
     """A question where no subagent answers."""
 
 
 def ask(question: str | Sequence[Message], *, check: Check | None = None) -> str:
     """The answer of the subagent to a question; waits for it.
 
-    Call it from ``step`` of an environment or from a tool, in the thread that was called. Answers
-    are drawn at the run's temperature; those to other questions of the batch come from the same
-    decoding.
+    Call it from ``step`` of an environment or from a tool, in the thread that was called, one
+    question after the other. Answers are drawn at the run's temperature; those to other questions
+    of the batch come from the same decoding.
 
     Args:
       question: A message of the user, or several messages, the last of which it answers.
       check: ``check(answer)``, a number from 0 to 1 for the form of the answer, which the rewards
-        of the subagent read; None for 1.
+        of the subagent read (``rewards.call_rewards``); None for 1.
 
     Raises:
       NoSubagentError: If no subagent answers: the recipe of the run has none, or the step is called
         outside of a run.
+      SubagentError: If the subagent fails, a check fails or gives another number, or another
+        question of the same step is not answered yet.
 
     Example:
       >>> from jaxrl_llm.environments import ask, answered_by

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from jaxrl_llm.data.messages import Message, Parsed, ToolCall, ToolSpec
 from jaxrl_llm.environments.arithmetic import calculate
-from jaxrl_llm.environments.asking import NoSubagentError
+from jaxrl_llm.environments.asking import SubagentError
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards.sandbox import SandboxError
 from jaxrl_llm.rewards.scoring import Reward
@@ -122,11 +122,11 @@ def call_tool(tools: Sequence[ToolSpec], call: ToolCall, *, limit: int = 4000) -
 
     Raises:
       SandboxError: If a tool needs a sandbox that cannot run here.
-      NoSubagentError: If a tool asks a subagent and there is none.
+      SubagentError: If a tool asks a subagent and there is none, or it fails.
     """
     try:
         text = _result(tools, call)
-    except (SandboxError, NoSubagentError):
+    except (SandboxError, SubagentError):
         raise
     except (Exception, SystemExit) as error:
         text = f"Error: {type(error).__name__}: {error}"

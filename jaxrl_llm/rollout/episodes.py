@@ -38,7 +38,7 @@ from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.core.runtime.watchdog import Watchdog
 from jaxrl_llm.curation.collectors.protocol import Response, TurnStart
 from jaxrl_llm.data.messages import Message, Parsed
-from jaxrl_llm.environments.asking import answered_by
+from jaxrl_llm.environments.asking import SubagentError, answered_by
 from jaxrl_llm.environments.protocol import Env, Observation
 from jaxrl_llm.rewards.scoring import Scores
 from jaxrl_llm.rollout.engine.requests import Completion, NextTurn, slice_tokens
@@ -414,10 +414,17 @@ class Episodes:
         if player is None:
             return _await(self._env.step(play.state, action)), ()
         before = sum(len(turn.calls) for turn in play.turns)
+        asking = threading.Lock()
 
         def answer(messages: Sequence[Message], check: Callable | None) -> str:
-            calls.append(player.ask(request, before + len(calls), messages, check))
-            return calls[-1].text
+            # The number of a question decides its random numbers: it must not depend on timing.
+            if not asking.acquire(blocking=False):
+                raise SubagentError("ask: a step asks one question at a time, not several at once.")
+            try:
+                calls.append(player.ask(request, before + len(calls), messages, check))
+                return calls[-1].text
+            finally:
+                asking.release()
 
         with answered_by(answer):
             result = _await(self._env.step(play.state, action))

@@ -1,5 +1,6 @@
 """A second policy that answers the questions of environments while episodes are played."""
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,13 +12,20 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.threads import LAUNCHING
 from jaxrl_llm.data.messages import Message
-from jaxrl_llm.rollout.types import Rollout
+from jaxrl_llm.environments.asking import SubagentError
+from jaxrl_llm.rollout.types import FAILED, Rollout
 
 # Questions of one episode; their numbers are part of the numbers of requests.
 _MOST = 64
 # Seconds that a question waits for others, which are then answered with it.
 _GATHER = 0.01
+# Held by the thread of an environment that samples. The end of the program takes it for good: a
+# device call in a thread that ends with the program would abort it.
+_SAMPLING = threading.Lock()
+_ENDS_WITHIN = 60.0  # seconds
+atexit.register(_SAMPLING.acquire, timeout=_ENDS_WITHIN)
 
 
 class CallRecord(NamedTuple):
@@ -73,7 +81,7 @@ class SubagentPlayer:
         self._renderer, self._decode = renderer, decode
         self._rows, self._room = rows, prompt_length
         self._waiting: list[_Question] = []
-        self._lock, self._sampling = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         # Before a deadline of the environment runs.
         sampler.compile_for(params, key, [[0]] * rows)
 
@@ -85,6 +93,7 @@ class SubagentPlayer:
         Raises:
           ValueError: If the question is longer than ``prompt_length``, or an episode asks more than
             64.
+          SubagentError: If sampling or the check fails.
         """
         prompt = tuple(self._renderer.prompt(messages, ()))
         if len(prompt) > self._room:
@@ -99,15 +108,17 @@ class SubagentPlayer:
             self._waiting.append(question)
         time.sleep(_GATHER)
         while not question.answered.is_set():
-            with self._sampling:  # whoever comes first answers those that wait
+            with _SAMPLING:  # whoever comes first answers those that wait
                 if not question.answered.is_set():
                     self._answer()
-        if isinstance(question.result, BaseException):
-            raise question.result
+        if isinstance(error := question.result, BaseException):
+            name = type(error).__name__
+            raise SubagentError(f"ask: the subagent failed with {name}: {error}") from error
         row = question.result
+        if (row.finish == FAILED).any():
+            raise SubagentError("ask: the subagent's logits are not finite.")
         text = self._decode(row.tokens[row.mask].tolist())
-        form = 1.0 if check is None else float(check(text))
-        return CallRecord(row, text, form)
+        return CallRecord(row, text, 1.0 if check is None else _form(check, text))
 
     def _answer(self) -> None:
         with self._lock:
@@ -124,6 +135,19 @@ class SubagentPlayer:
         blank = self._rows - len(batch)
         prompts = [list(question.prompt) for question in batch] + [[0]] * blank
         ids = np.array([question.request for question in batch] + [0] * blank, np.int64)
-        rollout = self._sampler(self._params, self._key, prompts, request_ids=ids[:, None])
+        with LAUNCHING:
+            rollout = self._sampler(self._params, self._key, prompts, request_ids=ids[:, None])
         rollout = processes.to_host(rollout)
         return [jax.tree.map(lambda x, i=i: x[i : i + 1], rollout) for i in range(len(batch))]
+
+
+def _form(check: Callable, text: str) -> float:
+    """The number that a check gives an answer."""
+    try:
+        form = float(check(text))
+    except Exception as error:
+        name = type(error).__name__
+        raise SubagentError(f"ask: the check failed with {name}: {error}") from error
+    if not 0 <= form <= 1:
+        raise SubagentError(f"ask: the check of an answer must give 0 to 1; got {form}.")
+    return form

@@ -214,7 +214,10 @@ def check_memory(config: TrainConfig) -> None:
     if available is None:
         return
     model, params, _ = abstract_model(config)
-    state = _state_bytes(_make_run(config, PlanInputs(model, params, 0, 0)))
+    subagent = _abstract_subagent(
+        config, find_recipe(config.recipe, config.sampling), model, params
+    )
+    state = _state_bytes(_make_run(config, PlanInputs(model, params, 0, 0, subagent=subagent)))
     total = sum(state.values())
     if total > available:
         parts = ", ".join(f"{name} {_size(count)}" for name, count in state.items())
@@ -346,14 +349,20 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = text_room(config, recipe, model, longest)
     longest = next((size for size in BUCKETS if size >= longest), longest)
-    subagent = None
-    if recipe.subagent is not None:
-        subagent = model, params
-        if (other := config.subagent.model) is not None:
-            other = dataclasses.replace(config, model=other, quantization=None)
-            subagent = abstract_model(other)[:2]
+    subagent = _abstract_subagent(config, recipe, model, params)
     teacher = _abstract_teacher(config)
     return PlanInputs(model, params, longest, len(held_out), *teacher, subagent=subagent)
+
+
+def _abstract_subagent(
+    config: TrainConfig, recipe: Any, model: Model, params: ArrayTree
+) -> tuple[Model, ArrayTree] | None:
+    """The subagent's model and the shapes of its parameters; those of the policy by default."""
+    if recipe.subagent is None:
+        return None
+    if (other := config.subagent.model) is None:
+        return model, params
+    return abstract_model(dataclasses.replace(config, model=other, quantization=None))[:2]
 
 
 def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
@@ -715,6 +724,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     if not shapes:
         return {}
     sizes = _decoding_bytes(run, shapes) | _judging_bytes(run) | _mixture_bytes(run)
+    sizes |= _answering_bytes(run)
     if not recipe.forward_only:
         return sizes
     if recipe.noise == "full":  # the weights of one member
@@ -739,6 +749,23 @@ def _judging_bytes(run: _Run) -> dict[str, int]:
         length=reward.max_new_tokens,
     )
     return {"cache of the judge": cache}
+
+
+def _answering_bytes(run: _Run) -> dict[str, int]:
+    """Keys, values, outputs and logits of the subagent, which samples while the slots exist."""
+    if run.inputs.subagent is None:
+        return {}
+    config, options = run.inputs.subagent[0].config, run.config.subagent
+    rows = -(-run.config.episodes.workers // run.sampling_shards)
+    cache = cache_bytes(
+        config,
+        prompts=rows,
+        prompt_length=options.prompt_length,
+        slots=rows,
+        length=options.max_new_tokens,
+        split=run.mesh["tensor"],
+    )
+    return {"sampler of the subagent": cache + 2 * 4 * config.vocab_size * rows}
 
 
 def _mixture_bytes(run: _Run) -> dict[str, int]:

@@ -206,7 +206,7 @@ class Experiment:
             player = None
             if subagent is not None:
                 player = self.subagent_player(subagent, self.on_rollout_mesh(key), 0x7FFFFFFF)
-            elif self.subagent is not None:
+            elif self.recipe.subagent is not None:
                 raise ValueError(
                     f"evaluate: recipe {self.recipe.name!r} has a subagent, whose parameters are "
                     "in the state of its run; a run evaluates them."
@@ -764,6 +764,9 @@ def load_subagent(
             f"subagent: a question of {options.prompt_length} tokens and an answer of "
             f"{options.max_new_tokens} exceed the context of {model.config.max_length} tokens."
         )
+    if (budget := config.tokens_per_microbatch) is not None:
+        row = options.prompt_length, 1, options.max_new_tokens
+        check_group_fits("subagent", model, budget, row, batch_shards(mesh))
     where = sampling_mesh(mesh, config.prompts_per_step)
     shards = batch_shards(where)
     return SubagentParts(
@@ -888,19 +891,11 @@ def init_experiment(
         output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
         reference=None if frozen or config.reference is None else start,
     )
-    if (parts := experiment.subagent) is not None:
-        own = init_state(
-            parts.params,
-            optimizer,
-            recipe.subagent.recipe,
-            key=jax.random.key(config.seed),
-            mesh=experiment.mesh,
-            rules=parts.model.sharding_rules,
-        )
-        own = SubagentState(own.params, own.opt_state, own.algo_state)
+    if experiment.subagent is not None:
+        state = state._replace(subagent=_subagent_state(experiment, experiment.subagent, optimizer))
         # The state has the parameters from now on.
-        experiment = dataclasses.replace(experiment, subagent=dataclasses.replace(parts, params=()))
-        state = state._replace(subagent=own)
+        parts = dataclasses.replace(experiment.subagent, params=())
+        experiment = dataclasses.replace(experiment, subagent=parts)
     collector_state = experiment.collector.init(len(experiment.train))
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))
     if resume:
@@ -909,3 +904,17 @@ def init_experiment(
         checkpoints.sweep()
         state = checkpoints.restore(state)
     return experiment, algorithm, checkpoints, state
+
+
+def _subagent_state(experiment: Experiment, parts: SubagentParts, optimizer: Any) -> SubagentState:
+    """The first state of a subagent; its parameters may be those of the policy, so are copied."""
+    state = init_state(
+        parts.params,
+        optimizer,
+        experiment.recipe.subagent.recipe,
+        key=jax.random.key(experiment.config.seed),
+        mesh=experiment.mesh,
+        rules=parts.model.sharding_rules,
+        copy=not isinstance(experiment.config.subagent.model, str),
+    )
+    return SubagentState(state.params, state.opt_state, state.algo_state)

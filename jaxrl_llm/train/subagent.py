@@ -195,6 +195,8 @@ def with_subagent(main: Algorithm, subagent: Algorithm) -> Algorithm:
         return after._replace(subagent=trained), metrics | named
 
     def inspect(state: TrainState, batch: Batch) -> tuple[Batch, Array]:
-        return main.inspect(state._replace(subagent=()), batch.replace(called=None))
+        called = batch.called
+        batch, logp = main.inspect(state._replace(subagent=()), batch.replace(called=None))
+        return batch.replace(called=called), logp
 
     return Algorithm(main.sampler, score, step, inspect)

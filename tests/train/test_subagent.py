@@ -1,7 +1,10 @@
 """A run with a subagent: both policies learn, each by its own rows, weights and optimizer."""
 
+import asyncio
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from jaxrl_llm.data import make_renderer
 from jaxrl_llm.environments import (
     NoSubagentError,
     Parsed,
+    SubagentError,
     ToolCall,
     ToolEnv,
     answered_by,
@@ -41,8 +45,9 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
+from jaxrl_llm.train.memory_plan import lay_out, load_inputs, make_plan
 from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import init_experiment
+from jaxrl_llm.train.setup import init_experiment, load_experiment
 from jaxrl_llm.train.subagent import subagent_batch
 
 ROOT = Path(__file__).parents[2]
@@ -211,20 +216,31 @@ def test_a_tool_asks_in_one_line():
     ):
         call_tool([delegate], call)
 
+    def fails(messages, check):
+        raise SubagentError("out of memory")
+
+    with answered_by(fails), pytest.raises(SubagentError, match="out of memory"):
+        call_tool([delegate], call)
+
 
 @dataclasses.dataclass(frozen=True)
 class Asks:
-    """One turn; asks what it is told to ask."""
+    """One turn; asks what it is told to ask, one question after the other or two at once."""
 
     question: str
+    check: Callable | None = None
+    at_once: bool = False
     tools = ()
 
     def reset(self, task, seed):
         observation = jr.environments.Observation([{"role": "user", "content": task["text"]}])
         return 0, observation
 
-    def step(self, state, action):
-        ask(self.question)
+    async def step(self, state, action):
+        if self.at_once:
+            one = functools.partial(asyncio.to_thread, ask, self.question)
+            await asyncio.gather(one(), one())
+        ask(self.question, check=self.check)
         return 1, jr.environments.Observation([], reward=1.0, done=True)
 
 
@@ -233,6 +249,12 @@ class Asks:
     [
         ({"recipe": "dr_grpo", "subagent": SubagentConfig()}, "no subagent answers"),
         ({"environment": Asks("x" * 80)}, "has 9[0-9] tokens, more than the 64 of subagent.prompt"),
+        (
+            {"environment": Asks("who?", lambda text: 5)},
+            "check of an answer must give 0 to 1; got 5",
+        ),
+        ({"environment": Asks("who?", lambda text: 1 / 0)}, "the check failed with ZeroDivision"),
+        ({"environment": Asks("who?", at_once=True)}, "a step asks one question at a time"),
     ],
 )
 def test_a_question_that_nobody_answers_ends_the_run_with_its_reason(tmp_path, changes, message):
@@ -256,6 +278,45 @@ def test_what_a_subagent_does_not_go_with_is_refused(tmp_path, changes, message)
         config(tmp_path, **changes)
 
 
+def player(params):
+    model, tokenizer = tiny_model(num_layers=1)[0], ByteTokenizer()
+    return SubagentPlayer(
+        make_sampler(model, max_new_tokens=2, group_size=1, buckets=(64,)),
+        params,
+        jax.random.key(0),
+        renderer=make_renderer(tokenizer),
+        decode=tokenizer.decode,
+        rows=2,
+        prompt_length=64,
+    )
+
+
+def test_a_subagent_that_fails_is_no_text():
+    broken = jax.tree.map(lambda x: x * np.nan, tiny_model(num_layers=1)[1])
+    with pytest.raises(SubagentError, match="the subagent's logits are not finite"):
+        player(broken).ask(0, 0, [{"role": "user", "content": "who?"}], None)
+    with pytest.raises(SubagentError, match="the subagent failed with"):
+        answers = player(tiny_model(num_layers=1)[1])
+        answers._params = {}
+        answers.ask(0, 0, [{"role": "user", "content": "who?"}], None)
+
+
+def test_only_the_run_evaluates_both(tmp_path):
+    experiment, params = load_experiment(config(tmp_path), trains=False)
+    with pytest.raises(ValueError, match="recipe 'm_grpo' has a subagent, whose parameters are in"):
+        experiment.evaluate(params, jax.random.key(0))
+
+
+def test_its_memory_is_planned(tmp_path):
+    found = []
+    for length in (8, 300):
+        own = SubagentConfig(max_new_tokens=length)
+        settings = lay_out(config(tmp_path, subagent=own))
+        found.append(make_plan(settings, load_inputs(settings)))
+    small, large = (plan.sampling["sampler of the subagent"] for plan in found)
+    assert large > small > 0 and found[0].peak <= found[1].peak
+
+
 def test_needs_an_environment_and_room(tmp_path):
     tiny = load_config(ROOT / "configs" / "tiny.py", name="config")
     with pytest.raises(ValueError, match="recipe 'm_grpo' trains a subagent, which an environment"):
@@ -263,6 +324,10 @@ def test_needs_an_environment_and_room(tmp_path):
     wide = SubagentConfig(max_new_tokens=8, prompt_length=10_000)
     with pytest.raises(ValueError, match="subagent: a question of 10000 tokens and an answer of 8"):
         train(config(tmp_path, subagent=wide))
+    long = SubagentConfig(max_new_tokens=300, prompt_length=100)
+    with pytest.raises(ValueError, match="subagent: .*tokens_per_microbatch"):
+        sampling = dataclasses.replace(config(tmp_path).sampling, group_size=2)
+        train(config(tmp_path, subagent=long, sampling=sampling, tokens_per_microbatch=300))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ from typing import Any
 
 _PATIENCE = 5.0  # seconds
 _COMPILES_WITHIN = 60.0  # seconds
+# Held while a program starts on devices that several threads use. Programs with collectives that
+# started in different orders on different devices would wait for each other forever.
+LAUNCHING = threading.Lock()
 # Python runs a signal handler between two instructions of its main thread. A signal that arrives
 # just as an endless wait begins, or in another thread, would be handled only after the wait. So
 # waits here end after this time and begin again.

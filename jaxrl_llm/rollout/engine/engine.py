@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.threads import LAUNCHING
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
@@ -104,7 +105,7 @@ class Engine:
 
     def call(self, name: str, *arguments):
         """Calls one of the functions, which donates the slots that it gets."""
-        with self._memory_errors(allocated=name != "init"):
+        with self._memory_errors(allocated=name != "init"), LAUNCHING:
             return self.functions[name](*arguments)
 
     def fetch(self, arrays: ArrayTree) -> ArrayTree:
