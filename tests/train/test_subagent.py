@@ -324,10 +324,10 @@ def test_needs_an_environment_and_room(tmp_path):
     wide = SubagentConfig(max_new_tokens=8, prompt_length=10_000)
     with pytest.raises(ValueError, match="subagent: a question of 10000 tokens and an answer of 8"):
         train(config(tmp_path, subagent=wide))
-    long = SubagentConfig(max_new_tokens=300, prompt_length=100)
+    long = SubagentConfig(max_new_tokens=160, prompt_length=96)
     with pytest.raises(ValueError, match="subagent: .*tokens_per_microbatch"):
-        sampling = dataclasses.replace(config(tmp_path).sampling, group_size=2)
-        train(config(tmp_path, subagent=long, sampling=sampling, tokens_per_microbatch=300))
+        sampling = dataclasses.replace(config(tmp_path).sampling, group_size=2, max_new_tokens=64)
+        train(config(tmp_path, subagent=long, sampling=sampling, tokens_per_microbatch=250))
 
 
 @pytest.mark.parametrize(
