@@ -23,7 +23,7 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.attention_blocks import MASKED, Seen, Sizes, attend_in_blocks
 from jaxrl_llm.models.protocol import KV
-from jaxrl_llm.models.sharding import over_context
+from jaxrl_llm.models.sharding import context_size, over_context
 
 # Attention is computed in blocks of about so many scores where there would be more than twice as
 # many: what stays in a processor's caches, and what keeps an accelerator busy.
@@ -370,7 +370,8 @@ def attend(
         row_length = kv.keys.shape[-1]
         length = row_length + (0 if prefix is None else prefix.mask.shape[-1])
         half = query.dtype in (jnp.bfloat16, jnp.float16)
-        takes = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
+        here = -(-T // context_size()) if context_size() <= T else T  # tokens on one device
+        takes = half and d % 8 == 0 and d <= 128 and here % 2 == 0 and length % 2 == 0
         takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK
         takes = takes and cap is None and sinks is None
         implementation = "cudnn" if takes and has_cudnn() else "plain"

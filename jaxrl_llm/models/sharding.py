@@ -285,6 +285,7 @@ def over_context(function: Callable, tokens: ArrayTree, shared: ArrayTree) -> Ar
         return jnp.pad(x, widths)
 
     specs = jax.tree.map(lambda x: P(*(None,) * _token_axis(x), "context"), tokens)
+    function, shared = _summed_in_float32(function, shared)
     out = jax.shard_map(
         function,
         in_specs=(specs, P()),
@@ -293,6 +294,26 @@ def over_context(function: Callable, tokens: ArrayTree, shared: ArrayTree) -> Ar
         check_vma=False,
     )(jax.tree.map(pad, tokens) if length % size else tokens, shared)
     return jax.tree.map(lambda x: x[:, :, :length], out) if length % size else out
+
+
+def _summed_in_float32(function: Callable, shared: ArrayTree) -> tuple[Callable, ArrayTree]:
+    """The same function of ``shared`` in float32 where it is bfloat16, on CPUs.
+
+    XLA for CPUs ends the process on a sum of bfloat16 over some of the axes of a mesh, as the
+    gradient of what a `shard_map` reads whole is.
+    """
+    half = jax.tree.map(lambda x: getattr(x, "dtype", None) == jnp.bfloat16, shared)
+    if jax.default_backend() != "cpu" or not any(jax.tree.leaves(half)):
+        return function, shared
+
+    def cast(x: Array, narrow: bool, dtype: Any) -> Array:
+        return x.astype(dtype) if narrow else x
+
+    def narrowed(batch: ArrayTree, wide: ArrayTree) -> ArrayTree:
+        return function(batch, jax.tree.map(lambda x, n: cast(x, n, jnp.bfloat16), wide, half))
+
+    wide = jax.tree.map(lambda x, n: cast(x, n, jnp.float32), shared, half)
+    return narrowed, wide
 
 
 def _token_axis(x: Array) -> int:
@@ -349,6 +370,8 @@ def on_each_device_in_slices(
     if not axes and not sliced and context == 1:
         return function(batch, shared)
 
+    function, shared = _summed_in_float32(function, shared)
+
     def local(batch, shared):
         y = function(batch, shared)
         return jax.lax.psum(y, "tensor") if sliced else y
@@ -379,14 +402,16 @@ def spread_update(grads: ArrayTree) -> ArrayTree:
     return trees.map_with_path(spread, grads)
 
 
-def with_axes_of(tree: ArrayTree, mesh: Mesh) -> ArrayTree:
+def with_axes_of(tree: ArrayTree, mesh: Mesh, *, before: Mesh) -> ArrayTree:
     """Arrays of one mesh as those of another with the same devices in the same order; no copies.
 
     The axes that split an array have the same sizes in both. One compiled function takes arrays of
-    one mesh only.
+    one mesh only. Arrays elsewhere, on the host or on one device, stay as they are.
     """
 
     def relabel(x: Array) -> Array:
+        if getattr(getattr(x, "sharding", None), "mesh", None) != before:
+            return x
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             data = relabel(jax.random.key_data(x))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

@@ -19,6 +19,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.diffusion import Draws, FlowLikelihood, Likelihood
 from jaxrl_llm.models.denoising import block_length_of, denoise, is_causal, mask_id_of
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import over_context
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.train.flows import FlowScorer
@@ -188,14 +189,19 @@ class DenoisingScorer:
         )
         targets = jnp.where(masked, batch.tokens, 0)
         matrix = self.model.output_matrix(params)
-        logp, entropy = logprobs.token_logprobs(
-            hidden,
-            matrix,
-            targets,
-            temperature=self.temperature,
-            mask=masked,
-            chunk_size=self.chunk_size or _CHUNK_SIZE,
-        )
+
+        def project(tokens: tuple[Array, Array, Array], matrix: Array) -> tuple[Array, Array]:
+            hidden, targets, masked = tokens
+            return logprobs.token_logprobs(
+                hidden,
+                matrix,
+                targets,
+                temperature=self.temperature,
+                mask=masked,
+                chunk_size=self.chunk_size or _CHUNK_SIZE,
+            )
+
+        logp, entropy = over_context(project, (hidden, targets, masked), matrix)
         return _without(hidden, matrix, targets, mask_id, masked, logp, entropy, self.temperature)
 
 

@@ -97,7 +97,7 @@ def activation_bytes(
     place of 2 scores for each pair, float32 outputs and the log-sum-exp of each query.
 
     A mesh axis ``context`` divides N and the queries of S by its size. Then all keys and values of
-    one layer exist too.
+    one layer exist too, of every layer with "none".
 
     Args:
       config: A ``ModelConfig``.
@@ -155,7 +155,8 @@ def activation_bytes(
     layers = [attention + itemsize * tokens * every for every, _ in each]
     ends = block + itemsize * P * G * T_here * width
     if context > 1:
-        ends += itemsize * 2 * P * (Lp + G * T) * keys
+        gathered = c.num_layers if remat == "none" else 1
+        ends += gathered * itemsize * 2 * P * (Lp + G * T) * keys
     if remat == "none":
         return sum(layers) + ends
     stored = [width if remat == "full" else products for _, products in each]

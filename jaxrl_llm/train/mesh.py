@@ -91,6 +91,11 @@ class AsyncConfig:
             )
         if self.sampler_devices is None and self.sampler_mesh != MeshConfig(data=-1):
             raise ValueError("asynchrony: sampler_mesh has no effect without sampler_devices.")
+        if self.sampler_mesh.context != 1:
+            raise ValueError(
+                "asynchrony: context has no effect in sampler_mesh, because a sampler makes one "
+                "token of a row at a time; use data."
+            )
 
     def check_apart(self, devices: int) -> None:
         """Raises ValueError if a step and the sampler share several devices at one time."""
@@ -292,11 +297,6 @@ def load_meshes(
                 "device(s) for training."
             )
         split = asynchrony.sampler_mesh
-        if split.context != 1:
-            raise ValueError(
-                "asynchrony: context has no effect in sampler_mesh, because a sampler makes one "
-                "token of a row at a time; use data."
-            )
         sampler_mesh = make_mesh(
             data=split.data,
             fsdp=split.fsdp,

@@ -126,12 +126,10 @@ class Experiment:
 
     def on_rollout_mesh(self, tree: ArrayTree) -> ArrayTree:
         """Parameters and keys of ``mesh`` for the samplers, on the same devices and not copied."""
-        mesh = self.rollout_mesh
-        sharding = getattr(jax.tree.leaves(tree)[0], "sharding", None)  # none on the host
-        of_tree = getattr(sharding, "mesh", None)
-        if mesh is None or mesh == self.mesh or of_tree != self.mesh:
+        before, mesh = self.mesh, self.rollout_mesh
+        if before is None or mesh is None or mesh == before:
             return tree
-        return with_axes_of(tree, mesh)
+        return with_axes_of(tree, mesh, before=before)
 
     @property
     def held_out(self) -> list[Question]:

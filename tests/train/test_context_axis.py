@@ -20,7 +20,8 @@ from jaxrl_llm.models.protocol import PromptTree
 from jaxrl_llm.models.sharding import on_mesh, param_shardings, shard
 from jaxrl_llm.testing import tiny_flow_model, tiny_model
 from jaxrl_llm.train import MeshConfig, init_state, make_mesh, make_step, pack_batch, train
-from jaxrl_llm.train.mesh import AsyncConfig, load_meshes, place_batch, sampling_mesh
+from jaxrl_llm.train.mesh import AsyncConfig, place_batch, sampling_mesh
+from jaxrl_llm.train.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
 RECIPE = jr.recipes.dr_grpo(length=21)
@@ -91,6 +92,30 @@ def test_an_update_is_that_of_one_device(which, packing, sizes, microbatches):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
     for name in ("loss", "grad_norm", "entropy"):
         np.testing.assert_allclose(metrics[name], of_one[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("which", "sizes"), [("plain", {"context": 2}), ("experts", {"data": 2})])
+def test_bfloat16_has_the_gradient_of_one_device(which, sizes, monkeypatch):
+    """XLA for CPUs would end the process on a sum of bfloat16 over devices."""
+    half = {**MODELS[which], "dtype": "bfloat16"}
+    monkeypatch.setitem(MODELS, which, half)
+    want, _ = update_on({}, "never", which=which)
+    got, _ = update_on(sizes, "never", which=which)
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.05 * scale)
+
+
+def test_what_lies_on_one_device_is_for_any_mesh():
+    config = load_config(ROOT / "configs" / "tiny.py", name="config")
+    config = dataclasses.replace(config, mesh=MeshConfig(data=4, context=2), prompts_per_step=8)
+    experiment, params = load_experiment(config, trains=False)
+    key = jax.random.key(0)
+    placed, same = experiment.on_rollout_mesh((params, key))
+    assert same is key and experiment.rollout_mesh != experiment.mesh
+    assert {x.sharding.mesh for x in jax.tree.leaves(placed)} == {experiment.rollout_mesh}
+    assert experiment.on_rollout_mesh((key, params))[0] is key
 
 
 def test_devices_hold_a_part_of_the_prompt_and_of_each_response():
@@ -179,9 +204,8 @@ def test_where_tokens_are_not_split_it_says_so():
     split = MeshConfig(context=2)
     with pytest.raises(ValueError, match="mesh: context has no effect with 'eggroll', which only"):
         dataclasses.replace(config, recipe="eggroll", mesh=split, remat="full")
-    sampling = AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(context=4))
     with pytest.raises(ValueError, match="asynchrony: context has no effect in sampler_mesh"):
-        load_meshes(MeshConfig(data=4), sampling, 8, 1)
+        AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(context=4))
     flow = load_config(ROOT / "configs" / "tiny.py", name="flow")
     flow = dataclasses.replace(flow, mesh=MeshConfig(context=8), run_dir="never made")
     with pytest.raises(ValueError, match="mesh: context 8 has no effect with a flow model"):
