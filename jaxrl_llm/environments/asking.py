@@ -46,7 +46,7 @@ def ask(question: str | Sequence[Message], *, check: Check | None = None) -> str
       NoSubagentError: If no subagent answers: the recipe of the run has none, or the step is called
         outside of a run.
       SubagentError: If the subagent fails, a check fails or gives another number, or another
-        question of the same step is not answered yet.
+        thread of the step asks.
 
     Example:
       >>> from jaxrl_llm.environments import ask, answered_by

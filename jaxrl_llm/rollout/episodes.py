@@ -414,17 +414,16 @@ class Episodes:
         if player is None:
             return _await(self._env.step(play.state, action)), ()
         before = sum(len(turn.calls) for turn in play.turns)
-        asking = threading.Lock()
+        thread = threading.get_ident()
 
         def answer(messages: Sequence[Message], check: Callable | None) -> str:
             # The number of a question decides its random numbers: it must not depend on timing.
-            if not asking.acquire(blocking=False):
-                raise SubagentError("ask: a step asks one question at a time, not several at once.")
-            try:
-                calls.append(player.ask(request, before + len(calls), messages, check))
-                return calls[-1].text
-            finally:
-                asking.release()
+            if threading.get_ident() != thread:
+                raise SubagentError(
+                    "ask: a step asks one question at a time, in the thread in which it was called."
+                )
+            calls.append(player.ask(request, before + len(calls), messages, check))
+            return calls[-1].text
 
         with answered_by(answer):
             result = _await(self._env.step(play.state, action))
