@@ -19,7 +19,15 @@ from jaxrl_llm.models.context import Rows, collect_rows, spread_rows
 from jaxrl_llm.models.protocol import PromptTree
 from jaxrl_llm.models.sharding import on_mesh, param_shardings, shard
 from jaxrl_llm.testing import tiny_flow_model, tiny_model
-from jaxrl_llm.train import MeshConfig, init_state, make_mesh, make_step, pack_batch, train
+from jaxrl_llm.train import (
+    EvaluationConfig,
+    MeshConfig,
+    init_state,
+    make_mesh,
+    make_step,
+    pack_batch,
+    train,
+)
 from jaxrl_llm.train.mesh import AsyncConfig, place_batch, sampling_mesh
 from jaxrl_llm.train.setup import load_experiment
 
@@ -105,6 +113,18 @@ def test_bfloat16_has_the_gradient_of_one_device(which, sizes, monkeypatch):
     scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=0.05 * scale)
+
+
+@pytest.mark.slow
+def test_a_denoiser_trains_as_on_one_device(tmp_path):
+    denoiser = load_config(ROOT / "configs" / "tiny.py", name="denoiser")
+    rows = []
+    for name, split in (("one", MeshConfig()), ("eight", MeshConfig(context=8))):
+        config = dataclasses.replace(denoiser, mesh=split, steps=1, run_dir=str(tmp_path / name))
+        config = dataclasses.replace(config, evaluation=EvaluationConfig(enabled=False))
+        rows.append(train(config).history[0])
+    for name in ("loss", "grad_norm", "entropy", "update_norm"):
+        assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-4, abs=1e-6), name
 
 
 def test_what_lies_on_one_device_is_for_any_mesh():
