@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[2]
 RECIPE = jr.recipes.dr_grpo(length=21)
 MODELS = {
     "plain": {"num_layers": 1},
+    # Which a mesh axis of two splits, as it does not that of the others, 259.
+    "even vocabulary": {"num_layers": 1, "vocab_size": 260},
     "windows": {"num_layers": 2, "layers": (LayerKind(window=4), LayerKind())},
     "experts": {
         "num_layers": 1,
@@ -84,6 +86,7 @@ def update_on(*args, **kwargs):
     [
         ("plain", "flat", {"context": 2}, 1),
         pytest.param("plain", "tree", {"context": 8}, 1, marks=pytest.mark.slow),
+        ("even vocabulary", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 1),
         ("windows", "always", {"data": 2, "context": 4}, 1),
         pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=pytest.mark.slow),
         ("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2),

@@ -134,6 +134,16 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size, 
     return _forward(hidden, matrix, targets, support, temperature, chunk_size, cap)[0]
 
 
+def _at_column(logits: Array, column: Array) -> Array:
+    """The logit ``[N]`` of each row ``[N, W]`` in one column; 0 or any other beyond the last one."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
+    # In a shard_map over one axis of a mesh, XLA ends the process on a gather along the vocabulary
+    # that another axis splits; the sum takes one more pass over the logits.
+    here = jnp.arange(logits.shape[1]) == column[:, None]
+    return jnp.sum(jnp.where(here, logits, 0.0), axis=1)
+
+
 def _merged(top, total, mean, higher):
     """Converts sums over ``exp(z - top)`` to sums over ``exp(z - higher)``."""
     moved = top - higher
@@ -153,7 +163,7 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size, cap):
             logits = jnp.where(allowed, logits, -jnp.inf)
             allowed = allowed.reshape(tokens, blocks.stripes, width)
         column = blocks.columns(targets, first, width)
-        at_target = jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
+        at_target = _at_column(logits, column)
         chosen = jnp.where(column < blocks.stripes * width, at_target, chosen)
         # One sum per stripe: stripes may lie on several devices and merge after the last block.
         logits = logits.reshape(tokens, blocks.stripes, width)
