@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 import time
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -186,6 +187,34 @@ def plots():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_folder, "plot_reward", lambda *args, **options: None)
         yield drawn
+
+
+def pytest_addoption(parser):
+    """Adds ``--share``."""
+    parser.addoption(
+        "--share",
+        metavar="K/N",
+        help="of the tests that are one of many alike (marker of_many), the K-th of N parts",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out tests that are not in the share of ``--share``, wherever they stand."""
+    if (share := config.getoption("share")) is None:
+        return
+    try:
+        first, count = map(int, share.split("/"))
+    except ValueError:
+        raise pytest.UsageError(f"--share must be K/N, such as 0/3; got {share!r}.") from None
+    if not 0 <= first < count:
+        raise pytest.UsageError(f"--share K/N needs 0 <= K < N; got {share!r}.")
+
+    def is_in(item) -> bool:
+        alone = item.get_closest_marker("of_many") is None
+        return alone or zlib.crc32(item.nodeid.encode()) % count == first
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_in(item)])
+    items[:] = filter(is_in, items)
 
 
 def pytest_collection_finish():

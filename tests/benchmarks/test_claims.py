@@ -68,6 +68,7 @@ LONG = ("ace", "pkpo", "rover")
 
 
 @pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in NAMES]
 )

@@ -41,6 +41,7 @@ def test_a_tiny_run_is_not_saved():
         egg_text.main(["--tiny", "--save"])
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_it_predicts_text_that_it_never_saw(optimized):
     """Words in small letters: bits a letter fall below what its frequency alone gives."""

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import engine
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_runs_tiny(capfd):
     engine.main(["--tiny"])

@@ -12,6 +12,7 @@ from benchmarks import evolution, harness
 from benchmarks.accelerator import Timed
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_runs_at_a_tiny_size(capfd):
     evolution.main(["--tiny"])

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import refill
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_three_ways_collect_the_same(capsys):
     refill.main(["--tiny", "--batches", "1"])

@@ -16,6 +16,7 @@ from benchmarks import (
 )
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, benchmark, options",
@@ -51,6 +52,7 @@ def test_devices_of_context_hold_less(capfd):
     assert "| 2 | 0.00 | 0.00 |" in training_page._context_axis(result)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_the_parts_of_a_first_step_beside_a_checkout(capfd, monkeypatch):
     monkeypatch.setattr(harness, "MIN_ROUNDS", 1)

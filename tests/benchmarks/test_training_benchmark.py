@@ -19,6 +19,7 @@ def test_logprobs_are_compared_with_whole_logits(capfd):
     assert found["temporary"]["plain"] >= 1  # whole logits are in memory at least once
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_steps_by_group_policy_and_devices(capfd):
     found = _run(capfd, "--part", "growth", "--part", "remat", "--part", "devices")

@@ -57,6 +57,7 @@ def test_every_family_is_here():
     assert sorted([*BEFORE, *NEW]) == NAMES
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_transformers(name, optimized):
     model, params = load_model(GOLDEN / name)
@@ -67,6 +68,7 @@ def test_logits_equal_transformers(name, optimized):
     np.testing.assert_allclose(logits, expected["logits"], atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", NEW)
 def test_greedy_tokens_equal_transformers(name):
     """By the sampler: the prompt's keys once a group, then one token at a time from the cache."""
@@ -79,6 +81,7 @@ def test_greedy_tokens_equal_transformers(name):
     np.testing.assert_array_equal(rollout.tokens[:, 0], expected["greedy"])
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", NEW)
 def test_gradient_norm_equals_torch(name):
     """The first 16 tokens are a prompt, whose keys the rest of the row attends to."""

@@ -185,12 +185,14 @@ TRAINED = some_that_train()
 
 
 @pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize("choice", TRAINED, ids=" x ".join)
 def test_a_combination_trains(choice):
     train(compose(choice))
 
 
 @pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize("choice", GOOD, ids=" x ".join)
 def test_a_combination_keeps_the_laws(choice):
     laws = ["microbatches", "junk", "permutation", "degenerate_groups", "on_policy"]

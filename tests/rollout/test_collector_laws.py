@@ -395,6 +395,7 @@ def shapes(state):
     return jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), state)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_the_laws_of_collectors(name):
     collector = sized(COLLECTORS[name], group_size=G, max_new_tokens=T, num_groups=P)

@@ -52,6 +52,8 @@ QUICK = ("junk", "degenerate_groups", "on_policy")
 COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "rover")}
 
 
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
+
 # What these find in a function alone, other checks find in arrays ("devices", "microbatches",
 # "on_policy"), and the loop trains every preset: they run for presets that together have every
 # combination of so many features.
@@ -63,7 +65,7 @@ def preset_checks():
         if check in SAMPLED and name not in COSTLY.get(check, ALWAYS):
             continue  # see test_presets_with_every_combination_of_features
         fast = check in QUICK or name in COSTLY.get(check, ALWAYS)
-        yield pytest.param(name, check, marks=[] if fast else [pytest.mark.slow])
+        yield pytest.param(name, check, marks=[] if fast else SLOW)
 
 
 @pytest.mark.parametrize(("name", "check"), list(preset_checks()))
@@ -116,6 +118,7 @@ PARTS = 8
 
 
 @pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("check", SAMPLED)
 def test_presets_with_every_combination_of_features(check, part):

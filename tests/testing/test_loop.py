@@ -23,12 +23,13 @@ WHOLE = [x.preset for x in catalog.CATALOG if x.whole and x.preset]
 pytestmark = pytest.mark.usefixtures("shared_programs")
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
 DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in ALWAYS else [pytest.mark.slow]) for n in sorted(WHOLE)],
+    [pytest.param(n, marks=[] if n in ALWAYS else SLOW) for n in sorted(WHOLE)],
 )
 def test_the_loop_runs_a_preset_whole(name):
     recipe = catalog.preset(name, length=8, num_prompts=20)

@@ -8,6 +8,7 @@ from jaxrl_llm.models import LayerKind
 from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

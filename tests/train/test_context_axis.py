@@ -81,6 +81,7 @@ def update_on(*args, **kwargs):
     return change, metrics
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("which", "packing", "sizes", "microbatches"),
     [

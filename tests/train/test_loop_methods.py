@@ -81,6 +81,7 @@ def resumed(request, tmp_path_factory):
     return request.param, whole, train(config, resume=True)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_resume_is_exact_whatever_a_method_remembers(resumed):
     name, whole, again = resumed

@@ -58,6 +58,7 @@ def alone(model):
     return step_on(None, *model)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     "split", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SPLITS]
 )

@@ -100,6 +100,7 @@ def first_is_low(prompt, completion, metadata):
     return float(completion[:1] < "@")
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_goes_on_is_the_same(tmp_path, name):

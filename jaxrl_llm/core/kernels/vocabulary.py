@@ -135,7 +135,7 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size, 
 
 
 def _at_column(logits: Array, column: Array) -> Array:
-    """The logit ``[N]`` of each row ``[N, W]`` in one column; 0 or any other beyond the last one."""
+    """The logit ``[N]`` of each row ``[N, W]`` in one column; any number beyond the last one."""
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
     # In a shard_map over one axis of a mesh, XLA ends the process on a gather along the vocabulary
