@@ -186,6 +186,15 @@ class ModelConfig:
         """The kind of a layer."""
         return LayerKind() if self.layers is None else self.layers[layer]
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in the place of its MLP."""
+        return self.experts is not None and not self.kind_of(layer).dense
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers with experts."""
+        return sum(map(self.has_experts, range(self.num_layers)))
+
     def rope_of(self, layer: int) -> Rope | None:
         """Base and scaling of a layer's rotary embedding; None for a layer without."""
         kind = self.kind_of(layer)

@@ -155,16 +155,19 @@ def spread_rows(
     if size == 1 or context.cache is not None or (context.prompt_mask is None and size > T):
         return tokens, positions, context
 
-    def pad(x: Array | None) -> Array | None:
+    def pad(x: Array | None, axis: int = -1) -> Array | None:
         if x is None:
             return None
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)])
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, -x.shape[axis] % size)
+        return jnp.pad(x, widths)
 
     padded = context._replace(
         mask=pad(context.mask),
         segments=pad(context.segments),
         ends=pad(context.ends),
         ahead=pad(context.ahead),
+        experts=pad(context.experts, 2),
     )
     if context.prompt_mask is None:
         return pad(tokens), pad(positions), padded
@@ -191,6 +194,20 @@ def collect_rows(x: Array, axis: int, context: AttentionContext, padded: Attenti
     axis = axis % x.ndim
     responses = _merged(jnp.moveaxis(responses, 1, axis - 1), axis - 1)[:, None]
     return jnp.concatenate([prompts, responses], axis=axis)
+
+
+def take_experts(context: AttentionContext) -> tuple[Array | None, AttentionContext]:
+    """The experts of the tokens of a call ``[P, G, T, L, k]``, zeros for prompts in its rows.
+
+    Returns:
+      They, in the order of :func:`spread_rows`, and the context without them.
+    """
+    experts, rest = context.experts, context._replace(experts=None)
+    if experts is None or context.prompt_mask is None:
+        return experts, rest
+    P, Lp = context.prompt_mask.shape
+    chooses = jnp.zeros((P, 1, Lp, *experts.shape[3:]), experts.dtype)
+    return Rows.of(context).join(chooses, experts), rest
 
 
 def update_cache(cache: KV, new: KV, index: Array) -> KV:

@@ -36,17 +36,21 @@ _SPECS = {
 }
 
 
-def choose_experts(logits: Array, active: int, *, normalized: bool = True) -> tuple[Array, Array]:
+def choose_experts(
+    logits: Array, active: int, *, normalized: bool = True, given: Array | None = None
+) -> tuple[Array, Array]:
     """The experts of each token and their weights.
 
     Args:
       logits: Of the router, float32 ``[..., E]``.
       active: k, number of experts of a token.
       normalized: Whether the weights of the chosen experts sum to one.
+      given: int ``[..., k]``, the experts that a token takes, counted from 1, whatever its logits;
+        tokens of zeros choose. Their weights are those of the logits. None if all choose.
 
     Returns:
-      int32 ``[..., k]`` from the largest logit on, and float32 weights ``[..., k]``. The gradient
-      goes through the weights only.
+      int32 ``[..., k]`` from the largest logit on, or as given, and float32 weights ``[..., k]``.
+      The gradient goes through the weights only.
 
     Example:
       >>> import jax.numpy as jnp
@@ -56,9 +60,13 @@ def choose_experts(logits: Array, active: int, *, normalized: bool = True) -> tu
       ([0, 2], [0.571, 0.429])
 
     References:
-      Mixtral (arXiv:2401.04088), sec. 2.1; Qwen3 (arXiv:2505.09388).
+      Mixtral (arXiv:2401.04088), sec. 2.1; Qwen3 (arXiv:2505.09388). ``given`` is the replay of
+      R3 (arXiv:2510.11370), sec. 3.2: the mask of the rollout, the logits of training.
     """
     top, chosen = jax.lax.top_k(logits, active)
+    if given is not None:
+        chosen = jnp.where(given > 0, given.astype(chosen.dtype) - 1, chosen)
+        top = jnp.take_along_axis(logits, chosen, axis=-1)
     if normalized:
         return chosen, jax.nn.softmax(top, axis=-1)
     return chosen, jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
@@ -173,11 +181,13 @@ class Mixture(nnx.Module):
         self.experts = Experts(config, experts, rngs, activation=activation)
         self.active, self.normalized = experts.active, experts.normalized
 
-    def __call__(self, x: Array, delta=None) -> Array:
-        """``[P, G, T, D] -> [P, G, T, D]``."""
+    def __call__(self, x: Array, delta=None, given: Array | None = None) -> tuple[Array, Array]:
+        """``[P, G, T, D] -> [P, G, T, D]``, and the experts ``[P, G, T, k]`` of each token."""
         logits = self.router(x, delta_of(delta, "router")).astype(jnp.float32)
-        chosen, weights = choose_experts(logits, self.active, normalized=self.normalized)
-        return self.experts(x, chosen, weights, delta_of(delta, "experts"))
+        chosen, weights = choose_experts(
+            logits, self.active, normalized=self.normalized, given=given
+        )
+        return self.experts(x, chosen, weights, delta_of(delta, "experts")), chosen
 
 
 # Both are permutations, of which jax does not know: it would add up their gradients by scatters.

@@ -141,7 +141,9 @@ def headed_model(model: Model) -> Model:
     def values(params: ArrayTree, hidden: Array) -> Array:
         return apply_head(split_head(params)[1], hidden)
 
-    return model._replace(init=init, apply=apply, output_matrix=output_matrix, values=values)
+    return model._replace(
+        init=init, apply=apply, output_matrix=output_matrix, values=values, apply_routed=None
+    )
 
 
 def split_head(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:

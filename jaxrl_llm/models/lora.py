@@ -6,7 +6,7 @@ functions raise ValueError.
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,17 +160,24 @@ def adapted_model(model: Model, config: LoRAConfig) -> Model:
     """
     scale = config.scale
 
-    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
-        if isinstance(params, Adapted):
-            if delta is not None:
-                raise ValueError("Model.apply: a model with an adapter takes no further delta.")
-            params, delta = params.base, _delta(params.adapter, scale)
-        return model.apply(params, tokens, positions, context, delta=delta, remat=remat)
+    def adapted(apply: Callable) -> Callable:
+        def run(params, tokens, positions, context, *, delta=None, remat="none"):
+            if isinstance(params, Adapted):
+                if delta is not None:
+                    raise ValueError("Model.apply: a model with an adapter takes no further delta.")
+                params, delta = params.base, _delta(params.adapter, scale)
+            return apply(params, tokens, positions, context, delta=delta, remat=remat)
+
+        return run
 
     def output_matrix(params: ArrayTree) -> Array:
         return model.output_matrix(params.base if isinstance(params, Adapted) else params)
 
-    return model._replace(apply=apply, output_matrix=output_matrix)
+    return model._replace(
+        apply=adapted(model.apply),
+        output_matrix=output_matrix,
+        apply_routed=None if model.apply_routed is None else adapted(model.apply_routed),
+    )
 
 
 def with_adapter(

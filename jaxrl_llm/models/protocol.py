@@ -16,6 +16,9 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.quantize import RoundedWeights, round_weights
 from jaxrl_llm.models.sharding import RULES, ShardingRules
 
+# Of the experts that tokens took: it holds any expert's index, at half of int32's memory.
+EXPERT_DTYPE = jnp.int16
+
 
 class KV(NamedTuple):
     """Keys and values of one layer, over S positions.
@@ -75,6 +78,9 @@ class AttentionContext(NamedTuple):
         caller does not.
       prompt_tree: If a row of this call begins with several prompts, whose responses follow in any
         order; None if all responses of a row attend to all its prompt tokens.
+      experts: int16 ``[P, G, T, L, k]``, for a model of L layers with experts, of which a token
+        takes k: those that the tokens of ``mask`` take, counted from 1, instead of those that the
+        router would choose. Zeros choose, and so do the prompts of the rows. None if all choose.
     """
 
     mask: Array
@@ -86,6 +92,7 @@ class AttentionContext(NamedTuple):
     ends: Array | None = None
     ahead: Array | None = None
     prompt_tree: PromptTree | None = None
+    experts: Array | None = None
 
     def of_layer(self, layer: int) -> "AttentionContext":
         """The context with the prefix and the cache of one layer alone."""
@@ -134,6 +141,9 @@ class Model(NamedTuple):
         ``hidden @ matrix.T``.
       logit_cap: Soft cap of the logits, as in Gemma 2: they are ``cap tanh(hidden @ matrix.T /
         cap)``, which a temperature then divides. None for logits without a cap.
+      apply_routed: Like ``apply``, with the experts that each token took as a third result, as
+        :attr:`AttentionContext.experts` has them, which this model reads; None for a model without
+        experts, or one that does not record them.
     """
 
     config: Any
@@ -149,6 +159,14 @@ class Model(NamedTuple):
     velocity: Callable[..., Array] | None = None
     logits: Callable[[ArrayTree, Array], Array] | None = None
     logit_cap: float | None = None
+    apply_routed: Callable[..., tuple[Array, tuple[KV, ...], Array]] | None = None
+
+
+def expert_shape(model: Model) -> tuple[int, int] | None:
+    """``(L, k)`` of the experts that a token takes; None for a model that does not record them."""
+    if model.apply_routed is None:
+        return None
+    return model.config.expert_layers, model.config.experts.active
 
 
 def prefill(

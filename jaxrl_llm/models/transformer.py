@@ -24,12 +24,13 @@ from jaxrl_llm.models.context import (
     context_attention,
     look_ahead,
     spread_rows,
+    take_experts,
 )
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
 from jaxrl_llm.models.experts import Mixture
 from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.norms import rms_norm
-from jaxrl_llm.models.protocol import KV, AttentionContext, Model
+from jaxrl_llm.models.protocol import EXPERT_DTYPE, KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
 from jaxrl_llm.models.remat import POLICIES, all_gather_after, product, recomputed, rematerialized
 from jaxrl_llm.models.rope import rotary_tables, rotate
@@ -190,8 +191,11 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs) if kind.dense else _mixture_or_mlp(config, rngs)
         self.mlp_output_norm = RMSNorm(config.width, config) if after else None
 
-    def __call__(self, x: Array, rotary, positions, context, delta=None):
-        """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
+    def __call__(self, x: Array, rotary, positions, context, delta=None, given=None):
+        """``[P, G, T, D] -> [P, G, T, D]``, the KV of this layer, and the experts of each token.
+
+        Tokens take the ``given`` experts, if any. A layer without experts has None.
+        """
 
         def normed(y: Array, name: str) -> Array:
             norm = getattr(self, name)
@@ -205,8 +209,12 @@ class Block(nnx.Module):
             delta_of(delta, "attention"),
         )
         x = x + normed(attended, "attention_output_norm")
-        y = self.mlp(normed(x, "mlp_norm"), delta_of(delta, "mlp"))
-        return x + normed(y, "mlp_output_norm"), kv
+        inputs, chosen = normed(x, "mlp_norm"), None
+        if isinstance(self.mlp, Mixture):
+            y, chosen = self.mlp(inputs, delta_of(delta, "mlp"), given)
+        else:
+            y = self.mlp(inputs, delta_of(delta, "mlp"))
+        return x + normed(y, "mlp_output_norm"), kv, chosen
 
 
 class Embedding(nnx.Module):
@@ -250,9 +258,9 @@ def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str) -> Callabl
     ``backend`` is the one that a trace is for.
     """
 
-    def run(weights, x, tables, positions, context, delta):
+    def run(weights, x, tables, positions, context, delta, given):
         block = nnx.merge(graphdef, all_gather_after(weights, after=x))
-        return block(x, tables, positions, context, delta)
+        return block(x, tables, positions, context, delta, given)
 
     policy = POLICIES[remat]
     return jax.jit(run if policy is None else rematerialized(run, policy))
@@ -271,7 +279,10 @@ class Decoder(nnx.Module):
         self.config = config
 
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
-        """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
+        """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, one KV a layer, and the experts.
+
+        These are ``[P, G, T, k]`` for each layer that has some, counted from 0.
+        """
         if not self.config.causal:
             context = look_ahead(positions, context, self.config.block_length)
         of_call = context
@@ -286,22 +297,29 @@ class Decoder(nnx.Module):
             if rope is not None
         }
         layer_deltas = delta_of(delta, "layers")
-        kv = []
+        given, of_layers = take_experts(context)
+        kv, chosen = [], []
         for i in range(self.config.num_layers):
             graphdef, weights = nnx.split(self.layers[str(i)])
             run = _compiled_block(graphdef, remat, jax.default_backend())
             tables = None if (rope := ropes[i]) is None else rotary[rope]
             places = None if self.config.kind_of(i).window is None else positions
             delta_here = delta_of(layer_deltas, str(i))
-            x, layer_kv = run(weights, x, tables, places, context.of_layer(i), delta_here)
+            mixes = self.config.has_experts(i)
+            taken = given[..., len(chosen), :] if mixes and given is not None else None
+            x, layer_kv, layer_chosen = run(
+                weights, x, tables, places, of_layers.of_layer(i), delta_here, taken
+            )
             x = keep_apart(x, tokens=True)
             kv.append(layer_kv)
+            chosen += [layer_chosen] if mixes else []
         x = self.norm(x, delta_of(delta, "norm"))
         collect = partial(collect_rows, context=of_call, padded=context)
         if context is not of_call:
             x = collect(x, 2)
             kv = [KV(collect(keys, -1), collect(values, -2)) for keys, values in kv]
-        return x, tuple(kv)
+            chosen = [collect(experts, 2) for experts in chosen]
+        return x, tuple(kv), chosen
 
 
 def make_model(config: ModelConfig) -> Model:
@@ -330,14 +348,26 @@ def make_model(config: ModelConfig) -> Model:
     def init(key: Array) -> ArrayTree:
         return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(params=key)), nnx.Param))
 
-    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+    def run(params, tokens, positions, context, delta, remat):
         checks.check_rank("Model.apply", 3, tokens=tokens, positions=positions)
         checks.check_same_shape("Model.apply", tokens=tokens, positions=positions)
         check_context(tokens, context)
+        if context.experts is not None:
+            of_token = (config.expert_layers, config.experts.active) if config.experts else (0, 0)
+            shape = (*context.mask.shape, *of_token)
+            checks.check_shape("Model.apply", "context.experts", context.experts, shape)
         checks.check_option("Model.apply", "remat", remat, POLICIES)
         if delta is not None:
             check_delta(delta, params)
         return nnx.merge(graphdef, params)(tokens, positions, context, delta, remat)
+
+    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+        hidden, kv, _ = run(params, tokens, positions, context, delta, remat)
+        return hidden, kv
+
+    def apply_routed(params, tokens, positions, context, *, delta=None, remat="none"):
+        hidden, kv, chosen = run(params, tokens, positions, context, delta, remat)
+        return hidden, kv, jnp.stack(chosen, axis=-2).astype(EXPERT_DTYPE) + 1
 
     def output_matrix(params: ArrayTree) -> Array:
         table = params["embed"]["embedding"] if config.tied else params["head"]["kernel"]
@@ -353,6 +383,7 @@ def make_model(config: ModelConfig) -> Model:
         takes_prompts=config.causal,
         reads_prompt_trees=config.causal,
         logit_cap=config.logit_cap,
+        apply_routed=apply_routed if config.expert_layers else None,
     )
 
 

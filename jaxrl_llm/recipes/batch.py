@@ -51,6 +51,9 @@ class Batch:
       advantages: float32 ``[P, G]`` or ``[P, G, T]``.
       weights: float32 ``[P, G, T]``; the loss is the sum of token losses times these.
       correction: float32 ``[P, G, T]``, the weights of the correction slot for the surrogate.
+      experts: int16 ``[P, G, T, L, k]``, the experts with which the sampler read the input of each
+        token, as :attr:`Rollout.experts <jaxrl_llm.rollout.Rollout>` has them; the policy and the
+        proximal policy take the same ones. None if each model chooses.
       called: The rows of a subagent that these rollouts called, a batch of their own; the main
         policy's step does not read them. None for a recipe without a subagent.
 
@@ -82,6 +85,7 @@ class Batch:
     advantages: Array | None = None
     weights: Array | None = None
     correction: Array | None = None
+    experts: Array | None = None
     called: "Batch | None" = None
 
     @classmethod
@@ -104,6 +108,7 @@ class Batch:
             # Like what a train step computes: tempered, over the support.
             behavior_logp=rollout.behavior_logp,
             support=rollout.support,
+            experts=rollout.experts,
             packing=None if rollout.ends is None else row_trees(rollout.ends),
         )
 
@@ -137,6 +142,10 @@ class Batch:
                 checks.check_float(name, **{field: value})
         check_support(name, self.support, (p, g, t))
         check_packing(name, self.packing, (p, g, t))
+        if self.experts is not None:
+            checks.check_rank(name, 5, experts=self.experts)
+            checks.check_integer(name, experts=self.experts)
+            checks.check_shape(name, "experts", self.experts, (p, g, t, *self.experts.shape[3:]))
         for column, value in (self.reward_components or {}).items():
             column = f"reward_components[{column!r}]"
             checks.check_shape(name, column, value, (p, g))

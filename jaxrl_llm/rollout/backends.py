@@ -114,7 +114,7 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
     def known(x: np.ndarray | None) -> np.ndarray:
         return np.zeros(n, np.float32) if x is None else np.nan_to_num(np.float32(x))
 
-    support = entropy = runner_up = runner_up_logp = None
+    support = entropy = runner_up = runner_up_logp = experts = None
     if blank is not None and blank.support is not None:
         # An empty set stands for the full vocabulary.
         ids, bits = blank.support
@@ -129,6 +129,8 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
         runner_up = np.zeros(n, np.int32)
         if response.runner_up is not None:
             runner_up = np.asarray(response.runner_up, np.int32)
+    if blank is not None and blank.experts is not None:
+        experts = np.zeros((n, *blank.experts.shape), blank.experts.dtype)
     return Tokens(
         tokens=np.asarray(response.tokens, np.int32),
         behavior_logp=known(response.behavior_logp),
@@ -141,6 +143,7 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
         support=support,
         runner_up=runner_up,
         runner_up_logp=runner_up_logp,
+        experts=experts,
     )
 
 

@@ -718,6 +718,11 @@ def _bucket(size: int) -> int:
     return min((b for b in BUCKETS if b >= size), default=size) if size else 0
 
 
+def _routed(member: _Member) -> bool:
+    """Whether the experts of a member's tokens were recorded."""
+    return member.done.rollout.experts is not None
+
+
 def _join_rollouts(
     groups: list[list[_Member]], size: int, pad_id: int
 ) -> tuple[Rollout, np.ndarray | None, np.ndarray]:
@@ -764,6 +769,9 @@ def _join_rollouts(
         )
     if latents is not None:
         latents = np.zeros((*shape, *latents.shape[3:]), np.float32)
+    experts = next((x.done.rollout.experts for x in members if _routed(x)), None)
+    if experts is not None:  # zeros choose anew, where a rollout does not say
+        experts = np.zeros((*shape, *experts.shape[3:]), experts.dtype)
     finish = np.full(shape[:2], LENGTH, np.int32)
     for p, (group, prefix) in enumerate(zip(groups, prefixes, strict=True)):
         for g, each in enumerate(group):
@@ -779,6 +787,8 @@ def _join_rollouts(
                 ends[p, g, first:end] = np.minimum(rollout.ends[0, i] + first, T)
             if latents is not None and rollout.latents is not None:
                 latents[p, g, first:end] = rollout.latents[0, i]
+            if experts is not None and rollout.experts is not None:
+                experts[p, g, first:end] = rollout.experts[0, i]
             finish[p, g] = rollout.finish[0, i]
             n = int(rollout.mask[0, i].sum())
             nodes[p, g, first : first + n] = _nodes(each.asked, each.done, i, n)
@@ -812,6 +822,7 @@ def _join_rollouts(
         support=support,
         ends=ends,
         latents=latents,
+        experts=experts,
     )
     return rollout, None if known[out["mask"]].all() else known, nodes
 

@@ -301,7 +301,12 @@ def decode(
             jnp.ones((*active.shape, 1), bool), prompts.prefix, prefix_mask, slots.cache, length
         )
         positions = (ends[:, None] + length)[..., None]
-        hidden, cache = model.apply(params, last[..., None], positions, context, delta=delta)
+        inputs, experts = (params, last[..., None], positions, context), None
+        if model.apply_routed is None or slots.out.experts is None:
+            hidden, cache = model.apply(*inputs, delta=delta)
+        else:
+            hidden, cache, experts = model.apply_routed(*inputs, delta=delta)
+            experts = experts[:, :, 0]
         if model.logits is not None:
             logits = model.logits(params, hidden[:, :, 0])
         else:
@@ -311,7 +316,7 @@ def decode(
             logits = soft_cap(logits, model.logit_cap)
         place = length + slots.requests.skipped - prompt_tokens
         drawn = draw(logits, uniform(keys, place), slots)
-        drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape))
+        drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape), experts=experts)
         return n + 1, advance(slots._replace(cache=cache), drawn, stops)
 
     def running(carry: tuple[Array, Slots]) -> Array:

@@ -22,7 +22,13 @@ from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
 from jaxrl_llm.rollout.decode import decode as decode_slots
-from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS, Draw, DrawOptions, make_draw
+from jaxrl_llm.rollout.sampling.options import (
+    ENTROPY_STATS,
+    Draw,
+    DrawOptions,
+    make_draw,
+    with_experts,
+)
 from jaxrl_llm.rollout.slots import Prompts, init_slots, join_rollout, start
 from jaxrl_llm.rollout.types import Rollout
 
@@ -127,6 +133,7 @@ def make_sampler(
     shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
     entropy_tau: float | None = None,
+    record_experts: bool = False,
 ) -> Callable[..., Rollout]:
     """Builds a compiled sampler of ``group_size`` responses per prompt.
 
@@ -143,6 +150,7 @@ def make_sampler(
         template. They are computed once for all prompts; every prompt must be longer.
       mesh: Shards the prompts over its axes ``data`` and ``fsdp``, which must divide P.
       entropy_tau: See :class:`~jaxrl_llm.rollout.DrawOptions`; None is off and costs nothing.
+      record_experts: Whether rollouts have ``experts``, for a model with experts.
 
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0, entropy_stats=None) ->
@@ -181,6 +189,8 @@ def make_sampler(
         entropy_tau=entropy_tau,
     )
     draw = make_draw(name, options, vocab_size=model.config.vocab_size)
+    if record_experts:
+        draw = with_experts(name, draw, model)
     room = prompt_room(name, model, max_new_tokens)
     prompt_spec = PromptSpec(model.config.vocab_size, room, buckets, shared_prefix_len)
     spec = SamplerSpec(

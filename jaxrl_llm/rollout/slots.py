@@ -60,7 +60,7 @@ class Tokens(NamedTuple):
 
     ``entropy`` is float32 of the distribution sampled from, in nats, or None. ``runner_up`` is the
     most likely token of the plain model but the sampled one, int32, and ``runner_up_logp`` its
-    log-probability, float32; or None.
+    log-probability, float32; or None. ``experts`` are int16 ``[R, W, T, L, k]`` or None.
     """
 
     tokens: Array
@@ -72,6 +72,7 @@ class Tokens(NamedTuple):
     support: Any = None
     runner_up: Array | None = None
     runner_up_logp: Array | None = None
+    experts: Array | None = None
 
 
 class Slots(NamedTuple):
@@ -114,6 +115,7 @@ def join_rollout(
         finish=finish,
         version=out.version,
         support=out.support,
+        experts=out.experts,
     )
 
 

@@ -46,6 +46,9 @@ class Rollout(NamedTuple):
         :func:`~jaxrl_llm.core.packing.row_trees`. None if all tokens read those before them.
       latents: float32 ``[P, G, T, 2, D]``, for a flow policy, whose steps take the positions of
         tokens: the latent before and after each. None for a language model.
+      experts: int16 ``[P, G, T, L, k]``, of a model of L layers with experts: the k that read the
+        input from which each token is predicted, counted from 1; 0 where nobody recorded them, as
+        for tokens that were not sampled. None for a sampler that does not record them.
     """
 
     prompt_tokens: Array
@@ -60,6 +63,7 @@ class Rollout(NamedTuple):
     support: Support | None = None
     ends: Array | None = None
     latents: Array | None = None
+    experts: Array | None = None
 
     @property
     def tempered_logp(self) -> Array:

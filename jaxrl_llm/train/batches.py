@@ -371,9 +371,12 @@ def _plan(
     """The layout that ``packing`` gives a batch without one; see :func:`pack_batch`."""
     mask, tokens = np.asarray(batch.mask), np.asarray(batch.tokens)
     prompts = np.asarray(batch.prompt_tokens), np.asarray(batch.prompt_mask)
-    same = None
-    if (sets := batch.support) is not None:  # must be equal besides the tokens
+    same = None  # must be equal besides the tokens
+    if (sets := batch.support) is not None:
         same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
+    if batch.experts is not None:
+        experts = np.asarray(batch.experts, np.int64).reshape(*mask.shape, -1)
+        same = experts if same is None else np.concatenate([np.int64(same), experts], axis=-1)
     if packing == "flat" or (packing == "auto" and model.reads_prompt_trees):
         full, most = mask.size + prompts[1].size, np.inf
         three_passes = shared_prefix_len > 0 and shards == 1

@@ -333,6 +333,9 @@ class TrainConfig:
       dtype: Dtype of matrix products and activations: "float32" or "bfloat16". Parameters and the
         state of the optimizer are float32 in both cases, since bfloat16 parameters would lose small
         updates.
+      router_replay: For a model with experts: whether the update takes the experts that the sampler
+        took for each token (R3, arXiv:2510.11370), as the log-probabilities that it compares with
+        then do. A token that the policy did not sample, a reference and a teacher choose.
       quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, both in sampling
         and in training; None for no rounding.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
@@ -376,6 +379,7 @@ class TrainConfig:
     packing: str = "auto"
     remat: str = "full"
     dtype: str = "float32"
+    router_replay: bool = False
     quantization: str | None = None
     reward_deadline: float | None = None
     reward_on_error: OnError = "drop"
@@ -513,6 +517,7 @@ class TrainConfig:
                 "packing": "auto",
                 "microbatches": 1,
                 "tokens_per_microbatch": None,
+                "router_replay": False,
             }
             for option, default in nothing.items():
                 if getattr(self, option) != default:

@@ -197,8 +197,10 @@ def _chunk_of(scorer: Callable) -> int:
     return inspect.signature(scorer).parameters["chunk_size"].default
 
 
-def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
+def recorded_bytes(vocab_size: int, options: DrawOptions, *, experts: int = 0) -> tuple[int, int]:
     """Bytes that a sampler records per token, and how many of them are the token's support.
+
+    ``experts`` are the bytes of the experts of a token, if they are recorded.
 
     Example:
       >>> from jaxrl_llm.rollout.sampling.options import DrawOptions
@@ -207,7 +209,7 @@ def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
       ((20, 0), (40, 20))
     """
     blank = make_draw("recorded_bytes", options, vocab_size=vocab_size).blank
-    return device_bytes(blank), device_bytes(blank.support)
+    return device_bytes(blank) + experts, device_bytes(blank.support)
 
 
 def cache_bytes(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
@@ -23,7 +24,7 @@ from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
-from jaxrl_llm.models.protocol import Model, cast_params
+from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, cast_params, expert_shape
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
@@ -46,6 +47,7 @@ from jaxrl_llm.train.memory_bytes import (
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes, sampling_shards
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.samplers import check_replay
 from jaxrl_llm.train.setup import (
     check_data,
     encode_questions,
@@ -341,6 +343,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     if model.velocity is not None:
         raise ValueError("config: the memory of a flow model cannot be planned; leave out --plan.")
     check_reads_rows("train", model, config.layout)
+    check_replay(config, model)
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
@@ -675,6 +678,8 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     _, each = _recorded_bytes(run, config.sampling.temperature)
     support, parts = each * tokens // run.shards, run.microbatches
     sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
+    if experts := _expert_bytes(run) * tokens // run.shards:
+        sizes["experts of tokens"] = 2 * experts if parts == 1 else 3 * experts + experts // parts
     if recipe.reads_teacher_logits and run.inputs.teacher_state:
         states = tokens // run.shards * run.inputs.teacher_state
         sizes["hidden states of the teacher"] = states if parts == 1 else 2 * states
@@ -827,7 +832,14 @@ def _recorded_bytes(run: _Run, temperature: float) -> tuple[int, int]:
         options = dataclasses.replace(
             options, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
         )
-    return recorded_bytes(run.model.config.vocab_size, options)
+    experts = _expert_bytes(run) if temperature else 0
+    return recorded_bytes(run.model.config.vocab_size, options, experts=experts)
+
+
+def _expert_bytes(run: _Run) -> int:
+    """Bytes of the experts of a token, for a run that replays them; else 0."""
+    shape = expert_shape(run.model) if run.config.router_replay else None
+    return 0 if shape is None else math.prod(shape) * np.dtype(EXPERT_DTYPE).itemsize
 
 
 def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:

@@ -436,6 +436,7 @@ def update_prm(
 ) -> tuple[CriticState, dict[str, Array]]:
     """The process reward model after an optimizer step on a batch with ``old_logp``."""
     pairs = count_pairs(batch.rewards, batch.mask, where=batch.where)
+    batch = batch.replace(experts=None)  # which are those of the policy
 
     def loss(params: ArrayTree, part: Batch):
         return rule.total_loss(scorer(params["model"], part).logp, part, pairs), ()
@@ -597,7 +598,8 @@ def score_batch(
         batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
     if recipe.prm is not None and "prm_logp" not in batch.extras:
         reader = dataclasses.replace(scorer, model=critic_model or scorer.model)
-        logp = scored(lambda part: reader(state.critic.params["model"], part).logp)
+        chooses, params = batch.replace(experts=None), state.critic.params["model"]
+        logp = map_microbatches(lambda part: reader(params, part).logp, chooses, microbatches)
         batch = with_extras({"prm_logp": logp})
     return batch
 
@@ -617,6 +619,7 @@ def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatch
         prompt_tokens=jnp.roll(batch.prompt_tokens, 1, axis=0),
         prompt_mask=jnp.roll(batch.prompt_mask, 1, axis=0),
         packing=None,
+        experts=None,
     )
     logp = map_microbatches(lambda part: scorer(params, part).logp, others, microbatches)
     return jax.lax.stop_gradient(jnp.sum(masking.zero_masked(logp, batch.mask), axis=-1))
@@ -657,7 +660,7 @@ def score_visits(
             where=batch.where,
         )
         responses = batch.replace(
-            tokens=recalled.tokens, mask=recalled.mask, support=None, packing=None
+            tokens=recalled.tokens, mask=recalled.mask, support=None, packing=None, experts=None
         )
         logp = map_microbatches(
             lambda part: scorer(state.policy, part).logp, responses, microbatches
@@ -746,7 +749,8 @@ def score_reference(
     besides = {k: name for k, name in of_likelihood(recipe, "ref").items() if k not in batch.extras}
     if not ref_logp and not statistics and not besides:
         return batch
-    scores = map_microbatches(lambda part: scorer(params, part, statistics), batch, microbatches)
+    chooses = batch.replace(experts=None)  # which are those of another model
+    scores = map_microbatches(lambda part: scorer(params, part, statistics), chooses, microbatches)
     if ref_logp:
         batch = batch.replace(ref_logp=scores.logp)
     computed = _constants(scores.statistics, {name: name for name in statistics} | besides)
@@ -879,7 +883,8 @@ def make_scorer(
 ) -> Callable[[ArrayTree, Batch], Array]:
     """A compiled ``scorer(params, batch) -> logp [P, G, T]``, without gradients.
 
-    For log-probabilities that must be known before the step, such as those of a frozen reference.
+    For log-probabilities that must be known before the step, such as those of a frozen reference,
+    which chooses the experts itself: ``batch.replace(experts=None)``.
     """
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_scorer", shared_prefix_len=shared_prefix_len)

@@ -70,6 +70,7 @@ def policy_sampler(
     group_size: int,
     greedy: bool = False,
     shared_prefix_len: int = 0,
+    record_experts: bool = False,
 ) -> Callable:
     """A sampler of ``group_size`` responses per prompt, with the run's options or greedy."""
     if model.velocity is not None:
@@ -116,6 +117,7 @@ def policy_sampler(
         stop_ids=tokenizer.eos_ids,
         pad_id=tokenizer.pad_id,
         shared_prefix_len=shared_prefix_len,
+        record_experts=record_experts,
     )
 
 
@@ -140,7 +142,12 @@ def make_samplers(
         _check_mixture(config)
         behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
 
-    def sampler(where, size: int, *, greedy: bool = False, model: Model = model) -> Callable:
+    records = config.router_replay
+    check_replay(config, behavior)
+
+    def sampler(
+        where, size: int, *, greedy: bool = False, model: Model = model, records: bool = False
+    ) -> Callable:
         return policy_sampler(
             sampling,
             recipe,
@@ -150,6 +157,7 @@ def make_samplers(
             group_size=size,
             greedy=greedy,
             shared_prefix_len=shared_prefix_len,
+            record_experts=records,
         )
 
     samples = config.evaluation.samples or group_size
@@ -171,13 +179,13 @@ def make_samplers(
         )
         sampled = sampler(mesh, samples)
     elif sampler_mesh is not None:
-        rollouts = sampler(sampler_mesh, group_size)
+        rollouts = sampler(sampler_mesh, group_size, records=records)
         baseline = sampler(sampler_mesh, 1, greedy=True)
         sampled = sampler(mesh, samples)
     elif model.velocity is not None:  # rollouts have noise in their steps, evaluations do not
         rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
     else:
-        rollouts = sampler(mesh, group_size, model=behavior)
+        rollouts = sampler(mesh, group_size, model=behavior, records=records)
         same = behavior is model and samples == group_size
         sampled = rollouts if same else sampler(mesh, samples)
     engine, collector = None, recipe.collector
@@ -209,6 +217,7 @@ def make_samplers(
             runner_up=collector_needs(collector, "records_runner_up"),
             model_entropy=collector_needs(collector, "records_model_entropy"),
             entropy_tau=entropy_tau_of(collector),
+            record_experts=records,
         )
     drafts = None
     if (steps := draft_steps_of(collector)) is not None:
@@ -221,6 +230,17 @@ def make_samplers(
             mesh=mesh,
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine, drafts)
+
+
+def check_replay(config: TrainConfig, behavior: Model) -> None:
+    """Raises ValueError for a router_replay without effect."""
+    if not config.router_replay:
+        return
+    if config.offline:
+        raise ValueError("config: router_replay has no effect without rollouts of the policy.")
+    if behavior.apply_routed is None:
+        what = "the mixture with the teacher that samples" if behavior.logits else "the model"
+        raise ValueError(f"config: router_replay has no effect: {what} records no experts.")
 
 
 def _check_mixture(config: TrainConfig) -> None:

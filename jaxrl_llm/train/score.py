@@ -131,14 +131,16 @@ def score_hidden(
     packing: Layout | None = None,
     shared_prefix_len: int = 0,
     after: bool = False,
+    experts: Array | None = None,
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
 
     The hidden state of token t has seen the prompt and the tokens before t. The output matrix maps
     it to the log-probability of token t, and a critic's head to the value of the state before t.
     With a ``packing``, the result has one state per cell of a response, ``[P, R, S, D]``. With
-    ``after``, the state of token t has also seen token t, as a reward model needs. Other arguments
-    and errors are those of :func:`score`.
+    ``after``, the state of token t has also seen token t, as a reward model needs. ``experts`` are
+    those of a :class:`~jaxrl_llm.recipes.Batch`. Other arguments and errors are those of
+    :func:`score`.
     """
     _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
     P, G, T = tokens.shape
@@ -160,15 +162,16 @@ def score_hidden(
     if after:  # then the prefix includes the prompt's last token
         inputs, positions, prefix_mask = tokens, positions + 1, prompt_mask
     inputs, positions = pack(packing, (inputs, positions))
-    context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask)
+    context = AttentionContext(
+        jnp.ones(inputs.shape, bool), None, prefix_mask, experts=pack(packing, experts)
+    )
     if isinstance(packing, FlatPacking):
         # The last token of a prompt that its responses attend to: the one before `first`.
         behind = jnp.sum(prefix_mask, axis=-1, dtype=jnp.int32) - 1
         leaves = jnp.take_along_axis(packing.prompt_cells, jnp.maximum(behind, 0)[:, None], axis=1)
         leaves = jnp.where(behind < 0, -1, leaves[:, 0])
         of_cells = leaves[jnp.maximum(packing.sources, 0) // (G * T)]
-        context = AttentionContext(
-            context.mask,
+        context = context._replace(
             prefix_mask=packing.prompt_sources >= 0,
             ends=packing.ends,
             prompt_tree=PromptTree(packing.prompt_ends, of_cells),
@@ -348,7 +351,8 @@ class Scorer:
             )
             hidden = hidden.reshape(P, G, T, -1)
         else:
-            hidden, packing = self._hidden(params, batch), batch.packing
+            hidden = self._hidden(params, batch.replace(experts=None))
+            packing = batch.packing
         values = {}
         if statistics:
             values = self._of_hidden(params, hidden, batch, statistics, packing).statistics
@@ -479,6 +483,7 @@ class Scorer:
             packing=batch.packing,
             shared_prefix_len=self.shared_prefix_len,
             after=after,
+            experts=None if after else batch.experts,
         )
 
     def _of_hidden(self, params, hidden, batch: Batch, statistics, packing) -> Scores:

@@ -38,15 +38,18 @@ def mixture_of(experts, dtype="float32"):
     noise = jax.random.split(jax.random.key(1), len(jax.tree.leaves(state)))
     noise = jax.tree.unflatten(jax.tree.structure(state), list(noise))
     state = jax.tree.map(lambda x, key: x + 0.3 * jax.random.normal(key, x.shape), state, noise)
-    return lambda state, x: nnx.merge(graphdef, state)(x), state
+    return lambda state, x, given=None: nnx.merge(graphdef, state)(x, given=given)[0], state
 
 
-def by_hand(experts, state, x):
+def by_hand(experts, state, x, given=None):
     """Every expert for every token, and then the weights, most of which are 0."""
     p = nnx.to_pure_dict(state)
     logits = x @ p["router"]["kernel"] + p["router"].get("bias", 0.0)
-    least = jnp.sort(logits, axis=-1)[..., -experts.active, None]
-    weights = jnp.where(logits >= least, jax.nn.softmax(logits), 0.0)
+    taken = logits >= jnp.sort(logits, axis=-1)[..., -experts.active, None]
+    if given is not None:
+        named = jnp.any(given[..., None] == jnp.arange(1, experts.count + 1), axis=-2)
+        taken = jnp.where(jnp.any(given > 0, axis=-1, keepdims=True), named, taken)
+    weights = jnp.where(taken, jax.nn.softmax(logits), 0.0)
     if experts.normalized:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -64,14 +67,21 @@ def by_hand(experts, state, x):
     return jnp.sum(weights[..., None] * linear(hidden, "down"), axis=-2)
 
 
+@pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_token_is_the_weighted_sum_of_its_experts(name):
-    experts = KINDS[name]
+def test_a_token_is_the_weighted_sum_of_its_experts(name, replayed):
+    experts, given = KINDS[name], None
     apply, state = mixture_of(experts)
     x = jax.random.normal(jax.random.key(2), (2, 3, 4, 8))
+    if replayed:  # experts that the router would not choose; the first token of a row chooses
+        order = jax.random.permutation(
+            jax.random.key(3), jnp.tile(jnp.arange(1, 6), (2, 3, 4, 1)), axis=-1, independent=True
+        )
+        given = order[..., : experts.active].at[:, :, 0].set(0).astype(jnp.int16)
+        assert np.abs(apply(state, x, given) - apply(state, x))[:, :, 1:].max() > 0.1
 
     def loss(function, state, x):
-        y = function(state, x)
+        y = function(state, x, given)
         return jnp.sum(jnp.sin(y)), y
 
     both = [
@@ -113,6 +123,11 @@ def test_choice_and_activation_by_hand():
     total = 1 + np.exp(1) + np.exp(2)
     assert chosen.tolist() == [[1, 2]]
     np.testing.assert_allclose(weights, [[np.exp(2) / total, np.exp(1) / total]], rtol=1e-6)
+    # Given ones keep their order and count from 1, with weights of the same logits.
+    given = jnp.array([[2, 1]], jnp.int16)
+    chosen, weights = choose_experts(jnp.array([[0.0, 2.0, 1.0]]), 2, given=given)
+    assert chosen.tolist() == [[1, 0]] and chosen.dtype == jnp.int32
+    np.testing.assert_allclose(weights[0, 1], 1 / (1 + np.exp(2)), rtol=1e-6)
     y = clamped_swiglu(jnp.array([-3.0, 9.0]), jnp.array([0.5, -8.0]), limit=7.0, alpha=2.0)
     expected = [1.5 * -3 / (1 + np.exp(6)), -6 * 7 / (1 + np.exp(-14))]
     np.testing.assert_allclose(y, expected, rtol=1e-5)

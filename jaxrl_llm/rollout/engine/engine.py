@@ -41,7 +41,7 @@ from jaxrl_llm.rollout.engine.request_arrays import (
 )
 from jaxrl_llm.rollout.engine.scheduler import SlotIndex
 from jaxrl_llm.rollout.engine.spec import EngineSpec
-from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
+from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw, with_experts
 from jaxrl_llm.rollout.slots import Slots, Tokens
 
 # Prompts read in one call: enough to keep a device busy, few enough to have similar lengths.
@@ -268,6 +268,7 @@ def make_engine(
     runner_up: bool = False,
     model_entropy: bool = False,
     entropy_tau: float | None = None,
+    record_experts: bool = False,
 ) -> Engine:
     """Builds an engine of ``rows * width`` slots.
 
@@ -291,6 +292,7 @@ def make_engine(
       stop_ids, temperature, top_k, top_p, min_p, order, repetition_penalty, allowed: See
         :class:`~jaxrl_llm.rollout.DrawOptions`.
       min_new_tokens, vary, entropy, runner_up, model_entropy, entropy_tau: Likewise.
+      record_experts: Whether completions have ``experts``, for a model with experts.
 
     Returns:
       The engine; :class:`~jaxrl_llm.rollout.Generation` runs it.
@@ -344,6 +346,7 @@ def make_engine(
         model_entropy=model_entropy,
         entropy_tau=entropy_tau,
     )
+    draw = make_draw(name, options, vocab_size=vocab_size)
     spec = EngineSpec(
         vocab_size=vocab_size,
         rows=rows,
@@ -355,7 +358,7 @@ def make_engine(
         stop_ids=tuple(stop_ids),
         pad_id=pad_id,
         shards=shards,
-        draw=make_draw(name, options, vocab_size=vocab_size),
+        draw=with_experts(name, draw, model) if record_experts else draw,
     )
     return Engine.build(model, spec, mesh)
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_llm.advantages.entropy import EntropyStats
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, expert_shape
 from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows, entropy_of
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW, MAX_TEMPERATURE
 from jaxrl_llm.rollout.sampling.penalties import seen_tokens
@@ -247,3 +248,18 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
 
     check = partial(options.check_request, vocab_size=vocab_size)
     return Draw(next_token, jax.eval_shape(blank), settings, check)
+
+
+def with_experts(function: str, draw: Draw, model: Model) -> Draw:
+    """The draw with room for the experts that the model takes to read each token.
+
+    Raises:
+      ValueError: If the model has none, or does not record them.
+    """
+    shape = expert_shape(model)
+    if shape is None:
+        raise ValueError(
+            f"{function}: record_experts needs a model with experts, which has apply_routed."
+        )
+    experts = jax.ShapeDtypeStruct(shape, EXPERT_DTYPE)
+    return draw._replace(blank=draw.blank._replace(experts=experts))
