@@ -17,7 +17,6 @@ def share_of(pytestconfig):
 
 
 def names_of(conftest, share):
-
     def item(n):
         return SimpleNamespace(
             nodeid=f"test_{n}", get_closest_marker=lambda name: None if n % 2 else name

@@ -33,6 +33,7 @@ from jaxrl_llm.train.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
 RECIPE = jr.recipes.dr_grpo(length=21)
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
 MODELS = {
     "plain": {"num_layers": 1},
     # Which a mesh axis of two splits, as it does not that of the others, 259.
@@ -81,17 +82,16 @@ def update_on(*args, **kwargs):
     return change, metrics
 
 
-@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("which", "packing", "sizes", "microbatches"),
     [
         ("plain", "flat", {"context": 2}, 1),
-        pytest.param("plain", "tree", {"context": 8}, 1, marks=pytest.mark.slow),
+        pytest.param("plain", "tree", {"context": 8}, 1, marks=SLOW),
         ("even vocabulary", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 1),
         ("windows", "always", {"data": 2, "context": 4}, 1),
-        pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=SLOW),
         ("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2),
-        pytest.param("experts", "flat", {"data": 2, "context": 4}, 1, marks=pytest.mark.slow),
+        pytest.param("experts", "flat", {"data": 2, "context": 4}, 1, marks=SLOW),
     ],
 )
 def test_an_update_is_that_of_one_device(which, packing, sizes, microbatches):
