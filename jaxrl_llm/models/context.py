@@ -200,7 +200,7 @@ def take_experts(context: AttentionContext) -> tuple[Array | None, AttentionCont
     """The experts of the tokens of a call ``[P, G, T, L, k]``, zeros for prompts in its rows.
 
     Returns:
-      They, in the order of :func:`spread_rows`, and the context without them.
+      The experts, in the order of :func:`spread_rows`, and the context without them.
     """
     experts, rest = context.experts, context._replace(experts=None)
     if experts is None or context.prompt_mask is None:

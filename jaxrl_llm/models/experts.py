@@ -61,7 +61,7 @@ def choose_experts(
 
     References:
       Mixtral (arXiv:2401.04088), sec. 2.1; Qwen3 (arXiv:2505.09388). ``given`` is the replay of
-      R3 (arXiv:2510.11370), sec. 3.2: the mask of the rollout, the logits of training.
+      R3 (arXiv:2510.11370): the mask of the rollout, the logits of training.
     """
     top, chosen = jax.lax.top_k(logits, active)
     if given is not None:

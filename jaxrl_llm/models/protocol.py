@@ -55,6 +55,8 @@ class AttentionContext(NamedTuple):
     A token attends to the unmasked prefix of its prompt, to the cache, and to the unmasked tokens
     before it in the same call. Any of them may be absent.
 
+    ``experts`` says in addition which experts a token takes.
+
     Attributes:
       mask: bool ``[P, G, T]``, which tokens of this call exist.
       prefix: One :class:`KV` per layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once
@@ -142,8 +144,9 @@ class Model(NamedTuple):
       logit_cap: Soft cap of the logits, as in Gemma 2: they are ``cap tanh(hidden @ matrix.T /
         cap)``, which a temperature then divides. None for logits without a cap.
       apply_routed: Like ``apply``, with the experts that each token took as a third result, as
-        :attr:`AttentionContext.experts` has them, which this model reads; None for a model without
-        experts, or one that does not record them.
+        :attr:`AttentionContext.experts` has them, which this model reads; its ``config`` has
+        ``expert_layers``, L, and ``experts.active``, k. None for a model without experts, or one
+        that does not record them.
     """
 
     config: Any

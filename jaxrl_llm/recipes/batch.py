@@ -176,8 +176,9 @@ def validate_batch(
 
     Raises:
       ValueError: For a non-finite reward, a token outside the vocabulary or outside its support, a
-        non-finite log-probability, or a prompt without tokens or without any trainable token, with
-        the name of the prompt; or for a batch that is empty or has nothing to train on.
+        non-finite log-probability, experts that no token can take, or a prompt without tokens or
+        without any trainable token, with the name of the prompt; or for a batch that is empty or
+        has nothing to train on.
       TypeError: As :meth:`Batch.check`.
 
     Example:
@@ -239,5 +240,15 @@ def validate_batch(
         for row, member, token in np.argwhere(outside)[:1]:
             raise ValueError(
                 f"{name}: token {token} of {prompt(row)}, rollout {member}, is not in its support."
+            )
+    if batch.experts is not None:
+        experts = np.asarray(batch.experts)
+        least, most = experts.min(-1), experts.max(-1)
+        wrong = (least < 0) | ((least == 0) & (most > 0))
+        for row, member, token in np.argwhere(mask & wrong.any(-1))[:1]:
+            raise ValueError(
+                f"{name}: the experts of token {token} of {prompt(row)}, rollout {member}, are "
+                f"{experts[row, member, token].tolist()}; those of a layer must be counted from 1, "
+                "or all be 0."
             )
     return batch

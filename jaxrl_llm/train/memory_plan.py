@@ -673,13 +673,18 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         # The sums so far, and the sums with one more chunk.
         sums = [jax.eval_shape(lambda rule=rule: rule.zeros(*run.output_shape)) for rule in rules]
         sizes["sums of the last layer"] = 2 * device_bytes(sums)
-    # The token sets of the batch, and the copies that a step makes of them: scoring rearranges
-    # their rows, and so does the split into microbatches.
+    # What a batch has for each token, with the copies that a step makes: scoring rearranges its
+    # rows, and so does the split into microbatches.
+    parts = run.microbatches
+
+    def copies(each: int) -> int:
+        size = each * tokens // run.shards
+        return 2 * size if parts == 1 else 3 * size + size // parts
+
     _, each = _recorded_bytes(run, config.sampling.temperature)
-    support, parts = each * tokens // run.shards, run.microbatches
-    sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
-    if experts := _expert_bytes(run) * tokens // run.shards:
-        sizes["experts of tokens"] = 2 * experts if parts == 1 else 3 * experts + experts // parts
+    sizes["support of tokens"] = copies(each)
+    if experts := _expert_bytes(run):
+        sizes["experts of tokens"] = copies(experts)
     if recipe.reads_teacher_logits and run.inputs.teacher_state:
         states = tokens // run.shards * run.inputs.teacher_state
         sizes["hidden states of the teacher"] = states if parts == 1 else 2 * states

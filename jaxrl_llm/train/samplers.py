@@ -142,11 +142,16 @@ def make_samplers(
         _check_mixture(config)
         behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
 
-    records = config.router_replay
     check_replay(config, behavior)
+    replay = config.router_replay
 
     def sampler(
-        where, size: int, *, greedy: bool = False, model: Model = model, records: bool = False
+        where,
+        size: int,
+        *,
+        greedy: bool = False,
+        model: Model = model,
+        record_experts: bool = False,
     ) -> Callable:
         return policy_sampler(
             sampling,
@@ -157,7 +162,7 @@ def make_samplers(
             group_size=size,
             greedy=greedy,
             shared_prefix_len=shared_prefix_len,
-            record_experts=records,
+            record_experts=record_experts,
         )
 
     samples = config.evaluation.samples or group_size
@@ -179,13 +184,13 @@ def make_samplers(
         )
         sampled = sampler(mesh, samples)
     elif sampler_mesh is not None:
-        rollouts = sampler(sampler_mesh, group_size, records=records)
+        rollouts = sampler(sampler_mesh, group_size, record_experts=replay)
         baseline = sampler(sampler_mesh, 1, greedy=True)
         sampled = sampler(mesh, samples)
     elif model.velocity is not None:  # rollouts have noise in their steps, evaluations do not
         rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
     else:
-        rollouts = sampler(mesh, group_size, model=behavior, records=records)
+        rollouts = sampler(mesh, group_size, model=behavior, record_experts=replay)
         same = behavior is model and samples == group_size
         sampled = rollouts if same else sampler(mesh, samples)
     engine, collector = None, recipe.collector
@@ -217,7 +222,7 @@ def make_samplers(
             runner_up=collector_needs(collector, "records_runner_up"),
             model_entropy=collector_needs(collector, "records_model_entropy"),
             entropy_tau=entropy_tau_of(collector),
-            record_experts=records,
+            record_experts=replay,
         )
     drafts = None
     if (steps := draft_steps_of(collector)) is not None:
@@ -238,6 +243,8 @@ def check_replay(config: TrainConfig, behavior: Model) -> None:
         return
     if config.offline:
         raise ValueError("config: router_replay has no effect without rollouts of the policy.")
+    if not is_causal(behavior):
+        raise ValueError("config: router_replay has no effect with a denoising model.")
     if behavior.apply_routed is None:
         what = "the mixture with the teacher that samples" if behavior.logits else "the model"
         raise ValueError(f"config: router_replay has no effect: {what} records no experts.")

@@ -45,6 +45,18 @@ def put(field, place, value):
     return change
 
 
+def put_experts(place, value):
+    """Two experts of each token in two layers; others at one token, and none at another."""
+
+    def change(a):
+        a["experts"] = np.tile(np.array([1, 2], np.int16), (2, 2, 3, 2, 1))
+        a["experts"][place] = value
+        a["experts"][1, 1, 0] = 0
+        return a
+
+    return change
+
+
 # What is refused, and where it is masked and so passes.
 VALUES = [
     *(
@@ -79,6 +91,15 @@ VALUES = [
         )
         for field in ("old_logp", "behavior_logp", "ref_logp")
         for value in (np.nan, -np.inf)
+    ),
+    *(
+        (
+            put_experts((0, 1, 2, 1), experts),
+            put("mask", (0, 1, 2), False),
+            r"experts of token 2 of prompt 'sum-17', rollout 1, are \[\[1, 2\], "
+            rf"\[{experts[0]}, {experts[1]}\]\]; those of a layer",
+        )
+        for experts in ((3, 0), (-1, -1), (-1, 4))
     ),
     (
         put("mask", 0, False),

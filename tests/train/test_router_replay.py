@@ -54,6 +54,10 @@ def dense_model():
     return *tiny_model(num_layers=1), ByteTokenizer()
 
 
+def denoising_model():
+    return *tiny_model(**PARTS, causal=False, vocab_size=260, mask_id=259), ByteTokenizer()
+
+
 @pytest.fixture(scope="module")
 def small():
     return tiny_model(**PARTS)
@@ -181,7 +185,9 @@ def test_responses_share_a_token_only_with_its_experts(small, rollout):
 def test_a_mesh_takes_the_same(small, sizes, packing):
     rng = np.random.default_rng(0)
     batch = make_batch(4, 3, 21, 9)
-    batch = batch.replace(experts=rng.integers(0, 9, (4, 3, 21, 2, 2)).astype(np.int16))
+    experts = 1 + rng.permuted(np.tile(np.arange(8), (4, 3, 21, 2, 1)), axis=-1)[..., :2]
+    experts *= rng.random((4, 3, 21, 1, 1)) < 0.8  # the others choose
+    batch = batch.replace(experts=experts.astype(np.int16))
     expected = logp_of(small, small[1], batch)
     assert np.abs(expected - logp_of(small, small[1], batch.replace(experts=None))).max() > 0.01
     mesh = make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
@@ -340,6 +346,10 @@ def test_a_plan_counts_the_experts(tmp_path):
     ("changes", "message"),
     [
         ({"model": dense_model}, "router_replay has no effect: the model records no experts"),
+        (
+            {"model": denoising_model, "recipe": "bgpo"},
+            "router_replay has no effect with a denoising model",
+        ),
         (
             {"recipe": "eggroll", "minibatches": None, "remat": "full"},
             "router_replay has no effect with 'eggroll', which has no backward pass",
