@@ -62,7 +62,8 @@ def test_ci_runs_the_test_command_of_the_readme():
     command = blocks("bash")[1].strip().rsplit(" && ", 1)[1]
     _, arguments = command.split("bin/python ")
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert f'"$bin/python" {arguments} -m "slow or not slow"' in lines
+    command = f'"$bin/python" {arguments} -m "slow or not slow" '
+    assert any(line.startswith(command) for line in lines)
 
 
 def test_fill_needs_its_markers():
