@@ -26,13 +26,13 @@ from jaxrl_llm.models.layers import ExpertsConfig
 from jaxrl_llm.models.remat import product, recomputed
 from jaxrl_llm.models.sharding import on_each_device_in_slices
 
-# How the mesh axis ``tensor`` splits the hidden units of the arrays of a matrix.
-_LAST, _SECOND_LAST = P(None, None, "tensor"), P(None, "tensor", None)
-_COLUMNS = {"kernel": _LAST, "bias": P(None, "tensor"), "a": P(), "b": _LAST}
+# How the mesh axes split the arrays of a matrix: ``expert`` the experts, ``tensor`` hidden units.
+_LAST, _SECOND_LAST = P("expert", None, "tensor"), P("expert", "tensor", None)
+_COLUMNS = {"kernel": _LAST, "bias": P("expert", "tensor"), "a": P("expert"), "b": _LAST}
 _SPECS = {
     "gate": _COLUMNS,
     "up": _COLUMNS,
-    "down": {"kernel": _SECOND_LAST, "a": _SECOND_LAST, "b": P()},
+    "down": {"kernel": _SECOND_LAST, "a": _SECOND_LAST, "b": P("expert")},
 }
 
 
@@ -144,15 +144,28 @@ class Experts(nnx.Module):
             return self.activation(gate) * up
         return clamped_swiglu(gate, up, limit=e.limit, alpha=e.alpha)
 
-    def _compute(self, batch: tuple[Array, Array, Array], arrays: dict[str, Any]) -> Array:
-        """The outputs ``[P, ..., D]`` of some rows, float32."""
+    def _compute(
+        self, batch: tuple[Array, Array, Array], arrays: dict[str, Any], index: Array | int
+    ) -> Array:
+        """What the experts of ``arrays`` add to the outputs ``[P, ..., D]`` of some rows, float32.
+
+        They are all experts, or the part ``index`` of as many parts as there are.
+        """
         x, chosen, weights = batch
         k, width = chosen.shape[-1], x.shape[-1]
-        of_pairs = chosen.reshape(-1)
+        of_pairs, count = chosen.reshape(-1), arrays["up"]["kernel"].shape[0]
+        some = count < self.experts.count
+        if some:  # pairs of other experts come last
+            of_pairs = of_pairs - index * count
+            of_pairs = jnp.where((of_pairs < 0) | (of_pairs >= count), count, of_pairs)
         order = jnp.argsort(of_pairs, stable=True)
         inverse = jnp.argsort(order)
-        sizes = jnp.bincount(of_pairs, length=self.experts.count)
-        one_hot = jax.nn.one_hot(of_pairs[order], self.experts.count, dtype=x.dtype)
+        sizes = jnp.bincount(of_pairs, length=count + 1)[:count]
+        one_hot = jax.nn.one_hot(of_pairs[order], count, dtype=x.dtype)
+
+        def kept(rows: Array) -> Array:
+            """Rows of which those of other experts, which no product writes, are 0."""
+            return jnp.where(of_pairs[order][:, None] < count, rows, 0) if some else rows
 
         def linear(x: Array, name: str) -> Array:
             of = arrays[name]
@@ -162,9 +175,9 @@ class Experts(nnx.Module):
                 y = y + grouped_product(low, of["b"], sizes)
             if "bias" in of:
                 y = y + one_hot @ of["bias"]
-            return product(y)
+            return product(kept(y))
 
-        rows = _to_experts(x.reshape(-1, width), order, inverse, k)
+        rows = kept(_to_experts(x.reshape(-1, width), order, inverse, k))
         # With the axes of other activations, by which `recomputed` knows them from weights.
         gate, up = (linear(rows, name)[None, None] for name in ("gate", "up"))
         hidden = recomputed(self._activate)(gate, up)[0, 0]
@@ -184,9 +197,13 @@ class Mixture(nnx.Module):
     def __call__(self, x: Array, delta=None, given: Array | None = None) -> tuple[Array, Array]:
         """``[P, G, T, D] -> [P, G, T, D]``, and the experts ``[P, G, T, k]`` of each token."""
         logits = self.router(x, delta_of(delta, "router")).astype(jnp.float32)
-        chosen, weights = choose_experts(
-            logits, self.active, normalized=self.normalized, given=given
-        )
+
+        def choose(batch: tuple[Array, Array | None], *_) -> tuple[Array, Array]:
+            logits, given = batch
+            return choose_experts(logits, self.active, normalized=self.normalized, given=given)
+
+        # By each device, since XLA for CPUs gathers what a `top_k` reads.
+        chosen, weights = on_each_device_in_slices(choose, (logits, given), {}, {})
         return self.experts(x, chosen, weights, delta_of(delta, "experts")), chosen
 
 

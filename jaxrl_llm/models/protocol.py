@@ -129,9 +129,10 @@ class Model(NamedTuple):
         training makes one pass over the layers instead of two.
       reads_prompt_trees: Whether ``apply`` reads the prompt tree of a context. If not, different
         prompts never share a row.
-      sharding_rules: Which mesh axis ("fsdp" or "tensor") splits each axis of a parameter, by the
-        end of the parameter's path, such as ``(("up/kernel", ("fsdp", "tensor")),)``; parameters
-        that no rule names are replicated. Those of the built-in decoder by default.
+      sharding_rules: Which mesh axis ("fsdp", "tensor", or "expert" for an axis of experts) splits
+        each axis of a parameter, by the end of the parameter's path, such as ``(("up/kernel",
+        ("fsdp", "tensor")),)``. A tuple of mesh axes splits an axis by all of them. Parameters that
+        no rule names are replicated. Those of the built-in decoder by default.
       values: ``values(params, hidden) -> float32 [..., C]``, of a model with a head in the place of
         its output matrix, such as a reward model (:func:`~jaxrl_llm.models.with_head`); None for a
         language model.

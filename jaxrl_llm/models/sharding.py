@@ -26,12 +26,16 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 
-AXES = ("data", "context", "fsdp", "tensor")
+AXES = ("data", "context", "fsdp", "expert", "tensor")
 
-# Those that split no parameter, only activations, gradients and the optimizer's state.
-_WITHOUT_PARAMS = ("data", "context")
+# Those over which the prompts of a batch are spread.
+BATCH_AXES = ("data", "fsdp", "expert")
 
-ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
+# Those that split no parameter, or experts alone: only activations, gradients and the optimizer's
+# state.
+_WITHOUT_PARAMS = ("data", "context", "expert")
+
+ShardingRules = tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...]
 
 _COLUMNS, _ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
 _LINEARS = {
@@ -46,11 +50,12 @@ _LINEARS = {
 }
 # Experts are spread over ``fsdp``, as rows of other matrices are, and gathered where they compute.
 # Each device of ``tensor`` computes some hidden units of every expert: loads are equal whatever the
-# router chooses.
+# router chooses. Each of ``expert`` keeps and computes some of the experts.
+_SPREAD = ("expert", "fsdp")
 _EXPERTS = {
-    "experts/gate": ("fsdp", None, "tensor"),
-    "experts/up": ("fsdp", None, "tensor"),
-    "experts/down": ("fsdp", "tensor", None),
+    "experts/gate": (_SPREAD, None, "tensor"),
+    "experts/up": (_SPREAD, None, "tensor"),
+    "experts/down": (_SPREAD, "tensor", None),
 }
 
 # The mesh axis of each array axis, by the end of a parameter's path; other parameters are
@@ -71,15 +76,24 @@ _traced_rules = contextvars.ContextVar("traced_rules", default=RULES)
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
     """The partition of one parameter; an axis is not split where no rule applies to it."""
     sizes = dict(mesh.shape)
-    axes = _axes_of(path, rules)
-    names = [
-        name if name and sizes.get(name, 1) > 1 and size % sizes[name] == 0 else None
-        for size, name in zip(shape, axes, strict=False)
-    ]
-    return P(*names)
+
+    def split(size: int, axes: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        """Those of the mesh axes, from the first on, that divide an axis of the parameter."""
+        found: list[str] = []
+        for axis in _names(axes):
+            if sizes.get(axis, 1) > 1 and size % math.prod(sizes[x] for x in (*found, axis)) == 0:
+                found.append(axis)
+        return tuple(found) if len(found) > 1 else next(iter(found), None)
+
+    return P(*map(split, shape, _axes_of(path, rules)))
 
 
-def _axes_of(path: str, rules: ShardingRules) -> tuple[str | None, ...]:
+def _names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes in an entry of a partition."""
+    return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def _axes_of(path: str, rules: ShardingRules) -> tuple[str | tuple[str, ...] | None, ...]:
     """The mesh axis of each axis of a parameter."""
     for end, axes in rules:
         if path.endswith(end):
@@ -105,7 +119,7 @@ def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES)
         lambda path, x: NamedSharding(mesh, param_spec(path, x.shape, mesh, rules)), params
     )
     if any(len(x.shape) > 1 for x in jax.tree.leaves(params)):
-        used = {axis for s in jax.tree.leaves(shardings) for axis in s.spec if axis is not None}
+        used = {x for s in jax.tree.leaves(shardings) for axes in s.spec for x in _names(axes)}
         for axis, size in dict(mesh.shape).items():
             if size > 1 and axis not in (*used, *_WITHOUT_PARAMS):
                 _warn_unused(axis, size)
@@ -128,13 +142,13 @@ def _warn_unused(axis: str, size: int) -> None:
 def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
     """The partition of a gradient and of the optimizer state of a parameter.
 
-    The partition of the parameter whose path is the end of ``path``, split also over ``data`` and
-    ``context`` along the first axis that allows it, so that no two devices compute the same
-    elements of an update. It is :func:`param_spec` where both are 1, the leaf is a vector, or no
-    axis divides.
+    The partition of the parameter whose path is the end of ``path``, split also over ``data``,
+    ``context`` and ``expert`` along the first axis that allows it, so that no two devices compute
+    the same elements of an update. It is :func:`param_spec` where these are 1, the leaf is a
+    vector, or no axis divides.
 
     Example:
-      >>> mesh = jax.sharding.AbstractMesh((2, 1, 4, 1), AXES)
+      >>> mesh = jax.sharding.AbstractMesh((2, 1, 4, 1, 1), AXES)
       >>> list(param_spec("layers/0/mlp/up/kernel", (64, 128), mesh))
       ['fsdp', None]
       >>> list(update_spec("layers/0/mlp/up/kernel", (64, 128), mesh))
@@ -145,12 +159,13 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRu
     """
     spec = param_spec(path, shape, mesh, rules)
     sizes = dict(mesh.shape)
-    others = tuple(axis for axis in _WITHOUT_PARAMS if sizes.get(axis, 1) > 1)
+    used = {name for axes in spec for name in _names(axes)}
+    others = tuple(x for x in _WITHOUT_PARAMS if sizes.get(x, 1) > 1 and x not in used)
     if not others or len(shape) < 2:
         return spec
     names = [*spec, *(None,) * (len(shape) - len(spec))]
-    for i, (size, axis) in enumerate(zip(shape, names, strict=True)):
-        split = (axis, *others) if axis else others
+    for i, (size, axes) in enumerate(zip(shape, names, strict=True)):
+        split = (*_names(axes), *others)
         if size % math.prod(sizes[name] for name in split) == 0:
             return P(*names[:i], split if len(split) > 1 else split[0], *names[i + 1 :])
     return spec
@@ -164,8 +179,8 @@ def update_shardings(tree: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) 
 
 
 def batch_spec(mesh: Mesh) -> P:
-    """The partition of a batch: its prompts over the axes ``data`` and ``fsdp``."""
-    axes = tuple(a for a in ("data", "fsdp") if a in mesh.axis_names)
+    """The partition of a batch: its prompts over :data:`BATCH_AXES`."""
+    axes = tuple(x for x in BATCH_AXES if dict(mesh.shape).get(x, 1) > 1)
     return P(axes) if axes else P()
 
 
@@ -188,8 +203,8 @@ def kv_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
 
 def batch_shards(mesh: Mesh | None) -> int:
     """Over how many devices the prompts of a batch are spread; 1 without a mesh."""
-    shape = {} if mesh is None else dict(mesh.shape)
-    return shape.get("data", 1) * shape.get("fsdp", 1)
+    sizes = {} if mesh is None else dict(mesh.shape)
+    return math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
 
 
 def on_mesh(function: Callable, mesh: Mesh | None, rules: ShardingRules = RULES) -> Callable:
@@ -212,10 +227,21 @@ def on_mesh(function: Callable, mesh: Mesh | None, rules: ShardingRules = RULES)
     return traced
 
 
+def sampling_on_mesh(
+    function: Callable, mesh: Mesh | None, rules: ShardingRules = RULES
+) -> Callable:
+    """:func:`on_mesh` for a sampler, which needs it only where ``expert`` splits the mesh.
+
+    Without, the compiler would gather all experts for each token.
+    """
+    split = mesh is not None and dict(mesh.shape).get("expert", 1) > 1
+    return on_mesh(function, mesh if split else None, rules)
+
+
 def _batch_axes() -> dict[str, int]:
     """The mesh axes that spread a batch and their sizes, inside `on_mesh`; none elsewhere."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    return {axis: sizes[axis] for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1}
+    return {axis: sizes[axis] for axis in BATCH_AXES if sizes.get(axis, 1) > 1}
 
 
 def spreads_batch() -> bool:
@@ -309,8 +335,9 @@ def _summed_in_float32(function: Callable, shared: ArrayTree) -> tuple[Callable,
     def cast(x: Array, narrow: bool, dtype: Any) -> Array:
         return x.astype(dtype) if narrow else x
 
-    def narrowed(batch: ArrayTree, wide: ArrayTree) -> ArrayTree:
-        return function(batch, jax.tree.map(lambda x, n: cast(x, n, jnp.bfloat16), wide, half))
+    def narrowed(batch: ArrayTree, wide: ArrayTree, *others) -> ArrayTree:
+        shared = jax.tree.map(lambda x, n: cast(x, n, jnp.bfloat16), wide, half)
+        return function(batch, shared, *others)
 
     wide = jax.tree.map(lambda x, n: cast(x, n, jnp.float32), shared, half)
     return narrowed, wide
@@ -344,47 +371,71 @@ def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> A
 
 def on_each_device_in_slices(
     function: Callable, batch: ArrayTree, shared: ArrayTree, specs: ArrayTree
-) -> Array:
-    """As :func:`on_each_device`, where each device of ``tensor`` has slices of the shared arrays.
+) -> ArrayTree:
+    """As :func:`on_each_device`, where devices have slices of the shared arrays.
+
+    Those of ``tensor`` and of ``expert`` do: each computes for its tokens what its slices add to
+    the result, and those of ``expert``, which have tokens of their own, for the tokens of all of
+    them.
 
     Args:
-      function: Gives an array ``[P, G, T, ...]``, of which each token depends on that token of the
-        batch. Those of the devices of ``tensor`` are summed.
+      function: ``function(batch, shared, index)`` gives arrays ``[P, G, T, ...]``, of which each
+        token depends on that token of the batch. What is sliced gives one array, and those of all
+        slices are summed. ``index`` is the number of the slice over ``expert``, 0 without.
       batch: Arrays ``[P, G, T, ...]``; not split where P is no multiple of the devices, or T none
         of those of ``context``.
       shared: All other traced or differentiated arrays that the function reads.
-      specs: ``PartitionSpec`` of each shared array, of the axis ``tensor`` alone. Nothing is sliced
-        where it does not divide an array.
+      specs: ``PartitionSpec`` of each shared array, of these two axes. An axis that does not divide
+        every array that names it slices none.
     """
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    axes, tensor = _batch_axes(), sizes.get("tensor", 1)
+    axes = _batch_axes()
     if any(x.shape[0] % math.prod(axes.values()) for x in jax.tree.leaves(batch)):
         axes = {}
     context = context_size()
     if context > 1 and any(x.shape[2] % context for x in jax.tree.leaves(batch)):
         context = 1
-    pairs = zip(jax.tree.leaves(shared), jax.tree.leaves(specs), strict=True)
-    sliced = tensor > 1 and all(
-        x.shape[i] % tensor == 0 for x, spec in pairs for i, name in enumerate(spec) if name
-    )
-    if not axes and not sliced and context == 1:
-        return function(batch, shared)
+    pairs = list(zip(jax.tree.leaves(shared), jax.tree.leaves(specs), strict=True))
 
+    def divides(axis: str) -> bool:
+        lengths = [x.shape[i] for x, spec in pairs for i, name in enumerate(spec) if name == axis]
+        return bool(lengths) and not any(length % sizes[axis] for length in lengths)
+
+    sliced = {x for x in ("tensor", "expert") if sizes.get(x, 1) > 1 and divides(x)}
+    if not axes and not sliced and context == 1:
+        return function(batch, shared, 0)
+
+    exchanged = "expert" in sliced and "expert" in axes
     function, shared = _summed_in_float32(function, shared)
 
-    def local(batch, shared):
-        y = function(batch, shared)
-        return jax.lax.psum(y, "tensor") if sliced else y
+    def local(batch, shared, index):
+        if exchanged:
+            batch = jax.tree.map(_of_all_experts, batch)
+        y = function(batch, shared, index[0])
+        if exchanged:
+            y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+        summed = tuple(sliced - {"expert"} if exchanged else sliced)
+        return jax.lax.psum(y, summed) if summed else y
 
     names = ("context",) if context > 1 else ()
     rows = P(tuple(axes) or None, None, *names) if axes or names else P()
+    slices = jax.tree.map(lambda spec: P(*(x if x in sliced else None for x in spec)), specs)
+    indices = P("expert") if "expert" in sliced else P()
     return jax.shard_map(
         local,
-        in_specs=(rows, specs if sliced else P()),
+        in_specs=(rows, slices, indices),
         out_specs=rows,
-        axis_names={*axes, *names, *(("tensor",) if sliced else ())},
+        axis_names={*axes, *names, *sliced},
         check_vma=False,
-    )(batch, shared)
+    )(batch, shared, jnp.arange(sizes["expert"] if "expert" in sliced else 1))
+
+
+def _of_all_experts(x: Array) -> Array:
+    """The rows of all devices of ``expert``, in a `shard_map` over it."""
+    # As for `_summed_in_float32`: the gradient is such a sum.
+    wide = x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    rows = x.astype(jnp.float32) if wide else x
+    return jax.lax.all_gather(rows, "expert", axis=0, tiled=True).astype(x.dtype)
 
 
 def spread_update(grads: ArrayTree) -> ArrayTree:

@@ -24,7 +24,7 @@ def check_spread(start: str, count: int, noun: str, shards: int) -> None:
     if count % shards:
         raise ValueError(
             f"{start}: {count} {noun} cannot be spread over the {shards} devices of the mesh axes "
-            "data and fsdp."
+            "data, fsdp and expert."
         )
 
 

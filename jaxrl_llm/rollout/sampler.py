@@ -19,7 +19,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
-from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampling.options import (
@@ -148,7 +148,7 @@ def make_sampler(
       buckets: Prompt widths that are compiled.
       shared_prefix_len: Number of first tokens that all prompts share, such as those of a chat
         template. They are computed once for all prompts; every prompt must be longer.
-      mesh: Shards the prompts over its axes ``data`` and ``fsdp``, which must divide P.
+      mesh: Shards the prompts over its axes ``data``, ``fsdp`` and ``expert``, which must divide P.
       entropy_tau: See :class:`~jaxrl_llm.rollout.DrawOptions`; None is off and costs nothing.
       record_experts: Whether rollouts have ``experts``, for a model with experts.
 
@@ -200,7 +200,8 @@ def make_sampler(
         pad_id=pad_id,
         shared_prefix_len=shared_prefix_len,
     )
-    decode = jax.jit(_make_decode(model, draw, spec))
+    decode = sampling_on_mesh(_make_decode(model, draw, spec), mesh, model.sharding_rules)
+    decode = jax.jit(decode)
 
     compiled_shapes = set()
 

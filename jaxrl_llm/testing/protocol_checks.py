@@ -241,7 +241,7 @@ def check_sharding(model: Model, params: ArrayTree) -> None:
 
     A model that is replicated on every device declares this with ``sharding_rules=()``.
     """
-    mesh, used = jax.sharding.AbstractMesh((1, 1, 2, 2), AXES), set()
+    mesh, used = jax.sharding.AbstractMesh((1, 1, 2, 2, 2), AXES), set()
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         name = trees.path_str(path)
         axes = next((axes for end, axes in model.sharding_rules if name.endswith(end)), ())

@@ -72,7 +72,7 @@ class Passes(NamedTuple):
             raise ValueError(
                 f"{function}: a minibatch of {prompts // self.minibatches} prompts ({prompts} in "
                 f"{self.minibatches} minibatches) does not split into {self.accumulated} "
-                f"microbatch(es) over {shards} device(s), the mesh axes data x fsdp."
+                f"microbatch(es) over {shards} device(s), the mesh axes data x fsdp x expert."
             )
 
 

@@ -537,16 +537,17 @@ class TrainConfig:
                     f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
                     "noise; leave out the rank."
                 )
-            if self.mesh.context != 1:
-                raise ValueError(
-                    f"mesh: context has no effect with {recipe.name!r}, which only samples; use "
-                    "data."
-                )
+            for axis in ("context", "expert"):
+                if getattr(self.mesh, axis) != 1:
+                    raise ValueError(
+                        f"mesh: {axis} has no effect with {recipe.name!r}, which only samples; use "
+                        "data."
+                    )
             members = recipe.population(self.prompts_per_step, self.sampling.group_size)
             if recipe.noise == "lowrank" and members % self.mesh.shards:
                 raise ValueError(
                     f"config: {members} members cannot be divided evenly among the "
-                    f"{self.mesh.shards} parts of the mesh axes data and fsdp."
+                    f"{self.mesh.shards} devices of the mesh axes data and fsdp."
                 )
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)

@@ -16,7 +16,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.models.attention import block_sizes
-from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec
+from jaxrl_llm.models.sharding import AXES, BATCH_AXES, RULES, ShardingRules, param_spec
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.state import device_bytes
 
@@ -73,6 +73,7 @@ def activation_bytes(
     adapter: bool = False,
     split: int = 1,
     context: int = 1,
+    exchange: int = 1,
 ) -> int:
     """Maximum bytes that the forward pass stores for the backward pass.
 
@@ -107,6 +108,7 @@ def activation_bytes(
       adapter: Whether linear layers have a low-rank adapter.
       split: Size of the ``tensor`` axis, which divides H, K and M.
       context: Size of the ``context`` axis.
+      exchange: Size of the ``expert`` axis: experts work on the tokens of so many devices.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -129,7 +131,8 @@ def activation_bytes(
         """Numbers of a token in a layer: all of them, and the matrix products."""
         size, more = c.mlp_width, 0
         if experts is not None:
-            size, more = experts.active * experts.width, experts.count + experts.active * width
+            size = exchange * experts.active * experts.width
+            more = experts.count + exchange * experts.active * width
         hidden = max(size // split, 1)
         every = 4 * width + 2 * (queries + keys) + 3 * hidden + 2 * more
         every += queries + keys if getattr(c, "qk_norm", False) else 0
@@ -184,7 +187,7 @@ def logits_bytes(
     mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
     parts = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
     tokens = -(-tokens // mesh["context"])
-    local = -(-tokens // (mesh["data"] * mesh["fsdp"]))
+    local = -(-tokens // math.prod(mesh[axis] for axis in BATCH_AXES))
     words = block_words(vocab_size, tokens, width, _chunk_of(logprobs.token_logprobs))
     elements = local * -(-words // parts)
     if statistics:  # computed along with the log-probabilities

@@ -26,7 +26,7 @@ from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, cast_params, expert_shape
 from jaxrl_llm.models.quantize import RoundedWeights
-from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
+from jaxrl_llm.models.sharding import AXES, BATCH_AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.denoising import cells_at_once, options_of
@@ -44,7 +44,13 @@ from jaxrl_llm.train.memory_bytes import (
     recorded_bytes,
     tree_bytes,
 )
-from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes, sampling_shards
+from jaxrl_llm.train.mesh import (
+    MeshConfig,
+    check_batch,
+    check_expert_axis,
+    load_meshes,
+    sampling_shards,
+)
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.samplers import check_replay
@@ -407,7 +413,8 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
                     f"asynchrony: a sampler_mesh of {text} does not match "
                     f"{asynchrony.sampler_devices} sampler_devices."
                 )
-            check_batch("asynchrony", config.prompts_per_step, 1, layout["data"] * layout["fsdp"])
+            shards = math.prod(layout[axis] for axis in BATCH_AXES)
+            check_batch("asynchrony", config.prompts_per_step, 1, shards)
         asynchrony.check_apart(math.prod(sizes.values()))
     else:
         mesh = load_meshes(
@@ -453,7 +460,7 @@ class _Run(NamedTuple):
     @property
     def shards(self) -> int:
         """The number of devices that a batch is spread over."""
-        return self.mesh["data"] * self.mesh["fsdp"]
+        return math.prod(self.mesh[axis] for axis in BATCH_AXES)
 
     @property
     def sampling_shards(self) -> int:
@@ -504,6 +511,7 @@ class _Run(NamedTuple):
 
 def _make_run(config: TrainConfig, inputs: PlanInputs) -> _Run:
     recipe, mesh = find_recipe(config.recipe, config.sampling), dataclasses.asdict(config.mesh)
+    check_expert_axis(mesh, inputs.params, inputs.model.sharding_rules)
     params = jax.eval_shape(
         lambda p: with_trained(config, recipe, inputs.model, p)[1], inputs.params
     )
@@ -627,6 +635,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             adapter=config.lora.rank is not None,
             split=split,
             context=run.mesh["context"],
+            exchange=run.mesh["expert"],
         )
         if run.inputs.subagent is not None:  # after the main step, on rows of its own
             rows = config.prompts_per_step * run.group_size * recipe.subagent.count
@@ -642,6 +651,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
                 itemsize=itemsize,
                 split=split,
                 context=run.mesh["context"],
+                exchange=run.mesh["expert"],
             )
             sizes["activations"] = max(sizes["activations"], answers)
         if recipe.has_teacher and not recipe.learns_from_model:
@@ -657,6 +667,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
                 itemsize=itemsize,
                 split=split,
                 context=run.mesh["context"],
+                exchange=run.mesh["expert"],
             )
             keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
             taught += 2 * itemsize * (shape.num_layers - 1) * rows * width * keys
@@ -692,7 +703,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.inputs.params)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
     if run.mesh["fsdp"] > 1:  # from other devices: two layers and the other weights, or all
-        across = run._replace(mesh=dict.fromkeys(AXES, 1) | {"tensor": run.mesh["tensor"]})
+        across = run._replace(mesh=run.mesh | {"data": 1, "context": 1, "fsdp": 1})
         layers = run.inputs.params.get("layers") if isinstance(run.inputs.params, Mapping) else None
         if isinstance(layers, Mapping):
             layer = max(across.bytes_of(x) for x in layers.values())
@@ -713,7 +724,8 @@ def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
         return update + run.bytes_of(trained)
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     largest = max(run.bytes_of({trees.path_str(path): x}) for path, x in leaves)
-    return update + (largest if run.mesh["data"] * run.mesh["context"] > 1 else 0)
+    summed = run.mesh["data"] * run.mesh["context"] * run.mesh["expert"] > 1
+    return update + (largest if summed else 0)
 
 
 def _sampling_bytes(run: _Run) -> dict[str, int]:

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.models.sharding import AXES, batch_sharding, batch_shards
+from jaxrl_llm.models.sharding import (
+    AXES,
+    BATCH_AXES,
+    ShardingRules,
+    batch_sharding,
+    batch_shards,
+    param_spec,
+)
 
 
 def check_mesh_sizes(function: str, sizes: dict[str, int]) -> None:
@@ -33,12 +40,14 @@ class MeshConfig:
         and the rows of attention, whose keys and values each device gathers. Rollouts spread their
         prompts over it instead, if it divides them.
       fsdp: Splits the batch and the parameters.
+      expert: Splits the batch and the experts of a mixture, whose devices exchange tokens.
       tensor: Splits heads, hidden units and vocabulary.
     """
 
     data: int = 1
     context: int = 1
     fsdp: int = 1
+    expert: int = 1
     tensor: int = 1
 
     def __post_init__(self):
@@ -47,8 +56,9 @@ class MeshConfig:
 
     @property
     def shards(self) -> int:
-        """The number of devices that a batch is split over; 1 if one of the two sizes is -1."""
-        return 1 if -1 in (self.data, self.fsdp) else self.data * self.fsdp
+        """The number of devices that a batch is split over; 1 if one of the sizes is -1."""
+        sizes = [getattr(self, axis) for axis in BATCH_AXES]
+        return 1 if -1 in sizes else math.prod(sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,19 +171,20 @@ def make_mesh(
     data: int = 1,
     context: int = 1,
     fsdp: int = 1,
+    expert: int = 1,
     tensor: int = 1,
     devices: Sequence | None = None,
     whole: bool = False,
 ) -> Mesh | None:
-    """A mesh with the axes ``data``, ``context``, ``fsdp`` and ``tensor``.
+    """A mesh with the axes ``data``, ``context``, ``fsdp``, ``expert`` and ``tensor``.
 
     ``data`` splits the batch, ``context`` the tokens of a row, ``fsdp`` splits the batch and the
-    parameters, and ``tensor`` splits heads, hidden units and vocabulary. One size may be -1, for
-    the remaining devices. If there are several slices (TPU slices or GPU nodes), the first axes
-    span them: ``data``, then ``context``, then ``fsdp``, and ``tensor`` last.
+    parameters, ``expert`` the batch and the experts of a mixture, and ``tensor`` splits heads,
+    hidden units and vocabulary. One size may be -1, for the remaining devices. If there are several
+    slices (TPU slices or GPU nodes), the first axes span them, in this order.
 
     Args:
-      data, context, fsdp, tensor: Size of the axis, or -1.
+      data, context, fsdp, expert, tensor: Size of the axis, or -1.
       devices: The devices; all of them by default.
       whole: Whether to use all devices, even if the mesh then has only one.
 
@@ -189,7 +200,7 @@ def make_mesh(
       True
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = dict(zip(AXES, (data, context, fsdp, tensor), strict=True))
+    sizes = dict(zip(AXES, (data, context, fsdp, expert, tensor), strict=True))
     check_mesh_sizes("make_mesh", sizes)
     known = math.prod(size for size in sizes.values() if size != -1)
     if -1 in sizes.values():
@@ -228,7 +239,7 @@ def sampling_shards(sizes: Mapping[str, int], prompts: int) -> int:
     A sampler makes one token of a row at a time, which ``context`` cannot split. So its devices
     take prompts of their own, if they divide P; else they repeat each other's work.
     """
-    shards = sizes["data"] * sizes["fsdp"]
+    shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     spread = shards * sizes["context"]
     return shards if prompts % spread else spread
 
@@ -245,7 +256,7 @@ def sampling_mesh(mesh: Mesh | None, prompts: int) -> Mesh | None:
 def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> None:
     """Raises ValueError unless P prompts split into equal microbatches, each split over the mesh.
 
-    A microbatch is split over ``shards`` devices: the axes ``data`` and ``fsdp``.
+    A microbatch is split over ``shards`` devices: the axes ``data``, ``fsdp`` and ``expert``.
     """
     checks.check_positive(function, prompts=prompts, microbatches=microbatches)
     if prompts % microbatches:
@@ -257,7 +268,21 @@ def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> 
         raise ValueError(
             f"{function}: a microbatch of {prompts // microbatches} prompts ({prompts} in "
             f"{microbatches} microbatch(es)) does not divide over {shards} devices, the mesh axes "
-            "data x fsdp."
+            "data x fsdp x expert."
+        )
+
+
+def check_expert_axis(sizes: Mapping[str, int], params: ArrayTree, rules: ShardingRules) -> None:
+    """Raises ValueError if the mesh axis ``expert`` splits no experts of the parameters."""
+    if (size := sizes["expert"]) == 1:
+        return
+    mesh = AbstractMesh((size,), ("expert",))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    specs = (param_spec(trees.path_str(path), x.shape, mesh, rules) for path, x in leaves)
+    if not any("expert" in spec for spec in specs):
+        raise ValueError(
+            f"mesh: expert {size} has no effect: the model has no experts whose number it divides; "
+            "use data."
         )
 
 
@@ -300,6 +325,7 @@ def load_meshes(
         sampler_mesh = make_mesh(
             data=split.data,
             fsdp=split.fsdp,
+            expert=split.expert,
             tensor=split.tensor,
             devices=devices[-sampler_devices:],
             whole=True,
@@ -310,6 +336,7 @@ def load_meshes(
         data=mesh.data,
         context=mesh.context,
         fsdp=mesh.fsdp,
+        expert=mesh.expert,
         tensor=mesh.tensor,
         devices=devices,
     )

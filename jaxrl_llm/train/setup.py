@@ -48,7 +48,7 @@ from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
-from jaxrl_llm.train.mesh import load_meshes, place_batch, sampling_mesh
+from jaxrl_llm.train.mesh import check_expert_axis, load_meshes, place_batch, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches, reference_logp
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import (
@@ -694,6 +694,9 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
     check_data(config, recipe, prompts, others)
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
+    for devices in (mesh, sampler_mesh):
+        if devices is not None:
+            check_expert_axis(devices.shape, params, model.sharding_rules)
     model, params = with_trained(config, recipe, model, params, mesh=mesh)
     check_reads_rows("train", model, config.layout)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)

@@ -61,6 +61,13 @@ def test_the_update_is_written_in_place(kind):
     assert found["temporary"] < 1.2  # the gradients
 
 
+def test_devices_with_experts_exchange_tokens(kind):
+    """And no experts, which are [16, 512, 256] or a quarter of that."""
+    found = run("tests/compilers/experts.py", kind)
+    assert [8, 2, 128, 512] in found
+    assert {tuple(shape[1:3]) for shape in found} == {(2, 128)}
+
+
 @pytest.mark.parametrize("kind", ["v5e"], indirect=True)
 def test_data_spans_two_slices(kind):
     del kind

@@ -1,5 +1,6 @@
 """Commands of pages that start a config on several hosts parse, and their meshes fit."""
 
+import dataclasses
 import math
 import re
 import shlex
@@ -28,5 +29,5 @@ def test_commands_lay_out_all_devices(page):
         config = options.load_config(ROOT / path)
         config = options.parse_config(config, config_words(words, path))
         mesh = config.mesh
-        assert math.prod((mesh.data, mesh.fsdp, mesh.tensor)) == devices
-        check_batch(path, config.prompts_per_step, config.microbatches, mesh.data * mesh.fsdp)
+        assert math.prod(dataclasses.astuple(mesh)) == devices
+        check_batch(path, config.prompts_per_step, config.microbatches, mesh.shards)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import ExpertsConfig, LayerKind, load_model, param_shardings
@@ -116,6 +116,28 @@ def test_tokens_that_all_choose_one_expert():
         for e in (0, 1)
     )
     np.testing.assert_allclose(y, expected / 5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [4, 3])  # the axis divides 4 rows, and has none of 3 to exchange
+@pytest.mark.parametrize("first", [None, 5])  # what the router chooses; all the experts of a device
+def test_devices_of_experts_take_all_tokens_that_choose_theirs(first, rows):
+    experts = ExpertsConfig(count=8, active=2, width=6, bias=True, limit=0.5)
+    apply, state = mixture_of(experts)
+    x = jax.random.normal(jax.random.key(2), (rows, 1, 5, 8))
+    given = None if first is None else jnp.full((rows, 1, 5, 2), jnp.array([first, first + 1]))
+
+    def loss(function, state, x):
+        y = function(state, x, given)
+        return jnp.sum(jnp.sin(y)), y
+
+    mesh = make_mesh(expert=4, devices=jax.devices()[:4])
+    got = on_mesh(jax.grad(partial(loss, apply), argnums=(0, 1), has_aux=True), mesh)
+    want = jax.grad(partial(loss, partial(by_hand, experts)), argnums=(0, 1), has_aux=True)
+    grads, y = jax.jit(got)(*jax.device_put((state, x), NamedSharding(mesh, PartitionSpec())))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), (grads, y), want(state, x))
+    if first is not None:
+        kernel = np.asarray(nnx.to_pure_dict(grads[0])["experts"]["up"]["kernel"])
+        assert [e for e in range(8) if kernel[e].any()] == [4, 5]
 
 
 def test_choice_and_activation_by_hand():

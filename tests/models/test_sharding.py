@@ -68,6 +68,24 @@ def test_rules_of_an_update(mesh, path, shape, spec):
     assert update_spec(path, shape, mesh) == PartitionSpec(*spec)
 
 
+@pytest.mark.parametrize(
+    ("path", "shape", "spec", "update"),
+    [
+        # Experts first over `expert`, so that only the devices of `fsdp` gather them.
+        ("experts/up/kernel", (8, 32, 16), (("expert", "fsdp"), None, None), None),
+        ("experts/up/kernel", (2, 32, 16), ("expert", None, None), None),
+        ("experts/up/kernel", (3, 32, 16), (None, None, None), (None, "expert", None)),
+        ("experts/down/bias", (8, 32), (("expert", "fsdp"), None), None),
+        ("mlp/up/kernel", (32, 64), ("fsdp", None), (("fsdp", "expert"), None)),
+    ],
+)
+def test_rules_of_experts_on_an_axis_of_their_own(path, shape, spec, update):
+    mesh = make_mesh(fsdp=4, expert=2)
+    assert param_spec(f"layers/0/mlp/{path}", shape, mesh) == PartitionSpec(*spec)
+    expected = PartitionSpec(*(update or spec))
+    assert update_spec(f"layers/0/mlp/{path}", shape, mesh) == expected
+
+
 @pytest.mark.parametrize("shape", [(64, 32), (63, 32), (32,)])
 def test_without_an_axis_data_an_update_is_split_as_its_parameter(shape):
     mesh = make_mesh(fsdp=4, tensor=2)
@@ -99,7 +117,7 @@ OWN_RULES = (("block/wq", ("fsdp", None)), ("out/kernel", (None, "fsdp")))
         (
             {"dp": 8, "fsdp": 1},
             OWN_RULES,
-            "axis 'dp' splits nothing: only data, context, fsdp, tensor do",
+            "axis 'dp' splits nothing: only data, context, fsdp, expert, tensor do",
         ),
     ],
 )

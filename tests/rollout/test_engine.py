@@ -218,9 +218,7 @@ def test_a_device_counts_only_its_heads(make, monkeypatch):
 def test_heads_that_a_mesh_does_not_divide_are_on_each_device():
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     assert jr.models.sharding.kv_sharding((8, 3, 4, 5), mesh) == jr.models.batch_sharding(mesh)
-    assert jr.models.sharding.kv_sharding((8, 2, 4, 5), make_mesh(data=8)).spec == P(
-        ("data", "fsdp")
-    )
+    assert jr.models.sharding.kv_sharding((8, 2, 4, 5), make_mesh(data=8)).spec == P("data")
 
 
 def test_slots_need_no_communication_on_a_mesh(tiny, make):

@@ -1,85 +1,37 @@
 """The mesh axis ``context`` splits the tokens of rows, and results are those of one device."""
 
 import dataclasses
-import math
 import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
-from helpers import make_batch
+from on_meshes import assert_update_of_one_device, mesh_of, step_on
 
-import jaxrl_llm as jr
 from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.models import AttentionContext, ExpertsConfig, LayerKind
 from jaxrl_llm.models.context import Rows, collect_rows, spread_rows
 from jaxrl_llm.models.protocol import PromptTree
-from jaxrl_llm.models.sharding import on_mesh, param_shardings, shard
-from jaxrl_llm.testing import tiny_flow_model, tiny_model
+from jaxrl_llm.models.sharding import on_mesh
+from jaxrl_llm.testing import tiny_flow_model
 from jaxrl_llm.train import (
     EvaluationConfig,
     MeshConfig,
-    init_state,
-    make_mesh,
-    make_step,
-    pack_batch,
     train,
 )
-from jaxrl_llm.train.mesh import AsyncConfig, place_batch, sampling_mesh
+from jaxrl_llm.train.mesh import AsyncConfig, sampling_mesh
 from jaxrl_llm.train.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
-RECIPE = jr.recipes.dr_grpo(length=21)
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
 MODELS = {
-    "plain": {"num_layers": 1},
+    "plain": {},
     # Which a mesh axis of two splits, as it does not that of the others, 259.
-    "even vocabulary": {"num_layers": 1, "vocab_size": 260},
+    "even vocabulary": {"vocab_size": 260},
     "windows": {"num_layers": 2, "layers": (LayerKind(window=4), LayerKind())},
-    "experts": {
-        "num_layers": 1,
-        "sinks": True,
-        "experts": ExpertsConfig(count=4, active=2, width=16),
-    },
+    "experts": {"sinks": True, "experts": ExpertsConfig(count=4, active=2, width=16)},
 }
-
-
-def mesh_of(sizes):
-    return make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
-
-
-def step_on(sizes, packing, *, which="plain", length=21, microbatches=1, remat="full"):
-    """The step of plain descent on a mesh, its state, and the batch as the step reads it."""
-    model, params = tiny_model(**MODELS[which], max_length=4096)
-    mesh = mesh_of(sizes)
-    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    batch = make_batch(4, 3, length, 9)
-    batch, _ = pack_batch(batch, packing, model=model, shards=shards)
-    if mesh is not None:
-        params = shard(params, param_shardings(params, mesh, model.sharding_rules))
-    optimizer = optax.sgd(1.0)
-    state = init_state(params, optimizer, RECIPE, key=jax.random.key(0), mesh=mesh)
-    step = make_step(
-        model,
-        RECIPE,
-        optimizer,
-        mesh=mesh,
-        microbatches=microbatches,
-        temperature=0.8,
-        remat=remat,
-        donate=False,
-    )
-    return step, state, place_batch(batch, mesh)
-
-
-def update_on(*args, **kwargs):
-    step, state, batch = step_on(*args, **kwargs)
-    after, metrics = step(state, batch)
-    change = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), after.params, state.params)
-    return change, metrics
 
 
 @pytest.mark.parametrize(
@@ -95,28 +47,16 @@ def update_on(*args, **kwargs):
     ],
 )
 def test_an_update_is_that_of_one_device(which, packing, sizes, microbatches):
-    # 21 tokens and prompts of 9 are divided by none of the sizes.
-    want, of_one = update_on({}, "never", which=which)
-    got, metrics = update_on(sizes, packing, which=which, microbatches=microbatches)
-    scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
-    assert scale > 1e-3
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * scale)
-    for name in ("loss", "grad_norm", "entropy"):
-        np.testing.assert_allclose(metrics[name], of_one[name], rtol=1e-5, atol=1e-6)
+    options = {"parts": MODELS[which], "microbatches": microbatches}
+    assert_update_of_one_device(sizes, packing, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("which", "sizes"), [("plain", {"context": 2}), ("experts", {"data": 2})])
-def test_bfloat16_has_the_gradient_of_one_device(which, sizes, monkeypatch):
+def test_bfloat16_has_the_gradient_of_one_device(which, sizes):
     """XLA for CPUs would end the process on a sum of bfloat16 over devices."""
     half = {**MODELS[which], "dtype": "bfloat16"}
-    monkeypatch.setitem(MODELS, which, half)
-    want, _ = update_on({}, "never", which=which)
-    got, _ = update_on(sizes, "never", which=which)
-    scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=0.05 * scale)
+    assert_update_of_one_device(sizes, parts=half, tolerance=0.05)
 
 
 @pytest.mark.slow
@@ -173,7 +113,7 @@ def test_devices_hold_a_part_of_the_prompt_and_of_each_response():
 @pytest.mark.slow
 def test_layers_gather_nothing_but_keys_and_values():
     """What a layer receives from other devices is what its attention reads, however long it is."""
-    step, state, batch = step_on({"data": 2, "context": 4}, "flat", length=64)
+    step, state, batch = step_on({"data": 2, "context": 4}, "flat", parts={}, length=64)
     lines = step.lower(state, batch).compile().as_text().splitlines()
     moves = "all-gather|all-to-all|collective-permute"
     found = [line for line in lines if re.search(rf" = \(?f32.* ({moves})\(", line)]
@@ -189,7 +129,7 @@ def test_layers_gather_nothing_but_keys_and_values():
 @pytest.mark.slow
 def test_memory_of_a_row_is_divided():
     def temporary(sizes):
-        step, state, batch = step_on(sizes, "flat", length=2400, remat="none")
+        step, state, batch = step_on(sizes, "flat", parts={}, length=2400, remat="none")
         return step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary({"context": 8}) < 0.5 * temporary({})
@@ -198,7 +138,7 @@ def test_memory_of_a_row_is_divided():
 def test_rollouts_take_prompts_on_every_device():
     mesh = mesh_of({"context": 2, "fsdp": 2, "tensor": 2})
     spread = sampling_mesh(mesh, 8)
-    assert dict(spread.shape) == {"data": 2, "context": 1, "fsdp": 2, "tensor": 2}
+    assert dict(spread.shape) == {"data": 2, "context": 1, "fsdp": 2, "expert": 1, "tensor": 2}
     assert list(spread.devices.flat) == list(mesh.devices.flat)
     assert sampling_mesh(mesh, 6) is mesh  # 4 parts do not divide it
     assert sampling_mesh(None, 8) is None

@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         "has 3 tokens, but the model's context leaves room for 2": {
             "sampling": SamplingConfig(group_size=2, max_new_tokens=254)
         },
-        "make_mesh: data 3 x context 1 x fsdp 1 x tensor 1 needs 3 devices, but there are 8": {
+        "make_mesh: data 3 x .* x expert 1 x tensor 1 needs 3 devices, but there are 8": {
             "mesh": MeshConfig(data=3),
             "prompts_per_step": 3,
         },

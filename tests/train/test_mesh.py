@@ -254,8 +254,8 @@ def test_its_parameters_and_moments_are_split_and_train_alike(sizes):
 
 def test_mesh_sizes():
     assert make_mesh() is None and make_mesh(devices=[object()], data=-1) is None
-    assert tuple(make_mesh(data=-1, tensor=2).shape.values()) == (4, 1, 1, 2)
-    sizes = {"data": 1, "context": 1, "fsdp": 8, "tensor": 1}
+    assert tuple(make_mesh(data=-1, tensor=2).shape.values()) == (4, 1, 1, 1, 2)
+    sizes = {"data": 1, "context": 1, "fsdp": 8, "expert": 1, "tensor": 1}
     assert dict(make_mesh(fsdp=8).shape) == sizes
     check_batch("f", 8, 2, 4)
 
@@ -296,7 +296,7 @@ def test_the_first_axes_span_slices(slices, sizes, spanned):
     [
         (
             lambda: make_mesh(data=2),
-            "data 2 x context 1 x fsdp 1 x tensor 1 needs 2 devices, .* are 8",
+            "data 2 x context 1 x fsdp 1 x expert 1 x tensor 1 needs 2 devices, .* are 8",
         ),
         (lambda: make_mesh(data=-1, tensor=3), "3 .* does not divide the 8 devices"),
         (lambda: make_mesh(fsdp=-2), "fsdp must be above 0"),

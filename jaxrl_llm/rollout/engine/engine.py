@@ -21,7 +21,7 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.threads import LAUNCHING
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params
-from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding, sampling_on_mesh
 from jaxrl_llm.rollout import slots as slot_functions
 from jaxrl_llm.rollout._inputs import check_sizes, check_spread
 from jaxrl_llm.rollout.decode import decode as decode_slots
@@ -94,7 +94,7 @@ class Engine:
             # On a mesh, slots would have to move from device to device.
             small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
             row_bytes=memory.row_bytes(shapes, shardings),
-            functions=_compile(model, spec, shardings),
+            functions=_compile(model, spec, mesh, shardings),
         )
 
     def init(self) -> Slots:
@@ -287,8 +287,8 @@ def make_engine(
       pad_id: Any id of the vocabulary.
       chunk: Tokens that a slot decodes before the host collects finished responses.
       block: Tokens of a prompt, or of a resumed response, that are read in one pass.
-      mesh: Shards the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
-        and values over ``tensor`` if it divides their heads.
+      mesh: Shards the rows over its axes ``data``, ``fsdp`` and ``expert``, which must divide
+        them, and keys and values over ``tensor`` if it divides their heads.
       stop_ids, temperature, top_k, top_p, min_p, order, repetition_penalty, allowed: See
         :class:`~jaxrl_llm.rollout.DrawOptions`.
       min_new_tokens, vary, entropy, runner_up, model_entropy, entropy_tau: Likewise.
@@ -375,7 +375,9 @@ def _init_slots(model: Model, spec: EngineSpec) -> Slots:
     )
 
 
-def _compile(model: Model, spec: EngineSpec, shardings: Slots | None) -> dict[str, Callable]:
+def _compile(
+    model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None, shardings: Slots | None
+) -> dict[str, Callable]:
     """The functions of slots, compiled; each donates the slots that it gets."""
 
     def init():
@@ -416,7 +418,13 @@ def _compile(model: Model, spec: EngineSpec, shardings: Slots | None) -> dict[st
 
     # On a mesh, every array of the slots has a fixed sharding, whatever the compiler would prefer.
     compiled = jax.jit if shardings is None else partial(jax.jit, out_shardings=shardings)
-    first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
+    first = partial(compiled, donate_argnums=0)
+
+    def second(function: Callable) -> Callable:
+        """Of a function that calls the model."""
+        function = sampling_on_mesh(function, mesh, model.sharding_rules)
+        return compiled(function, donate_argnums=1)
+
     names = ("put_prompts", "copy_prompts", "start", "resume", "extend", "end_slots")
     names += ("copy_slot", "put_slot", "clear_cache")
     # Each partial is a new function, so engines do not share compiled programs.
