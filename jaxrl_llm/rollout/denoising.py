@@ -20,7 +20,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.denoising import block_length_of, denoise, mask_id_of
 from jaxrl_llm.models.protocol import Model, cast_params
-from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
 from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, prompt_room
 from jaxrl_llm.rollout.sampling.draw import sample_from
@@ -188,7 +188,7 @@ def make_denoising_sampler(
             version=jnp.where(mask, jnp.where(fixed < 0, version, -1), 0),
         )
 
-    run = jax.jit(run)
+    run = jax.jit(sampling_on_mesh(run, mesh, model.sharding_rules))
 
     def sample(
         params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0, fixed=None

@@ -128,6 +128,24 @@ def _call(mesh, params):
     return params, jax.random.key(0), *rows, np.int32(0)
 
 
+def test_a_denoising_sampler_draws_what_one_device_draws():
+    network, params = tiny_model(
+        num_layers=1, experts=PARTS["experts"], causal=False, vocab_size=260, mask_id=259
+    )
+    mesh = mesh_of({"expert": 4})
+    placed = shard(params, param_shardings(params, mesh, network.sharding_rules))
+    want, got = (
+        jr.rollout.make_denoising_sampler(network, max_new_tokens=4, group_size=2, mesh=where)(
+            weights, jax.random.key(0), PROMPTS
+        )
+        for where, weights in ((None, params), (mesh, placed))
+    )
+    mask = np.asarray(want.mask)
+    np.testing.assert_array_equal(got.mask, mask)
+    np.testing.assert_array_equal(np.asarray(got.tokens)[mask], np.asarray(want.tokens)[mask])
+    np.testing.assert_allclose(got.behavior_logp, want.behavior_logp, atol=2e-5)
+
+
 def model():
     return *tiny_model(**PARTS), ByteTokenizer()
 
