@@ -200,8 +200,7 @@ def make_sampler(
         pad_id=pad_id,
         shared_prefix_len=shared_prefix_len,
     )
-    decode = sampling_on_mesh(_make_decode(model, draw, spec), mesh, model.sharding_rules)
-    decode = jax.jit(decode)
+    decode = jax.jit(sampling_on_mesh(_make_decode(model, draw, spec), mesh, model.sharding_rules))
 
     compiled_shapes = set()
 

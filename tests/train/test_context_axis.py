@@ -15,11 +15,7 @@ from jaxrl_llm.models.context import Rows, collect_rows, spread_rows
 from jaxrl_llm.models.protocol import PromptTree
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.testing import tiny_flow_model
-from jaxrl_llm.train import (
-    EvaluationConfig,
-    MeshConfig,
-    train,
-)
+from jaxrl_llm.train import EvaluationConfig, MeshConfig, train
 from jaxrl_llm.train.mesh import AsyncConfig, sampling_mesh
 from jaxrl_llm.train.setup import load_experiment
 

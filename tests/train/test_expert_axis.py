@@ -16,12 +16,7 @@ from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.sharding import batch_sharding, param_shardings, shard, update_shardings
 from jaxrl_llm.rollout import Generation, Group, make_engine, to_rollout
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
-from jaxrl_llm.train import (
-    CheckpointConfig,
-    MeshConfig,
-    SamplingConfig,
-    train,
-)
+from jaxrl_llm.train import CheckpointConfig, MeshConfig, SamplingConfig, train
 from jaxrl_llm.train.memory_plan import load_inputs, make_plan
 from jaxrl_llm.train.setup import load_experiment
 
@@ -39,7 +34,7 @@ PARTS = {
     [
         ({"expert": 4}, "never", {}, {}),
         ({"data": 2, "expert": 2, "tensor": 2}, "flat", {}, {"remat": "dots"}),
-        ({"fsdp": 2, "expert": 2, "tensor": 2}, "never", {}, {"microbatches": 1}),
+        ({"fsdp": 2, "expert": 2, "tensor": 2}, "never", {}, {}),
         pytest.param({"context": 2, "expert": 2, "tensor": 2}, "flat", {}, {}, marks=SLOW),
         pytest.param({"expert": 2}, "tree", {}, {"microbatches": 2}, marks=SLOW),
         # Which the axis does not divide, so each device has all of them.
@@ -176,9 +171,8 @@ def test_a_run_is_that_of_one_device(tmp_path, monkeypatch):
         results[size] = train(run_of(tmp_path / str(size), size, **changes))
     one, four = (results[size] for size in (1, 4))
     for a, b in zip(one.history, four.history, strict=True):
-        for name in ("reward", "loss", "grad_norm", "tokens", "length"):
-            if name in a:
-                assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-5), name
+        for name in ("reward", "loss", "grad_norm", "entropy"):
+            assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-5), name
     begun = run_of(tmp_path / "begun", 4, **changes)
     train(dataclasses.replace(begun, steps=1))
     monkeypatch.setattr(jax, "devices", lambda *_: every[:1])

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import optax
 import pytest
 from helpers import make_batch
 from jax.extend.core import Literal
+from on_meshes import mesh_of
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -48,6 +50,7 @@ from jaxrl_llm.train.memory_bytes import (
 )
 from jaxrl_llm.train.memory_plan import lay_out, load_inputs, make_plan
 from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.state import abstract_batch, abstract_state
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"width": 128, "num_layers": 3, "head_dim": 32, "mlp_width": 384, "max_length": 512}
@@ -89,20 +92,22 @@ def traced_bytes(config, batch, remat):
     return sum(x.size * x.dtype.itemsize for x in kept.values())
 
 
-def compiled_bytes(config, batch):
-    """Temporary memory of a compiled train step without rematerialization, and its estimate."""
-    model = make_model(config)
-    optimizer, recipe = optax.adamw(1e-3), jr.recipes.dr_grpo(length=batch.length)
-    state = jax.eval_shape(
-        lambda p: init_state(p, optimizer, recipe, key=jax.random.key(0)), param_shapes(model)
-    )
-    rollouts = make_batch(batch.prompts, batch.group_size, batch.length, batch.prompt_length)
-    step = make_step(model, recipe, optimizer, remat="none")
+def compiled_bytes(config, batch, *, expert=1):
+    """Temporary memory of a compiled train step without rematerialization, and its estimate.
+
+    ``batch`` is what a device has, of as many as the axis ``expert`` has.
+    """
+    model, sizes = make_model(config), {"expert": expert}
+    mesh, (prompts, group_size, width, length) = mesh_of(sizes), batch
+    optimizer, recipe = optax.adamw(1e-3), jr.recipes.dr_grpo(length=length)
+    state = abstract_state(param_shapes(model), optimizer, recipe, mesh=mesh)
+    shape = (expert * prompts, group_size, length)
+    rollouts = abstract_batch(*shape, prompt_length=width, mesh=mesh)
+    step = make_step(model, recipe, optimizer, remat="none", mesh=mesh)
     program = step.lower(state, rollouts).compile()
-    estimate = tree_bytes(state.params) + logits_bytes(
-        config.vocab_size, batch.prompts * batch.group_size * batch.length, config.width
-    )
-    estimate += activation_bytes(config, batch, remat="none")
+    estimate = tree_bytes(state.params, sizes, spec=update_spec)
+    estimate += logits_bytes(config.vocab_size, math.prod(shape), config.width, mesh=sizes)
+    estimate += activation_bytes(config, batch, remat="none", exchange=expert)
     return program.memory_analysis().temp_size_in_bytes, estimate
 
 
@@ -125,9 +130,10 @@ def test_memory_of_long_inputs_is_not_planned_as_their_square():
     assert 4 * config.num_heads * (2048**2 + 2 * 1024 * 3072) > 2 * found / config.num_layers
 
 
-def test_activations_of_experts_are_those_of_a_compiled_step():
+@pytest.mark.parametrize("expert", [1, 2])
+def test_activations_of_experts_are_those_of_a_compiled_step(expert):
     config = tiny_config(**SMALL, **EXPERTS)
-    found, estimate = compiled_bytes(config, BatchShape(4, 4, 64, 64))
+    found, estimate = compiled_bytes(config, BatchShape(4, 4, 64, 64), expert=expert)
     np.testing.assert_allclose(estimate, found, rtol=0.2)
 
 
