@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.models.families import ACTIVATIONS, ARCHITECTURES, MOST_LAYERS, read_fields
-from jaxrl_llm.models.layers import ExpertsConfig, LayerKind
+from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.models.rope import Rope, Scaling
 
@@ -29,7 +29,7 @@ _MOST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The configuration of a decoder, such as Llama, Qwen, Mistral, OLMo, Gemma or gpt-oss.
+    """The configuration of a decoder, such as Llama, Qwen, Mistral, OLMo, Gemma or Qwen3.5.
 
     Args:
       architecture: One of `ARCHITECTURES`; only names the family, the fields below decide.
@@ -39,6 +39,7 @@ class ModelConfig:
       head_dim: Size of one head, even; num_heads * head_dim need not be the width.
       mlp_width: Hidden size of the gated MLP.
       norm_eps: Added to the mean square inside every RMS norm.
+      rotary_dim: First dimensions of a head that are rotated, even; None for all of them.
       rope_theta, rope_scaling: Base of the rotary frequencies, and their scaling, if any:
         `RopeScaling` (Llama 3), `YarnScaling` or `LinearScaling`.
       tied: The head is the embedding.
@@ -49,6 +50,8 @@ class ModelConfig:
       mlp_bias: gate, up and down have a bias.
       qk_norm: RMS norm of q and k before the rotary embedding (Qwen3).
       qk_norm_over: "head" for each head separately, or "projection" for all together (OLMo 2).
+      output_gate: The outputs of attention are multiplied by `sigmoid(W x)` before their
+        projection (Qwen3-Next, Qwen3.5).
       norm_placement: Norms "before" attention and MLP, "after" them (OLMo 2), or "both" (Gemma).
       norm_offset: Added to the scale of every norm: 1 in Gemma, whose scales are around 0.
       activation: Activation of the MLP, "silu" or "gelu_tanh".
@@ -58,8 +61,9 @@ class ModelConfig:
         mask and softmax. None for none.
       logit_cap: Soft cap of the logits, before a temperature divides them (Gemma 2). None for none.
       experts: Experts in the place of the MLP, in all layers that are not `dense`; None for none.
-      layers: One `LayerKind` per layer, for windows, rotary embeddings and MLPs of some layers;
-        None if all layers are plain.
+      linear_attention: Sizes of the linear attention of layers that are `linear`; None for none.
+      layers: One `LayerKind` per layer, for windows, rotary embeddings, linear attention and MLPs
+        of some layers; None if all layers are plain.
       dtype: The dtype of matrix products; norms and statistics are float32.
       quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
         `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
@@ -91,6 +95,7 @@ class ModelConfig:
     mlp_width: int
     max_length: int
     norm_eps: float = 1e-6
+    rotary_dim: int | None = None
     rope_theta: float = 10000.0
     rope_scaling: Scaling | None = None
     tied: bool = False
@@ -100,6 +105,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_over: str = "head"
+    output_gate: bool = False
     norm_placement: str = "before"
     norm_offset: float = 0.0
     activation: str = "silu"
@@ -108,6 +114,7 @@ class ModelConfig:
     attention_cap: float | None = None
     logit_cap: float | None = None
     experts: ExpertsConfig | None = None
+    linear_attention: LinearAttentionConfig | None = None
     layers: tuple[LayerKind, ...] | None = None
     dtype: str = "float32"
     quantization: str | None = None
@@ -143,6 +150,13 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"ModelConfig: `head_dim` must be even, got {self.head_dim}")
+        if self.rotary_dim is not None and (
+            self.rotary_dim % 2 or not 0 < self.rotary_dim < self.head_dim
+        ):
+            raise ValueError(
+                f"ModelConfig: `rotary_dim` must be even, above 0 and below `head_dim` "
+                f"({self.head_dim}), got {self.rotary_dim}"
+            )
         name = "ModelConfig"
         checks.check_option(name, "norm_placement", self.norm_placement, NORM_PLACEMENTS)
         checks.check_option(name, "activation", self.activation, set(ACTIVATIONS.values()))
@@ -159,6 +173,14 @@ class ModelConfig:
             )
         if not self.causal and any(kind.window for kind in self.layers or ()):
             raise ValueError("ModelConfig: `layers` with windows need `causal` True")
+        linear = [self.kind_of(i).linear for i in range(self.num_layers)]
+        if any(linear) != (self.linear_attention is not None):
+            raise ValueError(
+                "ModelConfig: `layers` that are linear need `linear_attention`, which has no "
+                "effect without"
+            )
+        if not self.causal and any(linear):
+            raise ValueError("ModelConfig: `layers` that are linear need `causal` True")
         dense = [self.kind_of(i).dense for i in range(self.num_layers)]
         if self.experts is None and any(dense):
             raise ValueError(
@@ -186,6 +208,11 @@ class ModelConfig:
         """The kind of a layer."""
         return LayerKind() if self.layers is None else self.layers[layer]
 
+    @property
+    def rotated(self) -> int:
+        """How many dimensions of a head are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in the place of its MLP."""
         return self.experts is not None and not self.kind_of(layer).dense
@@ -198,7 +225,7 @@ class ModelConfig:
     def rope_of(self, layer: int) -> Rope | None:
         """Base and scaling of a layer's rotary embedding; None for a layer without."""
         kind = self.kind_of(layer)
-        if not kind.rotary:
+        if not kind.rotary or kind.linear:
             return None
         if kind.rope_theta is not None:
             return Rope(kind.rope_theta)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.models.attention import Prefix, Sight, attend
-from jaxrl_llm.models.protocol import KV, AttentionContext, PromptTree
+from jaxrl_llm.models.protocol import KV, AttentionContext, Cache, DeltaState, PromptTree
 from jaxrl_llm.models.sharding import context_size
 
 
@@ -249,11 +249,29 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
     return KV(of_rows(1)(cache.keys, new.keys, index), of_rows(0)(cache.values, new.values, index))
 
 
+def _with_old(cache: KV, new: KV, index: Array, mask: Array) -> KV:
+    """The keys and values of one call, with those of the cache for tokens that are masked."""
+    P, G, T = mask.shape
+    index = jnp.broadcast_to(jnp.asarray(index), (P, G))
+
+    def choose(old: Array, new: Array, axis: int) -> Array:
+        @jax.vmap
+        @jax.vmap
+        def take(row: Array, start: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(row, start, T, axis=axis)
+
+        kept = mask[:, :, None, None, :] if axis == -1 else mask[:, :, None, :, None]
+        return jnp.where(kept, new, take(old, index))
+
+    return KV(choose(cache.keys, new.keys, -1), choose(cache.values, new.values, -2))
+
+
 def context_attention(
     query: Array,
     new: KV,
     context: AttentionContext,
     *,
+    keep_masked: bool = False,
     window: Window | None = None,
     scale: float | None = None,
     cap: float | None = None,
@@ -267,6 +285,8 @@ def context_attention(
       query: ``[P, G, T, Hq, d]``, rotary embedding applied, not scaled.
       new: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
       context: Masks, prefix and cache, those of one layer: see :meth:`AttentionContext.of_layer`.
+      keep_masked: Whether the cache keeps its entries for tokens that ``context.mask`` masks.
+        Beside linear attention, a token that is read twice has other keys the second time.
       window: Window of the layer, if it has one.
       scale: Multiplies the scores; None for ``d ** -0.5``.
       cap: Soft cap of the scores, if any.
@@ -314,22 +334,25 @@ def context_attention(
         )
         return rows.join(before, after), new
     T = query.shape[2]
+    cache, before = _of_attention(context.cache), _of_attention(context.prefix)
     last = jnp.arange(T)
     if context.ahead is not None:
         last = jnp.minimum(last + context.ahead, T - 1)
-    if context.cache is None:
+    if cache is None:
         kv, key_mask = new, context.mask
     else:
-        kv, key_mask = update_cache(context.cache[0], new, context.index), None
+        if keep_masked and T > 1:
+            new = _with_old(cache, new, context.index, context.mask)
+        kv, key_mask = update_cache(cache, new, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
     sight = None if window is None else _sight(window, window.positions)
-    if sight is not None and context.cache is not None:
+    if sight is not None and cache is not None:
         # A row of a cache has no gaps: the position of its place 0 says all.
         start = sight.places[..., :1] - jnp.asarray(context.index)[..., None]
         sight = sight._replace(places=start + jnp.arange(kv.keys.shape[-1]))
     prefix = None
-    if context.prefix is not None and context.prefix_mask is not None:
-        prefix = Prefix(context.prefix[0], context.prefix_mask)
+    if before is not None and context.prefix_mask is not None:
+        prefix = Prefix(before, context.prefix_mask)
     output = attend(
         query,
         kv,
@@ -344,6 +367,13 @@ def context_attention(
         sinks=sinks,
     )
     return output, kv
+
+
+def _of_attention(layers: tuple[Cache, ...] | None) -> KV | None:
+    """The keys and values of the one layer of a context."""
+    if layers is None or isinstance(layers[0], DeltaState):
+        return None
+    return layers[0]
 
 
 def _sight(window: Window, positions: Array) -> Sight:

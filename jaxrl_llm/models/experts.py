@@ -5,6 +5,8 @@ With router logits ``l`` of E experts and the k largest of them, S,
     y = sum over e in S of w_e f_e(x),   w = softmax of l over S       (normalized)
                                          w = softmax of l over all     (otherwise)
 
+A shared expert, if any, adds ``sigmoid(v x) f(x)`` for every token.
+
 Tokens are sorted by expert, so that each expert is one product of its tokens, and nothing is
 computed for experts that a token did not choose. No token is dropped, whatever the load of an
 expert, and there is no loss that balances loads.
@@ -187,10 +189,16 @@ class Experts(nnx.Module):
 
 
 class Mixture(nnx.Module):
-    """Router and experts, in the place of the MLP of a layer."""
+    """Router and experts, in the place of the MLP of a layer.
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, rngs, *, router, activation):
+    ``shared`` are an MLP for every token and the linear layer of its gate, or None.
+    """
+
+    def __init__(
+        self, config: ModelConfig, experts: ExpertsConfig, rngs, *, router, activation, shared=None
+    ):
         self.router = router
+        self.shared, self.shared_gate = shared or (None, None)
         self.experts = Experts(config, experts, rngs, activation=activation)
         self.active, self.normalized = experts.active, experts.normalized
 
@@ -204,7 +212,12 @@ class Mixture(nnx.Module):
 
         # By each device, since XLA for CPUs gathers what a `top_k` reads.
         chosen, weights = on_each_device_in_slices(choose, (logits, given), {}, {})
-        return self.experts(x, chosen, weights, delta_of(delta, "experts")), chosen
+        y = self.experts(x, chosen, weights, delta_of(delta, "experts"))
+        if self.shared is not None and self.shared_gate is not None:
+            gate = self.shared_gate(x, delta_of(delta, "shared_gate"))
+            of_all = self.shared(x, delta_of(delta, "shared"))
+            y = y + recomputed(lambda y, gate: jax.nn.sigmoid(gate) * y)(of_all, gate)
+        return y, chosen
 
 
 # Both are permutations, of which jax does not know: it would add up their gradients by scatters.

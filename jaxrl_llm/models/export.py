@@ -116,13 +116,15 @@ def save_safetensors(
 
     def values(parts: list[_Part]) -> np.ndarray:
         arrays = []
-        for path, weight, index in parts:
+        for path, _, index in parts:
             array = leaves[path] if index is None else leaves[path][index]
-            array = np.asarray(array).astype(jnp.dtype(dtype))
-            arrays.append(array.T if weight.transposed else array)
+            arrays.append(np.asarray(array).astype(jnp.dtype(dtype)))
+        array = arrays[0]
         if len(arrays) > 1:
-            arrays = [np.stack(arrays, axis=-1).reshape(parts[0].weight.stored_shape)]
-        return np.ascontiguousarray(arrays[0])
+            sizes = [part.weight.section.size for part in parts if part.weight.section]
+            groups = [x.reshape(*x.shape[:-1], -1, n) for x, n in zip(arrays, sizes, strict=True)]
+            array = np.concatenate(groups, axis=-1).reshape(*array.shape[:-1], -1)
+        return np.ascontiguousarray(array.T if parts[0].weight.transposed else array)
 
     unfinished = target / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -156,13 +158,17 @@ class _Part(NamedTuple):
 
 
 def _stored(table: Mapping[tuple[str, ...], Weight]) -> dict[str, list[_Part]]:
-    """By name, the parameters of each tensor; if there are two, their entries alternate."""
+    """By name, the parameters of each tensor, in the order of their sections."""
     tensors: dict[str, list[_Part]] = {}
     for path, weight in table.items():
         for i, name in enumerate(weight.tensors):
             part = _Part(path, weight, None if name == weight.name else i)
             tensors.setdefault(name, []).append(part)
-    return {name: sorted(x, key=lambda part: part.weight.part or 0) for name, x in tensors.items()}
+
+    def start(part: _Part) -> int:
+        return part.weight.section.start if part.weight.section else 0
+
+    return {name: sorted(parts, key=start) for name, parts in tensors.items()}
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -181,7 +187,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     """
     classes = {kind: name for name, kind in ARCHITECTURES.items()}
     rope = _hf_rope(config.rope_scaling)
-    values = {
+    values: dict[str, Any] = {
         "architectures": [classes[config.architecture]],
         "model_type": config.architecture,
         "vocab_size": config.vocab_size,
@@ -201,9 +207,13 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "use_cache": True,
     }
+    if config.rotary_dim is not None:
+        share = {"partial_rotary_factor": config.rotary_dim / config.head_dim}
+        values |= share | {"rope_parameters": values["rope_parameters"] | share}
     if config.mlp_bias:
         values["mlp_bias"] = True
     values |= _of_layers(config, values["rope_parameters"]) | _of_experts(config)
+    values |= _of_linear(config)
     values |= {
         name: getattr(config, CAPS[name]) for name in FAMILIES[classes[config.architecture]].caps
     }
@@ -235,6 +245,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
     """What config.json says of windows, and of layers that are not rotated as the others."""
     family = FAMILIES[next(k for k, kind in ARCHITECTURES.items() if kind == config.architecture)]
+    if family.linear:
+        return {}
     kinds = [config.kind_of(i) for i in range(config.num_layers)]
     local = [kind.window is not None or kind.rope_theta is not None for kind in kinds]
     values: dict[str, Any] = {}
@@ -257,6 +269,25 @@ def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
     return values if any(values.values()) or family.windows else {}
 
 
+def _of_linear(config: ModelConfig) -> dict[str, Any]:
+    """What config.json says of linear attention."""
+    family = FAMILIES[next(k for k, kind in ARCHITECTURES.items() if kind == config.architecture)]
+    if not family.linear:
+        return {}
+    kinds = [config.kind_of(i).linear for i in range(config.num_layers)]
+    names = ["linear_attention" if linear else "full_attention" for linear in kinds]
+    values: dict[str, Any] = {"layer_types": names}
+    if (sizes := config.linear_attention) is not None:
+        values |= {
+            "linear_num_key_heads": sizes.key_heads,
+            "linear_num_value_heads": sizes.value_heads,
+            "linear_key_head_dim": sizes.key_dim,
+            "linear_value_head_dim": sizes.value_dim,
+            "linear_conv_kernel_dim": sizes.conv_size,
+        }
+    return values
+
+
 def _of_experts(config: ModelConfig) -> dict[str, Any]:
     """What config.json says of experts."""
     experts = config.experts
@@ -268,6 +299,8 @@ def _of_experts(config: ModelConfig) -> dict[str, Any]:
     if config.architecture == "gpt_oss":
         limits = {"swiglu_limit": experts.limit, "swiglu_alpha": experts.alpha}
         return values | limits | {"intermediate_size": experts.width}
+    if experts.shared is not None:
+        values["shared_expert_intermediate_size"] = experts.shared
     return values | {
         "moe_intermediate_size": experts.width,
         "norm_topk_prob": experts.normalized,

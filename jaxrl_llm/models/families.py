@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.models.layers import ExpertsConfig, LayerKind
+from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, Scaling, YarnScaling
 
 
@@ -19,12 +19,14 @@ class Family(NamedTuple):
       defaults: Defaults of the class for absent entries.
       fields: Fields of :class:`ModelConfig` that differ from their defaults.
       windows: Whether the class has layers with windows.
-      full_every: Without `layer_types`, every n-th layer has no window; None if flags decide.
+      full_every: Without `layer_types`, every n-th layer has no window, or no linear attention;
+        None if flags decide.
       window_rope: Entry with the base of the rotary frequencies of layers with a window, which are
         then not scaled; None if these layers use the same frequencies as the others.
       caps: Entries with soft caps that the class computes; see `CAPS`.
       experts: Entries of the count of experts, the experts of a token, and the width of one; empty
         for a class without experts.
+      linear: Whether the class has layers of linear attention.
     """
 
     model_type: str
@@ -35,6 +37,7 @@ class Family(NamedTuple):
     window_rope: str | None = None
     caps: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    linear: bool = False
 
 
 # Entries with soft caps, and our fields. A null is no cap, also where the class has a default.
@@ -54,6 +57,24 @@ _GEMMA = {
     "tie_word_embeddings": True,
 }
 _GEMMA_FIELDS = {"norm_placement": "both", "norm_offset": 1.0}
+_LINEAR = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_LINEAR_FIELDS = {"norm_offset": 1.0, "qk_norm": True, "output_gate": True}
+_LINEAR_EXPERTS = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}),
     "Qwen2ForCausalLM": Family("qwen2", _QWEN, {"attention_bias": True}, windows=True),
@@ -160,10 +181,38 @@ FAMILIES = {
         full_every=2,
         experts=("num_local_experts", "num_experts_per_tok", "intermediate_size"),
     ),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next",
+        _LINEAR | _LINEAR_EXPERTS | {"num_experts_per_tok": 10, "decoder_sparse_step": 1},
+        _LINEAR_FIELDS,
+        full_every=4,
+        experts=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        linear=True,
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5_text",
+        _LINEAR | {"num_key_value_heads": 4},
+        _LINEAR_FIELDS,
+        full_every=4,
+        linear=True,
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5_moe_text",
+        _LINEAR | _LINEAR_EXPERTS | {"num_experts": 256, "num_experts_per_tok": 8},
+        _LINEAR_FIELDS,
+        full_every=4,
+        experts=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        linear=True,
+    ),
 }
 ARCHITECTURES = {name: family.model_type for name, family in FAMILIES.items()}
 # Denoisers of the same layers: bidirectional, or causal over blocks. By class and by model_type.
 DENOISERS = {"A2DQwen3LMHeadModel": "a2d-qwen3", "SDARForCausalLM": "sdar"}
+# Models of images and text, of which the decoder of texts is read, by class and by model_type.
+WITH_IMAGES = {
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", "Qwen3_5ForCausalLM"),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", "Qwen3_5MoeForCausalLM"),
+}
 # What a head reads, and the class of transformers that has it: the last token, or every one.
 HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassification"}
 
@@ -191,6 +240,7 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(
             f"ModelConfig.from_hf: `config` must be a mapping, got {type(config).__name__}"
         )
+    config = _of_text(config)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list | tuple) and names else None
     if name is None:
@@ -199,7 +249,7 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in ARCHITECTURES | DENOISERS:
         raise ValueError(
             f"ModelConfig.from_hf: unknown architecture {name!r}; known: "
-            f"{', '.join(ARCHITECTURES | DENOISERS)}"
+            f"{', '.join(ARCHITECTURES | DENOISERS | WITH_IMAGES)}"
         )
     family = FAMILIES.get(name, FAMILIES["Qwen3ForCausalLM"])
     # A null means what an absent entry does, but for the window of Mistral and caps: none.
@@ -209,9 +259,15 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_unsupported(config, family)
     width = _size(config, "hidden_size")
     num_heads = _size(config, "num_attention_heads")
+    head_dim = _size(config, "head_dim", width // num_heads)
     ropes = _rope_settings(config)
     max_length = _size(config, "max_position_embeddings")
     fields = dict(family.fields)
+    layers = _layers(config, family, ropes["sliding_attention"])
+    if any(kind.linear for kind in layers or ()):
+        fields["linear_attention"] = _linear_attention(config)
+    if family.model_type == "qwen3_5_moe_text":  # it has no layer without experts
+        config["intermediate_size"] = config["moe_intermediate_size"]
     if "query_pre_attn_scalar" in family.defaults:
         scalar = _number(config, "query_pre_attn_scalar", 256.0)
         fields |= {"embedding_scale": width**0.5, "query_scale": scalar**-0.5}
@@ -227,7 +283,8 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_layers": _size(config, "num_hidden_layers"),
         "num_heads": num_heads,
         "num_kv_heads": _size(config, "num_key_value_heads", num_heads),
-        "head_dim": _size(config, "head_dim", width // num_heads),
+        "head_dim": head_dim,
+        "rotary_dim": _rotary_dim(ropes["full_attention"], config, family, head_dim),
         "mlp_width": _size(config, "intermediate_size"),
         "max_length": max_length,
         "norm_eps": _number(config, "rms_norm_eps", 1e-6),
@@ -237,12 +294,54 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_bias": _flag(config, "mlp_bias"),
         "activation": ACTIVATIONS[_activation(config)],
         "experts": _experts(config, family),
-        "layers": _layers(config, family, ropes["sliding_attention"]),
+        "layers": layers,
         "causal": name not in DENOISERS,
         "block_length": _size(config, "block_size") if name == "SDARForCausalLM" else None,
         "mask_id": None if config.get("mask_token_id") is None else _mask_id(config),
         **fields,
     }
+
+
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of the decoder of texts in one of a model of images and text."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list | tuple) and names else None
+    for composite, (kind, text) in WITH_IMAGES.items():
+        if name == composite or (name is None and config.get("model_type") == kind):
+            inner = config.get("text_config")
+            if not isinstance(inner, Mapping):
+                raise ValueError(
+                    f"ModelConfig.from_hf: `text_config` of {composite!r} must be an object, got "
+                    f"{inner!r}"
+                )
+            # The tie of the output matrix may be an entry of the whole alone.
+            outer = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
+            return {**outer, **inner, "architectures": [text]}
+    return config
+
+
+def _linear_attention(config: Mapping[str, Any]) -> LinearAttentionConfig:
+    """The sizes of linear attention in a config.json."""
+    return LinearAttentionConfig(
+        key_heads=_size(config, "linear_num_key_heads"),
+        value_heads=_size(config, "linear_num_value_heads"),
+        key_dim=_size(config, "linear_key_head_dim"),
+        value_dim=_size(config, "linear_value_head_dim"),
+        conv_size=_size(config, "linear_conv_kernel_dim"),
+    )
+
+
+def _rotary_dim(
+    rope: Mapping[str, Any], config: Mapping[str, Any], family: Family, head_dim: int
+) -> int | None:
+    """How many dimensions of a head are rotated; None for all."""
+    name = "partial_rotary_factor"
+    share = _number(rope if rope.get(name) else config, name, 1.0)
+    if share == 1.0:
+        return None
+    if not family.linear or share > 1.0:
+        raise ValueError(f"ModelConfig.from_hf: `{name}` {share} is not supported, only 1")
+    return int(head_dim * share)
 
 
 def _experts(config: Mapping[str, Any], family: Family) -> ExpertsConfig | None:
@@ -260,6 +359,10 @@ def _experts(config: Mapping[str, Any], family: Family) -> ExpertsConfig | None:
             "limit": _number(config, "swiglu_limit", 1.0),
             "alpha": _number(config, "swiglu_alpha", 1.0),
         }
+    if family.linear:
+        fields["shared"] = _size(config, "shared_expert_intermediate_size")
+    if family.model_type == "qwen3_5_moe_text":
+        fields["normalized"] = True
     return ExpertsConfig(
         count=_size(config, count),
         active=_size(config, active),
@@ -270,7 +373,7 @@ def _experts(config: Mapping[str, Any], family: Family) -> ExpertsConfig | None:
 
 def _dense_layers(config: Mapping[str, Any], family: Family, count: int) -> list[bool]:
     """Which layers of a model with experts have a plain MLP."""
-    if family.model_type != "qwen3_moe":
+    if family.model_type not in ("qwen3_moe", "qwen3_next"):
         return [False] * count
     only, every = config.get("mlp_only_layers", ()), _size(config, "decoder_sparse_step")
     if not isinstance(only, list | tuple) or not all(type(i) is int for i in only):
@@ -292,11 +395,6 @@ def _rope_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         if not isinstance(settings, Mapping):
             raise ValueError(
                 f"ModelConfig.from_hf: the rope settings must be an object, got {settings!r}"
-            )
-        partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-        if partial != 1.0:
-            raise ValueError(
-                f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
             )
     return ropes
 
@@ -354,6 +452,7 @@ def _layers(
             rotary=bool(turns),
             rope_theta=theta if kind == "sliding_attention" else None,
             dense=dense,
+            linear=kind == "linear_attention",
         )
         for kind, turns, dense in zip(
             kinds, rotary, _dense_layers(config, family, count), strict=True
@@ -363,8 +462,8 @@ def _layers(
 
 
 def _layer_types(config: Mapping[str, Any], family: Family, rotary: list) -> list[str]:
-    """For each layer "full_attention" or "sliding_attention", as transformers decides it."""
-    full, local = "full_attention", "sliding_attention"
+    """The kind of attention of each layer, as transformers decides it."""
+    full, local = "full_attention", "linear_attention" if family.linear else "sliding_attention"
     kinds, count = config.get("layer_types"), len(rotary)
     if kinds is not None and family.full_every != NEVER:
         for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
@@ -374,6 +473,9 @@ def _layer_types(config: Mapping[str, Any], family: Family, rotary: list) -> lis
                     "are supported"
                 )
         return list(kinds)
+    if family.linear:
+        every = _size(config, "full_attention_interval", family.full_every)
+        return [local if (i + 1) % every else full for i in range(count)]
     if family.full_every is not None:
         every = _size(config, "sliding_window_pattern", family.full_every)
         acts = config.get("sliding_window") is not None

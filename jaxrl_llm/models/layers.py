@@ -1,6 +1,6 @@
 """Options of single layers of a decoder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxrl_llm.core import checks
 
@@ -21,6 +21,7 @@ class LayerKind:
       rope_theta: Base of the rotary frequencies, which then are not scaled; None for base and
         scaling of the model.
       dense: In a model with experts, whether the layer has a plain MLP in their place.
+      linear: Whether linear attention replaces attention; the model then has `linear_attention`.
 
     Example:
       >>> LayerKind(window=512, rope_theta=10000.0).rotary
@@ -31,12 +32,55 @@ class LayerKind:
     rotary: bool = True
     rope_theta: float | None = None
     dense: bool = False
+    linear: bool = False
 
     def __post_init__(self) -> None:
         checks.check_numbers("LayerKind", self)
+        if self.linear and LayerKind(dense=self.dense) != replace(self, linear=False):
+            raise ValueError(
+                "LayerKind: `window`, `rotary` and `rope_theta` have no effect with `linear` True"
+            )
         checks.check_positive("LayerKind", window=self.window, rope_theta=self.rope_theta)
         if self.rope_theta is not None and not self.rotary:
             raise ValueError("LayerKind: `rope_theta` has no effect with `rotary` False")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionConfig:
+    """The sizes of linear attention by the gated delta rule, of the layers that have it.
+
+    Args:
+      key_heads: Hk, heads of queries and keys.
+      value_heads: Hv, heads of values, a multiple of Hk.
+      key_dim: dk, size of a query and a key.
+      value_dim: dv, size of a value.
+      conv_size: K, tokens of the causal convolution, at least 2.
+
+    Raises:
+      ValueError: If a number is not positive, the heads do not group, or `conv_size` is below 2.
+
+    Example:
+      >>> LinearAttentionConfig(key_heads=16, value_heads=32, key_dim=128, value_dim=128).conv_size
+      4
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_size: int = 4
+
+    def __post_init__(self) -> None:
+        name = "LinearAttentionConfig"
+        checks.check_numbers(name, self)
+        checks.check_positive(name, finite=True, **vars(self))
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"{name}: `key_heads` ({self.key_heads}) does not divide `value_heads` "
+                f"({self.value_heads})"
+            )
+        if self.conv_size < 2:
+            raise ValueError(f"{name}: `conv_size` must be at least 2, got {self.conv_size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +94,8 @@ class ExpertsConfig:
       normalized: Whether the weights of the chosen experts sum to one. If not, they are their
         probabilities among all experts.
       bias: Whether the router and all matrices of the experts have a bias.
+      shared: Hidden size of one more expert that computes every token, times a gate of its own,
+        `sigmoid(w x)`; None for none.
       limit: Limit of the clamped activation of gpt-oss, see `clamped_swiglu`; None for the
         activation of the model.
       alpha: Sigmoid gain of the clamped activation.
@@ -68,6 +114,7 @@ class ExpertsConfig:
     width: int
     normalized: bool = True
     bias: bool = False
+    shared: int | None = None
     limit: float | None = None
     alpha: float = _ALPHA
 
@@ -80,6 +127,7 @@ class ExpertsConfig:
             count=self.count,
             active=self.active,
             width=self.width,
+            shared=self.shared,
             limit=self.limit,
             alpha=self.alpha,
         )

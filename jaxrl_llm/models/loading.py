@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,11 @@ import numpy as np
 from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import open_gguf
-from jaxrl_llm.models.layers import ExpertsConfig
+from jaxrl_llm.models.layers import ExpertsConfig, LinearAttentionConfig
 from jaxrl_llm.models.mxfp4 import open_folder
 from jaxrl_llm.models.names import resolve
-from jaxrl_llm.models.safetensors import read_json
+from jaxrl_llm.models.released import TextDecoder
+from jaxrl_llm.models.safetensors import TensorSource, read_json
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, Sharding
@@ -49,26 +50,16 @@ _NORMS = {
 }
 
 
-class TensorSource(Protocol):
-    """A file or folder of tensors under the names of Hugging Face."""
+class Section(NamedTuple):
+    """A part of a tensor that holds several parameters side by side.
 
-    path: Path
+    Along the last axis of the parameter, the tensor has ``total`` entries where the parameter has
+    ``size``: those from ``start`` on.
+    """
 
-    def names(self) -> frozenset[str]:
-        """All tensor names."""
-        ...
-
-    def label(self, name: str) -> str:
-        """The tensor's name in the file."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape."""
-        ...
-
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """One slice per axis of the tensor."""
-        ...
+    start: int
+    size: int
+    total: int
 
 
 class Weight(NamedTuple):
@@ -78,14 +69,14 @@ class Weight(NamedTuple):
       name: Name of its tensor. With `{}` in it there is one tensor for each index of the first
         axis, which stands there.
       shape: Our shape.
-      transposed: Whether the file stores [out, in].
-      part: For a tensor of two parameters, whose entries alternate along the last axis: 0 or 1.
+      transposed: Whether the file stores [out, in], or all axes in reverse order.
+      section: For a tensor of several parameters, which part of it; None for all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     transposed: bool
-    part: int | None = None
+    section: Section | None = None
 
     @property
     def tensors(self) -> list[str]:
@@ -96,22 +87,33 @@ class Weight(NamedTuple):
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of a tensor in the file."""
         shape = self.shape[1:] if "{}" in self.name else self.shape
-        shape = shape[::-1] if self.transposed else shape
-        return shape if self.part is None else (*shape[:-1], 2 * shape[-1])
+        if self.section is not None:
+            shape = (*shape[:-1], shape[-1] // self.section.size * self.section.total)
+        return shape[::-1] if self.transposed else shape
 
     def read(self, source: TensorSource, index: Sequence[slice]) -> np.ndarray:
         """A slice for each axis of the parameter, without steps."""
         if "{}" in self.name:
             names, inner = self.tensors[index[0]], self._replace(shape=self.shape[1:])
             return np.stack([inner._replace(name=x).read(source, index[1:]) for x in names])
-        index = list(index)
+        if self.section is None:
+            return self._stored(source, index)
+        start, size, total = self.section
+        first, stop, _ = index[-1].indices(self.shape[-1])
+        group, last = first // size, -(-stop // size)
+        if last - group == 1:
+            begin = group * total + start - group * size
+            return self._stored(source, [*index[:-1], slice(begin + first, begin + stop)])
+        both = self._stored(source, [*index[:-1], slice(group * total, last * total)])
+        groups = both.reshape(*both.shape[:-1], last - group, total)[..., start : start + size]
+        whole = groups.reshape(*both.shape[:-1], -1)
+        return whole[..., first - group * size : stop - group * size]
+
+    def _stored(self, source: TensorSource, index: Sequence[slice]) -> np.ndarray:
+        """Slices of the tensor, in the order of our axes."""
         if self.transposed:
             return source.read(self.name, index[::-1]).T
-        if self.part is None:
-            return source.read(self.name, index)
-        start, stop, _ = index[-1].indices(self.shape[-1])
-        both = source.read(self.name, [*index[:-1], slice(2 * start, 2 * stop)])
-        return both[..., self.part :: 2]
+        return source.read(self.name, index)
 
 
 def parameter_table(
@@ -156,6 +158,15 @@ def parameter_table(
             table[*path, *ours, "kernel"] = weight
             if bias:
                 table[*path, *ours, "bias"] = Weight(f"{name}.{theirs}.bias", (outputs,), False)
+        linear = config.kind_of(layer).linear
+        if linear and config.linear_attention is not None:
+            of_layer = _of_linear_attention(config, config.linear_attention, f"{name}.linear_attn")
+            table |= {(*path, "attention", *ours): weight for ours, weight in of_layer.items()}
+        if config.output_gate and not linear:
+            for i, ours in enumerate(("q", "gate")):
+                part = Section(i * config.head_dim, config.head_dim, 2 * config.head_dim)
+                weight = Weight(f"{name}.self_attn.q_proj.weight", (width, queries), True, part)
+                table[*path, "attention", ours, "kernel"] = weight
         if config.sinks:
             sinks = Weight(f"{name}.self_attn.sinks", (config.num_heads,), False)
             table[*path, "attention", "sinks"] = sinks
@@ -163,28 +174,92 @@ def parameter_table(
             for ours, weight in _of_experts(config, config.experts, f"{name}.mlp.experts").items():
                 table[*path, "mlp", "experts", *ours] = weight
         for ours, (theirs, size) in norms.items():
+            if linear and ours[0] == "attention":
+                continue
             table[*path, *ours, "scale"] = Weight(f"{name}.{theirs}.weight", (size,), False)
     return table
 
 
-def _linears(config: ModelConfig, layer: int) -> dict[tuple[str, str], tuple[str, int, int, bool]]:
-    """Linear layers of a layer: their tensor, inputs, outputs, and whether they have a bias."""
+def _linears(config: ModelConfig, layer: int) -> dict[tuple[str, ...], tuple[str, int, int, bool]]:
+    """Linear layers of a layer: their tensor, inputs, outputs, and whether they have a bias.
+
+    Without those that share a tensor with others.
+    """
     width, hidden, experts = config.width, config.mlp_width, config.experts
     queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
-    linears = {
+    linears: dict[tuple[str, ...], tuple[str, int, int, bool]] = {
         ("attention", "q"): ("self_attn.q_proj", width, queries, config.attention_bias),
         ("attention", "k"): ("self_attn.k_proj", width, keys, config.attention_bias),
         ("attention", "v"): ("self_attn.v_proj", width, keys, config.attention_bias),
         ("attention", "o"): ("self_attn.o_proj", queries, width, config.output_bias),
     }
+    if config.output_gate:  # one tensor with that of the gate
+        del linears["attention", "q"]
+    if config.kind_of(layer).linear:
+        linears = {}
     if experts is not None and not config.kind_of(layer).dense:
         name = "mlp.router" if config.architecture == "gpt_oss" else "mlp.gate"
-        return linears | {("mlp", "router"): (name, width, experts.count, experts.bias)}
+        linears |= {("mlp", "router"): (name, width, experts.count, experts.bias)}
+        if experts.shared is None:
+            return linears
+        name = "mlp.shared_expert"
+        return linears | {
+            ("mlp", "shared_gate"): (f"{name}_gate", width, 1, False),
+            ("mlp", "shared", "gate"): (f"{name}.gate_proj", width, experts.shared, False),
+            ("mlp", "shared", "up"): (f"{name}.up_proj", width, experts.shared, False),
+            ("mlp", "shared", "down"): (f"{name}.down_proj", experts.shared, width, False),
+        }
     return linears | {
         ("mlp", "gate"): ("mlp.gate_proj", width, hidden, config.mlp_bias),
         ("mlp", "up"): ("mlp.up_proj", width, hidden, config.mlp_bias),
         ("mlp", "down"): ("mlp.down_proj", hidden, width, config.mlp_bias),
     }
+
+
+def _of_linear_attention(
+    config: ModelConfig, sizes: LinearAttentionConfig, name: str
+) -> dict[tuple[str, ...], Weight]:
+    """The parameters of linear attention, several of which share a tensor."""
+    s, width = sizes, config.width
+    keys, values = s.key_heads * s.key_dim, s.value_heads * s.value_dim
+    repeat = s.value_heads // s.key_heads
+    columns = {"q": keys, "k": keys, "v": values, "gate": values}
+    columns |= {"beta": s.value_heads, "decay": s.value_heads}
+    # Side by side: queries, keys and values of all heads.
+    whole = _side_by_side({"q": keys, "k": keys, "v": values})
+    if config.architecture == "qwen3_next":
+        # For each head of keys, what belongs to it.
+        of_head = {"q": s.key_dim, "k": s.key_dim}
+        of_head |= dict.fromkeys(("v", "gate"), repeat * s.value_dim)
+        parts = {x: ("in_proj_qkvz", part) for x, part in _side_by_side(of_head).items()}
+        of_head = {"beta": repeat, "decay": repeat}
+        parts |= {x: ("in_proj_ba", part) for x, part in _side_by_side(of_head).items()}
+    else:
+        parts = {x: ("in_proj_qkv", part) for x, part in whole.items()}
+        parts |= {"gate": ("in_proj_z", None), "beta": ("in_proj_b", None)}
+        parts |= {"decay": ("in_proj_a", None)}
+    table: dict[tuple[str, ...], Weight] = {}
+    for ours, (theirs, part) in parts.items():
+        shape = (width, columns[ours])
+        table[ours, "kernel"] = Weight(f"{name}.{theirs}.weight", shape, True, part)
+    for ours, part in whole.items():
+        shape = (s.conv_size, 1, columns[ours])
+        table[(f"{ours}_conv",)] = Weight(f"{name}.conv1d.weight", shape, True, part)
+    return table | {
+        ("a_log",): Weight(f"{name}.A_log", (s.value_heads,), False),
+        ("dt_bias",): Weight(f"{name}.dt_bias", (s.value_heads,), False),
+        ("norm", "scale"): Weight(f"{name}.norm.weight", (s.value_dim,), False),
+        ("o", "kernel"): Weight(f"{name}.out_proj.weight", (values, width), True),
+    }
+
+
+def _side_by_side(sizes: Mapping[str, int]) -> dict[str, Section]:
+    """The sections of parameters that follow one another in a tensor."""
+    total, start, sections = sum(sizes.values()), 0, {}
+    for name, size in sizes.items():
+        sections[name] = Section(start, size, total)
+        start += size
+    return sections
 
 
 def _of_experts(
@@ -200,7 +275,7 @@ def _of_experts(
         kernel, bias, part = f"{theirs}.weight", f"{theirs}.bias", None
         if fused:
             kernel = f"{name}.{'down' if ours == 'down' else 'gate_up'}_proj"
-            bias, part = f"{kernel}_bias", None if ours == "down" else i
+            bias, part = f"{kernel}_bias", None if ours == "down" else Section(i, 1, 2)
         table[ours, "kernel"] = Weight(kernel, (count, inputs, outputs), not fused, part)
         if experts.bias:
             table[ours, "bias"] = Weight(bias, (count, outputs), False, part)
@@ -332,6 +407,8 @@ def open_model(
     else:
         source = open_folder(files.weights)
     config = read_config(files.config, dtype=dtype)
+    if config.architecture in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        source = TextDecoder(source)
     # Before a decoder of so many layers is made.
     if config.num_layers > (count := len(source.names())):
         raise ValueError(

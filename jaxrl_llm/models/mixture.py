@@ -6,7 +6,6 @@ The mixture samples but does not train: it has only the functions of a
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.denoising import check_causal
-from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.protocol import Cache, Model, empty_cache
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,11 @@ class MixtureConfig:
     """The configuration of a mixture.
 
     Attributes:
-      parts: Of the two models; keys and values are those of the first and then of the second.
       vocab_size: Of both.
       max_length: The shorter context.
       dtype: Of the first.
     """
 
-    parts: tuple[Any, Any]
     vocab_size: int
     max_length: int
     dtype: str
@@ -74,7 +71,6 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
     if sizes[0] != sizes[1]:
         raise ValueError(f"{name}: the models must have the same vocabulary; got {sizes} tokens.")
     config = MixtureConfig(
-        (first.config, second.config),
         sizes[0],
         min(first.config.max_length, second.config.max_length),
         first.config.dtype,
@@ -117,4 +113,7 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
             f"{name}: a mixture can only sample; it has no output matrix and cannot be trained."
         )
 
-    return Model(config, init, apply, output_matrix, logits=logits)
+    def cache(leading: tuple[int, ...], length: int) -> tuple[Cache, ...]:
+        return (*empty_cache(first, leading, length), *empty_cache(second, leading, length))
+
+    return Model(config, init, apply, output_matrix, logits=logits, empty_cache=cache)

@@ -35,6 +35,24 @@ class KV(NamedTuple):
     values: Array
 
 
+class DeltaState(NamedTuple):
+    """The state of one layer of linear attention after some tokens, whatever their number.
+
+    Attributes:
+      memory: float32 ``[..., value_heads, key_dim, value_dim]``, from keys to values.
+      query, key, value: ``[..., heads, K - 1, dim]``, the last inputs of the convolutions.
+    """
+
+    memory: Array
+    query: Array
+    key: Array
+    value: Array
+
+
+# What a layer keeps of the tokens that it has read.
+Cache = KV | DeltaState
+
+
 class PromptTree(NamedTuple):
     """Where the prompts of one row end, if it holds several and stores what they begin with once.
 
@@ -57,8 +75,13 @@ class AttentionContext(NamedTuple):
 
     ``experts`` says in addition which experts a token takes.
 
+    A layer of linear attention has a :class:`DeltaState` in the place of its :class:`KV`: its
+    tokens begin with the state of the prefix, or go on from that of the cache.
+
     Attributes:
-      mask: bool ``[P, G, T]``, which tokens of this call exist.
+      mask: bool ``[P, G, T]``, which tokens of this call exist. Attention to a cache does not read
+        it; linear attention does: tokens that do not exist leave its state as it is, and those
+        that do lie behind one another.
       prefix: One :class:`KV` per layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once
         per prompt and shared by its G rollouts.
       prefix_mask: bool ``[P, Lp]``. Without a prefix, the prompts are in this call themselves: its
@@ -86,9 +109,9 @@ class AttentionContext(NamedTuple):
     """
 
     mask: Array
-    prefix: tuple[KV, ...] | None = None
+    prefix: tuple[Cache, ...] | None = None
     prefix_mask: Array | None = None
-    cache: tuple[KV, ...] | None = None
+    cache: tuple[Cache, ...] | None = None
     index: Array | None = None
     segments: Array | None = None
     ends: Array | None = None
@@ -118,7 +141,7 @@ class Model(NamedTuple):
       apply: ``apply(params, tokens, positions, context, *, delta=None, remat="none") -> (hidden,
         kv)`` with ``tokens`` and ``positions`` int32 ``[P, G, T]`` and ``hidden`` ``[P, G, T, D]``
         after the last norm. ``kv`` holds one :class:`KV` per layer: the updated cache if there was
-        one, else the keys and values of this call.
+        one, else the keys and values of this call. A layer may have a :class:`DeltaState` instead.
       output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``, with
         the soft cap of ``logit_cap``, if any.
       reads_segments: Whether ``apply`` separates the segments of a context. If not, responses are
@@ -148,11 +171,14 @@ class Model(NamedTuple):
         :attr:`AttentionContext.experts` has them, which this model reads; its ``config`` has
         ``expert_layers``, L, and ``experts.active``, k. None for a model without experts, or one
         that does not record them.
+      empty_cache: ``empty_cache(leading, length)``, as the function :func:`empty_cache` gives it,
+        of a model whose layers do not all keep the same keys and values. None for those of
+        ``config`` in every layer.
     """
 
     config: Any
     init: Callable[[Array], ArrayTree]
-    apply: Callable[..., tuple[Array, tuple[KV, ...]]]
+    apply: Callable[..., tuple[Array, tuple[Cache, ...]]]
     output_matrix: Callable[[ArrayTree], Array]
     reads_segments: bool = False
     reads_trees: bool = False
@@ -163,7 +189,8 @@ class Model(NamedTuple):
     velocity: Callable[..., Array] | None = None
     logits: Callable[[ArrayTree, Array], Array] | None = None
     logit_cap: float | None = None
-    apply_routed: Callable[..., tuple[Array, tuple[KV, ...], Array]] | None = None
+    apply_routed: Callable[..., tuple[Array, tuple[Cache, ...], Array]] | None = None
+    empty_cache: Callable[[tuple[int, ...], int], tuple[Cache, ...]] | None = None
 
 
 def expert_shape(model: Model) -> tuple[int, int] | None:
@@ -182,7 +209,7 @@ def prefill(
     shared_prefix_len: int = 0,
     delta=None,
     remat: str = "none",
-) -> tuple[KV, ...]:
+) -> tuple[Cache, ...]:
     """Keys and values of prompts, computed once and shared by the rollouts of each.
 
     Args:
@@ -195,7 +222,7 @@ def prefill(
       remat: As ``model.apply`` takes it.
 
     Returns:
-      One :class:`KV` per layer, without a group axis: the ``prefix`` of an
+      One :class:`KV` or :class:`DeltaState` per layer, without a group axis: the ``prefix`` of an
       :class:`AttentionContext`.
 
     Raises:
@@ -208,7 +235,7 @@ def prefill(
         _, kv = model.apply(
             params, tokens[:, None], positions[:, None], context, delta=delta, remat=remat
         )
-        return tuple(KV(layer.keys[:, 0], layer.values[:, 0]) for layer in kv)
+        return jax.tree.map(lambda x: x[:, 0], kv)
     if shared_prefix_len >= tokens.shape[-1]:
         raise ValueError(
             f"prefill: shared_prefix_len must be below the {tokens.shape[-1]} tokens of a prompt; "
@@ -225,22 +252,36 @@ def prefill(
         before = jnp.broadcast_to(before, (tokens.shape[0], *before.shape[1:]))
         return jnp.concatenate([before, rest[0]], axis=axis)
 
-    return tuple(
-        KV(joined(a.keys, b.keys, -1), joined(a.values, b.values, -2))
-        for a, b in zip(shared, kv, strict=True)
-    )
+    def of_layer(before: Cache, rest: Cache) -> Cache:
+        if isinstance(before, DeltaState) or isinstance(rest, DeltaState):
+            return jax.tree.map(lambda x: x[0], rest)  # it has read what is before it
+        return KV(joined(before.keys, rest.keys, -1), joined(before.values, rest.values, -2))
+
+    return tuple(of_layer(before, rest) for before, rest in zip(shared, kv, strict=True))
 
 
-def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV, ...]:
-    """A cache of zeros for ``length`` positions of each row: one :class:`KV` per layer."""
+def empty_kv(config: Any, leading: tuple[int, ...], length: int) -> KV:
+    """Keys and values of zeros for ``length`` positions of each row, of one layer."""
+    c = config
+    keys = (*leading, c.num_kv_heads, c.head_dim, length)
+    values = (*leading, c.num_kv_heads, length, c.head_dim)
+    return KV(jnp.zeros(keys, c.dtype), jnp.zeros(values, c.dtype))
 
-    def blank(c: Any) -> KV:
-        keys = (*leading, c.num_kv_heads, c.head_dim, length)
-        values = (*leading, c.num_kv_heads, length, c.head_dim)
-        return KV(jnp.zeros(keys, c.dtype), jnp.zeros(values, c.dtype))
 
-    parts = getattr(model.config, "parts", (model.config,))  # those of a mixture
-    return tuple(blank(c) for c in parts for _ in range(c.num_layers))
+def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[Cache, ...]:
+    """A cache of zeros for ``length`` positions of each row: one entry per layer.
+
+    It is a :class:`KV`, or the state of zeros of a layer of linear attention.
+    """
+    if model.empty_cache is not None:
+        return model.empty_cache(leading, length)
+    return tuple(empty_kv(model.config, leading, length) for _ in range(model.config.num_layers))
+
+
+def has_states(model: Model) -> bool:
+    """Whether a layer has linear attention, whose state cannot go back to an earlier token."""
+    layers = jax.eval_shape(lambda: empty_cache(model, (1,), 1))
+    return any(isinstance(layer, DeltaState) for layer in layers)
 
 
 def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> ArrayTree:

@@ -149,9 +149,9 @@ class Rope(NamedTuple):
     scaling: Scaling | None = None
 
 
-def rotary_tables(positions: Array, head_dim: int, rope: Rope) -> tuple[Array, Array]:
-    """Cosines and sines ``[..., T, 1, d/2]`` of the rotary embedding, float32."""
-    half = head_dim // 2
+def rotary_tables(positions: Array, size: int, rope: Rope) -> tuple[Array, Array]:
+    """Cosines and sines ``[..., T, 1, d/2]`` of the rotary embedding, float32; d is the size."""
+    half = size // 2
     frequency = rope.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if rope.scaling is not None:
         frequency = rope.scaling.stretch(frequency, rope.theta)
@@ -163,10 +163,18 @@ def rotary_tables(positions: Array, head_dim: int, rope: Rope) -> tuple[Array, A
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of ``x`` ``[..., T, H, d]``: rotates dimension i with dimension i + d/2."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    """Rotary embedding of ``x`` ``[..., T, H, D]``: rotates dimension i with dimension i + d/2.
+
+    Tables of d below D rotate the first d dimensions, and the others stay.
+    """
+    half = cos.shape[-1]
+    parts = (x[..., :half], x[..., half : 2 * half])
+    first, second = (part.astype(jnp.float32) for part in parts)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    turned = turned.astype(x.dtype)
+    if 2 * half == x.shape[-1]:
+        return turned
+    return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
 
 
 def _check_positive(scaling: Scaling) -> None:

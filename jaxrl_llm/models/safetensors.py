@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,28 @@ from jaxrl_llm.core.runtime.files import parsing
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+class TensorSource(Protocol):
+    """A file or folder of tensors under the names of Hugging Face."""
+
+    path: Path
+
+    def names(self) -> frozenset[str]:
+        """All tensor names."""
+        ...
+
+    def label(self, name: str) -> str:
+        """The tensor's name in the file."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape."""
+        ...
+
+    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+        """One slice per axis of the tensor."""
+        ...
 
 
 class SafetensorsFolder:

@@ -48,6 +48,15 @@ _LINEARS = {
     "mlp/down": _ROWS,
     "mlp/router": ("fsdp", None),
 }
+_WITHOUT_BIAS = {
+    "attention/gate": _COLUMNS,
+    "attention/beta": _COLUMNS,
+    "attention/decay": _COLUMNS,
+    "shared/gate": _COLUMNS,
+    "shared/up": _COLUMNS,
+    "shared/down": _ROWS,
+    "mlp/shared_gate": ("fsdp", None),
+}
 # Experts are spread over ``fsdp``, as rows of other matrices are, and gathered where they compute.
 # Each device of ``tensor`` computes some hidden units of every expert: loads are equal whatever the
 # router chooses. Each of ``expert`` keeps and computes some of the experts.
@@ -63,8 +72,9 @@ _EXPERTS = {
 RULES: ShardingRules = (
     ("embed/embedding", ("tensor", "fsdp")),
     ("head/kernel", ("tensor", "fsdp")),
-    *((f"{path}/kernel", axes) for path, axes in _LINEARS.items()),
+    *((f"{path}/kernel", axes) for path, axes in (_LINEARS | _WITHOUT_BIAS).items()),
     *((f"{path}/bias", ("tensor",)) for path, axes in _LINEARS.items() if axes == _COLUMNS),
+    *((f"attention/{name}_conv", (None, None, "tensor")) for name in "qkv"),
     *((f"{path}/kernel", axes) for path, axes in _EXPERTS.items()),
     *((f"{path}/bias", (axes[0], axes[2])) for path, axes in _EXPERTS.items()),
 )

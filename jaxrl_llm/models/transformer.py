@@ -15,7 +15,6 @@ from flax import nnx
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.barriers import once
-from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.context import (
     Window,
@@ -26,76 +25,22 @@ from jaxrl_llm.models.context import (
     spread_rows,
     take_experts,
 )
-from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
+from jaxrl_llm.models.delta import check_delta, delta_of, row_embedding, row_product
 from jaxrl_llm.models.experts import Mixture
+from jaxrl_llm.models.gated_delta import GatedDelta, empty_state
 from jaxrl_llm.models.layers import LayerKind
-from jaxrl_llm.models.norms import rms_norm
-from jaxrl_llm.models.protocol import EXPERT_DTYPE, KV, AttentionContext, Model
-from jaxrl_llm.models.quantize import quantized_matmul
-from jaxrl_llm.models.remat import POLICIES, all_gather_after, product, recomputed, rematerialized
+from jaxrl_llm.models.linear import Linear, RMSNorm
+from jaxrl_llm.models.protocol import (
+    EXPERT_DTYPE,
+    KV,
+    AttentionContext,
+    Cache,
+    Model,
+    empty_kv,
+)
+from jaxrl_llm.models.remat import POLICIES, all_gather_after, recomputed, rematerialized
 from jaxrl_llm.models.rope import rotary_tables, rotate
-from jaxrl_llm.models.sharding import keep_apart, keep_tokens
-
-
-class Linear(nnx.Module):
-    """``y = x W + b``, plus ``scale (x A) B`` with a low-rank delta.
-
-    Quantization rounds ``x`` and ``W`` for their product; the rest stays as it is.
-
-    A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without
-    leading axes it is one adapter for all rows, with leading axes ``[P, G]`` there is one for
-    each row of the batch. A fourth entry ``[..., 1, out]`` is added to the bias; the others may
-    then be None.
-    """
-
-    def __init__(self, inputs: int, outputs: int, config: ModelConfig, rngs, *, bias=False):
-        init = nnx.initializers.normal(inputs**-0.5)
-        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
-        self.dtype, self.quantization = config.dtype, config.quantization
-
-    def __call__(self, x: Array, delta=None) -> Array:
-        """``[..., T, in] -> [..., T, out]``."""
-        kernel = self.kernel.get_value()
-        if self.quantization is None:
-            y = project(x, kernel.astype(self.dtype))
-        else:
-            y = quantized_matmul(x, kernel, mode=self.quantization)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(self.dtype)
-        if delta is not None:
-            a, b, scale, *own_bias = delta
-            if a is not None:
-                low = row_product(x, a.astype(self.dtype))
-                y = y + scale * row_product(low, b.astype(self.dtype))
-            for bias in own_bias:
-                y = y + over_axes(bias, y)
-        return product(y.astype(self.dtype))
-
-
-class RMSNorm(nnx.Module):
-    """``x / sqrt(mean(x^2) + eps) * (offset + scale)`` over the last axis, in float32.
-
-    A delta ``[..., 1, size]`` is added to the scale.
-    """
-
-    def __init__(self, size: int, config: ModelConfig):
-        self.scale = nnx.Param(jnp.full((size,), 1.0 - config.norm_offset, jnp.float32))
-        self.offset, self.eps, self.dtype = config.norm_offset, config.norm_eps, config.dtype
-
-    def __call__(self, x: Array, delta=None) -> Array:
-        """``[..., size] -> [..., size]``."""
-        scale = self.scale[...].astype(jnp.float32)
-        if self.offset:
-            scale = self.offset + scale
-        if delta is not None:
-            scale = scale + over_axes(delta, x)
-        y, kind = rms_norm(x, scale, self.eps), jnp.finfo(self.dtype)
-        # A cast alone does not always round: before a rotation, which is float32, the compiler of
-        # some programs removes it, and sampler and trainer would differ.
-        if kind.bits < 32:
-            y = jax.lax.reduce_precision(y, kind.nexp, kind.nmant)
-        return y.astype(self.dtype)
+from jaxrl_llm.models.sharding import context_size, keep_apart, keep_tokens
 
 
 class Attention(nnx.Module):
@@ -108,6 +53,7 @@ class Attention(nnx.Module):
         self.k = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
         self.v = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
         self.o = Linear(queries, c.width, c, rngs, bias=c.output_bias)
+        self.gate = Linear(c.width, queries, c, rngs) if c.output_gate else None
         self.sinks = nnx.Param(jnp.zeros((c.num_heads,))) if c.sinks else None
         self.by_head = c.qk_norm_over == "head"
         sizes = (c.head_dim, c.head_dim) if self.by_head else (queries, keys)
@@ -115,6 +61,7 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(sizes[1], c) if c.qk_norm else None
         self.head_dim, self.window = c.head_dim, kind.window
         self.scale, self.cap = c.query_scale, c.attention_cap
+        self.keep_masked = c.linear_attention is not None
 
     def __call__(self, x: Array, rotary, positions, context, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
@@ -140,12 +87,16 @@ class Attention(nnx.Module):
             query,
             new,
             context,
+            keep_masked=self.keep_masked,
             window=window,
             scale=self.scale,
             cap=self.cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
         output = keep_tokens(output.reshape(*output.shape[:-2], -1))
+        if self.gate is not None:
+            gate = self.gate(x, delta_of(delta, "gate"))
+            output = recomputed(lambda y, gate: y * jax.nn.sigmoid(gate))(output, gate)
         return self.o(output, delta_of(delta, "o")), kv
 
 
@@ -155,11 +106,11 @@ _ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approxima
 class MLP(nnx.Module):
     """``down(activation(gate(x)) * up(x))``."""
 
-    def __init__(self, config: ModelConfig, rngs):
+    def __init__(self, config: ModelConfig, rngs, hidden: int):
         c = config
-        self.gate = Linear(c.width, c.mlp_width, c, rngs, bias=c.mlp_bias)
-        self.up = Linear(c.width, c.mlp_width, c, rngs, bias=c.mlp_bias)
-        self.down = Linear(c.mlp_width, c.width, c, rngs, bias=c.mlp_bias)
+        self.gate = Linear(c.width, hidden, c, rngs, bias=c.mlp_bias)
+        self.up = Linear(c.width, hidden, c, rngs, bias=c.mlp_bias)
+        self.down = Linear(hidden, c.width, c, rngs, bias=c.mlp_bias)
         self.activation = c.activation
 
     def __call__(self, x: Array, delta=None) -> Array:
@@ -174,9 +125,20 @@ def _mixture_or_mlp(config: ModelConfig, rngs) -> MLP | Mixture:
     """The MLP of a layer that is not dense."""
     c, experts = config, config.experts
     if experts is None:
-        return MLP(c, rngs)
+        return MLP(c, rngs, c.mlp_width)
     router = Linear(c.width, experts.count, c, rngs, bias=experts.bias)
-    return Mixture(c, experts, rngs, router=router, activation=_ACTIVATIONS[c.activation])
+    shared = None
+    if experts.shared is not None:
+        shared = MLP(c, rngs, experts.shared), Linear(c.width, 1, c, rngs)
+    activation = _ACTIVATIONS[c.activation]
+    return Mixture(c, experts, rngs, router=router, activation=activation, shared=shared)
+
+
+def _attention(config: ModelConfig, rngs, kind: LayerKind) -> Attention | GatedDelta:
+    """The attention of a layer."""
+    if kind.linear and config.linear_attention is not None:
+        return GatedDelta(config, config.linear_attention, rngs)
+    return Attention(config, rngs, kind)
 
 
 class Block(nnx.Module):
@@ -185,14 +147,15 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, rngs, kind: LayerKind):
         before, after = (config.norm_placement in (x, "both") for x in ("before", "after"))
         self.attention_norm = RMSNorm(config.width, config) if before else None
-        self.attention = Attention(config, rngs, kind)
+        self.attention = _attention(config, rngs, kind)
         self.attention_output_norm = RMSNorm(config.width, config) if after else None
         self.mlp_norm = RMSNorm(config.width, config) if before else None
-        self.mlp = MLP(config, rngs) if kind.dense else _mixture_or_mlp(config, rngs)
+        plain = partial(MLP, config, rngs, config.mlp_width)
+        self.mlp = plain() if kind.dense else _mixture_or_mlp(config, rngs)
         self.mlp_output_norm = RMSNorm(config.width, config) if after else None
 
     def __call__(self, x: Array, rotary, positions, context, delta=None, given=None):
-        """``[P, G, T, D] -> [P, G, T, D]``, the KV of this layer, and the experts of each token.
+        """``[P, G, T, D] -> [P, G, T, D]``, the cache of this layer, and each token's experts.
 
         Tokens take the ``given`` experts, if any. A layer without experts has None.
         """
@@ -201,13 +164,11 @@ class Block(nnx.Module):
             norm = getattr(self, name)
             return y if norm is None else norm(y, delta_of(delta, name))
 
-        attended, kv = self.attention(
-            normed(x, "attention_norm"),
-            rotary,
-            positions,
-            context,
-            delta_of(delta, "attention"),
-        )
+        inputs, of_attention = normed(x, "attention_norm"), delta_of(delta, "attention")
+        if isinstance(self.attention, GatedDelta):
+            attended, kv = self.attention(inputs, context, of_attention)
+        else:
+            attended, kv = self.attention(inputs, rotary, positions, context, of_attention)
         x = x + normed(attended, "attention_output_norm")
         inputs, chosen = normed(x, "mlp_norm"), None
         if isinstance(self.mlp, Mixture):
@@ -266,6 +227,22 @@ def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str) -> Callabl
     return jax.jit(run if policy is None else rematerialized(run, policy))
 
 
+def _check_linear(context: AttentionContext) -> None:
+    """Raises ValueError for what a state after each token cannot serve."""
+    for field in ("segments", "ends", "prompt_tree", "prompt_mask"):
+        if getattr(context, field) is not None:
+            what = "prefix_mask without context.prefix" if field == "prompt_mask" else field
+            raise ValueError(
+                f"Model.apply: context.{what} needs attention in every layer, and this model has "
+                "linear attention."
+            )
+    if context_size() > 1:
+        raise ValueError(
+            "Model.apply: the mesh axis 'context' splits the tokens of a row, which linear "
+            "attention reads one after the other; use the other axes."
+        )
+
+
 class Decoder(nnx.Module):
     """Embedding, blocks and the last norm; projecting to the vocabulary is the caller's."""
 
@@ -279,10 +256,12 @@ class Decoder(nnx.Module):
         self.config = config
 
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
-        """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, one KV a layer, and the experts.
+        """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, a cache a layer, and the experts.
 
         These are ``[P, G, T, k]`` for each layer that has some, counted from 0.
         """
+        if self.config.linear_attention is not None:
+            _check_linear(context)
         if not self.config.causal:
             context = look_ahead(positions, context, self.config.block_length)
         of_call = context
@@ -291,7 +270,7 @@ class Decoder(nnx.Module):
         ropes = [self.config.rope_of(i) for i in range(self.config.num_layers)]
         rotary = {
             rope: once(
-                partial(rotary_tables, head_dim=self.config.head_dim, rope=rope), positions, after=x
+                partial(rotary_tables, size=self.config.rotated, rope=rope), positions, after=x
             )
             for rope in dict.fromkeys(ropes)
             if rope is not None
@@ -317,7 +296,7 @@ class Decoder(nnx.Module):
         collect = partial(collect_rows, context=of_call, padded=context)
         if context is not of_call:
             x = collect(x, 2)
-            kv = [KV(collect(keys, -1), collect(values, -2)) for keys, values in kv]
+            kv = [KV(collect(layer.keys, -1), collect(layer.values, -2)) for layer in kv]
             chosen = [collect(experts, 2) for experts in chosen]
         return x, tuple(kv), chosen
 
@@ -373,16 +352,28 @@ def make_model(config: ModelConfig) -> Model:
         table = params["embed"]["embedding"] if config.tied else params["head"]["kernel"]
         return table.astype(config.dtype)
 
+    def cache(leading: tuple[int, ...], length: int) -> tuple[Cache, ...]:
+        linear = config.linear_attention
+        return tuple(
+            empty_state(linear, leading, config.dtype)
+            if linear is not None and config.kind_of(i).linear
+            else empty_kv(config, leading, length)
+            for i in range(config.num_layers)
+        )
+
+    # A row of several responses has no order in which a state could read them.
+    in_one_row = config.causal and config.linear_attention is None
     return Model(
         config,
         init,
         apply,
         output_matrix,
-        reads_segments=config.causal,
-        reads_trees=config.causal,
-        takes_prompts=config.causal,
-        reads_prompt_trees=config.causal,
+        reads_segments=in_one_row,
+        reads_trees=in_one_row,
+        takes_prompts=in_one_row,
+        reads_prompt_trees=in_one_row,
         logit_cap=config.logit_cap,
+        empty_cache=None if config.linear_attention is None else cache,
         apply_routed=apply_routed if config.expert_layers else None,
     )
 

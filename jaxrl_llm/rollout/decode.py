@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
-from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
+from jaxrl_llm.models.protocol import AttentionContext, Cache, Model, empty_cache
 from jaxrl_llm.rollout.slots import (
     Slots,
     advance,
@@ -70,7 +70,7 @@ def fill_prompts(
     tokens, ends, delta = _prompts_of(slots, rows, deltas)
     cache = empty_cache(model, (rows.size, 1), tokens.shape[-1])
     start = jnp.zeros_like(ends)[:, None]
-    kv = _read(model, params, tokens[:, None], start, cache, jnp.max(ends), block, delta)
+    kv = _read(model, params, tokens[:, None], start, cache, ends[:, None], block, delta)
     prompts = slots.prompts
     prefix = jax.tree.map(lambda x, new: put_rows(x, rows, new[:, 0]), prompts.prefix, kv)
     return slots._replace(prompts=prompts._replace(prefix=prefix))
@@ -94,7 +94,7 @@ def fill_responses(
     """
     shards, width = rows.shape[0], slots.length.shape[1]
 
-    def fill_row(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
+    def fill_row(i: Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
         row = jax.lax.dynamic_slice_in_dim(rows, i, 1, axis=1)
         tokens, ends, delta = _prompts_of(slots, row, deltas)
         fill, length, responses = (
@@ -107,8 +107,8 @@ def fill_responses(
         inputs = jnp.concatenate([first, responses[..., :-1]], axis=-1)
         start = jnp.broadcast_to(ends[:, None], fill.shape)
         blank = empty_cache(model, fill.shape, inputs.shape[-1])
-        longest = jnp.max(jnp.where(fill, length, 0))
-        kv = _read(model, params, inputs, start, blank, longest, block, delta, prefix, prefix_mask)
+        lengths = jnp.where(fill, length, 0)
+        kv = _read(model, params, inputs, start, blank, lengths, block, delta, prefix, prefix_mask)
 
         def write(x: Array, new: Array) -> Array:
             old = take_rows(x, row)
@@ -152,18 +152,18 @@ def fill_extended(
     last = jnp.take_along_axis(tokens, ends[:, None], axis=-1)
     responses = of_slot(slots.out.tokens)
     inputs = jnp.concatenate([last[:, None], responses[..., :-1]], axis=-1)
-    start = first.reshape(-1, 1)
+    start, length = first.reshape(-1, 1), of_slot(slots.length)
 
-    def read(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
+    def read(i: Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
         # The last block ends with the cache; tokens read twice give the same keys and values.
         # What is read beyond the last token is junk, which decoding overwrites before reading it.
+        # A state reads each token once.
         begin = jnp.minimum(start + i * block, T - block)
         places = begin[..., None] + jnp.arange(block, dtype=jnp.int32)
         taken = jnp.take_along_axis(inputs, places, axis=-1)
         positions = ends[:, None, None] + places
-        context = AttentionContext(
-            jnp.ones(taken.shape, bool), prefix, prefix_mask, cache=cache, index=begin
-        )
+        exists = (places >= (start + i * block)[..., None]) & (places < length[..., None])
+        context = AttentionContext(exists, prefix, prefix_mask, cache=cache, index=begin)
         return model.apply(params, taken, positions, context, delta=delta)[1]
 
     cache = jax.tree.map(of_slot, slots.cache)
@@ -196,7 +196,7 @@ def fill_all(
         inputs,
         start,
         slots.cache,
-        jnp.int32(count),
+        jnp.minimum(slots.length, count),
         block,
         delta,
         prompts.prefix,
@@ -206,23 +206,27 @@ def fill_all(
 
 
 def _read(
-    model, params, tokens, start, cache, length, block, delta, prefix=None, prefix_mask=None
-) -> tuple[KV, ...]:
-    """The cache after the first ``length`` tokens ``[P, G, n]``, from position ``start [P, G]``."""
+    model, params, tokens, start, cache, lengths, block, delta, prefix=None, prefix_mask=None
+) -> tuple[Cache, ...]:
+    """The cache after the first ``lengths [P, G]`` tokens of ``[P, G, n]``.
+
+    They begin at the positions ``start [P, G]``.
+    """
     n = tokens.shape[-1]
     block = min(block, n)
 
-    def read(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
-        # The last block ends with the array; tokens read twice give the same keys and values.
+    def read(i: Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
+        # The last block ends with the array; tokens read twice give the same keys and values. A
+        # state reads each token once.
         begin = jnp.minimum(i * block, n - block)
         inputs = jax.lax.dynamic_slice_in_dim(tokens, begin, block, axis=-1)
-        positions = start[..., None] + begin + jnp.arange(block, dtype=jnp.int32)
-        context = AttentionContext(
-            jnp.ones(inputs.shape, bool), prefix, prefix_mask, cache=cache, index=begin
-        )
+        places = begin + jnp.arange(block, dtype=jnp.int32)
+        positions = start[..., None] + places
+        exists = (places >= i * block) & (places < lengths[..., None])
+        context = AttentionContext(exists, prefix, prefix_mask, cache=cache, index=begin)
         return model.apply(params, inputs, positions, context, delta=delta)[1]
 
-    return jax.lax.fori_loop(0, -(-length // block), read, cache)
+    return jax.lax.fori_loop(0, -(-jnp.max(lengths) // block), read, cache)
 
 
 def _prompts_of(slots: Slots, rows: Array, deltas) -> tuple[Array, Array, ArrayTree]:
@@ -298,7 +302,7 @@ def decode(
         last = jnp.take_along_axis(slots.out.tokens, index, axis=-1)[..., 0]
         last = jnp.where(length == 0, first, last)
         context = AttentionContext(
-            jnp.ones((*active.shape, 1), bool), prompts.prefix, prefix_mask, slots.cache, length
+            active[..., None], prompts.prefix, prefix_mask, slots.cache, length
         )
         positions = (ends[:, None] + length)[..., None]
         inputs, experts = (params, last[..., None], positions, context), None

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.models.protocol import KV, Model, empty_cache
+from jaxrl_llm.models.protocol import Cache, Model, empty_cache
 from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP, UNFINISHED, Rollout
 
 
@@ -35,7 +35,7 @@ class Prompts(NamedTuple):
     tokens: Array
     length: Array
     adapter: Array
-    prefix: tuple[KV, ...]
+    prefix: tuple[Cache, ...]
 
 
 class Requests(NamedTuple):
@@ -91,7 +91,7 @@ class Slots(NamedTuple):
     """
 
     prompts: Prompts
-    cache: tuple[KV, ...]
+    cache: tuple[Cache, ...]
     requests: Requests
     active: Array
     length: Array

