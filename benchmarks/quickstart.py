@@ -6,12 +6,14 @@ Runs `jaxrl-llm train configs/quickstart.py` for seeds 0, 1 and 2, each with a s
 questions of its own, and writes benchmarks/results/quickstart-DEVICE.json and the reward curve of
 the first seed. `--beside` trains other targets of that file in turn with it, and draws held-out
 accuracy by minutes of training; every run is then evaluated at each eighth step. Minutes are those
-of sampling and training, with the programs that they compile and without evaluations. A run that
-is in `--folder` already is not made again, so a benchmark that was stopped goes on.
+of sampling and training, with the programs that they compile, each run from an empty cache, and
+without evaluations. A run that is in `--folder` already is not made again, so a benchmark that was
+stopped goes on.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -37,13 +39,14 @@ def run(
     """Trains one seed in a process of its own and returns what it measured."""
     command = [sys.executable, "-m", "jaxrl_llm", "train", target]
     command += ["--seed", str(seed), "--data.seed", str(seed), "--run-dir", str(folder), *extra]
-    # Its progress goes to stderr, since the last line of stdout is the result.
-    start = time.perf_counter()
-    subprocess.run(command, cwd=harness.ROOT, stdout=sys.stderr, check=True)
-    return {
-        **measured(seed, folder),
-        "command_minutes": round((time.perf_counter() - start) / 60, 2),
-    }
+    # Each run compiles for itself, and its progress goes to stderr, since the last line of stdout
+    # is the result.
+    with tempfile.TemporaryDirectory() as programs:
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs}
+        start = time.perf_counter()
+        subprocess.run(command, cwd=harness.ROOT, stdout=sys.stderr, check=True, env=environment)
+        minutes = (time.perf_counter() - start) / 60
+    return {**measured(seed, folder), "command_minutes": round(minutes, 2)}
 
 
 def once(seed: int, folder: Path, extra: Sequence[str], *, target: str) -> dict[str, Any]:
