@@ -20,6 +20,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.protocol import AttentionContext, Cache, Model, empty_cache
+from jaxrl_llm.rollout.compaction import rows_for
 from jaxrl_llm.rollout.slots import (
     Slots,
     advance,
@@ -268,11 +269,12 @@ def decode(
     version: Array,
     steps: Array | int,
     leave_at: Array | int = 0,
+    siblings: int = 1,
     stop_ids: tuple[int, ...] = (),
     deltas=None,
     prompt_tokens: Array | int = 0,
 ) -> Slots:
-    """Decodes until ``steps`` tokens are sampled or at most ``leave_at`` slots are active.
+    """Decodes until ``steps`` tokens are sampled or few enough slots are active.
 
     Args:
       model, params, slots, deltas: See the module.
@@ -281,6 +283,7 @@ def decode(
       version: int32 scalar, recorded with each token.
       steps: The most tokens a slot decodes.
       leave_at: Decoding ends as soon as no more than this number of slots are active.
+      siblings: So many active slots of one row count as one for ``leave_at``.
       stop_ids: Tokens that end a response; they belong to it.
       prompt_tokens: int ``[R, W]``, how many first tokens of a slot belong to its prompt; the
         random numbers of a response are counted from there.
@@ -325,6 +328,6 @@ def decode(
 
     def running(carry: tuple[Array, Slots]) -> Array:
         n, slots = carry
-        return (n < steps) & (jnp.sum(slots.active) > leave_at)
+        return (n < steps) & (rows_for(slots.active, siblings) > leave_at)
 
     return jax.lax.while_loop(running, step, (jnp.int32(0), slots))[1]

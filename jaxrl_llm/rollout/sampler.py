@@ -21,6 +21,7 @@ from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
+from jaxrl_llm.rollout.compaction import compact_active, decode_compacted, smaller_grid
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampling.options import (
     ENTROPY_STATS,
@@ -29,7 +30,7 @@ from jaxrl_llm.rollout.sampling.options import (
     make_draw,
     with_experts,
 )
-from jaxrl_llm.rollout.slots import Prompts, init_slots, join_rollout, start
+from jaxrl_llm.rollout.slots import Prompts, Slots, init_slots, join_rollout, start
 from jaxrl_llm.rollout.types import Rollout
 
 # Prompt widths: powers of two and the numbers halfway between, so padding is at most a third.
@@ -37,6 +38,9 @@ BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3
 
 # Sharing fewer tokens saves less than the second pass over the rest of the prompts costs.
 _MIN_SHARED = 8
+
+# A second loop for the last rows is more to compile, which shorter responses do not repay.
+_SHRINKS_FROM = 16
 
 
 def count_shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
@@ -115,6 +119,7 @@ class SamplerSpec(NamedTuple):
     stop_ids: tuple[int, ...]
     pad_id: int
     shared_prefix_len: int
+    shrinks: bool  # where a device has all rows and responses are long enough to gain by it
 
 
 def make_sampler(
@@ -199,6 +204,7 @@ def make_sampler(
         stop_ids=tuple(stop_ids),
         pad_id=pad_id,
         shared_prefix_len=shared_prefix_len,
+        shrinks=max_new_tokens >= _SHRINKS_FROM and (mesh is None or batch_shards(mesh) == 1),
     )
     decode = jax.jit(sampling_on_mesh(_make_decode(model, draw, spec), mesh, model.sharding_rules))
 
@@ -281,16 +287,26 @@ def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., R
         slots = slots._replace(
             prompts=Prompts(prompt_tokens, length, jnp.zeros_like(length), prefix)
         )
-        slots = decode_slots(
-            model,
-            draw.next_token,
-            params,
-            slots,
-            key,
-            version=version,
-            steps=T,
-            stop_ids=spec.stop_ids,
-        )
+
+        def run(slots: Slots, **until) -> Slots:
+            return decode_slots(
+                model,
+                draw.next_token,
+                params,
+                slots,
+                key,
+                version=version,
+                steps=T,
+                stop_ids=spec.stop_ids,
+                **until,
+            )
+
+        small = smaller_grid(*grid) if spec.shrinks else None
+        if small is not None:  # the last responses go on by themselves
+            slots = run(slots, leave_at=small[0], siblings=small[1])
+            slots = decode_compacted(run, slots, compact_active(slots.active, small))
+        else:
+            slots = run(slots)
         mask, out = jnp.arange(T) < slots.length[..., None], slots.out
         out = out._replace(tokens=jnp.where(mask, out.tokens, spec.pad_id))
         return join_rollout(prompt_tokens, prompt_mask, out, mask, slots.finish)

@@ -1,15 +1,15 @@
-"""The interface between an algorithm and the training loop: four functions."""
+"""The interface between an algorithm and the training loop: a few functions."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.heap import trim_after_compiling
-from jaxrl_llm.core.runtime.threads import compile_aside
+from jaxrl_llm.core.runtime.threads import compile_aside, wait_for_one
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.state import TrainState
 
@@ -27,12 +27,15 @@ class Algorithm(NamedTuple):
       step: ``(state, batch) -> (state, metrics)``, one compiled update.
       inspect: ``(state, batch) -> (batch, logp)``: the batch as the step prepared it, and the
         policy's log-probabilities ``[P, G, T]``; for a batch with a skipped update.
+      compile_ahead: ``(state, batch) -> None``, begins to compile the step for these shapes in
+        another thread; the step waits for it. Results do not depend on it.
     """
 
     sampler: Callable
     score: Callable[[Batch], tuple[Batch, dict[str, float]]]
     step: Step
     inspect: Callable[[TrainState, Batch], tuple[Batch, Array]]
+    compile_ahead: Callable[[TrainState, Batch], None] = lambda state, batch: None
 
 
 def without_update(state: TrainState, reward: float) -> tuple[TrainState, dict[str, Array]]:
@@ -82,15 +85,17 @@ class CompiledStep:
         self.compiled: Callable | None = None  # made on the first call, when shardings are known
         self._next_shapes, self._steps = next_shapes, 0
         self._seen, self._looked_ahead = set[Any](), set[Any]()
-        self.compiling: Future | None = None  # the last program that was compiled ahead
+        self.compiling: dict[Any, Future] = {}  # by shapes, until a step needs the program
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         """One update of the state; see ``make_step``."""
         inner, key = self._split(state)
         if self.compiled is None:
             self.compiled = self._jit(inner)
+        if (program := self.compiling.pop(_shapes_of(batch), None)) is not None:
+            wait_for_one([program])  # if it failed, the same error comes from here
         new, metrics = self.compiled(inner, batch, key, state.base, self._teacher)
-        self._compile_ahead(new, batch, key, state.base)
+        self._look_ahead(new, batch, key, state.base)
         new = new._replace(
             key=state.key,
             data_cursor=state.data_cursor,
@@ -104,13 +109,25 @@ class CompiledStep:
         inner, key = self._split(state)
         return self._jit(inner).lower(inner, batch, key, state.base, self._teacher)
 
+    def compile_ahead(self, state: TrainState, batch: Batch) -> None:
+        """Begins to compile the program for these arrays; see :class:`Algorithm`.
+
+        Several processes compile their programs in one order, so there it has no effect.
+        """
+        if jax.process_count() > 1:
+            return
+        inner, key = self._split(state)
+        if self.compiled is None:
+            self.compiled = self._jit(inner)
+        self._compile_aside(inner, batch, batch, key, state.base)
+
     def prepared(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with everything that the step computes before its update."""
         _, key = self._split(state)
         state = state._replace(data_cursor=(), collector_state=())
         return jax.jit(self._prepare)(state, batch, key, self._teacher)[0]
 
-    def _compile_ahead(self, inner: TrainState, batch: Batch, key, base) -> None:
+    def _look_ahead(self, inner: TrainState, batch: Batch, key, base) -> None:
         """Compiles the program of the shapes that may come after those of this batch, once."""
         shapes = _shapes_of(batch)
         self._seen.add(shapes)
@@ -118,14 +135,18 @@ class CompiledStep:
         if self._steps < _COMPILES_AHEAD_FROM or shapes in self._looked_ahead:
             return
         self._looked_ahead.add(shapes)
-        then = self._next_shapes(batch)
-        if then is None or (shapes := _shapes_of(then)) in self._seen:
+        if (then := self._next_shapes(batch)) is not None:
+            self._compile_aside(inner, then, batch, key, base)
+
+    def _compile_aside(self, inner: TrainState, batch: Batch, placed: Batch, key, base) -> None:
+        """Compiles in another thread for a batch that will be placed as another one is."""
+        shapes, compiled = _shapes_of(batch), cast(Any, self.compiled)
+        if shapes in self._seen or shapes in self.compiling:
             return
-        compiled: Any = self.compiled
-        inner, then = jax.tree.map(_abstract, inner, inner), jax.tree.map(_abstract, then, batch)
-        args = inner, then, key, base, self._teacher
-        self.compiling = compile_aside(
-            "compile the next step", lambda: compiled.lower(*args).compile()
+        inner, batch = jax.tree.map(_abstract, inner, inner), jax.tree.map(_abstract, batch, placed)
+        args = inner, batch, key, base, self._teacher
+        self.compiling[shapes] = compile_aside(
+            "compile a step", lambda: compiled.lower(*args).compile()
         )
 
     def _split(self, state: TrainState) -> tuple[TrainState, Array | None]:

@@ -95,20 +95,6 @@ def host_fields(recipe: Recipe) -> frozenset[str]:
     return (names - recipe.step_fields) & known
 
 
-def reads_reward(recipe: Recipe) -> bool:
-    """Whether a recipe reads reward components, which can only be checked with a batch.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> reads_reward(jr.recipes.fapo()), reads_reward(jr.recipes.grpo())
-      (True, False)
-    """
-    if "reward_components" in recipe.required_fields:
-        return True
-    names = host_fields(recipe) - {*_KNOWN, *_PREFIXES}
-    return any(name in _TURNS or _axes(name) in (None, "PG") for name in names)
-
-
 def _axes(name: str) -> str | None:
     """Axes of an extra; None for a name that only the recipe knows."""
     return EXTRAS[name].axes if name in EXTRAS else None

@@ -134,8 +134,7 @@ def _train(run: Run) -> None:
                     batch, packing = rollouts.batch, {}
                 else:
                     with run.clock("score"):
-                        scored = run.algorithm.score(rollouts.batch)
-                        batch, packing = jax.block_until_ready(scored)
+                        batch, packing = jax.block_until_ready(run.score(rollouts))
                     with run.clock("train"):
                         state, metrics = run.algorithm.step(state, batch)
                         jax.block_until_ready(metrics)

@@ -990,4 +990,4 @@ def make_policy_gradient(
         before = state._replace(step=state.step - 1)
         return step.prepared(before, batch), logp_of(state.policy, batch)
 
-    return Algorithm(sampler, score, step, inspect)
+    return Algorithm(sampler, score, step, inspect, step.compile_ahead)

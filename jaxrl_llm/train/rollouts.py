@@ -454,9 +454,10 @@ class SyncRollouts:
         self._experiment, self._state = experiment, state
         self._prepared: RolloutBatch | None = None
 
-    def prepare(self) -> None:
+    def prepare(self) -> RolloutBatch:
         """Samples and grades the first batch in the caller's thread; ``next`` then returns it."""
         self._prepared = self.next()
+        return self._prepared
 
     def __enter__(self) -> "SyncRollouts":
         return self
@@ -518,10 +519,11 @@ class AsyncRollouts:
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         self.publish(state)
 
-    def prepare(self) -> None:
+    def prepare(self) -> RolloutBatch:
         """Samples and grades the first batch in the caller's thread; call it before entering."""
         if not self._finished:
             self._collect(self._weights)
+        return self._finished[0]
 
     def __enter__(self) -> "AsyncRollouts":
         self._thread.start()

@@ -13,6 +13,7 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
+from jaxrl_llm.core.runtime.threads import wait_for_one
 from jaxrl_llm.core.secrets import find_secrets, remember
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import Algorithm
@@ -20,7 +21,6 @@ from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.fields import reads_reward
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
@@ -102,6 +102,7 @@ class Run:
             history=folder.history(),
         )
         self._zero_gradients = 0  # steps in a row
+        self._scored: tuple[Batch, dict[str, float]] | None = None
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -187,18 +188,37 @@ class Run:
     def evaluate_first(self) -> None:
         """Evaluates before the first step of a session if an evaluation is due.
 
-        A signal may have prevented it in the previous session. If the recipe reads more than one
-        number from a reward, the first batch is made before the evaluation, so a reward that
-        returns too little ends the run at once.
+        A signal may have prevented it in the previous session. The first batch is made before the
+        evaluation, so that the step's program is compiled meanwhile, and a reward that returns too
+        little ends the run at once.
         """
         config, step = self.config.evaluation, int(self.state.step)
         due = every(config.every, step) or (config.enabled and not step)
         if due and step < self.config.steps:
-            recipe, measured = self.experiment.recipe, self.folder.accuracy_at(step)
-            if not measured and not recipe.forward_only and reads_reward(recipe):
-                with self.clock("wait"):
-                    self.rollouts.prepare()
+            if not self.folder.accuracy_at(step) and not self.experiment.recipe.forward_only:
+                self._prepare()
             self.evaluate()
+
+    def _prepare(self) -> None:
+        """Makes and scores the first batch, and begins to compile its step.
+
+        The sampler's program and that of the greedy evaluation are compiled side by side.
+        """
+        state = self.state
+        with self.clock("wait"):
+            ahead = self.experiment.compile_greedy(state.policy, state.key, state.collector_state)
+            rollouts = self.rollouts.prepare()
+        if not rollouts.metrics["no_signal"]:
+            with self.clock("score"):
+                self._scored = jax.block_until_ready(self.algorithm.score(rollouts.batch))
+            self.algorithm.compile_ahead(state, self._scored[0])
+        with self.clock("evaluate"):
+            wait_for_one(ahead)
+
+    def score(self, rollouts: RolloutBatch) -> tuple[Batch, dict[str, float]]:
+        """The batch on the devices, and the metrics of its packing; see :class:`Algorithm`."""
+        scored, self._scored = self._scored, None  # of the first batch, if that was made ahead
+        return self.algorithm.score(rollouts.batch) if scored is None else scored
 
     def evaluate(self) -> None:
         """Evaluates the state once, logs the result and sets the score of its checkpoint.

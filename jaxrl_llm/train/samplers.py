@@ -38,26 +38,23 @@ class Samplers(NamedTuple):
     drafts: Callable | None = None  # drafts of a flow policy, for a collector that requests them
 
 
-def compile_sampled(
-    samplers: Samplers,
+def compile_sampler(
+    sampler: Callable,
     params: ArrayTree,
     key: jax.Array,
     questions: Sequence[Question],
     batch_size: int,
-) -> Future | None:
-    """Compiles the program of the sampled evaluation in another thread.
+) -> list[Future]:
+    """Compiles the program of a sampler for these questions in another thread.
 
-    None if that is of no use: one program serves both evaluations, or several processes have to
-    compile theirs in one order.
+    Empty if the sampler cannot, or several processes have to compile theirs in one order.
     """
-    compile_for = getattr(samplers.sampled, "compile_for", None)
-    if compile_for is None or samplers.sampled is samplers.greedy or jax.process_count() > 1:
-        return None
+    compile_for = getattr(sampler, "compile_for", None)
+    if compile_for is None or jax.process_count() > 1:
+        return []
     part = list(questions[:batch_size])
     prompts = [q.tokens for q in part + [part[-1]] * (batch_size - len(part))]
-    return compile_aside(
-        "compile the sampled evaluation", lambda: compile_for(params, key, prompts)
-    )
+    return [compile_aside("compile a sampler", lambda: compile_for(params, key, prompts))]
 
 
 def policy_sampler(

@@ -7,6 +7,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ from jaxrl_llm.train.policy_gradient import (
     make_policy_gradient,
     make_scorer,
 )
-from jaxrl_llm.train.samplers import Samplers, compile_sampled, make_samplers, policy_sampler
+from jaxrl_llm.train.samplers import Samplers, compile_sampler, make_samplers, policy_sampler
 from jaxrl_llm.train.state import SubagentState, TrainState, init_state
 from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler, with_subagent
 from jaxrl_llm.train.teachers import (
@@ -211,21 +212,8 @@ class Experiment:
                 )
             return self._evaluate_episodes(params, key, player, check=check, k=k, success=success)
         params, key = self.on_rollout_mesh((params, key))
-        config, shards = self.config, batch_shards(self.rollout_mesh)
-        questions, message = self.held_out, None
-        if config.offline:  # several rows of one prompt are one question
-            questions = list({x.prompt.content: x for x in questions}.values())
-        if hasattr(self.collector, "evaluation_text"):
-            message = self.collector.evaluation_text(collector_state, self.encoder.takes_text)
-        if message is not None:
-            rows_of_data = DataRows(questions)
-            questions = [
-                question._replace(tokens=self.encoder.prompt(message(row), "of an evaluation"))
-                for question, row in zip(questions, rows_of_data, strict=True)
-            ]
-        # As many rows as a training batch, but no more than the questions need.
-        enough = -(-len(questions) // shards) * shards
-        rows_of_batch = min(config.prompts_per_step * config.sampling.group_size, enough)
+        config = self.config
+        questions, rows_of_batch = self._to_evaluate(collector_state)
 
         def run(sampler: Callable, batch_size: int, k=()) -> tuple[Accuracy, list[dict]]:
             def checked(params, key, prompts):
@@ -247,12 +235,45 @@ class Experiment:
             )
 
         # Its program is compiled while the greedy one is, and while that decodes.
-        ahead = compile_sampled(self.samplers, params, key, questions, config.prompts_per_step)
-        greedy, rows = run(self.samplers.greedy, rows_of_batch)
-        if ahead is not None:
-            wait_for_one([ahead])
-        sampled, _ = run(self.samplers.sampled, config.prompts_per_step, k)
+        ahead, samplers = [], self.samplers
+        if samplers.sampled is not samplers.greedy:
+            size = config.prompts_per_step
+            ahead = compile_sampler(samplers.sampled, params, key, questions, size)
+        greedy, rows = run(samplers.greedy, rows_of_batch)
+        wait_for_one(ahead)
+        sampled, _ = run(samplers.sampled, config.prompts_per_step, k)
         return {"greedy": greedy, "sampled": sampled}, rows
+
+    def compile_greedy(
+        self, params: ArrayTree, key: jax.Array, collector_state: ArrayTree
+    ) -> list[Future]:
+        """Begins to compile the program of the greedy evaluation in another thread.
+
+        Empty if there is nothing to compile so.
+        """
+        if self.config.environment is not None or not self.config.samples_held_out:
+            return []
+        params, key = self.on_rollout_mesh((params, key))
+        questions, size = self._to_evaluate(collector_state)
+        return compile_sampler(self.samplers.greedy, params, key, questions, size)
+
+    def _to_evaluate(self, collector_state: ArrayTree) -> tuple[list[Question], int]:
+        """The questions of an evaluation, and how many of them are decoded greedily at a time."""
+        config, shards = self.config, batch_shards(self.rollout_mesh)
+        questions, message = self.held_out, None
+        if config.offline:  # several rows of one prompt are one question
+            questions = list({x.prompt.content: x for x in questions}.values())
+        if hasattr(self.collector, "evaluation_text"):
+            message = self.collector.evaluation_text(collector_state, self.encoder.takes_text)
+        if message is not None:
+            rows_of_data = DataRows(questions)
+            questions = [
+                question._replace(tokens=self.encoder.prompt(message(row), "of an evaluation"))
+                for question, row in zip(questions, rows_of_data, strict=True)
+            ]
+        # As many rows as a training batch, but no more than the questions need.
+        enough = -(-len(questions) // shards) * shards
+        return questions, min(config.prompts_per_step * config.sampling.group_size, enough)
 
     def offline_batches(self, questions: Sequence[Question]) -> Iterator[OfflineRows]:
         """Batches of the size of a training batch that cover every row of ``questions``."""

@@ -1,13 +1,19 @@
 """Smaller grids for the last long responses: where slots go, and that results stay the same."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout.engine.compaction import compact_slots, smaller_grid
+from jaxrl_llm.rollout.compaction import (
+    compact_active,
+    compact_slots,
+    rows_for,
+    smaller_grid,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,10 @@ def test_siblings_are_split_over_rows_where_there_is_room():
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=10))
 def test_every_slot_is_copied_once(places):
     compaction = compact_slots(places, (8, 2))
+    active = np.zeros((8, 4), bool)
+    for place in places:
+        active[place] = True
+    assert (rows_for(active, 2) <= 8) == (compaction is not None)
     if compaction is None:
         rows = [row for row, _ in places]
         assert sum(-(-rows.count(row) // 2) for row in set(rows)) > 8
@@ -46,6 +56,11 @@ def test_every_slot_is_copied_once(places):
         rows[compaction.used].tolist(), compaction.columns[compaction.used].tolist(), strict=True
     )
     assert sorted(result) == sorted(places)
+    on_device = compact_active(jnp.asarray(active), (8, 2))
+    np.testing.assert_array_equal(on_device.used, compaction.used)
+    for got, expected in zip(on_device[:2], compaction[:2], strict=True):
+        used = compaction.used if np.ndim(got) == 2 else compaction.used[:, 0]
+        np.testing.assert_array_equal(np.asarray(got)[used], expected[used])
 
 
 def test_responses_that_end_in_a_smaller_grid_are_the_same():
@@ -87,3 +102,44 @@ def test_responses_that_end_in_a_smaller_grid_are_the_same():
                 completion.out.behavior_logp, expected.behavior_logp[group.id, g, :n], atol=1e-5
             )
     assert len(done) == 4
+
+
+@pytest.mark.parametrize("shared_prefix_len", [0, 1])
+def test_the_last_responses_of_a_batch_decode_in_a_smaller_grid(monkeypatch, shared_prefix_len):
+    """They are those of one grid, and most steps of the longest ones read few slots."""
+    model, params = jr.testing.tiny_model()
+    prompts, T = [[7, *range(1, n + 1)] for n in (3, 8, 1, 5)], 24
+    stops = tuple(range(0, model.config.vocab_size, 8))  # so a response has some eight tokens
+
+    def sample(shrinks_from):
+        monkeypatch.setattr("jaxrl_llm.rollout.sampler._SHRINKS_FROM", shrinks_from)
+        sampler = jr.rollout.make_sampler(
+            model,
+            max_new_tokens=T,
+            group_size=8,
+            stop_ids=stops,
+            shared_prefix_len=shared_prefix_len,
+        )
+        return jax.device_get(sampler(params, jax.random.key(0), prompts))
+
+    sizes = []
+    apply = model.apply
+
+    def spy(params, tokens, *args, **options):
+        jax.debug.callback(lambda: sizes.append(tokens.shape[:2]))
+        return apply(params, tokens, *args, **options)
+
+    model = model._replace(apply=spy)
+    plain = sample(T + 1)
+    steps = sizes.count((4, 8))
+    assert plain.mask.sum(axis=-1).max() == steps > 16 and (4, 2) not in sizes
+    sizes.clear()
+    shrunk = sample(T)
+    assert sizes.count((4, 8)) + sizes.count((4, 2)) == steps
+    assert sizes.count((4, 2)) > steps // 3
+    for name, got in shrunk._asdict().items():
+        expected = getattr(plain, name)
+        if name in ("behavior_logp", "model_logp", "log_kept"):
+            np.testing.assert_allclose(got, expected, atol=1e-5)
+        elif got is not None:
+            np.testing.assert_array_equal(got, expected)

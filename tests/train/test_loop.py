@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import gc
 import itertools
@@ -134,8 +135,9 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
         steps=2,
     )
     result = train(config, log=lines.append)
-    held_out = {log[0][0], log[1][0]}  # greedy, two questions, before the first step
-    trained = {row[0] for row in log if row not in log[: 2 + 6]} - held_out
+    # Behind the first batch: greedy, two questions, before the first step.
+    held_out = {log[8][0], log[9][0]}
+    trained = {row[0] for row in log if row not in log[8 : 8 + 2 + 6]} - held_out
     steps = [json.loads(x) for x in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len(held_out) == 2 and not held_out & {row["prompt"] for row in steps}
     assert len(trained) == 8
@@ -230,8 +232,13 @@ def test_a_call_of_the_reward_that_fails_costs_its_response_alone(tmp_path, on_e
     ],
 )
 def test_a_batch_all_of_whose_calls_fail_ends_the_run(tmp_path, evaluates, on_error, message):
+    calls = []
+
     async def away(prompt, completion, metadata):
-        raise OSError("no")
+        calls.append(prompt)
+        if not evaluates or len(calls) > 8:  # the first batch comes before the evaluation
+            raise OSError("no")
+        return 1.0
 
     evaluation = EvaluationConfig(enabled=evaluates)
     config = tiny_run(tmp_path, reward=away, reward_on_error=on_error, evaluation=evaluation)
@@ -431,7 +438,7 @@ def test_a_signal_during_an_evaluation_saves_the_current_step(tmp_path, every):
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
 
 
-@pytest.mark.parametrize(("call", "ended"), [(6, 0), (6 + 8 + 6, 1)])
+@pytest.mark.parametrize(("call", "ended"), [(8 + 6, 0), (8 + 6 + 6, 1)])
 def test_a_signal_in_the_last_batch_of_an_evaluation(tmp_path, call, ended):
     calls = []
     reward = signal_at(call, signal.SIGINT, calls=calls)
@@ -523,23 +530,41 @@ def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
         assert int(train(tiny_run(tmp_path, steps=1)).state.step) == 1
 
 
-def test_the_sampled_evaluation_is_compiled_while_the_greedy_one_runs(tmp_path):
-    threads = []
+@pytest.mark.parametrize(
+    ("mesh", "samples"),
+    [(MeshConfig(), None), (MeshConfig(data=2, fsdp=2, tensor=2), None), (MeshConfig(), 5)],
+)
+def test_programs_are_compiled_side_by_side_and_once(tmp_path, mesh, samples):
+    """The greedy sampler beside that of rollouts, and the step while the evaluation decodes.
+
+    Another sampled evaluation is compiled beside the greedy one.
+    """
+    threads = collections.defaultdict(list)
 
     def listen(event, seconds, fun_name="", **_):
-        if event == "/jax/core/compile/backend_compile_duration" and "decode" in fun_name:
-            threads.append(threading.current_thread().name)
+        if event == "/jax/core/compile/backend_compile_duration":
+            threads[fun_name.removeprefix("jit(").removesuffix(")")].append(
+                threading.current_thread().name
+            )
 
-    # Sizes of no other test.
-    sampling = dataclasses.replace(CONFIG.sampling, max_new_tokens=7, group_size=3)
-    data = dataclasses.replace(CONFIG.data, held_out=0.5)
+    # Sizes of no other test, nor of another case.
+    sizes = {"max_new_tokens": 7 if samples is None else 9, "group_size": 3}
+    sampling = dataclasses.replace(CONFIG.sampling, **sizes)
+    changes = {
+        "sampling": sampling,
+        "data": dataclasses.replace(CONFIG.data, held_out=0.5),
+        "evaluation": EvaluationConfig(samples=samples),
+        "mesh": mesh,
+        "steps": 2,
+    }
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        evaluation = EvaluationConfig()
-        train(tiny_run(tmp_path, sampling=sampling, data=data, evaluation=evaluation, steps=1))
+        train(tiny_run(tmp_path, **changes))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert sorted(threads) == ["MainThread", "compile the sampled evaluation"]
+    more = ["compile a sampler"] * (samples is not None)
+    assert sorted(threads["decode"]) == ["MainThread", "compile a sampler", *more]
+    assert threads["step"] == ["compile a step"]
 
 
 def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):

@@ -225,7 +225,7 @@ def test_a_batch_that_came_before_the_evaluation_is_the_first(tmp_path, monkeypa
     changes = {"recipe": "fapo", "reward": reward, "steps": 2, "evaluation": EvaluationConfig()}
     changes["asynchrony"] = AsyncConfig(max_staleness=staleness)
     result = train(tiny_run(tmp_path / "a", **changes))
-    monkeypatch.setattr("jaxrl_llm.train.run.reads_reward", lambda recipe: False)
+    monkeypatch.setattr("jaxrl_llm.train.run.Run._prepare", lambda run: None)
     plain = train(tiny_run(tmp_path / "b", **changes))
     assert str(result.before) == str(plain.before)
     steps = 2 - staleness  # which weights sample a second batch ahead is a matter of timing

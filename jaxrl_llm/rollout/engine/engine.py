@@ -24,12 +24,12 @@ from jaxrl_llm.models.protocol import Model, cast_params, has_states
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding, sampling_on_mesh
 from jaxrl_llm.rollout import slots as slot_functions
 from jaxrl_llm.rollout._inputs import check_sizes, check_spread
+from jaxrl_llm.rollout.compaction import compact_slots, decode_compacted, smaller_grid
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.decode import fill_extended as fill_extended_slots
 from jaxrl_llm.rollout.decode import fill_prompts as fill_prompt_slots
 from jaxrl_llm.rollout.decode import fill_responses as fill_response_slots
 from jaxrl_llm.rollout.engine import memory
-from jaxrl_llm.rollout.engine.compaction import compact_slots, decode_compacted, smaller_grid
 from jaxrl_llm.rollout.engine.request_arrays import (
     added_arrays,
     partial_arrays,

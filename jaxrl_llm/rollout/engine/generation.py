@@ -20,7 +20,6 @@ from jaxrl_llm.core.runtime.threads import wait_for_one
 from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_tokens
 from jaxrl_llm.rollout.decode import count_deltas
-from jaxrl_llm.rollout.engine.compaction import plan_chunk
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.engine.request_arrays import (
     partial_arrays,
@@ -38,7 +37,7 @@ from jaxrl_llm.rollout.engine.requests import (
     limits_of,
     slice_tokens,
 )
-from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex
+from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex, plan_chunk
 from jaxrl_llm.rollout.slots import Slots, Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 

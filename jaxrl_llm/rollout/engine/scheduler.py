@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.rollout._inputs import counts, numbers
+from jaxrl_llm.rollout.compaction import Compaction, compact_slots
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, has_ended
 from jaxrl_llm.rollout.slots import Slots
 
@@ -416,3 +417,22 @@ def longest_first(expected, group) -> np.ndarray:
     longest = np.full(len(first), -np.inf)
     np.maximum.at(longest, of_group, expected)
     return np.lexsort((np.arange(len(group)), first[of_group], -longest[of_group]))
+
+
+def plan_chunk(
+    scheduler: Scheduler, small_grid: tuple[int, int] | None
+) -> tuple[int, Compaction | None]:
+    """The number of active slots at which the next chunk ends early, and its compaction."""
+    slots_in_use = scheduler.active
+    active = len(slots_in_use)
+    # That many free slots are worth a refill, or the next turns of their responses.
+    some = active - max(1, active // 4)
+    if scheduler.has_waiting:
+        return some, None
+    turns = any(scheduler.groups[r].group.follow for r in slots_in_use)
+    if small_grid is None:
+        return some if turns else 0, None
+    slots = small_grid[0] * small_grid[1]
+    if active > slots:
+        return some if turns else slots, None
+    return some if turns else 0, compact_slots(slots_in_use.values(), small_grid)

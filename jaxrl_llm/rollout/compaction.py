@@ -1,8 +1,8 @@
 """A smaller grid for the last long responses.
 
-A step costs nearly the same however many of its slots are active. When nothing waits any longer and
-most slots are idle, those still active are copied into a grid a quarter the size, decode there, and
-are copied back.
+A step costs nearly the same however many of its slots are active. When no response waits for a slot
+and most slots are idle, those still active are copied into a grid a quarter the size, decode there,
+and are copied back.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex
 from jaxrl_llm.rollout.slots import Slots
 
 
@@ -45,7 +44,7 @@ def smaller_grid(rows: int, width: int) -> tuple[int, int] | None:
     return rows, slots // rows
 
 
-def compact_slots(slots: Iterable[SlotIndex], grid: tuple[int, int]) -> Compaction | None:
+def compact_slots(slots: Iterable[tuple[int, int]], grid: tuple[int, int]) -> Compaction | None:
     """Where slots go in a smaller grid ``(rows, width)``, or None if it has not enough rows.
 
     Slots of one row may be split over several, each with a copy of the prompt.
@@ -71,23 +70,32 @@ def compact_slots(slots: Iterable[SlotIndex], grid: tuple[int, int]) -> Compacti
     return compaction
 
 
-def plan_chunk(
-    scheduler: Scheduler, small_grid: tuple[int, int] | None
-) -> tuple[int, Compaction | None]:
-    """The number of active slots at which the next chunk ends early, and its compaction."""
-    slots_in_use = scheduler.active
-    active = len(slots_in_use)
-    # That many free slots are worth a refill, or the next turns of their responses.
-    some = active - max(1, active // 4)
-    if scheduler.has_waiting:
-        return some, None
-    turns = any(scheduler.groups[r].group.follow for r in slots_in_use)
-    if small_grid is None:
-        return some if turns else 0, None
-    slots = small_grid[0] * small_grid[1]
-    if active > slots:
-        return some if turns else slots, None
-    return some if turns else 0, compact_slots(slots_in_use.values(), small_grid)
+def compact_active(active: Array, grid: tuple[int, int]) -> Compaction:
+    """Where the active slots go in a smaller grid, as :func:`compact_slots`, under ``jit``.
+
+    Args:
+      active: bool ``[R, W]``; its slots fit: :func:`rows_for` is at most the rows of the grid.
+      grid: Rows and width of the smaller grid.
+    """
+    (rows, width), (R, W) = grid, active.shape
+    columns = jnp.argsort(~active, axis=1, stable=True).astype(jnp.int32)
+    count = jnp.sum(active, axis=1, dtype=jnp.int32)
+    blocks = -(-count // width)
+    rank = jnp.arange(W)
+    # Row and column of each slot in the smaller grid; beyond it, where writes are dropped.
+    to = (jnp.cumsum(blocks) - blocks)[:, None] + rank // width
+    to = jnp.where(rank < count[:, None], to, rows), jnp.broadcast_to(rank % width, (R, W))
+    of = jnp.broadcast_to(jnp.arange(R, dtype=jnp.int32)[:, None], (R, W))
+    return Compaction(
+        rows=jnp.zeros(rows, jnp.int32).at[to[0]].set(of, mode="drop"),
+        columns=jnp.zeros(grid, jnp.int32).at[to].set(columns, mode="drop"),
+        used=jnp.zeros(grid, bool).at[to].set(True, mode="drop"),
+    )
+
+
+def rows_for(active: Array, width: int) -> Array:
+    """The number of rows of ``width`` slots that active slots ``[R, W]`` need: one prompt each."""
+    return jnp.sum(-(-jnp.sum(active, axis=1, dtype=jnp.int32) // width))
 
 
 def decode_compacted(

@@ -1,0 +1,78 @@
+"""Seconds of the quickstart's late steps, when most responses are short, beside another checkout.
+
+    git worktree add /tmp/before COMMIT
+    python -m benchmarks.late_steps --before /tmp/before --save
+
+Each trains the quickstart in a process of its own, from an empty cache of programs, without
+evaluation and checkpoints, in turns. The last steps count: of each its sampling, in seconds and in
+sampled tokens per second, and its update; and of each run the time of all steps, with the programs
+that they compile.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+
+CONFIG = "configs/quickstart.py"
+
+
+def run(checkout: Path, steps: int, folder: Path) -> list[dict[str, float]]:
+    """The steps of one run of ``checkout``, by their metrics."""
+    command = [sys.executable, "-m", "jaxrl_llm", "train", CONFIG, "--steps", str(steps)]
+    command += ["--run-dir", str(folder / "run"), "--evaluation.no-enabled"]
+    command += ["--checkpoint.every", "0"]
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout.resolve()),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+    }
+    subprocess.run(command, cwd=checkout, env=environment, stdout=sys.stderr, check=True)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "loss" in row]
+
+
+def measured(runs: list[list[dict[str, float]]], last: int) -> dict[str, Any]:
+    """The figures of a checkout's runs."""
+    late = [row for rows in runs for row in rows[-last:]]
+    sampling = [row["seconds_sample"] for row in late]
+    rates = [row["tokens"] / row["seconds_sample"] for row in late]
+    phases = ("wait", "score", "train")
+    minutes = [sum(row[f"seconds_{p}"] for row in rows for p in phases) / 60 for rows in runs]
+    return {
+        "sample_seconds": harness.summary(sampling),
+        "sampled_tokens_per_s": harness.summary(rates),
+        "train_seconds": harness.summary([row["seconds_train"] for row in late]),
+        "minutes": harness.summary(minutes),
+        "tokens_of_response": harness.summary([row["length"] for row in late]),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print one JSON line last."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, required=True, help="a checkout to compare with")
+    parser.add_argument("--steps", type=int, default=32, help="of each run")
+    parser.add_argument("--last", type=int, default=12, help="steps of each run that count")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    options = parser.parse_args(argv)
+    checkouts = harness.checkouts(options.before)
+    found: dict[str, list] = {name: [] for name in checkouts}
+    for _ in range(options.turns):
+        for name, checkout in checkouts.items():
+            with tempfile.TemporaryDirectory() as folder:
+                found[name].append(run(checkout, options.steps, Path(folder)))
+    ours = {name: measured(runs, options.last) for name, runs in found.items()}
+    workload = {"config": CONFIG, "steps": options.steps, "last": options.last}
+    result = harness.of_ours("late_steps", workload | {"turns": options.turns}, ours)
+    harness.finish(result, to_file=options.save)
+
+
+if __name__ == "__main__":
+    main()
