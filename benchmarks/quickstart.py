@@ -44,9 +44,28 @@ def run(
     with tempfile.TemporaryDirectory() as programs:
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs}
         start = time.perf_counter()
-        subprocess.run(command, cwd=harness.ROOT, stdout=sys.stderr, check=True, env=environment)
-        minutes = (time.perf_counter() - start) / 60
-    return {**measured(seed, folder), "command_minutes": round(minutes, 2)}
+        process = subprocess.Popen(command, cwd=harness.ROOT, stdout=sys.stderr, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"benchmarks.quickstart: a run of {target} ended with status {status}.")
+    return {**measured(seed, folder), **resources(usage, seconds)}
+
+
+def resources(usage: Any, seconds: float) -> dict[str, float]:
+    """What a command took of the machine, from its first to its last line.
+
+    Args:
+      usage: ``ru_utime``, ``ru_stime`` and ``ru_maxrss`` of the process.
+      seconds: From its start to its end.
+    """
+    busy = usage.ru_utime + usage.ru_stime
+    return {
+        "command_minutes": round(seconds / 60, 2),
+        "cores_busy": round(busy / (seconds * (os.cpu_count() or 1)), 3),
+        "kernel_share": round(usage.ru_stime / busy, 4),
+        "peak_memory_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
 
 
 def once(seed: int, folder: Path, extra: Sequence[str], *, target: str) -> dict[str, Any]:

@@ -111,15 +111,22 @@ def entropy_controller(
     return EntropyControl(coef=moved, applied=jnp.where(on, coef, 0.0))
 
 
-def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
+def entropy_bonus(
+    entropy: Array, mask: Array, *, coef: float = 1e-3, cap: float | None = None
+) -> Array:
     """A bonus for the entropy of the next-token distribution.
 
-        loss[t] = -coef * entropy[t]
+        loss[t] = -coef * min(entropy[t], cap)
+
+    Without a cap, the bonus grows with the entropy. Where the policy gradient is weak, as on
+    prompts that the policy hardly ever solves, it may raise the entropy of every token without end.
+    A token above the cap gets no gradient from the bonus.
 
     Args:
       entropy: ``[..., T]`` entropy (nats) of the distribution each token was drawn from, under the
         policy being trained.
       mask, coef: See the package.
+      cap: The entropy, in nats and above 0, up to which a token earns a bonus; None for no limit.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -127,15 +134,18 @@ def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> mask = jnp.array([True, False])
-      >>> jr.regularizers.entropy_bonus(jnp.array([2.0, 9.0]), mask, coef=0.5)
-      Array([-1.,  0.], dtype=float32)
+      >>> mask = jnp.array([True, True, False])
+      >>> jr.regularizers.entropy_bonus(jnp.array([2.0, 4.0, 9.0]), mask, coef=0.5, cap=3.0)
+      Array([-1. , -1.5,  0. ], dtype=float32)
 
     References:
       Williams and Peng, Function optimization using connectionist reinforcement learning algorithms
-      (Connection Science 3, 1991). verl also adds ``-coef * aggregated entropy``.
+      (Connection Science 3, 1991). verl also adds ``-coef * aggregated entropy``. The cap is ours.
     """
     checks.check_non_negative("entropy_bonus", finite=True, coef=coef)
+    checks.check_positive("entropy_bonus", finite=True, cap=cap)
     checks.check_mask("entropy_bonus", mask)
     _inputs.check_tokens("entropy_bonus", mask, entropy=entropy)
+    if cap is not None:
+        entropy = jnp.minimum(entropy, cap)
     return masking.zero_masked(_inputs.scaled(-coef, entropy), mask)

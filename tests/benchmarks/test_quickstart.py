@@ -1,6 +1,7 @@
 """The figures of the main job, read from the metrics that a run leaves."""
 
 import json
+import types
 
 import pytest
 
@@ -81,3 +82,11 @@ def test_a_run_that_is_there_is_not_made_again(tmp_path, monkeypatch, capsys):
 def test_a_changed_job_is_not_saved_as_the_main_job():
     with pytest.raises(SystemExit, match="--steps 2 would not be the main job"):
         quickstart.main(["--save", "--steps", "2"])
+
+
+def test_what_a_command_took_of_the_machine(monkeypatch):
+    monkeypatch.setattr(quickstart.os, "cpu_count", lambda: 2)
+    usage = types.SimpleNamespace(ru_utime=98.0, ru_stime=2.0, ru_maxrss=1000)
+    found = quickstart.resources(usage, 60.0)
+    assert found["command_minutes"] == 1.0 and found["cores_busy"] == 0.833
+    assert found["kernel_share"] == 0.02 and found["peak_memory_bytes"] in (1000, 1_024_000)

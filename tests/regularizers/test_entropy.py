@@ -64,12 +64,20 @@ def test_bonus_rewards_entropy():
     assert bonus(entropy.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
+def test_a_bonus_ends_at_its_cap():
+    """Above it, a token is neither rewarded further nor pushed."""
+    bonus = lambda x: entropy_bonus(x, jnp.ones(3, bool), coef=0.5, cap=1.0)  # noqa: E731
+    entropy = jnp.array([0.25, 0.75, 4.0])
+    np.testing.assert_array_equal(bonus(entropy), [-0.125, -0.375, -0.5])
+    np.testing.assert_array_equal(jax.grad(lambda x: bonus(x).sum())(entropy), [-0.5, -0.5, 0.0])
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("junk", [1e4, np.nan, np.inf, -np.inf])
-def test_masked_cells_are_never_read(junk):
+def test_masked_cells_are_never_read(junk, cap):
     mask = jnp.array([True, False])
-    value, gradient = jax.value_and_grad(lambda x: entropy_bonus(x, mask, coef=2.0).sum())(
-        jnp.array([1.5, junk])
-    )
+    bonus = lambda x: entropy_bonus(x, mask, coef=2.0, cap=cap).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(bonus)(jnp.array([1.5, junk]))
     assert value == -3.0
     np.testing.assert_array_equal(gradient, [-2.0, 0.0])
 
@@ -84,6 +92,9 @@ MASK = jnp.ones(3, bool)
         "entropy_bonus: entropy is None": lambda: entropy_bonus(None, MASK),
         "entropy_bonus: coef must not be negative; got -0.1": lambda: entropy_bonus(
             jnp.ones(3), MASK, coef=-0.1
+        ),
+        "entropy_bonus: cap must be above 0; got 0": lambda: entropy_bonus(
+            jnp.ones(3), MASK, cap=0.0
         ),
         r"entropy_from_logits: logits must have at least 1": lambda: entropy_from_logits(
             jnp.float32(1.0)
