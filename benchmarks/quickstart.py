@@ -42,14 +42,20 @@ def run(
     # Each run compiles for itself, and its progress goes to stderr, since the last line of stdout
     # is the result.
     with tempfile.TemporaryDirectory() as programs:
-        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs}
-        start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=harness.ROOT, stdout=sys.stderr, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-    if status:
-        raise SystemExit(f"benchmarks.quickstart: a run of {target} ended with status {status}.")
+        usage, seconds = timed(command, {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs})
     return {**measured(seed, folder), **resources(usage, seconds)}
+
+
+def timed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[Any, float]:
+    """What a command used, as ``os.wait4`` counts it, and its seconds; it must succeed."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, cwd=harness.ROOT, stdout=sys.stderr, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        text = f"{' '.join(command)} ended with code {process.returncode}."
+        raise SystemExit(f"benchmarks.quickstart: {text}")
+    return usage, time.perf_counter() - start
 
 
 def resources(usage: Any, seconds: float) -> dict[str, float]:

@@ -27,6 +27,7 @@ def measured(folder: Path = RESULTS) -> str:
         "packing": _packing,
         "tree_step": _tree,
         "first_step": _first_step,
+        "late_steps": _late_steps,
         "long_context": _long,
         "context_axis": _context_axis,
         "checkpoint": _checkpoint,
@@ -221,6 +222,30 @@ def _long(result: Mapping[str, Any]) -> str:
     return pages.table(
         title, ("", *lengths, f"seconds of {int(shortest):,} + {int(shortest):,}"), rows
     )
+
+
+def _late_steps(result: Mapping[str, Any]) -> str:
+    work, ours = result["workload"], result["ours"]
+    title = (
+        f"The last {work['last']} of {work['steps']} steps of `configs/quickstart.py`, seed "
+        f"{work['seed']}, when responses have {ours['now']['tokens_of_response']['median']:.1f} of "
+        f"16 tokens, {result['device']} (`python -m benchmarks.late_steps`; before: the sampler "
+        "computed every row until the last one ended, and the first step was compiled after the "
+        "first evaluation):"
+    )
+    names = {
+        "seconds of sampling": "sample_seconds",
+        "sampled tokens per second": "sampled_tokens_per_s",
+        "seconds of the update": "train_seconds",
+        "minutes of all steps, with their programs": "minutes",
+        "seconds until the first step has ended, with an evaluation": "first_step_seconds",
+    }
+    rows = []
+    for what, name in names.items():
+        before, now = ours["before"][name], ours["now"][name]
+        factor = now["median"] / before["median"]
+        rows.append((what, spread(before), spread(now), f"{factor:.2f}"))
+    return pages.table(title, ("", "before", "now", "now / before"), rows)
 
 
 def _context_axis(result: Mapping[str, Any]) -> str:

@@ -1,11 +1,16 @@
 """The figures of the main job, read from the metrics that a run leaves."""
 
 import json
+import os
+import sys
 import types
 
 import pytest
 
 from benchmarks import harness, quickstart
+
+
+USAGE = types.SimpleNamespace(ru_utime=98.0, ru_stime=2.0, ru_maxrss=1000)
 
 
 def _held_out(mean):
@@ -48,11 +53,13 @@ def test_targets_are_drawn(tmp_path, rows):
 def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
     commands = []
 
-    def train(command, **options):
+    def train(command, environment):
         commands.append(command)
+        assert not os.listdir(environment["JAX_COMPILATION_CACHE_DIR"])
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return USAGE, 60.0
 
-    monkeypatch.setattr(quickstart.subprocess, "run", train)
+    monkeypatch.setattr(quickstart, "timed", train)
     quickstart.run(2, tmp_path, ["--steps", "2"])
     quickstart.run(2, tmp_path, target=f"{quickstart.CONFIG}:dapo")
     assert "train configs/quickstart.py:dapo --seed 2" in " ".join(commands[1])
@@ -86,7 +93,13 @@ def test_a_changed_job_is_not_saved_as_the_main_job():
 
 def test_what_a_command_took_of_the_machine(monkeypatch):
     monkeypatch.setattr(quickstart.os, "cpu_count", lambda: 2)
-    usage = types.SimpleNamespace(ru_utime=98.0, ru_stime=2.0, ru_maxrss=1000)
-    found = quickstart.resources(usage, 60.0)
+    found = quickstart.resources(USAGE, 60.0)
     assert found["command_minutes"] == 1.0 and found["cores_busy"] == 0.833
     assert found["kernel_share"] == 0.02 and found["peak_memory_bytes"] in (1000, 1_024_000)
+
+
+def test_a_command_that_fails_is_named():
+    usage, seconds = quickstart.timed([sys.executable, "-c", "pass"], os.environ)
+    assert usage.ru_maxrss > 0 and seconds > 0
+    with pytest.raises(SystemExit, match="exit.3.* ended with code 3"):
+        quickstart.timed([sys.executable, "-c", "exit(3)"], os.environ)

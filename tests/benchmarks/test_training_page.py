@@ -3,7 +3,7 @@
 import re
 
 import jaxrl_llm as jr
-from benchmarks import quickstart_step, training_page
+from benchmarks import late_steps, quickstart_step, training_page
 from jaxrl_llm.core.runtime import heap
 from jaxrl_llm.train.config import TrainConfig
 
@@ -42,3 +42,18 @@ def test_every_result_has_its_table():
     text = training_page.measured()
     for command in ("train_step", "packing", "checkpoint"):
         assert f"`python -m benchmarks.{command}`" in text
+
+
+def test_late_steps_are_a_row_a_figure_beside_those_before():
+    def rows(sampling):
+        step = {"tokens": 600.0, "seconds_sample": sampling, "seconds_train": 2.0, "length": 9.4}
+        step |= {"seconds_wait": sampling, "seconds_score": 0.0, "seconds_total": 60.0}
+        return [step | {"seconds_sample": 99.0}, step, step]
+
+    ours = {"now": [rows(1.0)], "before": [rows(2.0)]}
+    ours = {name: late_steps.measured(runs, 2) for name, runs in ours.items()}
+    work = {"steps": 3, "last": 2, "seed": "3"}
+    text = training_page._late_steps({"workload": work, "device": "D", "ours": ours})
+    assert "responses have 9.4 of 16 tokens" in text
+    assert "| seconds of sampling | 2 (2 to 2) | 1 (1 to 1) | 0.50 |" in text
+    assert "| sampled tokens per second | 300 (300 to 300) | 600 (600 to 600) | 2.00 |" in text
