@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import harness, quickstart
 
-
 USAGE = types.SimpleNamespace(ru_utime=98.0, ru_stime=2.0, ru_maxrss=1000)
 
 
