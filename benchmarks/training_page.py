@@ -229,9 +229,10 @@ def _late_steps(result: Mapping[str, Any]) -> str:
     title = (
         f"The last {work['last']} of {work['steps']} steps of `configs/quickstart.py`, seed "
         f"{work['seed']}, when responses have {ours['now']['tokens_of_response']['median']:.1f} of "
-        f"16 tokens, {result['device']} (`python -m benchmarks.late_steps`; before: the sampler "
-        "computed every row until the last one ended, and the first step was compiled after the "
-        "first evaluation):"
+        f"16 tokens, {result['device']} (`python -m benchmarks.late_steps`; commit "
+        f"{result['commit'][:7]}; before: the sampler computed every row until the last one ended, "
+        "and the first step was compiled after the first evaluation). The second loop of the "
+        "sampler delays the first step, so later commits use it from 64 tokens on:"
     )
     names = {
         "seconds of sampling": "sample_seconds",

@@ -40,7 +40,7 @@ BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3
 _MIN_SHARED = 8
 
 # A second loop for the last rows is more to compile, which shorter responses do not repay.
-_SHRINKS_FROM = 16
+_SHRINKS_FROM = 64
 
 
 def count_shared_prefix(prompts: Sequence[Sequence[int]]) -> int:

@@ -53,7 +53,7 @@ def test_late_steps_are_a_row_a_figure_beside_those_before():
     ours = {"now": [rows(1.0)], "before": [rows(2.0)]}
     ours = {name: late_steps.measured(runs, 2) for name, runs in ours.items()}
     work = {"steps": 3, "last": 2, "seed": "3"}
-    text = training_page._late_steps({"workload": work, "device": "D", "ours": ours})
+    text = training_page._late_steps({"workload": work, "device": "D", "commit": "C", "ours": ours})
     assert "responses have 9.4 of 16 tokens" in text
     assert "| seconds of sampling | 2 (2 to 2) | 1 (1 to 1) | 0.50 |" in text
     assert "| sampled tokens per second | 300 (300 to 300) | 600 (600 to 600) | 2.00 |" in text

@@ -138,7 +138,7 @@ def bare():
         ),
         (
             {"sampling": SamplingConfig(max_new_tokens=2)},
-            "tokens; the longest response has 2",
+            "has 3 tokens; the longest response has 2",
         ),
     ],
 )
