@@ -43,7 +43,8 @@ def run(
     # is the result.
     with tempfile.TemporaryDirectory() as programs:
         usage, seconds = timed(command, {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs})
-    return {**measured(seed, folder), **resources(usage, seconds)}
+    figures = {**measured(seed, folder), **resources(usage, seconds)}
+    return figures | {"commit": harness.commit()}
 
 
 def timed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[Any, float]:
@@ -87,16 +88,19 @@ def once(seed: int, folder: Path, extra: Sequence[str], *, target: str) -> dict[
 def measured(seed: int, folder: Path) -> dict[str, Any]:
     """One seed's figures, from the metrics of its run."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve, seconds, steps = [], 0.0, 0
+    curve, seconds, steps, tokens = [], 0.0, 0, 0
     for row in rows:
         if "loss" in row:
             steps += 1
+            tokens += int(row.get("tokens_sampled", row["tokens"]))  # evolution: all of them
             seconds += sum(row[f"seconds_{phase}"] for phase in ("wait", "score", "train"))
         elif "held_out" in row:
             means = {way: round(row["held_out"][way]["mean"], 4) for way in WAYS}
-            curve.append({"step": steps, "minutes": round(seconds / 60, 3), **means})
+            spent = {"step": steps, "minutes": round(seconds / 60, 3), "tokens": tokens}
+            curve.append({**spent, **means})
     before, after = (row["held_out"] for row in (rows[0], rows[-1]))
     result: dict[str, Any] = {"seed": seed, "steps": steps, "minutes": round(seconds / 60, 2)}
+    result["tokens"] = tokens
     for way in WAYS:
         for when, found in (("before", before[way]), ("after", after[way])):
             result[f"{way}_{when}"] = round(found["mean"], 4)

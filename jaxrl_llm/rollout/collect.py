@@ -87,6 +87,7 @@ class Collected(NamedTuple):
       in_order: Number of prompts taken in the order of the data.
       groups: Number of sampled groups.
       rollouts: Number of sampled rollouts.
+      tokens: Number of tokens sampled for them, of which not all may be in the batch.
       continued: Number of tokens of the batch's own rollouts that older weights sampled.
       reward: Mean reward of all sampled rollouts.
       failures: Number of failed calls of the reward.
@@ -108,6 +109,7 @@ class Collected(NamedTuple):
     in_order: int
     groups: int
     rollouts: int
+    tokens: int
     continued: int
     reward: float
     failures: int
@@ -600,6 +602,11 @@ class _Book:
             in_order=self._in_order,
             groups=sum(x.request.extends is None for x in self.asked if x.request.sampled),
             rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
+            tokens=sum(
+                _num_sampled(x.responses, self.finished[x].rollout)
+                for x in self.asked
+                if x.request.sampled and x in self.finished
+            ),
             continued=sum(
                 each.continued(self._start.version) for group in groups for each in group
             ),
@@ -653,6 +660,13 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
             digest.update(b"|" if x is None else np.asarray(x).tobytes())
             digest.update(str(np.shape(x)).encode())
     return digest.digest()
+
+
+def _num_sampled(begins: Sequence[Response], rollout: Rollout) -> int:
+    """How many tokens were sampled for a request, without those that it brought."""
+    brought = [x.version for x in begins if x.version is not None]
+    sampled = rollout.mask & (np.asarray(rollout.version) >= 0)
+    return int(sampled.sum()) - sum(int((np.asarray(each) >= 0).sum()) for each in brought)
 
 
 def _in_order(requests: Sequence[Request]) -> int:

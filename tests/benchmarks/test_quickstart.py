@@ -21,6 +21,7 @@ def rows():
     # Sampling and rewards are what the loop waits for, and count once.
     step = {"loss": 0.0, "seconds_sample": 10.0, "seconds_reward": 0.5}
     step |= {"seconds_wait": 10.5, "seconds_score": 0.5, "seconds_train": 19.0}
+    step |= {"tokens_sampled": 50.0, "tokens": 40.0}
     return [
         {"step": 0, "held_out": {"greedy": _held_out(0.4), "sampled": _held_out(0.2)}},
         {"step": 1, **step},
@@ -33,12 +34,12 @@ def test_figures_of_a_run(tmp_path, rows):
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     figures = quickstart.measured(3, tmp_path)
     assert (figures["seed"], figures["steps"], figures["questions"]) == (3, 2, 40)
-    assert figures["minutes"] == 1.0
+    assert (figures["minutes"], figures["tokens"]) == (1.0, 100)
     assert (figures["greedy_before"], figures["greedy_after"]) == (0.4, 0.8)
     assert figures["sampled_after_interval"] == [0.6, 0.8]
     assert figures["curve"] == [
-        {"step": 0, "minutes": 0.0, "greedy": 0.4, "sampled": 0.2},
-        {"step": 2, "minutes": 1.0, "greedy": 0.8, "sampled": 0.7},
+        {"step": 0, "minutes": 0.0, "tokens": 0, "greedy": 0.4, "sampled": 0.2},
+        {"step": 2, "minutes": 1.0, "tokens": 100, "greedy": 0.8, "sampled": 0.7},
     ]
 
 

@@ -62,6 +62,9 @@ def test_dapo_trains_on_groups_that_differ_alone(runs, name):
     cursor = result.state.data_cursor
     assert cursor.epoch * 10 + cursor.index == sum(asked)
     assert all(row["no_signal"] == 0 and row["grad_norm"] > 0 for row in result.history)
+    # Groups of 2 with up to 4 tokens each, the dropped ones too.
+    for row in result.history:
+        assert row["tokens"] < row["tokens_sampled"] <= 8 * row["groups_sampled"]
 
 
 def test_dapo_compares_a_component_of_the_reward(tmp_path):
@@ -355,6 +358,10 @@ def test_unfinished_responses_go_on_in_the_next_batch(tmp_path, staleness):
     continued = [row.get("tokens_continued", 0) for row in rows]
     assert continued[0] == 0 and max(continued) > 0
     assert all(row["staleness_max"] > 0 for row, n in zip(rows, continued, strict=True) if n)
+    # A token is counted by the batch that sampled it.
+    sampled = sum(row["tokens_sampled"] for row in rows)
+    left = whole.state.collector_state.lengths
+    assert sampled == sum(row["tokens"] for row in rows) + left.sum()
     # Each prompt that was taken has trained or waits: 4 a step, and those that are left.
     waiting = int((whole.state.collector_state.prompts >= 0).sum())
     cursor = whole.state.data_cursor

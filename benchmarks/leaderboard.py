@@ -1,0 +1,82 @@
+"""Methods on a task that a model learns: held-out accuracy by sampled tokens and by minutes.
+
+    python -m benchmarks.leaderboard textworld --recipes grpo gigpo --folder runs/board --save
+
+Runs `jaxrl-llm train CONFIG --recipe NAME` for each recipe and seed in turn, with a split of the
+task's questions for each seed. Everything but the recipe is the config's: the methods get the same
+model, questions, learning rate and number of steps, and none is tuned. Tokens are all that the
+policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
+training, with the programs that they compile.
+
+A run that is in `--folder` already is not made again, so a benchmark that was stopped goes on.
+`--save` writes benchmarks/results/leaderboard_TASK-DEVICE.json. Runs that are in it already stay,
+unless they were made again. Each run names the commit that made it.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, quickstart
+from benchmarks.worker import jax_device_name, package_versions
+
+TASKS = {"quickstart": "configs/quickstart.py", "textworld": "configs/textworld.py"}
+
+
+def once(task: str, recipe: str, seed: int, root: Path, extra: Sequence[str]) -> dict[str, Any]:
+    """The figures of a run, which is made unless it is in the folder."""
+    folder = root / re.sub(r"\W+", "_", f"{task}_{recipe}_{seed}")
+    options = ["--recipe", recipe, *extra]
+    figures = quickstart.once(seed, folder, options, target=TASKS[task])
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    rewards = [round(row["sampled_reward"], 4) for row in rows if "loss" in row]
+    return {"recipe": recipe, **figures, "rewards": rewards}
+
+
+def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All runs, sorted; of two with the same recipe and seed, the new one."""
+    runs = {(run["recipe"], run["seed"]): run for run in (*old, *new)}
+    return [runs[key] for key in sorted(runs)]
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Make the runs and print one JSON line last."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("task", choices=sorted(TASKS))
+    options.add_argument("--recipes", nargs="+", required=True, help="names of the catalog")
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--folder", type=Path, help="of the runs; a temporary one by default")
+    options.add_argument("--save", action="store_true", help="write benchmarks/results")
+    options, extra = options.parse_known_args(argv)
+    if extra and options.save:
+        raise SystemExit(f"benchmarks.leaderboard: {' '.join(extra)} would not be the task")
+    runs = []
+    with tempfile.TemporaryDirectory() as scratch:
+        root = options.folder or Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
+        for seed in options.seeds:
+            for recipe in options.recipes:
+                runs.append(once(options.task, recipe, seed, root, extra))
+                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    result: dict[str, Any] = {
+        "name": f"leaderboard_{options.task}",
+        "workload": {"config": TASKS[options.task]},
+        "device": jax_device_name(),
+        "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
+        "commit": harness.commit(),
+        "runs": runs,
+    }
+    path = harness.RESULTS / f"{result['name']}-{result['device']}.json"
+    if options.save and path.exists():
+        result["runs"] = joined(json.loads(path.read_text())["runs"], runs)
+    harness.finish(result, to_file=options.save)
+    return result
+
+
+if __name__ == "__main__":
+    main()

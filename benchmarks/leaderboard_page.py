@@ -1,0 +1,125 @@
+"""Writes the measured part of docs/leaderboard.md, and its pictures, from benchmarks/results.
+
+python -m benchmarks.leaderboard_page            # write
+python -m benchmarks.leaderboard_page --check    # exit 1 if it would change anything
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t
+
+from benchmarks import pages
+from benchmarks.harness import RESULTS, ROOT
+from benchmarks.quickstart import WAYS
+
+PAGE = ROOT / "docs" / "leaderboard.md"
+COLUMNS = ("recipe", "seeds", "steps", "tokens", "minutes", *(f"{way}, gain" for way in WAYS))
+PREFIX = "leaderboard_"
+
+
+def measured(folder: Path = RESULTS) -> str:
+    """A table and a picture for each task."""
+    found = [each for each in pages.results(folder) if each["name"].startswith(PREFIX)]
+    return "\n\n".join(part for each in found for part in _task(each)) or "Nothing yet."
+
+
+def picture(result: Mapping[str, Any]) -> Path:
+    """Where the picture of a task is."""
+    return RESULTS / f"{result['name']}-{result['device']}.png"
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Held-out accuracy by tokens and by minutes, and the training rewards; a color a recipe."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_tokens, by_minutes, by_step = figure.subplots(1, 3)
+    for color, (recipe, runs) in enumerate(_by_recipe(result).items()):
+        for i, run in enumerate(runs):
+            style = {"color": f"C{color}", "label": recipe if i == 0 else None, "linewidth": 1}
+            sampled = [point["sampled"] for point in run["curve"]]
+            thousands = [point["tokens"] / 1000 for point in run["curve"]]
+            by_tokens.plot(thousands, sampled, marker=".", **style)
+            minutes = [point["minutes"] for point in run["curve"]]
+            by_minutes.plot(minutes, sampled, marker=".", **style)
+            by_step.plot(range(1, len(run["rewards"]) + 1), run["rewards"], **style)
+    by_tokens.set(xlabel="thousand tokens sampled", ylabel="held-out reward, sampled")
+    by_minutes.set(xlabel="minutes of training", ylabel="held-out reward, sampled")
+    by_step.set(xlabel="step", ylabel="reward in training")
+    for axes in (by_tokens, by_minutes, by_step):
+        axes.grid(alpha=0.3)
+    by_step.legend()
+    figure.savefig(path, dpi=110)
+
+
+def _by_recipe(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """The runs of each recipe; first the recipe with the largest mean gain."""
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for run in result["runs"]:
+        runs.setdefault(run["recipe"], []).append(run)
+    order = sorted(runs, key=lambda name: -sum(fmean(_gains(runs[name], way)) for way in WAYS))
+    return {name: runs[name] for name in order}
+
+
+def _gains(runs: Sequence[Mapping[str, Any]], way: str) -> list[float]:
+    return [run[f"{way}_after"] - run[f"{way}_before"] for run in runs]
+
+
+def _task(result: Mapping[str, Any]) -> list[str]:
+    task = result["name"].removeprefix(PREFIX)
+    questions = result["runs"][0]["questions"]
+    title = (
+        f"## {task}\n\n`{result['workload']['config']}`, {questions} held-out questions, "
+        f"{result['device']} (`python -m benchmarks.leaderboard {task}`):"
+    )
+    recipes = _by_recipe(result)
+    rows = [_row(name, runs) for name, runs in recipes.items()]
+    image = picture(result).relative_to(ROOT).as_posix()
+    return [pages.table(title, COLUMNS, rows), f"![Curves of the task {task}](../{image})"]
+
+
+def _row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    def mean(column: str) -> float:
+        return fmean(run[column] for run in runs)
+
+    return (
+        f"`{recipe}`",
+        ", ".join(str(run["seed"]) for run in runs),
+        f"{mean('steps'):.0f}",
+        f"{mean('tokens'):,.0f}",
+        f"{mean('minutes'):.1f}",
+        *(
+            f"{mean(f'{way}_before'):.3f} to {mean(f'{way}_after'):.3f}, "
+            f"{_spread(_gains(runs, way))}"
+            for way in WAYS
+        ),
+    )
+
+
+def _spread(gains: Sequence[float]) -> str:
+    """The mean gain and half of its 95% interval by Student's t over the seeds."""
+    mean, n = fmean(gains), len(gains)
+    if n == 1:
+        return f"{mean:+.3f}"
+    half = float(t.ppf(0.975, n - 1)) * stdev(gains) / math.sqrt(n)
+    return f"{mean:+.3f} ± {half:.3f}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check; the exit code is 1 where a check fails."""
+    if not argv and "--check" not in sys.argv:
+        for each in pages.results():
+            if each["name"].startswith(PREFIX):
+                plot(each, picture(each))
+    return pages.write(PAGE, measured, "benchmarks.leaderboard_page", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

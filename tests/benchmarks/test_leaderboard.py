@@ -1,0 +1,87 @@
+"""The benchmark of methods on real tasks: its runs, what is stored, and its page."""
+
+import json
+
+import pytest
+
+from benchmarks import harness, leaderboard, leaderboard_page, quickstart
+
+
+def _run(recipe="grpo", seed=0, after=0.5, **changes):
+    point = {"minutes": 0.0, "tokens": 0, "greedy": 0.25, "sampled": 0.25}
+    curve = [point, point | {"minutes": 2.0, "tokens": 4000, "greedy": after, "sampled": after}]
+    run = {"recipe": recipe, "seed": seed, "steps": 2, "minutes": 2.0, "tokens": 4000}
+    run |= {f"{way}_before": 0.25 for way in quickstart.WAYS}
+    run |= {f"{way}_after": after for way in quickstart.WAYS}
+    return run | {"questions": 24, "curve": curve, "rewards": [0.2, 0.4], **changes}
+
+
+def _result(runs):
+    return {
+        "name": "leaderboard_textworld",
+        "workload": {"config": "configs/textworld.py"},
+        "device": "D",
+        "runs": runs,
+    }
+
+
+@pytest.mark.parametrize("task", leaderboard.TASKS)
+def test_tasks_are_configs(task):
+    assert (harness.ROOT / leaderboard.TASKS[task]).is_file()
+
+
+def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def run(seed, folder, extra, *, target):
+        made.append((target, seed, *extra))
+        folder.mkdir()
+        rows = [{"held_out": {}}, {"loss": 0.0, "sampled_reward": 0.12345}]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return {"seed": seed}
+
+    monkeypatch.setattr(quickstart, "run", run)
+    command = ["textworld", "--recipes", "grpo", "gigpo", "--folder", str(tmp_path)]
+    for seeds in (["0"], ["0", "1"]):  # the second time one seed is there
+        leaderboard.main([*command, "--seeds", *seeds])
+    config = leaderboard.TASKS["textworld"]
+    order = [(name, seed) for seed in (0, 1) for name in ("grpo", "gigpo")]
+    assert made == [(config, seed, "--recipe", name) for name, seed in order]
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(run["recipe"], run["seed"]) for run in result["runs"]] == order
+    assert result["runs"][0]["rewards"] == [0.1235]
+
+
+def test_a_changed_task_is_not_saved():
+    with pytest.raises(SystemExit, match="--steps 2 would not be the task"):
+        leaderboard.main(["textworld", "--recipes", "grpo", "--save", "--steps", "2"])
+
+
+def test_runs_of_earlier_commands_stay_unless_they_are_made_again():
+    old = [_run(seed=0), _run(seed=1, after=0.5), _run("gigpo", seed=1)]
+    again = leaderboard.joined(old, [_run(seed=1, after=0.75)])
+    named = [(run["recipe"], run["seed"], run["greedy_after"]) for run in again]
+    assert named == [("gigpo", 1, 0.5), ("grpo", 0, 0.5), ("grpo", 1, 0.75)]
+
+
+def test_a_row_is_a_recipe_and_the_largest_gain_is_first():
+    runs = [_run(seed=seed, after=0.5) for seed in (0, 1, 2)]
+    runs += [_run("gigpo", seed, after=after) for seed, after in enumerate((0.65, 0.75, 0.85))]
+    title, table = leaderboard_page._task(_result(runs))[0].split("\n\n", 1)
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    assert title == "## textworld" and "24 held-out questions" in table
+    # Student's t with two degrees of freedom: 4.303 x 0.1 / sqrt(3).
+    gain = "0.250 to 0.750, +0.500 ± 0.248"
+    assert rows[0] == f"| `gigpo` | 0, 1, 2 | 2 | 4,000 | 2.0 | {gain} | {gain} |"
+    assert rows[1].startswith("| `grpo` |") and "+0.250 ± 0.000" in rows[1]
+    alone = leaderboard_page._row("grpo", runs[:1])
+    assert alone[-1] == "0.250 to 0.500, +0.250"
+
+
+def test_curves_are_drawn(tmp_path):
+    leaderboard_page.plot(_result([_run(), _run("gigpo")]), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_is_current():
+    assert leaderboard_page.main(["--check"]) == 0, "run python -m benchmarks.leaderboard_page"
