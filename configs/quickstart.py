@@ -32,12 +32,14 @@ prompts = jr.bind(
 )
 
 # Dr. GRPO's advantage. The mean over tokens replaces its constant denominator, so that a step does
-# not depend on how long the replies are. The entropy bonus keeps the rollouts of a group apart for
-# longer: where all of them agree, right or wrong, the advantage is zero.
+# not depend on how long the replies are. Where the rollouts of a group agree, right or wrong, the
+# advantage is zero: such groups are dropped, and others requested in at most two further rounds.
+# The entropy bonus keeps the rollouts of a group apart for longer.
 recipe = jr.recipes.dr_grpo(length=16).replace(
     name="dr_grpo_token_mean",
     weights=jr.aggregate.token_mean,
     regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),),
+    collector=jr.curation.refill(jr.curation.informative_groups, max_rounds=3),
 )
 
 config = TrainConfig(
@@ -46,9 +48,10 @@ config = TrainConfig(
     reward=jr.rewards.last_integer,
     recipe=recipe,
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
-    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=60),
+    optimizer=OptimizerConfig(learning_rate=3e-5, b2=0.99, decay_steps=40),
     checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    steps=60,
+    steps=40,
+    max_skipped=10,  # a late step may find no group whose rollouts differ
     prompts_per_step=8,
     remat="none",
     run_dir="runs/quickstart",
@@ -58,8 +61,8 @@ config = TrainConfig(
 dapo = dataclasses.replace(
     config,
     recipe="dapo",
-    optimizer=dataclasses.replace(config.optimizer, decay_steps=80),
-    steps=40,
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=80),
+    max_skipped=3,
     minibatches=2,
     run_dir="runs/quickstart_dapo",
 )
