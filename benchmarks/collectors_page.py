@@ -23,18 +23,25 @@ RUN_COLUMNS = ("target", "seed", "steps", "minutes", "greedy", "sampled")
 def measured(folder: Path = RESULTS) -> str:
     """What collectors bring to the quickstart, what a vote teaches, and what they cost the host."""
     found = pages.results(folder)
-    parts = [_curves(each) for each in found if each["name"] == "quickstart" and "beside" in each]
+    quickstarts = [each for each in found if each["name"] == "quickstart"]
+    parts = [_curves(each) for each in quickstarts if "beside" in each or "before" in each]
     parts += [_votes(each) for each in found if each["name"] == "test_time_training"]
     parts += [_host(each) for each in found if each["name"] == "collectors"]
     return "\n\n".join(parts) or "Nothing yet."
 
 
 def _curves(result: Mapping[str, Any]) -> str:
-    targets = {"quickstart": result["runs"], **result["beside"]}
+    beside, before = result.get("beside", {}), result.get("before")
+    targets = {"quickstart": result["runs"], **beside}
+    command = "python -m benchmarks.quickstart"
+    if beside:
+        command += f" --beside {' '.join(beside)}"
+    if before:
+        targets[f"quickstart of {before['commit'][:7]}"] = before["runs"]
+        command += " --before CHECKOUT"
     title = (
         f"Minutes of training and held-out accuracy of targets of `{result['workload']['config']}`,"
-        f" {result['device']}, in turns (`python -m benchmarks.quickstart --beside "
-        f"{' '.join(result['beside'])}`):"
+        f" {result['device']}, in turns (`{command}`):"
     )
     rows = [
         (
@@ -47,7 +54,7 @@ def _curves(result: Mapping[str, Any]) -> str:
         for name, runs in targets.items()
         for run in runs
     ]
-    means = " ".join(_against(targets, name) for name in result["beside"])
+    means = " ".join(_against(targets, name) for name in targets if name != "quickstart")
     picture = f"![Held-out accuracy by minutes](../{CURVES.relative_to(ROOT).as_posix()})"
     return "\n\n".join((pages.table(title, RUN_COLUMNS, rows), means, picture))
 

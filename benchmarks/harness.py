@@ -150,12 +150,12 @@ def check_agreement(checks: Mapping[str, Sequence], *, tolerance: float, share: 
             )
 
 
-def commit() -> str:
-    """The commit of the checkout, "-dirty" when files are changed; "unknown" without git."""
+def commit(checkout: Path = ROOT) -> str:
+    """The commit of a checkout, "-dirty" when files are changed; "unknown" without git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
-            cwd=ROOT,
+            cwd=checkout,
             capture_output=True,
             text=True,
             check=True,

@@ -43,7 +43,7 @@ def measured(runs: list[list[dict[str, float]]], last: int) -> dict[str, Any]:
     """The figures of a checkout's runs."""
     late = [row for rows in runs for row in rows[-last:]]
     sampling = [row["seconds_sample"] for row in late]
-    rates = [row["tokens"] / row["seconds_sample"] for row in late]
+    rates = [row.get("tokens_sampled", row["tokens"]) / row["seconds_sample"] for row in late]
     phases = ("wait", "score", "train")
     minutes = [sum(row[f"seconds_{p}"] for row in rows for p in phases) / 60 for rows in runs]
     return {

@@ -4,11 +4,11 @@
 
 Runs `jaxrl-llm train configs/quickstart.py` for seeds 0, 1 and 2, each with a split of the
 questions of its own, and writes benchmarks/results/quickstart-DEVICE.json and the reward curve of
-the first seed. `--beside` trains other targets of that file in turn with it, and draws held-out
-accuracy by minutes of training; every run is then evaluated at each eighth step. Minutes are those
-of sampling and training, with the programs that they compile, each run from an empty cache, and
-without evaluations. A run that is in `--folder` already is not made again, so a benchmark that was
-stopped goes on.
+the first seed. `--beside` trains other targets of that file in turn with it, and `--before` the
+quickstart of another checkout. Held-out accuracy is then drawn by minutes of training; every run is
+evaluated at each eighth step. Minutes are those of sampling and training, with the programs that
+they compile, each run from an empty cache, and without evaluations. A run that is in `--folder`
+already is not made again, so a benchmark that was stopped goes on.
 """
 
 import argparse
@@ -34,7 +34,12 @@ CURVES = harness.RESULTS / "quickstart_curves.png"
 
 
 def run(
-    seed: int, folder: Path, extra: Sequence[str] = (), *, target: str = CONFIG
+    seed: int,
+    folder: Path,
+    extra: Sequence[str] = (),
+    *,
+    target: str = CONFIG,
+    checkout: Path = harness.ROOT,
 ) -> dict[str, Any]:
     """Trains one seed in a process of its own and returns what it measured."""
     command = [sys.executable, "-m", "jaxrl_llm", "train", target]
@@ -42,15 +47,18 @@ def run(
     # Each run compiles for itself, and its progress goes to stderr, since the last line of stdout
     # is the result.
     with tempfile.TemporaryDirectory() as programs:
-        usage, seconds = timed(command, {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs})
+        own = {"JAX_COMPILATION_CACHE_DIR": programs, "PYTHONPATH": str(checkout.resolve())}
+        usage, seconds = timed(command, {**os.environ, **own}, checkout)
     figures = {**measured(seed, folder), **resources(usage, seconds)}
-    return figures | {"commit": harness.commit()}
+    return figures | {"commit": harness.commit(checkout)}
 
 
-def timed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[Any, float]:
+def timed(
+    command: Sequence[str], environment: Mapping[str, str], checkout: Path = harness.ROOT
+) -> tuple[Any, float]:
     """What a command used, as ``os.wait4`` counts it, and its seconds; it must succeed."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, cwd=harness.ROOT, stdout=sys.stderr, env=environment)
+    process = subprocess.Popen(command, cwd=checkout, stdout=sys.stderr, env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -75,12 +83,14 @@ def resources(usage: Any, seconds: float) -> dict[str, float]:
     }
 
 
-def once(seed: int, folder: Path, extra: Sequence[str], *, target: str) -> dict[str, Any]:
+def once(
+    seed: int, folder: Path, extra: Sequence[str], *, target: str, checkout: Path = harness.ROOT
+) -> dict[str, Any]:
     """The figures of a run, which is made unless they are there."""
     record = folder.with_suffix(".json")
     if not record.is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        record.write_text(json.dumps(run(seed, folder, extra, target=target)))
+        record.write_text(json.dumps(run(seed, folder, extra, target=target, checkout=checkout)))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return json.loads(record.read_text())
 
@@ -132,22 +142,26 @@ def main(argv: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--beside", nargs="*", default=[], help="other targets of the config")
+    options.add_argument("--before", type=Path, help="a checkout whose quickstart runs too")
     options.add_argument("--folder", type=Path, help="of the runs; a temporary one by default")
     options.add_argument("--save", action="store_true", help="write benchmarks/results")
     options, extra = options.parse_known_args(argv)
     if extra and options.save:
         raise SystemExit(f"benchmarks.quickstart: {' '.join(extra)} would not be the main job")
-    commit = harness.commit()
-    if options.beside:
+    jobs = {"quickstart": (CONFIG, harness.ROOT)}
+    jobs |= {name: (f"{CONFIG}:{name}", harness.ROOT) for name in options.beside}
+    if options.before:
+        jobs["before"] = (CONFIG, options.before)
+    if len(jobs) > 1:
         extra = [*extra, "--evaluation.every", "8"]
     with tempfile.TemporaryDirectory() as scratch:
         root = options.folder or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
         runs: dict[str, list[dict[str, Any]]] = {}
         for seed in options.seeds:
-            for name in ("quickstart", *options.beside):
-                target = CONFIG if name == "quickstart" else f"{CONFIG}:{name}"
-                figures = once(seed, root / f"{name}{seed}", extra, target=target)
+            for name, (target, checkout) in jobs.items():
+                folder = root / f"{name}{seed}"
+                figures = once(seed, folder, extra, target=target, checkout=checkout)
                 runs.setdefault(name, []).append(figures)
                 print(name, json.dumps(figures), file=sys.stderr, flush=True)
         result: dict[str, Any] = {
@@ -155,17 +169,22 @@ def main(argv: list[str] | None = None) -> None:
             "workload": {"config": CONFIG},
             "device": jax_device_name(),
             "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
-            "commit": commit,
-            "runs": runs.pop("quickstart"),
+            "commit": harness.commit(),
+            "runs": runs["quickstart"],
         }
-        if runs:
-            result["beside"] = runs
+        if options.beside:
+            result["beside"] = {name: runs[name] for name in options.beside}
+        if options.before:
+            result["before"] = {
+                "commit": harness.commit(options.before),
+                "runs": runs["before"],
+            }
         if options.save:
             harness.RESULTS.mkdir(parents=True, exist_ok=True)
             first = root / f"quickstart{options.seeds[0]}"
             shutil.copy(first / "reward.png", harness.RESULTS / "quickstart.png")
-            if runs:
-                plot({"quickstart": result["runs"], **runs}, CURVES)
+            if len(runs) > 1:
+                plot(runs, CURVES)
     harness.finish(result, to_file=options.save)
 
 

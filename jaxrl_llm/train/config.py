@@ -326,9 +326,9 @@ class TrainConfig:
         for nothing. "auto" is "flat", or for a model that reads no trees of prompts "always",
         where this saves at least a fifth of the cells. Each of a few shapes is compiled when it
         first occurs.
-      max_skipped: End the run after this many steps in a row without an update. An update is skipped
-        if the loss or the gradient is non-finite (`skipped` in metrics.jsonl), and there is none if
-        no rollout takes part (`no_signal`).
+      max_skipped: End the run after this many steps in a row that make no update, because the loss
+        or the gradient is non-finite (`skipped` in metrics.jsonl) or because no rollout takes part
+        (`no_signal`).
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
         only its input (small), "dots" its matrix products.
       dtype: Dtype of matrix products and activations: "float32" or "bfloat16". Parameters and the

@@ -54,6 +54,11 @@ def test_targets_of_the_quickstart_are_a_row_a_seed():
         "takes 0.50 of the minutes of `dapo` and ends at 0.500 (`dapo`: 0.250) greedy and 0.500 "
         "(`dapo`: 0.500) sampled." in collectors_page._curves(result)
     )
+    result["before"] = {"commit": "0123456789ab", "runs": [slow]}
+    text = collectors_page._curves(result)
+    assert "takes 0.50 of the minutes of `quickstart of 0123456` and ends at" in text
+    assert "| `quickstart of 0123456` | 0 | 8 | 2.5 |" in text
+    assert "--beside dapo --before CHECKOUT" in text
 
 
 def test_votes_are_a_row_a_run():

@@ -33,7 +33,8 @@ def test_tasks_are_configs(task):
 def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
     made = []
 
-    def run(seed, folder, extra, *, target):
+    def run(seed, folder, extra, *, target, checkout):
+        assert checkout == harness.ROOT
         made.append((target, seed, *extra))
         folder.mkdir()
         rows = [{"held_out": {}}, {"loss": 0.0, "sampled_reward": 0.12345}]

@@ -53,8 +53,9 @@ def test_targets_are_drawn(tmp_path, rows):
 def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
     commands = []
 
-    def train(command, environment):
-        commands.append(command)
+    def train(command, environment, checkout):
+        assert environment["PYTHONPATH"] == str(checkout)
+        commands.append([*command, "in", str(checkout)])
         assert not os.listdir(environment["JAX_COMPILATION_CACHE_DIR"])
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
         return USAGE, 60.0
@@ -65,25 +66,30 @@ def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
     assert "train configs/quickstart.py:dapo --seed 2" in " ".join(commands[1])
     text = " ".join(commands[0])
     assert "train configs/quickstart.py --seed 2 --data.seed 2" in text
-    assert text.endswith(f"--run-dir {tmp_path} --steps 2")
+    assert text.endswith(f"--run-dir {tmp_path} --steps 2 in {harness.ROOT}")
+    quickstart.run(2, tmp_path, checkout=tmp_path)
+    assert commands[2][-1] == str(tmp_path)
     assert (harness.ROOT / quickstart.CONFIG).is_file()
 
 
 def test_a_run_that_is_there_is_not_made_again(tmp_path, monkeypatch, capsys):
     made = []
 
-    def run(seed, folder, extra, *, target):
-        made.append((target, seed, *extra))
+    def run(seed, folder, extra, *, target, checkout):
+        assert extra == ["--evaluation.every", "8"]
+        made.append((seed, target, checkout))
         return {"seed": seed}
 
     monkeypatch.setattr(quickstart, "run", run)
+    command = ["--beside", "dapo", "--before", str(tmp_path), "--folder", str(tmp_path / "runs")]
     for seeds in (["0"], ["0", "1"]):
-        quickstart.main(["--seeds", *seeds, "--beside", "dapo", "--folder", str(tmp_path)])
-    every = ("--evaluation.every", "8")
+        quickstart.main(["--seeds", *seeds, *command])
     config, other = quickstart.CONFIG, f"{quickstart.CONFIG}:dapo"
-    assert made == [(target, seed, *every) for seed in (0, 1) for target in (config, other)]
+    jobs = [(config, harness.ROOT), (other, harness.ROOT), (config, tmp_path)]
+    assert made == [(seed, *job) for seed in (0, 1) for job in jobs]
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["runs"] == result["beside"]["dapo"] == [{"seed": 0}, {"seed": 1}]
+    assert result["before"] == {"commit": "unknown", "runs": result["runs"]}
 
 
 def test_a_changed_job_is_not_saved_as_the_main_job():
