@@ -39,6 +39,11 @@ def check_matrix(function: str, shape: tuple[int, ...], rank: int, name: str = "
         )
 
 
+def check_matrices(function: str, shape: tuple[int, ...], rank: int, name: str) -> None:
+    """As :func:`check_matrix`, also for a stack of matrices ``[E, a, b]``."""
+    check_matrix(function, shape[1:] if len(shape) == 3 else shape, rank, name)
+
+
 def check_members(function: str, members: Array) -> None:
     """Raises TypeError unless the ids of members are integers."""
     checks.check_min_rank(function, 0, members=members)

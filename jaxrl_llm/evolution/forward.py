@@ -167,7 +167,7 @@ def perturb(
             eps = drawn.dense(leaf.shape).astype(jnp.float32)
             return noise.sign_and_scale(sign, sigma) * eps
         a, b = drawn.factors(leaf.shape, rank)
-        product = jnp.matmul(a, b.T, preferred_element_type=jnp.float32)
+        product = jnp.matmul(a, b.mT, preferred_element_type=jnp.float32)
         return noise.sign_and_scale(sign, sigma, rank) * product
 
     def moved(leaf: Array, by: Array | None) -> Array:
@@ -200,7 +200,8 @@ def model_delta(
 
     Each entry is at the path of the module of its leaves:
 
-        kernel      (A [..., in, r], B^T [..., r, out], scale [..., 1, 1])
+        kernel      (A [..., in, r], B^T [..., r, out], scale [..., 1, 1]); of experts, A and B^T
+                    have their axis E in front of the last two
         and bias    a fourth entry [..., 1, out], already scaled; alone, the first three are None
         embedding   as kernel, with A [..., V, r]
         scale       of a norm: an array [..., 1, size], already scaled
@@ -220,7 +221,7 @@ def model_delta(
       Nested dict, without frozen leaves.
 
     Raises:
-      ValueError: If a leaf that is not frozen is none of the above or belongs to experts, or if
+      ValueError: If a leaf that is not frozen is none of the above or is a bias of experts, or if
         ``share_pairs`` is True and ``members`` is no numpy array of complete pairs, side by side.
 
     Example:
@@ -256,10 +257,10 @@ def model_delta(
     rows = leaves.by_leaf(params, classes)
     for path, leaf, name in rows:
         *module, leaf_name = path.split("/")
-        if name != "frozen" and {"kernel": 3, "bias": 2}.get(leaf_name) == len(leaf.shape):
+        if name != "frozen" and leaf_name == "bias" and len(leaf.shape) == 2:
             raise ValueError(
-                f"model_delta: {path!r} is of experts, which take no noise by row: it can only be "
-                "'frozen'."
+                f"model_delta: {path!r} is of experts, whose biases take no noise by row: it can "
+                "only be 'frozen'."
             )
         expected = {"kernel": "lowrank", "embedding": "embedding", "bias": "full", "scale": "full"}
         if name != "frozen" and (expected.get(leaf_name) != name or not module):

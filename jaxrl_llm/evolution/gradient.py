@@ -150,8 +150,8 @@ def eggroll_grad(
             a, b = map(noise.everywhere, drawn._replace(ids=ids).factors(leaf.shape, rank))
             if sign:
                 a, b = jnp.sign(a), jnp.sign(b)
-            a = a.astype(jnp.float32) * weights[:, None, None]
-            return jnp.einsum("kir,kjr->ij", a, b.astype(jnp.float32))
+            a = a.astype(jnp.float32) * jnp.expand_dims(weights, range(1, a.ndim))
+            return jnp.einsum("k...ir,k...jr->...ij", a, b.astype(jnp.float32))
 
         if name == "full":
             total = -factor * sum_chunks(draws, weights, chunk, full)

@@ -32,14 +32,15 @@ def leaf_classes(
 ) -> ArrayTree:
     """The noise class of every leaf.
 
-        lowrank     a matrix that multiplies activations: noise of rank r
+        lowrank     a matrix that multiplies activations: noise of rank r; of a stack ``[E, in,
+                    out]``, such as the matrices of experts, each matrix has its own
         embedding   a table ``[V, D]`` that rows are read from: noise of rank r, row by row
         full        any other leaf: a draw for each of its entries
         frozen      none, and no update
 
     A leaf has the class of the first rule whose pattern matches its path. Without a matching rule,
-    a floating-point matrix is ``lowrank``, other floating-point leaves, such as the stacked
-    matrices of experts, are ``others``, and the tables of the vocabulary (``embed/...``,
+    a floating-point matrix, or a stack of them named ``kernel``, is ``lowrank``, other
+    floating-point leaves are ``others``, and the tables of the vocabulary (``embed/...``,
     ``head/...``) and integers are frozen.
 
     Args:
@@ -78,7 +79,8 @@ def leaf_classes(
             if not fnmatch.fnmatchcase(path, pattern):
                 continue
             matched.add(i)
-            if name in FACTORED and len(leaf.shape) != 2:
+            stack = name == "lowrank" and floating and len(leaf.shape) == 3
+            if name in FACTORED and len(leaf.shape) != 2 and not stack:
                 raise ValueError(
                     f"leaf_classes: {path!r} has shape {tuple(leaf.shape)}, so it cannot be "
                     f"{name!r}."
@@ -92,8 +94,9 @@ def leaf_classes(
         if not floating or any(fnmatch.fnmatchcase(path, table) for table in _TABLES):
             return "frozen"
         # The biases of experts are a matrix too, but multiply nothing.
-        matrix = len(leaf.shape) == 2 and path.split("/")[-1] != "bias"
-        return "lowrank" if matrix else others
+        last, rank = path.split("/")[-1], len(leaf.shape)
+        matrices = (rank == 2 and last != "bias") or (rank == 3 and last == "kernel")
+        return "lowrank" if matrices else others
 
     classes = trees.map_with_path(one, params)
     paths = [trees.path_str(path) for path, _ in jax.tree.leaves_with_path(params)]
@@ -145,7 +148,8 @@ def check_classes(function: str, params: ArrayTree, classes: ArrayTree, rank: in
     if rank is not None:
         for path, leaf, name in by_leaf(params, classes):
             if name in FACTORED:
-                _inputs.check_matrix(function, tuple(leaf.shape), rank, f"leaf {path!r}")
+                check = _inputs.check_matrices if name == "lowrank" else _inputs.check_matrix
+                check(function, tuple(leaf.shape), rank, f"leaf {path!r}")
 
 
 def check_evolution(function, params, classes, key, *, rank, noise_reuse, sigma=None) -> None:
@@ -163,6 +167,14 @@ def by_leaf(params: ArrayTree, classes: ArrayTree) -> list[tuple[str, jax.Array,
     return [
         (trees.path_str(path), leaf, name) for (path, leaf), name in zip(rows, names, strict=True)
     ]
+
+
+def num_drawn(name: str, shape: tuple[int, ...], rank: int) -> int:
+    """Number of random values that a member draws for a leaf of this class and shape."""
+    if name not in FACTORED:
+        return 0 if name == "frozen" else math.prod(shape)
+    *stack, rows, columns = shape
+    return math.prod(stack) * (rows + columns) * rank
 
 
 def map_alike(params, classes, key: Array, one: Callable) -> list:
@@ -225,7 +237,7 @@ def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
     for path, leaf, name in by_leaf(params, classes):
         general = _in_any_layer(path)
         shape, size = " x ".join(map(str, leaf.shape)) or "1", math.prod(leaf.shape)
-        drawn = {"full": size, "frozen": 0}.get(name, sum(leaf.shape) * rank)
+        drawn = num_drawn(name, leaf.shape, rank)
         count = kinds.setdefault((general, name, shape), [0, 0, 0])
         for i, more in enumerate((1, size, drawn)):
             count[i] += more

@@ -152,10 +152,13 @@ class Draws(NamedTuple):
         """Full noise ``[..., *shape]``; unchecked."""
         return self.each(lambda key: jax.random.normal(key, tuple(shape), self.dtype))
 
-    def factors(self, shape: tuple[int, int], rank: int) -> tuple[Array, Array]:
-        """Factors ``[..., a, r]`` and ``[..., b, r]``; unchecked."""
-        rows, columns = shape
-        both = self.dense((rows + columns, rank))
+    def factors(self, shape: tuple[int, ...], rank: int) -> tuple[Array, Array]:
+        """Factors ``[..., a, r]`` and ``[..., b, r]`` of a matrix or of each of a stack; unchecked.
+
+        For a stack ``[E, a, b]`` they have the axis E behind those of the ids.
+        """
+        *stack, rows, columns = shape
+        both = self.dense((*stack, rows + columns, rank))
         return both[..., columns:, :], both[..., :columns, :]
 
 

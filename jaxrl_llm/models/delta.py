@@ -2,13 +2,14 @@
 
 A delta is a nested dict like the parameters. At a linear layer it is ``(A, B, scale)``, with a
 fourth entry ``[..., 1, out]`` for the bias; at an embedding ``(A, B, scale)``; at a norm an array
-``[..., 1, size]`` for its scale; at experts ``(A [E, in, r], B [E, r, out], scale)`` for all rows.
+``[..., 1, size]`` for its scale; at experts ``(A [..., E, in, r], B [..., E, r, out], scale)``.
 Leading axes, if any, are the batch axes ``[P, G]``. Factors may be shorter along the first axis;
 each then applies to several consecutive rows, such as the two members of a pair.
 """
 
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
@@ -44,6 +45,23 @@ def row_embedding(factor: Array, tokens: Array) -> Array:
     return rows.reshape(*tokens.shape, factor.shape[-1])
 
 
+def row_experts(factors: Array, chosen: Array) -> Array:
+    """The matrices of experts ``[P / k, G or 1, E, i, j]`` that ``chosen [P, G, T, n]`` names.
+
+    ``[P, G, T, n, i, j]``.
+    """
+    lines = _in_lines(chosen, len(factors))
+    of_all = factors.shape[1] == 1
+
+    def of_line(factors: Array, chosen: Array) -> Array:  # chosen: [k, G, T, n]
+        if of_all:
+            return factors[0][chosen]
+        return jax.vmap(lambda x, i: x[i], in_axes=(0, 1), out_axes=1)(factors, chosen)
+
+    rows = jax.vmap(of_line)(factors, lines)
+    return rows.reshape(*chosen.shape, *factors.shape[-2:])
+
+
 def _in_lines(x: Array, count: int) -> Array:
     """Rows ``[P, ...]`` as ``[count, P / count, ...]``."""
     if x.shape[0] % count:
@@ -76,8 +94,9 @@ def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
             raise ValueError(f"Model.apply: delta {here!r} is not at a linear layer.")
         elif target["kernel"].ndim == 3:
             factors = entry[:2] if isinstance(entry, tuple) and len(entry) == 3 else ()
-            if [getattr(x, "ndim", 0) for x in factors] != [3, 3]:
+            if [getattr(x, "ndim", 0) for x in factors] not in ([3, 3], [5, 5]):
                 raise ValueError(
-                    f"Model.apply: delta {here!r} must be (A [E, in, r], B [E, r, out], scale): "
-                    "experts take one delta for all rows, and none for their biases."
+                    f"Model.apply: delta {here!r} must be (A [E, in, r], B [E, r, out], scale) for "
+                    "all rows or have the batch axes [P, G] in front; experts take none for their "
+                    "biases."
                 )

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.grouped import grouped_product
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.delta import delta_of
+from jaxrl_llm.models.delta import delta_of, over_axes, row_experts
 from jaxrl_llm.models.layers import ExpertsConfig
 from jaxrl_llm.models.remat import product, recomputed
 from jaxrl_llm.models.sharding import on_each_device_in_slices
@@ -35,6 +35,12 @@ _SPECS = {
     "gate": _COLUMNS,
     "up": _COLUMNS,
     "down": {"kernel": _SECOND_LAST, "a": _SECOND_LAST, "b": P("expert")},
+}
+# The same of the factors ``[k, in, r]`` and ``[k, r, out]`` that a token has for its k experts.
+_OWN_SPECS = {
+    "gate": (P(), P(None, None, "tensor")),
+    "up": (P(), P(None, None, "tensor")),
+    "down": (P(None, "tensor"), P()),
 }
 
 
@@ -94,7 +100,8 @@ def clamped_swiglu(gate: Array, up: Array, *, limit: float, alpha: float) -> Arr
 class ExpertLinear(nnx.Module):
     """The same linear layer of E experts: ``kernel`` ``[E, in, out]`` and ``bias`` ``[E, out]``.
 
-    A delta is ``(A, B, scale)`` with ``A`` ``[E, in, r]`` and ``B`` ``[E, r, out]``.
+    A delta is ``(A, B, scale)`` with ``A`` ``[..., E, in, r]`` and ``B`` ``[..., E, r, out]``: one
+    for all rows, or with the axes ``[P, G]`` in front one for each row.
     """
 
     def __init__(self, inputs: int, outputs: int, config: ExpertsConfig, rngs):
@@ -108,10 +115,19 @@ class ExpertLinear(nnx.Module):
         arrays = {"kernel": self.kernel[...]}
         if self.bias is not None:
             arrays["bias"] = self.bias[...]
-        if delta is not None:
+        if delta is not None and delta[0].ndim == 3:
             a, b, scale = delta
             arrays |= {"a": a, "b": scale * b}
         return {name: x.astype(dtype) for name, x in arrays.items()}
+
+    def of_tokens(self, dtype, delta, chosen: Array) -> tuple[Array, Array] | None:
+        """The factors of the experts ``[P, G, T, k]`` that a delta by rows has for each token."""
+        if delta is None or delta[0].ndim == 3:
+            return None
+        a, b, scale = delta
+        own = row_experts(b, chosen)
+        own = own * (scale if jnp.ndim(scale) == 0 else over_axes(scale, own))
+        return row_experts(a, chosen).astype(dtype), own.astype(dtype)
 
 
 class Experts(nnx.Module):
@@ -131,7 +147,13 @@ class Experts(nnx.Module):
         # Added once, not by each device that has some of the hidden units.
         bias = arrays["down"].pop("bias", None)
         specs = {name: {k: _SPECS[name][k] for k in of} for name, of in arrays.items()}
-        y = on_each_device_in_slices(self._compute, (x, chosen, weights), arrays, specs)
+        own = {
+            name: getattr(self, name).of_tokens(self.dtype, delta_of(delta, name), chosen)
+            for name in _SPECS
+        }
+        own_specs = {name: None if of is None else _OWN_SPECS[name] for name, of in own.items()}
+        batch, batch_specs = (x, chosen, weights, own), (P(), P(), P(), own_specs)
+        y = on_each_device_in_slices(self._compute, batch, arrays, specs, batch_specs=batch_specs)
         if bias is not None:
             # A product, whose gradient is one too: that of an index would be a scatter, which adds
             # in any order on a GPU.
@@ -147,13 +169,16 @@ class Experts(nnx.Module):
         return clamped_swiglu(gate, up, limit=e.limit, alpha=e.alpha)
 
     def _compute(
-        self, batch: tuple[Array, Array, Array], arrays: dict[str, Any], index: Array | int
+        self,
+        batch: tuple[Array, Array, Array, dict[str, tuple[Array, Array] | None]],
+        arrays: dict[str, Any],
+        index: Array | int,
     ) -> Array:
         """What the experts of ``arrays`` add to the outputs ``[P, ..., D]`` of some rows, float32.
 
         They are all experts, or the part ``index`` of as many parts as there are.
         """
-        x, chosen, weights = batch
+        x, chosen, weights, own = batch
         k, width = chosen.shape[-1], x.shape[-1]
         of_pairs, count = chosen.reshape(-1), arrays["up"]["kernel"].shape[0]
         some = count < self.experts.count
@@ -175,6 +200,9 @@ class Experts(nnx.Module):
             if "a" in of:
                 low = grouped_product(x, of["a"], sizes)
                 y = y + grouped_product(low, of["b"], sizes)
+            if (factors := own[name]) is not None:
+                a, b = (each.reshape(-1, *each.shape[-2:])[order] for each in factors)
+                y = y + jnp.einsum("nr,nro->no", jnp.einsum("ni,nir->nr", x, a), b)
             if "bias" in of:
                 y = y + one_hot @ of["bias"]
             return product(kept(y))

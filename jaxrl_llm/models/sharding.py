@@ -380,7 +380,12 @@ def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> A
 
 
 def on_each_device_in_slices(
-    function: Callable, batch: ArrayTree, shared: ArrayTree, specs: ArrayTree
+    function: Callable,
+    batch: ArrayTree,
+    shared: ArrayTree,
+    specs: ArrayTree,
+    *,
+    batch_specs: ArrayTree | None = None,
 ) -> ArrayTree:
     """As :func:`on_each_device`, where devices have slices of the shared arrays.
 
@@ -397,6 +402,8 @@ def on_each_device_in_slices(
       shared: All other traced or differentiated arrays that the function reads.
       specs: ``PartitionSpec`` of each shared array, of these two axes. An axis that does not divide
         every array that names it slices none.
+      batch_specs: ``PartitionSpec`` of the axes of each array of the batch behind T, of ``tensor``;
+        None if all devices have them whole.
     """
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     axes = _batch_axes()
@@ -427,13 +434,21 @@ def on_each_device_in_slices(
         summed = tuple(sliced - {"expert"} if exchanged else sliced)
         return jax.lax.psum(y, summed) if summed else y
 
+    def kept(spec: P) -> tuple:
+        return tuple(x if x in sliced else None for x in spec)
+
     names = ("context",) if context > 1 else ()
     rows = P(tuple(axes) or None, None, *names) if axes or names else P()
-    slices = jax.tree.map(lambda spec: P(*(x if x in sliced else None for x in spec)), specs)
+    of_batch: ArrayTree = rows
+    if batch_specs is not None:
+        of_batch = jax.tree.map(
+            lambda spec: P(*(*rows, None, None, None)[:3], *kept(spec)), batch_specs
+        )
+    slices = jax.tree.map(lambda spec: P(*kept(spec)), specs)
     indices = P("expert") if "expert" in sliced else P()
     return jax.shard_map(
         local,
-        in_specs=(rows, slices, indices),
+        in_specs=(of_batch, slices, indices),
         out_specs=rows,
         axis_names={*axes, *names, *sliced},
         check_vma=False,

@@ -47,7 +47,8 @@ def count_deltas(function: str, deltas: ArrayTree | None, *, pairs: bool = False
     With ``pairs``, two consecutive deltas may share their factors.
 
     Raises:
-      ValueError: If factors ``[N, in, r]`` and scales, one number or ``[N]``, differ in N.
+      ValueError: If factors ``[N, in, r]`` (of experts ``[N, E, in, r]``) and scales, one number or
+        ``[N]``, differ in N.
     """
     if deltas is None:
         return 1
@@ -58,7 +59,7 @@ def count_deltas(function: str, deltas: ArrayTree | None, *, pairs: bool = False
     count = max(of_factors | of_scales, default=0)
     halves = pairs and of_scales == {count} and of_factors == {count // 2} and count % 2 == 0
     equal = len(of_factors | of_scales) == 1
-    if not (equal or halves) or any(np.ndim(x) not in (0, 1, 3) for x in factors + scales):
+    if not (equal or halves) or any(np.ndim(x) not in (0, 1, 3, 4) for x in factors + scales):
         shapes = ", ".join(str(np.shape(x)) for x in factors + scales)
         raise ValueError(f"{function}: deltas must share one leading axis [N]; got {shapes}.")
     return count

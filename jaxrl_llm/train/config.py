@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import bind, checks
+from jaxrl_llm.core.runtime.precision import resolve_dtype
 from jaxrl_llm.curation.collectors.protocol import collector_needs, width_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
@@ -331,9 +332,10 @@ class TrainConfig:
         (`no_signal`).
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
         only its input (small), "dots" its matrix products.
-      dtype: Dtype of matrix products and activations: "float32" or "bfloat16". Parameters and the
-        state of the optimizer are float32 in both cases, since bfloat16 parameters would lose small
-        updates.
+      dtype: Dtype of matrix products and activations: "float32", "bfloat16", or "auto" for the one
+        that the device multiplies fastest: bfloat16 on TPUs, on recent GPUs, and on processors with
+        AVX512-BF16 or AMX, else float32. Parameters and the state of the optimizer are float32 in
+        all cases, since bfloat16 parameters would lose small updates.
       router_replay: For a model with experts: whether the update takes the experts that the sampler
         took for each token (R3, arXiv:2510.11370), as the log-probabilities that it compares with
         then do. A token that the policy did not sample, a reference and a teacher choose.
@@ -417,7 +419,7 @@ class TrainConfig:
             )
         checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
-        checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16"))
+        checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "auto"))
         check_quantization(name, self.quantization)
         for option, default in (("dtype", "float32"), ("quantization", None)):
             if not isinstance(self.model, str) and getattr(self, option) != default:
@@ -650,6 +652,11 @@ class TrainConfig:
         """Whether all responses that are trained on come with their rewards."""
         recipe = find_recipe(self.recipe, self.sampling)
         return collector_needs(getattr(recipe, "collector", None), "has_rewards")
+
+    @property
+    def product_dtype(self) -> str:
+        """`dtype`, where "auto" is the choice of this machine."""
+        return resolve_dtype(self.dtype)
 
     @property
     def compares_held_out(self) -> bool:

@@ -22,6 +22,7 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
+from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, cast_params, expert_shape
@@ -167,6 +168,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
             f"plan: the mesh has {wanted} devices, but there are {present}; to plan for other "
             "devices, give the memory of one (--plan-memory)."
         )
+    if elsewhere and config.dtype == "auto":  # not what this machine would choose
+        config = dataclasses.replace(config, dtype="bfloat16")
     config = lay_out(config, elsewhere=elsewhere)
     accelerator = True if elsewhere else None
     available = _device_memory(config) if memory is None else int(memory)
@@ -196,8 +199,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     for text, changed in suggestions(config, causal=causal, elsewhere=elsewhere):
         try:
             changed = lay_out(changed, elsewhere=elsewhere)
-            if changed.dtype != config.dtype:
-                shape = dataclasses.replace(inputs.model.config, dtype=changed.dtype)
+            if changed.product_dtype != config.product_dtype:
+                shape = dataclasses.replace(inputs.model.config, dtype=changed.product_dtype)
                 inputs_then = inputs._replace(model=models.make_model(shape))
             else:
                 inputs_then = inputs
@@ -272,7 +275,7 @@ def suggestions(
         name, split = "--asynchrony.sampler-mesh", MeshConfig(fsdp=sampler_devices)
         text = f"{name}.data 1 {name}.fsdp {sampler_devices}"
         changes.append((text, {"asynchrony": {"sampler_mesh": split}}))
-    if isinstance(config.model, str) and config.dtype == "float32":
+    if isinstance(config.model, str) and config.product_dtype == "float32":
         changes.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
     if config.optimizer.moment_dtype == "float32":
         half = {"optimizer": {"moment_dtype": "bfloat16"}}
@@ -321,7 +324,7 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
 
         files = models.resolve(config.model, weights=False)
         shape = dataclasses.replace(
-            read_config(files.config), dtype=config.dtype, quantization=config.quantization
+            read_config(files.config), dtype=config.product_dtype, quantization=config.quantization
         )
         model = models.make_model(shape)
         return model, models.param_shapes(model), data.load_tokenizer(files.tokenizer)
@@ -897,7 +900,5 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
 def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
     """Random numbers of one member; with full-rank noise, of one leaf at a time, the largest."""
     names, leaves = map(jax.tree.leaves, (recipe.classes(params), params))
-    shapes = [x.shape for x, name in zip(leaves, names, strict=True) if name != "frozen"]
-    if recipe.noise == "full":
-        return max(map(math.prod, shapes))
-    return sum(recipe.rank * sum(shape) for shape in shapes)
+    drawn = [num_drawn(n, x.shape, recipe.rank) for n, x in zip(names, leaves, strict=True)]
+    return max(drawn) if recipe.noise == "full" else sum(drawn)

@@ -376,10 +376,10 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
 
-        matrices = config.dtype if frozen else None
+        matrices = config.product_dtype if frozen else None
         model, params = models.load_model(config.model, mesh=mesh, matrices=matrices)
         shape = dataclasses.replace(
-            model.config, dtype=config.dtype, quantization=config.quantization
+            model.config, dtype=config.product_dtype, quantization=config.quantization
         )
         model = models.make_model(shape)
         return model, params, data.load_tokenizer(config.model)
@@ -490,8 +490,9 @@ def load_teacher(
     if isinstance(teacher, str):
         from jaxrl_llm import data, models
 
-        other, params = models.load_model(teacher, mesh=mesh, matrices=config.dtype)
-        other = models.make_model(dataclasses.replace(other.config, dtype=config.dtype))
+        dtype = config.product_dtype
+        other, params = models.load_model(teacher, mesh=mesh, matrices=dtype)
+        other = models.make_model(dataclasses.replace(other.config, dtype=dtype))
         theirs = data.load_tokenizer(teacher)
     else:
         other, params, theirs = teacher()

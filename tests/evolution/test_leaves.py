@@ -30,6 +30,26 @@ def test_the_rule():
     assert classes["cube"] == classes["norm"]["scale"] == "full" and classes["steps"] == "frozen"
 
 
+def test_a_stack_of_kernels_has_noise_of_its_own_for_each():
+    params = tree(experts={"kernel": jnp.ones((5, 4, 3)), "bias": jnp.ones((5, 3))})
+    classes = leaf_classes(params)
+    assert classes["experts"] == {"kernel": "lowrank", "bias": "frozen"}
+    lines = [line.split() for line in leaf_table(params, classes, rank=2).splitlines()]
+    # Five matrices of (4 + 3) x 2 values.
+    assert ["experts/kernel", "lowrank", *"5x4x3", "1", "60", "70"] in lines
+    grads = eggroll_grad(params, classes, KEY, 0, jnp.array([1.0, -1.0]), sigma=0.1, rank=2)
+    assert np.linalg.matrix_rank(grads["experts"]["kernel"]).tolist() == [2] * 5
+    assert not np.allclose(grads["experts"]["kernel"][0], grads["experts"]["kernel"][1])
+    cube = leaf_classes(tree(cube=jnp.ones((2, 4, 3))), rules=[("cube", "lowrank")])
+    assert cube["cube"] == "lowrank"
+    for name, leaf in (
+        ("embedding", jnp.ones((2, 4, 3))),
+        ("lowrank", jnp.ones((2, 4, 3), "int8")),
+    ):
+        with pytest.raises(ValueError, match=f"'cube' has shape .2, 4, 3.*cannot be '{name}'"):
+            leaf_classes(tree(cube=leaf), rules=[("cube", name)])
+
+
 def test_the_first_rule_that_matches_holds():
     rules = [("layers/1/*", "frozen"), ("*/bias", "full"), ("embed/*", "embedding")]
     classes = leaf_classes(tree(), rules=rules)

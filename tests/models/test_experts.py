@@ -1,7 +1,8 @@
 """Mixtures of experts: each token equals the sum over its experts, with adapters and on meshes."""
 
 import dataclasses
-from functools import partial
+import operator
+from functools import partial, reduce
 from pathlib import Path
 
 import jax
@@ -234,36 +235,141 @@ def test_peft_has_no_adapter_of_experts(small, tmp_path):
         save_adapter(init_lora(params, config), tmp_path, lora=config, config=model.config)
 
 
-def test_evolution_perturbs_all_but_the_experts(small):
-    model, params = small
+@pytest.fixture(scope="module")
+def population(small):
+    """Classes, and a member of a population of four for each row of ``TOKENS``."""
+    _, params = small
     classes = jr.evolution.leaf_classes(params)
-    of_layer = classes["layers"]["1"]
-    assert of_layer["mlp"]["router"]["kernel"] == of_layer["attention"]["o"]["kernel"] == "lowrank"
-    assert set(jax.tree.leaves(of_layer["mlp"]["experts"])) == {"frozen"}
-    key, members = jax.random.key(0), jnp.arange(4).reshape(2, 2)
-    delta = jr.evolution.model_delta(params, classes, key, 0, members, sigma=0.1)
-    logits = logits_of(model, params, TOKENS, delta)
-    one = jr.evolution.perturb(params, classes, key, 0, 3, sigma=0.1)
-    np.testing.assert_allclose(logits[1, 1], logits_of(model, one, TOKENS)[1, 1], atol=2e-5)
+    members = jnp.arange(4).reshape(2, 2)
+    delta = partial(jr.evolution.model_delta, params, classes, jax.random.key(0), 0, sigma=0.1)
+    return classes, delta, members
+
+
+def test_evolution_perturbs_each_expert(small, population):
+    model, params = small
+    classes, delta, members = population
+    of_layer = classes["layers"]["1"]["mlp"]
+    assert set(jax.tree.leaves(of_layer["experts"])) == {"lowrank", "frozen"}  # with biases
+    made = delta(members, rank=2)
+    a, b, scale = made["layers"]["1"]["mlp"]["experts"]["down"]
+    assert (a.shape, b.shape, scale.shape) == ((2, 2, 4, 16, 2), (2, 2, 4, 2, 32), (2, 2, 1, 1))
+    logits = logits_of(model, params, TOKENS, made)
+    assert np.abs(logits - logits_of(model, params, TOKENS)).max() > 0.1
+    for member in range(4):
+        one = jr.evolution.perturb(params, classes, jax.random.key(0), 0, member, sigma=0.1, rank=2)
+        assert not np.allclose(*one["layers"]["1"]["mlp"]["experts"]["up"]["kernel"][:2])
+        row = divmod(member, 2)
+        np.testing.assert_allclose(logits[row], logits_of(model, one, TOKENS)[row], atol=2e-5)
+
+
+def test_noise_of_one_expert_reaches_the_tokens_that_chose_it(small, population):
+    model, params = small
+    _, delta, members = population
+    entry = delta(members)["layers"]["1"]["mlp"]["experts"]
+
+    def changed(keep):
+        """Which tokens change when some experts alone have noise."""
+        some = jax.tree.map(lambda x: x * keep[:, None, None] if x.ndim == 5 else x, entry)
+        some = {"layers": {"1": {"mlp": {"experts": some}}}}
+        both = (logits_of(model, params, TOKENS, x) for x in (some, None))
+        return np.abs(np.subtract(*both)).max(axis=-1) > 0
+
+    context = jr.models.AttentionContext(mask=jnp.ones(TOKENS.shape, bool))
+    positions = jnp.broadcast_to(jnp.arange(12), TOKENS.shape)
+    *_, chosen = model.apply_routed(params, TOKENS, positions, context)
+    for expert in range(4):
+        took = (chosen[:, :, :, 0] == expert + 1).any(axis=-1)
+        assert took.any() and not took.all()
+        # The layer is the last one, so that no token reads another's change.
+        np.testing.assert_array_equal(changed(jnp.arange(4) == expert), took)
+
+
+def test_a_pair_shares_the_factors_of_its_experts(small, population):
+    """As the sampler takes them: ``[N / 2, E, in, r]``, here with a row a member."""
+    model, params = small
+    _, delta, _ = population
+    members = np.arange(4)
+    tokens = np.arange(48, dtype=np.int32).reshape(4, 1, 12)
+
+    def rows(x):
+        return x[:, None]
+
+    whole, shared = (jax.tree.map(rows, delta(members, share_pairs=x)) for x in (False, True))
+    assert shared["layers"]["1"]["mlp"]["experts"]["up"][0].shape == (2, 1, 4, 32, 1)
+    np.testing.assert_allclose(
+        logits_of(model, params, tokens, shared), logits_of(model, params, tokens, whole), atol=1e-5
+    )
+
+
+def test_the_gradient_of_experts_is_the_sum_of_their_noise(small, population):
+    _, params = small
+    classes, _, _ = population
+    key, fitness = jax.random.key(0), jnp.array([1.0, -0.5, 0.25, 2.0])
+    grads = jr.evolution.eggroll_grad(
+        params, classes, key, 0, fitness, rank=2, scale="mean", chunk=1
+    )
+    members = [
+        jr.evolution.perturb(params, classes, key, 0, n, sigma=1.0, rank=2) for n in range(4)
+    ]
+    for name in ("up", "down"):
+        path = ("layers", "1", "mlp", "experts", name, "kernel")
+        grad, plain, *moved = (
+            reduce(operator.getitem, path, tree) for tree in (grads, params, *members)
+        )
+        noise = sum(f * (x - plain) for f, x in zip(fitness, moved, strict=True))
+        np.testing.assert_allclose(grad, -noise / 4, atol=1e-5)
+
+
+def test_a_population_of_a_mixture_is_sampled(small, population):
+    """The sampler's log-probabilities are those of each member's own weights."""
+    model, params = small
+    classes, delta, _ = population
+    prompts = TOKENS[:, 0, :5].tolist()
+    sample = jr.rollout.make_population_sampler(model, max_new_tokens=4, temperature=1.0)
+    rollout = sample(params, delta(np.arange(4), share_pairs=True), jax.random.key(1), prompts)
+    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    for member in range(4):
+        one = jr.evolution.perturb(params, classes, jax.random.key(0), 0, member, sigma=0.1)
+        logp, _ = score(model, one, *fields)
+        np.testing.assert_allclose(rollout.behavior_logp[:, member], logp[:, member], atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 2}, {"expert": 2, "tensor": 2}])
+def test_noise_of_experts_on_a_mesh(small, population, sizes):
+    model, params = small
+    _, delta, _ = population
+    tokens = np.arange(48, dtype=np.int32).reshape(4, 1, 12)
+    made = jax.tree.map(lambda x: x[:, None], delta(np.arange(4)))
+    mesh = make_mesh(**sizes, devices=jax.devices()[:4])
+    placed = shard(params, param_shardings(params, mesh, model.sharding_rules))
+    logits = jax.jit(on_mesh(lambda p, d: logits_of(model, p, tokens, d), mesh))(placed, made)
+    np.testing.assert_allclose(logits, logits_of(model, params, tokens, made), atol=2e-5)
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (("*/experts/*/kernel", "full"), "down/kernel' is of experts, which take no noise by row"),
-        (("*/experts/*/bias", "full"), "down/bias' is of experts, which take no noise by row"),
-        (("*/experts/up/kernel", "lowrank"), r"has shape \(4, 32, 16\), so it cannot be 'lowrank'"),
+        (("*/experts/*/kernel", "full"), "no model takes a delta for .*down/kernel' as 'full'"),
+        (("*/experts/*/bias", "full"), "down/bias' is of experts, whose biases take no noise"),
     ],
 )
-def test_evolution_of_experts_is_refused(small, rule, message):
+def test_other_noise_of_experts_is_refused(small, rule, message):
     _, params = small
+    classes = jr.evolution.leaf_classes(params, rules=[rule])
     with pytest.raises(ValueError, match=message):
-        classes = jr.evolution.leaf_classes(params, rules=[rule])
         jr.evolution.model_delta(params, classes, jax.random.key(0), 0, np.arange(2), sigma=0.1)
 
 
-@pytest.mark.parametrize("leading", [(), (2, 1)])
-def test_a_delta_of_experts_by_row_is_refused(small, leading):
+def test_a_rank_that_no_expert_can_have_is_refused(small):
+    _, params = small
+    rules = [("*/experts/*/kernel", "lowrank"), ("*", "frozen")]
+    classes = jr.evolution.leaf_classes(params, rules=rules)
+    with pytest.raises(ValueError, match=r"rank must be at most .*down/kernel' \(16, 32\); got 17"):
+        jr.evolution.perturb(params, classes, jax.random.key(0), 0, 0, sigma=0.1, rank=17)
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_a_delta_of_experts_of_another_form_is_refused(small, leading):
     model, params = small
     a, b = jnp.zeros((*leading, 4, 32, 2)), jnp.zeros((*leading, 4, 2, 16))
     entry = (a, b, 1.0) if leading else (a, b, 1.0, jnp.zeros((1, 16)))

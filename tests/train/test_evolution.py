@@ -202,6 +202,28 @@ def test_every_kind_of_population_runs(recipe, tmp_path):
     assert row["update_norm"] > 0 and row["missing"] == 0
 
 
+def mixture():
+    experts = jr.models.ExpertsConfig(count=3, active=2, width=16)
+    return *jr.testing.tiny_model(num_layers=1, experts=experts), jr.testing.ByteTokenizer()
+
+
+@pytest.mark.slow
+def test_a_run_moves_every_expert(tmp_path):
+    _, before, _ = mixture()
+    sampling = SamplingConfig(group_size=4, max_new_tokens=4)
+    off = {"evaluation": EvaluationConfig(enabled=False)}
+    result = train(evolving(tmp_path, model=mixture, steps=1, sampling=sampling, **off))
+    assert result.history[0]["update_norm"] > 0 and result.history[0]["missing"] == 0
+    for name in ("gate", "up", "down"):
+        old, new = (
+            params["layers"]["0"]["mlp"]["experts"][name]["kernel"]
+            for params in (before, result.state.params)
+        )
+        moved = new - old
+        # The update of each has the rank of two pairs.
+        assert np.linalg.matrix_rank(moved, rtol=1e-3).tolist() == [2, 2, 2]
+
+
 BAD = {
     "odd": ({"sampling": SamplingConfig(group_size=7)}, "group_size must be even; got 7"),
     "remat": ({"remat": "dots"}, "remat has no effect with 'eggroll'"),

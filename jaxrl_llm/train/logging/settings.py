@@ -35,6 +35,8 @@ def settings(config: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if field.name == "dtype":  # as it is on this machine, which a resumed run compares
+            value = getattr(config, "product_dtype", value)
         if field.name == "recipe":
             flat |= recipe_settings(value, length=config.sampling.max_new_tokens)
         elif dataclasses.is_dataclass(value):
