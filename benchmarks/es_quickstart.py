@@ -37,7 +37,7 @@ def evaluations(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         if "loss" in row:
             seconds += sum(row[f"seconds_{phase}"] for phase in PHASES)
-            tokens += int(row["tokens"])
+            tokens += int(row.get("tokens_sampled", row["tokens"]))
         if "held_out" in row:
             means = {way: round(row["held_out"][way]["mean"], 4) for way in quickstart.WAYS}
             spent = {"step": row["step"], "seconds": round(seconds, 1), "tokens": tokens}

@@ -8,7 +8,8 @@ model, questions, learning rate and number of steps, and none is tuned. Tokens a
 policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
 training, with the programs that they compile.
 
-A run that is in `--folder` already is not made again, so a benchmark that was stopped goes on.
+A run that is in `--folder` already is not made again, so a benchmark that was stopped goes on. A
+run whose command fails, such as one that stops learning anything, is stored as failed.
 `--save` writes benchmarks/results/leaderboard_TASK-DEVICE.json. Runs that are in it already stay,
 unless they were made again. Each run names the commit that made it.
 """
@@ -32,7 +33,10 @@ def once(task: str, recipe: str, seed: int, root: Path, extra: Sequence[str]) ->
     """The figures of a run, which is made unless it is in the folder."""
     folder = root / re.sub(r"\W+", "_", f"{task}_{recipe}_{seed}")
     options = ["--recipe", recipe, *extra]
-    figures = quickstart.once(seed, folder, options, target=TASKS[task])
+    try:
+        figures = quickstart.once(seed, folder, options, target=TASKS[task])
+    except quickstart.CommandFailed as error:
+        return {"recipe": recipe, "seed": seed, "failed": str(error)}
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     rewards = [round(row["sampled_reward"], 4) for row in rows if "loss" in row]
     return {"recipe": recipe, **figures, "rewards": rewards}
@@ -57,7 +61,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         raise SystemExit(f"benchmarks.leaderboard: {' '.join(extra)} would not be the task")
     runs = []
     with tempfile.TemporaryDirectory() as scratch:
-        root = options.folder or Path(scratch)
+        root = (options.folder or Path(scratch)).resolve()
         root.mkdir(parents=True, exist_ok=True)
         for seed in options.seeds:
             for recipe in options.recipes:

@@ -24,8 +24,8 @@ PREFIX = "leaderboard_"
 
 def measured(folder: Path = RESULTS) -> str:
     """A table and a picture for each task."""
-    found = [each for each in pages.results(folder) if each["name"].startswith(PREFIX)]
-    return "\n\n".join(part for each in found for part in _task(each)) or "Nothing yet."
+    results = [each for each in pages.results(folder) if each["name"].startswith(PREFIX)]
+    return "\n\n".join(part for each in results for part in _task(each)) or "Nothing yet."
 
 
 def picture(result: Mapping[str, Any]) -> Path:
@@ -60,10 +60,11 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _by_recipe(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """The runs of each recipe; first the recipe with the largest mean gain."""
+    """The complete runs of each recipe; first the recipe with the largest mean gain."""
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for run in result["runs"]:
-        runs.setdefault(run["recipe"], []).append(run)
+        if "failed" not in run:
+            runs.setdefault(run["recipe"], []).append(run)
     order = sorted(runs, key=lambda name: -sum(fmean(_gains(runs[name], way)) for way in WAYS))
     return {name: runs[name] for name in order}
 
@@ -74,15 +75,17 @@ def _gains(runs: Sequence[Mapping[str, Any]], way: str) -> list[float]:
 
 def _task(result: Mapping[str, Any]) -> list[str]:
     task = result["name"].removeprefix(PREFIX)
-    questions = result["runs"][0]["questions"]
+    recipes = _by_recipe(result)
+    questions = next(run["questions"] for runs in recipes.values() for run in runs)
     title = (
         f"## {task}\n\n`{result['workload']['config']}`, {questions} held-out questions, "
         f"{result['device']} (`python -m benchmarks.leaderboard {task}`):"
     )
-    recipes = _by_recipe(result)
     rows = [_row(name, runs) for name, runs in recipes.items()]
+    failed = [f"`{x['recipe']}` on seed {x['seed']}" for x in result["runs"] if "failed" in x]
     image = picture(result).relative_to(ROOT).as_posix()
-    return [pages.table(title, COLUMNS, rows), f"![Curves of the task {task}](../{image})"]
+    parts = [pages.table(title, COLUMNS, rows), f"![Curves of the task {task}](../{image})"]
+    return parts + ([f"Ended with an error: {', '.join(failed)}."] if failed else [])
 
 
 def _row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

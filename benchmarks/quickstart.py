@@ -28,9 +28,11 @@ from benchmarks.worker import jax_device_name, package_versions
 
 CONFIG = "configs/quickstart.py"
 WAYS = ("greedy", "sampled")
-
-
 CURVES = harness.RESULTS / "quickstart_curves.png"
+
+
+class CommandFailed(SystemExit):
+    """A command of a benchmark ended with an error."""
 
 
 def run(
@@ -42,6 +44,7 @@ def run(
     checkout: Path = harness.ROOT,
 ) -> dict[str, Any]:
     """Trains one seed in a process of its own and returns what it measured."""
+    commit = harness.commit(checkout)  # of the code that runs, whatever is edited meanwhile
     command = [sys.executable, "-m", "jaxrl_llm", "train", target]
     command += ["--seed", str(seed), "--data.seed", str(seed), "--run-dir", str(folder), *extra]
     # Each run compiles for itself, and its progress goes to stderr, since the last line of stdout
@@ -49,8 +52,7 @@ def run(
     with tempfile.TemporaryDirectory() as programs:
         own = {"JAX_COMPILATION_CACHE_DIR": programs, "PYTHONPATH": str(checkout.resolve())}
         usage, seconds = timed(command, {**os.environ, **own}, checkout)
-    figures = {**measured(seed, folder), **resources(usage, seconds)}
-    return figures | {"commit": harness.commit(checkout)}
+    return {**measured(seed, folder), **resources(usage, seconds), "commit": commit}
 
 
 def timed(
@@ -63,7 +65,7 @@ def timed(
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         text = f"{' '.join(command)} ended with code {process.returncode}."
-        raise SystemExit(f"benchmarks.quickstart: {text}")
+        raise CommandFailed(f"benchmarks.quickstart: {text}")
     return usage, time.perf_counter() - start
 
 
@@ -86,13 +88,24 @@ def resources(usage: Any, seconds: float) -> dict[str, float]:
 def once(
     seed: int, folder: Path, extra: Sequence[str], *, target: str, checkout: Path = harness.ROOT
 ) -> dict[str, Any]:
-    """The figures of a run, which is made unless they are there."""
-    record = folder.with_suffix(".json")
+    """The figures of a run, which is made unless they are there.
+
+    Raises:
+      SystemExit: If the run that is there is one of other options.
+    """
+    record, options = folder.with_suffix(".json"), [target, *extra]
     if not record.is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        record.write_text(json.dumps(run(seed, folder, extra, target=target, checkout=checkout)))
+        figures = run(seed, folder, extra, target=target, checkout=checkout)
+        record.write_text(json.dumps({"options": options, "figures": figures}))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return json.loads(record.read_text())
+    stored = json.loads(record.read_text())
+    if stored["options"] != options:
+        raise SystemExit(
+            f"benchmarks: {record} is of {' '.join(stored['options'])}, not of "
+            f"{' '.join(options)}; use another folder."
+        )
+    return stored["figures"]
 
 
 def measured(seed: int, folder: Path) -> dict[str, Any]:
@@ -150,12 +163,13 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"benchmarks.quickstart: {' '.join(extra)} would not be the main job")
     jobs = {"quickstart": (CONFIG, harness.ROOT)}
     jobs |= {name: (f"{CONFIG}:{name}", harness.ROOT) for name in options.beside}
-    if options.before:
-        jobs["before"] = (CONFIG, options.before)
+    before = harness.commit(options.before) if options.before else ""
+    if before:
+        jobs[f"before_{before}"] = (CONFIG, options.before)
     if len(jobs) > 1:
         extra = [*extra, "--evaluation.every", "8"]
     with tempfile.TemporaryDirectory() as scratch:
-        root = options.folder or Path(scratch)
+        root = (options.folder or Path(scratch)).resolve()
         root.mkdir(parents=True, exist_ok=True)
         runs: dict[str, list[dict[str, Any]]] = {}
         for seed in options.seeds:
@@ -174,11 +188,8 @@ def main(argv: list[str] | None = None) -> None:
         }
         if options.beside:
             result["beside"] = {name: runs[name] for name in options.beside}
-        if options.before:
-            result["before"] = {
-                "commit": harness.commit(options.before),
-                "runs": runs["before"],
-            }
+        if before:
+            result["before"] = {"commit": before, "runs": runs[f"before_{before}"]}
         if options.save:
             harness.RESULTS.mkdir(parents=True, exist_ok=True)
             first = root / f"quickstart{options.seeds[0]}"

@@ -34,6 +34,7 @@ config = dataclasses.replace(
     checkpoint=CheckpointConfig(every=30, keep=1),  # 0.5 GB each: SGD has no state
     evaluation=evaluation,
     steps=120,
+    max_skipped=3,
     remat="full",
     run_dir="runs/es_quickstart",
 )

@@ -15,6 +15,7 @@ from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.train import (
     CheckpointConfig,
     DataConfig,
+    EvaluationConfig,
     OptimizerConfig,
     SamplingConfig,
     TrainConfig,
@@ -42,10 +43,12 @@ config = TrainConfig(
     episodes=EpisodeOptions(max_turns=6, turn_tokens=12),
     recipe="grpo",
     sampling=SamplingConfig(group_size=8, max_new_tokens=320, prompt_length=192, slots=16),
-    optimizer=OptimizerConfig(learning_rate=1e-5, b2=0.99),
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99),
     checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    steps=60,
+    evaluation=EvaluationConfig(samples=4),
+    steps=24,
     prompts_per_step=4,
     remat="none",
+    dtype="auto",
     run_dir="runs/textworld",
 )

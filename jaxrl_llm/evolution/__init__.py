@@ -50,7 +50,7 @@ Arguments that the functions share, and what they raise:
 ``members``, ``member``      int ``[...]``, ids from 0
 ``fitness``                  shaped, floating point and finite: ``[N]``, or ``[P, G]``, groups of
                              members in order
-``shape``                    of the leaf, ``[a, b]`` of a matrix
+``shape``                    of the leaf, ``[a, b]`` of a matrix, ``[E, a, b]`` of a stack of them
 ``sigma``                    scale of the noise: 0 for the plain model, above 0 in an update
 ``rank``                     r of the noise of matrices, at most the smaller side of each
 ``dtype``                    of the noise. It changes the draws, not only their storage

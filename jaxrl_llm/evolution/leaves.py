@@ -39,8 +39,8 @@ def leaf_classes(
         frozen      none, and no update
 
     A leaf has the class of the first rule whose pattern matches its path. Without a matching rule,
-    a floating-point matrix, or a stack of them named ``kernel``, is ``lowrank``, other
-    floating-point leaves are ``others``, and the tables of the vocabulary (``embed/...``,
+    a floating-point matrix is ``lowrank``, and so is a stack of them at ``.../experts/.../kernel``;
+    other floating-point leaves are ``others``, and the tables of the vocabulary (``embed/...``,
     ``head/...``) and integers are frozen.
 
     Args:
@@ -94,9 +94,10 @@ def leaf_classes(
         if not floating or any(fnmatch.fnmatchcase(path, table) for table in _TABLES):
             return "frozen"
         # The biases of experts are a matrix too, but multiply nothing.
-        last, rank = path.split("/")[-1], len(leaf.shape)
-        matrices = (rank == 2 and last != "bias") or (rank == 3 and last == "kernel")
-        return "lowrank" if matrices else others
+        *modules, last = path.split("/")
+        stack = len(leaf.shape) == 3 and last == "kernel" and "experts" in modules
+        matrix = len(leaf.shape) == 2 and last != "bias"
+        return "lowrank" if matrix or stack else others
 
     classes = trees.map_with_path(one, params)
     paths = [trees.path_str(path) for path, _ in jax.tree.leaves_with_path(params)]

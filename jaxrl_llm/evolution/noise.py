@@ -21,7 +21,7 @@ class LowRank(NamedTuple):
     """The factors of one matrix's noise, for each of some members.
 
     Attributes:
-      a: ``[..., a, r]``, factor of the rows of a leaf ``[a, b]``.
+      a: ``[..., a, r]``, factor of the rows of a leaf ``[a, b]``; ``[..., E, a, r]`` for a stack.
       b: ``[..., b, r]``, factor of its columns.
       sign: float32 ``[...]``; the noise is ``sign a b^T / sqrt(r)``.
     """
@@ -174,7 +174,7 @@ def lowrank_noise(
     key: Array,
     epoch: Array | int,
     members: Array,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     *,
     rank: int = 1,
     dtype=jnp.float32,
@@ -182,9 +182,9 @@ def lowrank_noise(
     pairs: bool = True,
     baseline: int = 0,
 ) -> LowRank:
-    """Noise of rank r for a matrix, as two thin factors per member.
+    """Noise of rank r for a matrix, or each matrix of a stack, as two thin factors per member.
 
-        Z = normal(fold_in(fold_in(key, epoch // noise_reuse), draw), [a + b, r])
+        Z = normal(fold_in(fold_in(key, epoch // noise_reuse), draw), [..., a + b, r])
         B = first b rows,  A = the rest,  E = sign A B^T / sqrt(r)
 
     The entries of E have mean 0 and variance 1 and are uncorrelated, for any rank; their kurtosis
@@ -212,7 +212,7 @@ def lowrank_noise(
       ``noise_reuse`` is 0 by default; for the same key of a leaf the draws are the same.
     """
     _inputs.check_key("lowrank_noise", key)
-    _inputs.check_matrix("lowrank_noise", shape, rank)
+    _inputs.check_matrices("lowrank_noise", shape, rank, "shape")
     _inputs.check_count("lowrank_noise", 0, noise_reuse=noise_reuse)
     draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
     a, b = Draws(key, epoch, draw, dtype, noise_reuse).factors(tuple(shape), rank)

@@ -36,11 +36,11 @@ _SPECS = {
     "up": _COLUMNS,
     "down": {"kernel": _SECOND_LAST, "a": _SECOND_LAST, "b": P("expert")},
 }
-# The same of the factors ``[k, in, r]`` and ``[k, r, out]`` that a token has for its k experts.
-_OWN_SPECS = {
-    "gate": (P(), P(None, None, "tensor")),
-    "up": (P(), P(None, None, "tensor")),
-    "down": (P(None, "tensor"), P()),
+# The same for the k experts of a token: factors ``[k, in, r]`` and ``[k, r, out]``, scales ``[k]``.
+_TOKEN_SPECS = {
+    "gate": (P(), P(None, None, "tensor"), P()),
+    "up": (P(), P(None, None, "tensor"), P()),
+    "down": (P(None, "tensor"), P(), P()),
 }
 
 
@@ -120,14 +120,15 @@ class ExpertLinear(nnx.Module):
             arrays |= {"a": a, "b": scale * b}
         return {name: x.astype(dtype) for name, x in arrays.items()}
 
-    def of_tokens(self, dtype, delta, chosen: Array) -> tuple[Array, Array] | None:
-        """The factors of the experts ``[P, G, T, k]`` that a delta by rows has for each token."""
+    def of_tokens(self, dtype, delta, chosen: Array) -> tuple[Array, Array, Array] | None:
+        """Factors and scales of the experts ``[P, G, T, k]`` of each token, of a delta by rows."""
         if delta is None or delta[0].ndim == 3:
             return None
-        a, b, scale = delta
-        own = row_experts(b, chosen)
-        own = own * (scale if jnp.ndim(scale) == 0 else over_axes(scale, own))
-        return row_experts(a, chosen).astype(dtype), own.astype(dtype)
+        # Cast before they are gathered, for each token and expert.
+        a, b = (row_experts(x.astype(dtype), chosen) for x in delta[:2])
+        scale = jnp.asarray(delta[2], jnp.float32)
+        scale = over_axes(scale, chosen) if scale.ndim else scale
+        return a, b, jnp.broadcast_to(scale, chosen.shape)
 
 
 class Experts(nnx.Module):
@@ -147,12 +148,12 @@ class Experts(nnx.Module):
         # Added once, not by each device that has some of the hidden units.
         bias = arrays["down"].pop("bias", None)
         specs = {name: {k: _SPECS[name][k] for k in of} for name, of in arrays.items()}
-        own = {
+        by_token = {
             name: getattr(self, name).of_tokens(self.dtype, delta_of(delta, name), chosen)
             for name in _SPECS
         }
-        own_specs = {name: None if of is None else _OWN_SPECS[name] for name, of in own.items()}
-        batch, batch_specs = (x, chosen, weights, own), (P(), P(), P(), own_specs)
+        token_specs = {n: None if of is None else _TOKEN_SPECS[n] for n, of in by_token.items()}
+        batch, batch_specs = (x, chosen, weights, by_token), (P(), P(), P(), token_specs)
         y = on_each_device_in_slices(self._compute, batch, arrays, specs, batch_specs=batch_specs)
         if bias is not None:
             # A product, whose gradient is one too: that of an index would be a scatter, which adds
@@ -170,7 +171,7 @@ class Experts(nnx.Module):
 
     def _compute(
         self,
-        batch: tuple[Array, Array, Array, dict[str, tuple[Array, Array] | None]],
+        batch: tuple[Array, Array, Array, dict[str, tuple[Array, Array, Array] | None]],
         arrays: dict[str, Any],
         index: Array | int,
     ) -> Array:
@@ -178,7 +179,7 @@ class Experts(nnx.Module):
 
         They are all experts, or the part ``index`` of as many parts as there are.
         """
-        x, chosen, weights, own = batch
+        x, chosen, weights, by_token = batch
         k, width = chosen.shape[-1], x.shape[-1]
         of_pairs, count = chosen.reshape(-1), arrays["up"]["kernel"].shape[0]
         some = count < self.experts.count
@@ -200,9 +201,10 @@ class Experts(nnx.Module):
             if "a" in of:
                 low = grouped_product(x, of["a"], sizes)
                 y = y + grouped_product(low, of["b"], sizes)
-            if (factors := own[name]) is not None:
-                a, b = (each.reshape(-1, *each.shape[-2:])[order] for each in factors)
-                y = y + jnp.einsum("nr,nro->no", jnp.einsum("ni,nir->nr", x, a), b)
+            if (delta := by_token[name]) is not None:
+                a, b, scale = (each.reshape(len(order), *each.shape[4:])[order] for each in delta)
+                change = jnp.einsum("nr,nro->no", jnp.einsum("ni,nir->nr", x, a), b)
+                y = (y + scale[:, None] * change).astype(x.dtype)
             if "bias" in of:
                 y = y + one_hot @ of["bias"]
             return product(kept(y))

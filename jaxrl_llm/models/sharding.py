@@ -434,7 +434,7 @@ def on_each_device_in_slices(
         summed = tuple(sliced - {"expert"} if exchanged else sliced)
         return jax.lax.psum(y, summed) if summed else y
 
-    def kept(spec: P) -> tuple:
+    def sliced_axes(spec: P) -> tuple:
         return tuple(x if x in sliced else None for x in spec)
 
     names = ("context",) if context > 1 else ()
@@ -442,9 +442,9 @@ def on_each_device_in_slices(
     of_batch: ArrayTree = rows
     if batch_specs is not None:
         of_batch = jax.tree.map(
-            lambda spec: P(*(*rows, None, None, None)[:3], *kept(spec)), batch_specs
+            lambda spec: P(*(*rows, None, None, None)[:3], *sliced_axes(spec)), batch_specs
         )
-    slices = jax.tree.map(lambda spec: P(*kept(spec)), specs)
+    slices = jax.tree.map(lambda spec: P(*sliced_axes(spec)), specs)
     indices = P("expert") if "expert" in sliced else P()
     return jax.shard_map(
         local,

@@ -87,7 +87,8 @@ class Collected(NamedTuple):
       in_order: Number of prompts taken in the order of the data.
       groups: Number of sampled groups.
       rollouts: Number of sampled rollouts.
-      tokens: Number of tokens sampled for them, of which not all may be in the batch.
+      tokens: Number of tokens of all rollouts that finished while the batch was collected, also of
+        dropped groups and of those that were sampled ahead and then not needed.
       continued: Number of tokens of the batch's own rollouts that older weights sampled.
       reward: Mean reward of all sampled rollouts.
       failures: Number of failed calls of the reward.
@@ -603,9 +604,9 @@ class _Book:
             groups=sum(x.request.extends is None for x in self.asked if x.request.sampled),
             rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
             tokens=sum(
-                _num_sampled(x.responses, self.finished[x].rollout)
-                for x in self.asked
-                if x.request.sampled and x in self.finished
+                _num_sampled(x.responses, done.rollout)
+                for x, done in self.finished.items()
+                if x.request.sampled
             ),
             continued=sum(
                 each.continued(self._start.version) for group in groups for each in group
@@ -662,11 +663,11 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     return digest.digest()
 
 
-def _num_sampled(begins: Sequence[Response], rollout: Rollout) -> int:
-    """How many tokens were sampled for a request, without those that it brought."""
-    brought = [x.version for x in begins if x.version is not None]
-    sampled = rollout.mask & (np.asarray(rollout.version) >= 0)
-    return int(sampled.sum()) - sum(int((np.asarray(each) >= 0).sum()) for each in brought)
+def _num_sampled(given: Sequence[Response], rollout: Rollout) -> int:
+    """How many tokens were sampled for a request, without those of its given responses."""
+    versions = [rollout.version[rollout.mask], *(x.version for x in given if x.version is not None)]
+    total, *before = (int((np.asarray(each) >= 0).sum()) for each in versions)
+    return total - sum(before)
 
 
 def _in_order(requests: Sequence[Request]) -> int:

@@ -214,7 +214,10 @@ def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pa
             return slots
         tokens = jnp.pad(requests.rest, ((0, 0), (0, 0), (0, T)))
         slots = resume(slots, all_slots, slots.out._replace(tokens=tokens), requests.length)
-        block = max(1, min(n, _READ_TOKENS // (R * W)))
+        # Each expert of a token has factors of its own.
+        experts = getattr(model.config, "experts", None)
+        tokens_at_once = _READ_TOKENS // (experts.active if experts else 1)
+        block = max(1, min(n, tokens_at_once // (R * W)))
         return fill_all(model, params, slots, n, block=block, deltas=deltas)
 
     def decode(params, deltas, key, requests: MemberRequests, order, version):

@@ -333,9 +333,9 @@ class TrainConfig:
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
         only its input (small), "dots" its matrix products.
       dtype: Dtype of matrix products and activations: "float32", "bfloat16", or "auto" for the one
-        that the device multiplies fastest: bfloat16 on TPUs, on recent GPUs, and on processors with
-        AVX512-BF16 or AMX, else float32. Parameters and the state of the optimizer are float32 in
-        all cases, since bfloat16 parameters would lose small updates.
+        that the device multiplies fastest: bfloat16 on TPUs, on NVIDIA GPUs from compute capability
+        8.0 on, and on processors with AVX512-BF16 or AMX, else float32. Parameters and the state of
+        the optimizer are float32 in all cases, since bfloat16 parameters would lose small updates.
       router_replay: For a model with experts: whether the update takes the experts that the sampler
         took for each token (R3, arXiv:2510.11370), as the log-probabilities that it compares with
         then do. A token that the policy did not sample, a reference and a teacher choose.

@@ -79,6 +79,19 @@ def test_a_row_is_a_recipe_and_the_largest_gain_is_first():
     assert alone[-1] == "0.250 to 0.500, +0.250"
 
 
+def test_a_run_that_fails_is_shown(tmp_path, monkeypatch, capsys):
+    def run(seed, folder, extra, *, target, checkout):
+        raise quickstart.CommandFailed("ended with code 1")
+
+    monkeypatch.setattr(quickstart, "run", run)
+    result = leaderboard.main(["textworld", "--recipes", "grpo", "--seeds", "4"])
+    failed = {"recipe": "grpo", "seed": 4, "failed": "ended with code 1"}
+    assert result["runs"] == [failed] and "ended with code 1" in capsys.readouterr().out
+    parts = leaderboard_page._task(_result([_run(), failed]))
+    assert parts[-1] == "Ended with an error: `grpo` on seed 4."
+    assert "24 held-out questions" in parts[0]
+
+
 def test_curves_are_drawn(tmp_path):
     leaderboard_page.plot(_result([_run(), _run("gigpo")]), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -90,6 +90,8 @@ def test_a_run_that_is_there_is_not_made_again(tmp_path, monkeypatch, capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["runs"] == result["beside"]["dapo"] == [{"seed": 0}, {"seed": 1}]
     assert result["before"] == {"commit": "unknown", "runs": result["runs"]}
+    with pytest.raises(SystemExit, match=r"quickstart0.json is of .*--evaluation.every 8, not of"):
+        quickstart.main(["--seeds", "0", "--folder", str(tmp_path / "runs"), "--steps", "2"])
 
 
 def test_a_changed_job_is_not_saved_as_the_main_job():

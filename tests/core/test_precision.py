@@ -1,5 +1,8 @@
 """The dtype that a machine multiplies fastest, from what its operating system says."""
 
+import dataclasses
+import types
+
 import jax
 import pytest
 
@@ -7,7 +10,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.core.runtime import precision
 from jaxrl_llm.core.runtime.precision import fastest_dtype
 from jaxrl_llm.train import DataConfig, TrainConfig
-from jaxrl_llm.train.logging.settings import settings
+from jaxrl_llm.train.logging.settings import changed_settings, settings
 
 
 @pytest.mark.parametrize(
@@ -28,17 +31,30 @@ def test_of_a_processor_that_tells_nothing(tmp_path):
     assert fastest_dtype("cpu", root=str(tmp_path)) == "float32"
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"), [("7.5", "float32"), ("8.0", "bfloat16"), ("10.0", "bfloat16")]
-)
-def test_of_a_gpu_by_its_capability(monkeypatch, capability, dtype):
-    class Device:
-        compute_capability = capability
+@pytest.fixture
+def forgotten():
+    """No choice from before, and none for later tests."""
+    fastest_dtype.cache_clear()
+    yield
+    fastest_dtype.cache_clear()
 
-    fastest_dtype.cache_clear()
-    monkeypatch.setattr(jax, "local_devices", lambda *, backend: [Device()])
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ("7.5", "float32"),
+        ("8.0", "bfloat16"),
+        ("10.0", "bfloat16"),
+        ("gfx942", "float32"),
+        (None, "float32"),
+    ],
+)
+def test_of_a_gpu_by_its_capability(monkeypatch, forgotten, capability, dtype):
+    device = types.SimpleNamespace()
+    if capability:
+        device.compute_capability = capability
+    monkeypatch.setattr(jax, "local_devices", lambda *, backend: [device])
     assert fastest_dtype("gpu") == dtype
-    fastest_dtype.cache_clear()
 
 
 def test_a_run_stores_what_it_chose(monkeypatch):
@@ -51,4 +67,8 @@ def test_a_run_stores_what_it_chose(monkeypatch):
         dtype="auto",
     )
     assert (config.dtype, config.product_dtype) == ("auto", "bfloat16")
-    assert settings(config)["dtype"] == "bfloat16"
+    there = settings(config)
+    assert there["dtype"] == "bfloat16"
+    monkeypatch.setattr(precision, "fastest_dtype", lambda platform: "float32")
+    assert changed_settings(there, settings(config)) == {"dtype": ("bfloat16", "float32")}
+    assert changed_settings(there, settings(dataclasses.replace(config, dtype="bfloat16"))) == {}

@@ -40,6 +40,8 @@ def test_a_stack_of_kernels_has_noise_of_its_own_for_each():
     grads = eggroll_grad(params, classes, KEY, 0, jnp.array([1.0, -1.0]), sigma=0.1, rank=2)
     assert np.linalg.matrix_rank(grads["experts"]["kernel"]).tolist() == [2] * 5
     assert not np.allclose(grads["experts"]["kernel"][0], grads["experts"]["kernel"][1])
+    # Elsewhere three axes may mean anything.
+    assert leaf_classes(tree(conv={"kernel": jnp.ones((5, 4, 3))}))["conv"]["kernel"] == "frozen"
     cube = leaf_classes(tree(cube=jnp.ones((2, 4, 3))), rules=[("cube", "lowrank")])
     assert cube["cube"] == "lowrank"
     for name, leaf in (

@@ -334,12 +334,15 @@ def test_a_population_of_a_mixture_is_sampled(small, population):
         np.testing.assert_allclose(rollout.behavior_logp[:, member], logp[:, member], atol=2e-5)
 
 
-@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 2}, {"expert": 2, "tensor": 2}])
-def test_noise_of_experts_on_a_mesh(small, population, sizes):
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [{"data": 2, "tensor": 2}, {"expert": 2, "tensor": 2}, {"data": 2, "context": 2}]
+)
+def test_noise_of_experts_on_a_mesh(small, population, sizes, pairs):
     model, params = small
     _, delta, _ = population
     tokens = np.arange(48, dtype=np.int32).reshape(4, 1, 12)
-    made = jax.tree.map(lambda x: x[:, None], delta(np.arange(4)))
+    made = jax.tree.map(lambda x: x[:, None], delta(np.arange(4), share_pairs=pairs))
     mesh = make_mesh(**sizes, devices=jax.devices()[:4])
     placed = shard(params, param_shardings(params, mesh, model.sharding_rules))
     logits = jax.jit(on_mesh(lambda p, d: logits_of(model, p, tokens, d), mesh))(placed, made)

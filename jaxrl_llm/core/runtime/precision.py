@@ -12,8 +12,8 @@ _FLAGS = {"avx512_bf16", "amx_bf16"}
 def resolve_dtype(dtype: str) -> str:
     """The dtype itself, or for "auto" the one that the default device multiplies fastest.
 
-    That is "bfloat16" on TPUs, on GPUs with such instructions (from compute capability 8.0 on), and
-    on x86 processors under Linux with AVX512-BF16 or AMX; "float32" elsewhere.
+    That is "bfloat16" on TPUs, on NVIDIA GPUs from compute capability 8.0 on, and on x86 processors
+    under Linux with AVX512-BF16 or AMX; "float32" elsewhere.
 
     Example:
       >>> resolve_dtype("float32")
@@ -29,8 +29,10 @@ def fastest_dtype(platform: str, *, root: str = "/") -> str:
         return "bfloat16" if _FLAGS & _flags(root) else "float32"
     if platform == "tpu":
         return "bfloat16"
-    capability = getattr(jax.local_devices(backend=platform)[0], "compute_capability", "8.0")
-    return "bfloat16" if float(capability) >= 8 else "float32"
+    # "9.0"; AMD's is a name such as "gfx942".
+    capability = getattr(jax.local_devices(backend=platform)[0], "compute_capability", "")
+    major = capability.partition(".")[0]
+    return "bfloat16" if major.isdigit() and int(major) >= 8 else "float32"
 
 
 def _flags(root: str) -> set[str]:
