@@ -41,7 +41,7 @@ def _curves(result: Mapping[str, Any]) -> str:
         command += " --before CHECKOUT"
     title = (
         f"Minutes of training and held-out accuracy of targets of `{result['workload']['config']}`,"
-        f" {result['device']}, in turns (`{command}`):"
+        f" {result['device']} (`{command}`):"
     )
     rows = [
         (
