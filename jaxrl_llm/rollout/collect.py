@@ -87,8 +87,8 @@ class Collected(NamedTuple):
       in_order: Number of prompts taken in the order of the data.
       groups: Number of sampled groups.
       rollouts: Number of sampled rollouts.
-      tokens: Number of tokens of all rollouts that finished while the batch was collected, also of
-        dropped groups and of those that were sampled ahead and then not needed.
+      tokens: Number of tokens of all rollouts that finished meanwhile, also of dropped groups and
+        of those that were sampled ahead and then not needed.
       continued: Number of tokens of the batch's own rollouts that older weights sampled.
       reward: Mean reward of all sampled rollouts.
       failures: Number of failed calls of the reward.

@@ -59,7 +59,7 @@ def count_deltas(function: str, deltas: ArrayTree | None, *, pairs: bool = False
     count = max(of_factors | of_scales, default=0)
     halves = pairs and of_scales == {count} and of_factors == {count // 2} and count % 2 == 0
     equal = len(of_factors | of_scales) == 1
-    forms = all(np.ndim(x) in (3, 4) for x in factors) and all(
+    forms = all(np.ndim(x) in (0, 1, 3, 4) for x in factors) and all(
         np.ndim(x) in (0, 1, 3) for x in scales
     )
     if not (equal or halves) or not forms:

@@ -167,8 +167,8 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
     - ``groups_sampled``, ``rollouts_sampled``: number of groups and rollouts that the collector had
       sampled; ``sampled_reward``: the mean reward of the policy's rollouts among them (no judges,
       drafts or continuations that estimate a value), whereas ``reward`` is the mean of the batch.
-    - ``tokens_sampled``: number of tokens of all rollouts that finished meanwhile, also of those
-      that were sampled ahead and not needed.
+    - ``tokens_sampled``: number of tokens of all rollouts that finished meanwhile, also of dropped
+      groups and of those that were sampled ahead and then not needed.
     - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
       ``tokens_continued``: tokens of continued responses sampled before this batch, if any.
     - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.

@@ -62,9 +62,9 @@ def test_dapo_trains_on_groups_that_differ_alone(runs, name):
     cursor = result.state.data_cursor
     assert cursor.epoch * 10 + cursor.index == sum(asked)
     assert all(row["no_signal"] == 0 and row["grad_norm"] > 0 for row in result.history)
-    # Groups of 2 with up to 4 tokens each, the dropped ones too.
+    # Also of dropped groups: at most six rounds of four groups, of two responses of four tokens.
     for row in result.history:
-        assert row["tokens"] < row["tokens_sampled"] <= 8 * row["groups_sampled"]
+        assert row["tokens"] < row["tokens_sampled"] <= 6 * 4 * 2 * 4
 
 
 def test_dapo_compares_a_component_of_the_reward(tmp_path):
