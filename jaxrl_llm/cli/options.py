@@ -203,13 +203,38 @@ def named_config(word: str) -> str:
 def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
     """The configuration ``name`` that a Python file defines.
 
-    The file is executed as a module of its name, so that worker processes can import its functions.
+    The file is executed as a module of its name, so that worker processes can import its functions;
+    where that is the name of another module, such as a package that it uses, as one of a private
+    name.
     """
     path = Path(path)
+    folders = [str(path.absolute().parent)]
     module_name = path.stem
+    if path.is_file() and _is_taken(module_name, path):
+        module_name, importable = _private_copy(path, "config")
+        folders.append(importable)
+    return _config_of(path, name, module_name, folders)
+
+
+def _is_taken(module_name: str, path: Path) -> bool:
+    """Whether a module of that name is imported, or another file than this would be."""
     if module_name in sys.modules or not module_name.isidentifier():
-        module_name = f"jaxrl_llm_config_{abs(hash(str(path.absolute())))}"
-    return _config_of(path, name, module_name, [str(path.absolute().parent)])
+        return True
+    spec = importlib.util.find_spec(module_name)
+    return spec is not None and Path(spec.origin or "").resolve() != path.resolve()
+
+
+def _private_copy(path: Path, kind: str) -> tuple[str, str]:
+    """A module name that nothing else has, and a folder from which a copy is imported by it.
+
+    Worker processes import a function's module by name, so the copy exists as long as this process.
+    """
+    digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()
+    module_name = f"jaxrl_llm_{kind}_{digest[:12]}"
+    folder = tempfile.mkdtemp(prefix="jaxrl_llm_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copy(path, Path(folder) / f"{module_name}.py")
+    return module_name, folder
 
 
 def _config_of(path: Path, name: str, module_name: str, folders: Sequence[str]) -> TrainConfig:
@@ -264,12 +289,7 @@ def load_target(name: str, *, trust: bool = False) -> Target:
             what = "its config.json is that of a model"
         raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: {what}.")
     record = _command(path / "run.json")
-    # The name is private, since the config may itself import a module called `config` from the
-    # folder that it was copied from. Worker processes import a function's module by name, so a
-    # file of that name exists as long as this process.
     copied = path / "config.py"
-    digest = hashlib.sha256(str(copied.absolute()).encode()).hexdigest()
-    module_name = f"jaxrl_llm_run_{digest[:12]}"
     content = copied.read_bytes() if copied.is_file() else b""
     made = digest_of(content, record)
     if trust:
@@ -279,11 +299,10 @@ def load_target(name: str, *, trust: bool = False) -> Target:
             f"The run {name!r} was not made here or was changed since, and opening it executes its "
             "config.py: read that file, and if you trust it, give --trust, which is needed once."
         )
-    importable = tempfile.mkdtemp(prefix="jaxrl_llm_")
-    atexit.register(shutil.rmtree, importable, ignore_errors=True)
-    if copied.is_file():
-        shutil.copy(copied, Path(importable) / f"{module_name}.py")
-    folders = [importable, *([record["folder"]] if record.get("folder") else [])]
+    # The name is private, since the config may itself import a module called `config` from the
+    # folder that it was copied from.
+    module_name, importable = _private_copy(copied, "run") if copied.is_file() else ("config", "")
+    folders = [word for word in (importable, record.get("folder")) if word]
     config_name = split_config(record["config"])[1]
     config = _config_of(copied, config_name, module_name, folders)
     return Target(parse_config(config, record["overrides"]), path)

@@ -43,9 +43,10 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
         if interrupt:
             return
         interrupt.signal = number
+        # Before the notice, which may be answered at once.
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
         # Not print: the signal may have come in the middle of one.
         os.write(2, notice.encode())
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     unraisable = sys.unraisablehook
 
