@@ -8,33 +8,59 @@ model, questions, learning rate and number of steps, and none is tuned. Tokens a
 the policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
 training, with the programs that they compile.
 
-A run that is in `--folder` already is not made again, so a benchmark that was stopped goes on. A
-run whose command fails, such as one that stops learning anything, is stored as failed.
-`--save` writes benchmarks/results/leaderboard_TASK-DEVICE.json. Runs that are in it already stay,
-unless they were made again. Each run names the commit that made it.
+A task that has a warm-up begins with it, `jaxrl-llm train CONFIG:warmup`, which is the same for all
+runs and in none of the figures. A run that is in `--folder` already is not made again, so a
+benchmark that was stopped goes on. A run whose command fails, such as one that stops learning
+anything, is stored as failed. `--save` writes benchmarks/results/leaderboard_TASK-DEVICE.json. Runs
+that are in it already stay, unless they were made again. Each run names the commit that made it.
 """
 
 import argparse
 import json
+import os
 import re
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import harness, quickstart
 from benchmarks.worker import jax_device_name, package_versions
 
-TASKS = {"quickstart": "configs/quickstart.py", "textworld": "configs/textworld.py"}
+
+class Task(NamedTuple):
+    """A config, and whether it has a warm-up."""
+
+    config: str
+    warmup: bool = False
+
+
+TASKS = {
+    "quickstart": Task("configs/quickstart.py"),
+    "calculator": Task("configs/calculator.py", warmup=True),
+    "textworld": Task("configs/textworld.py", warmup=True),
+}
+
+
+def warm_up(task: str) -> None:
+    """Makes the weights that the runs of a task begin with."""
+    if TASKS[task].warmup:
+        command = [sys.executable, "-m", "jaxrl_llm", "train", f"{TASKS[task].config}:warmup"]
+        quickstart.timed([*command, "--overwrite"], {**os.environ, "PYTHONPATH": str(harness.ROOT)})
+
+
+def folder_of(task: str, recipe: str, seed: int, root: Path) -> Path:
+    """Where a run is."""
+    return root / re.sub(r"\W+", "_", f"{task}_{recipe}_{seed}")
 
 
 def once(task: str, recipe: str, seed: int, root: Path, extra: Sequence[str]) -> dict[str, Any]:
     """The figures of a run, which is made unless it is in the folder."""
-    folder = root / re.sub(r"\W+", "_", f"{task}_{recipe}_{seed}")
+    folder = folder_of(task, recipe, seed, root)
     options = ["--recipe", recipe, *extra]
     try:
-        figures = quickstart.once(seed, folder, options, target=TASKS[task])
+        figures = quickstart.once(seed, folder, options, target=TASKS[task].config)
     except quickstart.CommandFailed as error:
         return {"recipe": recipe, "seed": seed, "failed": str(error)}
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -63,13 +89,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.folder or Path(scratch)).resolve()
         root.mkdir(parents=True, exist_ok=True)
-        for seed in options.seeds:
-            for recipe in options.recipes:
-                runs.append(once(options.task, recipe, seed, root, extra))
-                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+        wanted = [(recipe, seed) for seed in options.seeds for recipe in options.recipes]
+        folders = (folder_of(options.task, *run, root) for run in wanted)
+        if not all(folder.with_suffix(".json").is_file() for folder in folders):
+            warm_up(options.task)
+        for recipe, seed in wanted:
+            runs.append(once(options.task, recipe, seed, root, extra))
+            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     result: dict[str, Any] = {
         "name": f"leaderboard_{options.task}",
-        "workload": {"config": TASKS[options.task]},
+        "workload": {"config": TASKS[options.task].config},
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
         "commit": harness.commit(),

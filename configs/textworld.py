@@ -1,16 +1,21 @@
 """SmolLM2-135M-Instruct plays text adventures: it follows the way that is told and takes the coin.
 
-Command: jaxrl-llm train configs/textworld.py --recipe gigpo --run-dir runs/textworld_gigpo
-         jaxrl-llm train configs/textworld.py
+Commands: jaxrl-llm train configs/textworld.py:warmup
+          jaxrl-llm train configs/textworld.py --recipe gigpo --run-dir runs/textworld_gigpo
+          jaxrl-llm train configs/textworld.py
 Needs: pip install 'jaxrl_llm[train,envs]'; the model, 98 MB, is downloaded once.
 Hardware: two CPU cores, 10 GB of memory.
-Method: GRPO; or GiGPO, whose steps are credited among the visits of one state of a game.
+Method: some steps of supervised fine-tuning on twelve other games that are won show how a command
+is written; then GRPO, or GiGPO, whose steps are credited among the visits of one state of a game.
 Games: 72 of TextWorld's coin collector; a third is held out and never trained on. Three commands
-win a game, of at most six turns; commands drawn at random win about one in ten.
+win a game, of at most six turns; commands drawn at random win one in eight.
 """
 
+import dataclasses
+
+import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, PromptSet
-from jaxrl_llm.environments import TextWorld
+from jaxrl_llm.environments import Parsed, TextWorld
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.train import (
     CheckpointConfig,
@@ -21,7 +26,16 @@ from jaxrl_llm.train import (
     TrainConfig,
 )
 
-GAMES = 72
+MODEL, WARMUP = "smollm2-135m-instruct", "runs/textworld_warmup"
+GAMES, SHOWN = 72, 12
+# The first line of each text, and the commands: a third of the tokens of the full text.
+ENVIRONMENT = TextWorld(
+    "coin_collector",
+    {"level": 3},
+    instructions="Answer with one of the commands and nothing else.",
+    brief=True,
+    folder="runs/textworld_games",
+)
 
 
 def prompts():
@@ -29,26 +43,57 @@ def prompts():
     return PromptSet(games, source="TextWorld's coin collector")
 
 
+def warm():
+    """The model with the weights that the warm-up left."""
+    model, params = jr.models.load_model(MODEL)
+    folder = jr.train.Checkpoints(f"{WARMUP}/checkpoints", model=model)
+    return model, folder.restore_policy(params), jr.data.load_tokenizer(MODEL)
+
+
 config = TrainConfig(
-    model="smollm2-135m-instruct",
+    model=warm,
     data=DataConfig(prompts=prompts, held_out=1 / 3),
-    # The first line of each text, and the commands: a third of the tokens of the full text.
-    environment=TextWorld(
-        "coin_collector",
-        {"level": 3},
-        instructions="Answer with one of the commands and nothing else.",
-        brief=True,
-        folder="runs/textworld_games",
-    ),
-    episodes=EpisodeOptions(max_turns=6, turn_tokens=12),
+    environment=ENVIRONMENT,
+    episodes=EpisodeOptions(max_turns=6, turn_tokens=6),
     recipe="grpo",
-    sampling=SamplingConfig(group_size=8, max_new_tokens=320, prompt_length=192, slots=16),
+    sampling=SamplingConfig(group_size=8, max_new_tokens=224, prompt_length=160, slots=32),
     optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99),
-    checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    evaluation=EvaluationConfig(samples=4),
-    steps=24,
+    checkpoint=CheckpointConfig(every=0, keep=1),  # 1.6 GB
+    evaluation=EvaluationConfig(samples=2),
+    steps=12,
     prompts_per_step=4,
     remat="none",
-    dtype="auto",
     run_dir="runs/textworld",
+)
+
+
+def examples():
+    """The commands that win twelve games that are none of the above, each as a row."""
+    rows = []
+    for seed in range(GAMES, GAMES + SHOWN):
+        state, seen = ENVIRONMENT.reset({"seed": seed}, seed)
+        messages = []
+        for turn, command in enumerate(ENVIRONMENT.walkthrough({"seed": seed})):
+            messages += seen.messages
+            asked, shown = messages[-1]["content"], {"demonstration": command}
+            rows.append(Prompt(asked, "", shown, f"coin-{seed}-{turn}", list(messages)))
+            messages.append({"role": "assistant", "content": command})
+            state, seen = ENVIRONMENT.step(state, Parsed(command))
+    return PromptSet(rows, source="twelve games that are won")
+
+
+warmup = dataclasses.replace(
+    config,
+    model=MODEL,
+    data=DataConfig(prompts=examples, held_out=0),
+    environment=None,
+    episodes=EpisodeOptions(),
+    reward=jr.rewards.last_integer,
+    recipe="sft",
+    sampling=SamplingConfig(group_size=1, max_new_tokens=16),
+    checkpoint=CheckpointConfig(every=0, keep=1),
+    evaluation=EvaluationConfig(enabled=False),
+    steps=4,
+    prompts_per_step=8,
+    run_dir=WARMUP,
 )

@@ -15,8 +15,9 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
-# Fewer parts must save so many cells of all rows, since each shape must be compiled.
-_LEAST_SAVED = 128
+# A smaller shape must save so many cells of all rows, since each is compiled; and one that saves
+# less than a half of the next larger shape, more.
+_LEAST_SAVED, _LESS_THAN_HALF_SAVED = 128, 2048
 
 
 def plan_flat(
@@ -133,14 +134,15 @@ def plan_flat(
             nodes_of_row = np.concatenate([nodes_of_row, len(nodes_of_row) + ends[:nodes]])
         prompt_cells[groups] = cells_of_row
         prompt_ends.append(nodes_of_row)
-    L = _rounded_up(max(map(len, prompt_ends)), _prompt_cells(each, Lp, shared_prefix_len))
+    full = _prompt_cells(each, Lp, shared_prefix_len)
+    L = _rounded_up(max(map(len, prompt_ends)), full, len(rows))
 
     sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
     for n, groups in enumerate(rows):
         of_row = [nodes for p in groups for _, nodes, _ in forests[p]]
         sizes[n, : len(of_row)] = of_row
     starts, needed = first_fit(sizes, S)
-    R = _rounded_up(needed, each * G * T / S, least=_LEAST_SAVED / (len(rows) * S))
+    R = _rounded_up(needed, each * G * T / S, len(rows) * S)
     if len(rows) * (L + R * S) > most * P * (Lp + G * T):
         return None
 
@@ -196,22 +198,23 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
         filled[n] += int(loads[p])
 
 
-def _rounded_up(needed: int, full: float, *, least: float = 0.0) -> int:
+def _rounded_up(needed: int, full: float, cells: int) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    A smaller size saves a quarter of the next larger one, or ``4 least`` if that is more, but at
-    most a half. No size saves less than ``least``.
+    A smaller size saves a half of the next larger one, or a quarter where that is enough cells; one
+    unit of a size has ``cells``.
     """
-    return min(size for size in _sizes(needed, full, least) if size >= needed)
+    return min(size for size in _sizes(needed, full, cells) if size >= needed)
 
 
-def _sizes(needed: int, full: float, least: float) -> Iterator[int]:
+def _sizes(needed: int, full: float, cells: int) -> Iterator[int]:
     """The sizes of :func:`_rounded_up`, from the smallest multiple of ``full`` that suffices."""
+    least, less_than_half = _LEAST_SAVED / cells, _LESS_THAN_HALF_SAVED / cells
     size = math.ceil(full - 1e-9)
     size *= math.ceil(needed / size)
     yield size
     while size > 1:
-        smaller = math.ceil(max(size / 2, min(0.75 * size, size - 4 * least)))
+        smaller = math.ceil(max(size / 2, min(0.75 * size, size - less_than_half)))
         smaller = min(smaller, size - 1)
         if size - smaller < least:
             return
@@ -225,7 +228,7 @@ def smaller_rows(packing: FlatPacking) -> FlatPacking | None:
       The packing with shapes in the place of its response cells, or None if no rows are smaller.
     """
     (N, R, S), (P, G, T) = np.shape(packing.sources), np.shape(packing.cells)
-    sizes = list(_sizes(R, P / N * G * T / S, _LEAST_SAVED / (N * S)))
+    sizes = list(_sizes(R, P / N * G * T / S, N * S))
     after = sizes[sizes.index(R) + 1 :] if R in sizes else []
     if not after:
         return None

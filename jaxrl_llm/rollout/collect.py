@@ -754,9 +754,12 @@ def _join_rollouts(
     )
     plain = all(each.asked.prompt is None for each in members)
     sampled = any(each.asked.request.sampled for each in members)
+    needed = max(map(len, prefixes))
     width = max(each.done.rollout.prompt_tokens.shape[1] for each in members)
-    if not (plain and sampled):
-        width = _bucket(max(map(len, prefixes)))
+    # An environment's prompts differ in length from batch to batch, and each width is compiled.
+    episodes = all(each.done.sampled is not None for each in members)
+    if needed > width or not (sampled and (plain or episodes)):
+        width = _bucket(needed)
     T = max(each.done.rollout.tokens.shape[2] for each in members)
     T = _bucket(before) + (T if sampled else _bucket(T))
     support = next((x.done.rollout.support for x in members if x.done.rollout.support), None)

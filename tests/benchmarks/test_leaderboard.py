@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import harness, leaderboard, leaderboard_page, quickstart
+from jaxrl_llm.cli.options import load_config
 
 
 def _run(recipe="grpo", seed=0, after=0.5, **changes):
@@ -27,7 +28,10 @@ def _result(runs):
 
 @pytest.mark.parametrize("task", leaderboard.TASKS)
 def test_tasks_are_configs(task):
-    assert (harness.ROOT / leaderboard.TASKS[task]).is_file()
+    path, warmup = leaderboard.TASKS[task]
+    assert load_config(harness.ROOT / path).steps
+    if warmup:
+        assert load_config(harness.ROOT / path, name="warmup").recipe == "sft"
 
 
 def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
@@ -41,14 +45,20 @@ def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
         return {"seed": seed}
 
+    def timed(command, environment):
+        assert environment["PYTHONPATH"] == str(harness.ROOT)
+        made.append(command[-2])
+
     monkeypatch.setattr(quickstart, "run", run)
+    monkeypatch.setattr(quickstart, "timed", timed)
     command = ["textworld", "--recipes", "grpo", "gigpo", "--folder", str(tmp_path)]
-    for seeds in (["0"], ["0", "1"]):  # the second time one seed is there
+    for seeds in (["0"], ["0", "1"], ["0"]):  # the second time one seed is there, then all
         leaderboard.main([*command, "--seeds", *seeds])
-    config = leaderboard.TASKS["textworld"]
+    config, warmup = leaderboard.TASKS["textworld"].config, "configs/textworld.py:warmup"
     order = [(name, seed) for seed in (0, 1) for name in ("grpo", "gigpo")]
-    assert made == [(config, seed, "--recipe", name) for name, seed in order]
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    runs = [(config, seed, "--recipe", name) for name, seed in order]
+    assert made == [warmup, *runs[:2], warmup, *runs[2:]]
+    result = json.loads(capsys.readouterr().out.splitlines()[-2])
     assert [(run["recipe"], run["seed"]) for run in result["runs"]] == order
     assert result["runs"][0]["rewards"] == [0.1235]
 
@@ -84,6 +94,7 @@ def test_a_run_that_fails_is_shown(tmp_path, monkeypatch, capsys):
         raise quickstart.CommandFailed("ended with code 1")
 
     monkeypatch.setattr(quickstart, "run", run)
+    monkeypatch.setattr(leaderboard, "warm_up", lambda task: None)
     result = leaderboard.main(["textworld", "--recipes", "grpo", "--seeds", "4"])
     failed = {"recipe": "grpo", "seed": 4, "failed": "ended with code 1"}
     assert result["runs"] == [failed] and "ended with code 1" in capsys.readouterr().out

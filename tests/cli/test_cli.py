@@ -391,6 +391,16 @@ def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_pat
         assert rewards.score(reward, ["p"], ["c"], [{}]).rewards.tolist() == [0.25]
 
 
+def test_a_config_that_is_called_as_a_package_it_uses_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "train")])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    path = Path(config_file(tmp_path, "reward=VerifierPool(red, workers=1)", name="colorsys.py"))
+    red = "def red(*_):\n    import colorsys\n    return colorsys.hls_to_rgb(0.0, 0.25, 1.0)[0]\n\n"
+    path.write_text(path.read_text().replace("def bad", f"{red}def bad"))
+    with load_config(path).reward as reward:
+        assert rewards.score(reward, ["p"], ["c"], [{}]).rewards.tolist() == [0.5]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_a_verifier_that_dies_is_told(capsys, tmp_path, monkeypatch):

@@ -136,20 +136,21 @@ def test_rows_are_planned_for_what_all_prompts_begin_with():
 
 
 @pytest.mark.parametrize(
-    ("full", "least", "sizes"),
+    ("full", "cells", "sizes"),
     [
-        (16, 4, [16, 8, 4]),  # 512 cells save 8 parts of 64 cells, 256 cells save 4
-        (64, 4, [64, 48, 32, 16, 8, 4]),
-        (256, 4, [256, 192, 144, 108, 81, 61, 45, 29, 15, 8, 4]),
-        (7.5, 0, [8, 6, 5, 4, 3, 2, 1]),
-        (3, 100, [3]),
+        (16, 64, [16, 8, 4, 2]),  # the last saves 128 cells
+        (256, 16, [256, 128, 64, 32, 16, 8]),
+        # A quarter from 2,048 cells on; then these, as long as they are less than a half.
+        (1024, 16, [1024, 768, 576, 432, 304, 176, 88, 44, 22, 11]),
+        (7.5, 512, [8, 4, 2, 1]),
+        (3, 1, [3]),
     ],
 )
-def test_sizes_of_rows(full, least, sizes):
+def test_sizes_of_rows(full, cells, sizes):
     top = math.ceil(full)
-    found = {flat_packing._rounded_up(n, full, least=least) for n in range(1, top + 1)}
+    found = {flat_packing._rounded_up(n, full, cells) for n in range(1, top + 1)}
     assert sorted(found, reverse=True) == sizes
-    assert top < flat_packing._rounded_up(top + 1, full, least=least) <= 2 * top
+    assert top < flat_packing._rounded_up(top + 1, full, cells) <= 2 * top
 
 
 def test_rows_become_smaller_as_is_said_before():

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM between two steps."""
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -24,6 +25,14 @@ def test_after_either_a_ctrl_c_is_not_caught(capfd, first):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert handlers() == before and capfd.readouterr().err == "stopping"
+
+
+def test_a_ctrl_c_that_answers_the_notice_is_not_caught(monkeypatch):
+    monkeypatch.setattr(os, "write", lambda *_: signal.raise_signal(signal.SIGINT))
+    with catch_interrupt(notice="stopping") as interrupt:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert interrupt.signal == signal.SIGTERM
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

@@ -54,7 +54,8 @@ config = dataclasses.replace(
 )
 def test_a_run_whose_checkpoints_are_removed_ends(tmp_path, phase):
     code, _, lines = finish(start(tmp_path, REMOVED.replace("{phase}", phase)), tmp_path)
-    assert all(line.startswith("jaxrl-llm") and "cannot be" in line for line in lines), lines
+    others = [x for x in lines if not (x.startswith("jaxrl-llm") and "cannot be" in x)]
+    assert not others, "\n".join(others)
     if phase in ("writing", "sampling"):  # which saves fail depends on time
         assert code == int(any("error" in line for line in lines)), lines
         return

@@ -90,14 +90,15 @@ def test_gradients_of_chunks_equal_those_token_by_token():
         out, state = gated_delta_rule(*inputs)
         return jnp.sum(out * weights) + jnp.sum(state**2)
 
-    def one_by_one(query, key, value, log_decay, beta, state):
-        outs = []
-        for t in range(70):
-            at = slice(t, t + 1)
-            of_token = (query[:, at], key[:, at], value[:, at], log_decay[:, at], beta[:, at])
-            out, state = gated_delta_rule(*of_token, state)
-            outs.append(out)
-        return jnp.sum(jnp.concatenate(outs, axis=1) * weights) + jnp.sum(state**2)
+    def one_by_one(*inputs):
+        *of_tokens, state = inputs
+
+        def take(state, of_token):
+            out, state = gated_delta_rule(*(x[:, None] for x in of_token), state)
+            return state, out[:, 0]
+
+        state, outs = jax.lax.scan(take, state, [jnp.moveaxis(x, 1, 0) for x in of_tokens])
+        return jnp.sum(jnp.moveaxis(outs, 0, 1) * weights) + jnp.sum(state**2)
 
     grads = jax.jit(jax.grad(in_chunks, argnums=range(6)))(*inputs)
     expected = jax.jit(jax.grad(one_by_one, argnums=range(6)))(*inputs)

@@ -217,9 +217,10 @@ def test_routers_and_experts_learn(small, rollout):
         logp = Scorer(network)(params, batch).logp
         return -jnp.sum(advantages[..., None] * logp) / (12 * 7)
 
-    held = jax.grad(loss)(params, batch)
+    grad = jax.jit(jax.grad(loss))
+    held = grad(params, jax.tree.map(jnp.asarray, batch))
     jax.tree.map(lambda d, g: np.testing.assert_allclose(d, -g, atol=2e-6), change, held)
-    chosen = jax.grad(loss)(params, batch.replace(experts=None))
+    chosen = grad(params, jax.tree.map(jnp.asarray, batch.replace(experts=None)))
     for part in ("router", "experts"):
         both = (tree["layers"]["2"]["mlp"][part] for tree in (held, chosen))
         leaves = zip(*map(jax.tree.leaves, both), strict=True)
@@ -298,7 +299,7 @@ def run_of(folder, **changes):
     return tiny_run(folder, **options | changes)
 
 
-@pytest.mark.parametrize("slots", [None, 4])
+@pytest.mark.parametrize("slots", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_replays_and_resumes(tmp_path, slots):
     sampling = SamplingConfig(group_size=2, max_new_tokens=4, slots=slots)
     config = run_of(
