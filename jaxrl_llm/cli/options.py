@@ -438,11 +438,17 @@ def load_policy(
 
 
 def use_compilation_cache() -> None:
-    """Stores compiled programs in the user's cache, so that the next start is fast."""
+    """Stores compiled programs in the user's cache, so that the next start is fast.
+
+    It is not locked: what another process is just writing cannot be read, and is compiled here.
+    """
     import os
+    import warnings
 
     import jax
 
+    text = "Error reading persistent compilation cache entry"
+    warnings.filterwarnings("ignore", text, UserWarning)
     if jax.config.jax_compilation_cache_dir is None:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(Path(base) / "jaxrl_llm" / "jax"))

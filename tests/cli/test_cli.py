@@ -4,13 +4,15 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxrl_llm import cli, rewards
 from jaxrl_llm.cli import COMMANDS, main, train, trust
-from jaxrl_llm.cli.options import load_config, load_target, parse_config
+from jaxrl_llm.cli.options import load_config, load_target, parse_config, use_compilation_cache
 from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.data.questions import encode_prompts
@@ -399,6 +401,32 @@ def test_a_config_that_is_called_as_a_package_it_uses_does_not_hide_it(tmp_path,
     path.write_text(path.read_text().replace("def bad", f"{red}def bad"))
     with load_config(path).reward as reward:
         assert rewards.score(reward, ["p"], ["c"], [{}]).rewards.tolist() == [0.5]
+
+
+@pytest.fixture
+def own_programs(tmp_path):
+    """A cache of compiled programs for this test alone."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+def test_a_program_that_another_process_is_just_writing_is_compiled(own_programs):
+    def compute():
+        return jax.jit(lambda x: 3 * x + 1)(jax.numpy.arange(3)).tolist()
+
+    compute()
+    (program,) = own_programs.glob("jit__lambda*-cache")
+    program.write_bytes(program.read_bytes()[:40])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        use_compilation_cache()
+        assert compute() == [1, 4, 7] and not told
 
 
 @pytest.mark.slow

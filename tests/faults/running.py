@@ -36,6 +36,8 @@ def start(folder, text, *options):
     (folder / "config_of_run.py").write_text(HEAD + text)
     places = [str(ROOT), str(ROOT / "tests" / "train")]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(places), JAX_PLATFORMS="cpu")
+    # Of the tests' cache of programs, which other processes write as well.
+    environment["PYTHONWARNINGS"] = "ignore:Error writing persistent compilation cache entry"
     command = [sys.executable, "-c", COMMAND, "train", str(folder / "config_of_run.py")]
     command += ["--run-dir", str(folder / "run"), *options]
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:

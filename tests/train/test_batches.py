@@ -233,7 +233,7 @@ def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches, monkeypatch
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("minibatches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
     batch, passes = make_batch(prompts=8, group=4, length=6), Passes(minibatches=minibatches)
@@ -354,7 +354,7 @@ def test_smaller_rows_are_compiled_before_they_come(sizes, first, monkeypatch):
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         counts = []
-        for longest in (6, 4):
+        for longest in (6, 3):
             mask = jnp.arange(6) < jnp.full((8, 4, 1), longest)
             part = jax.tree.map(np.asarray, batch.replace(mask=mask))
             shards = 1 if mesh is None else 2

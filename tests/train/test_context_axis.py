@@ -35,8 +35,10 @@ MODELS = {
     [
         ("plain", "flat", {"context": 2}, 1),
         pytest.param("plain", "tree", {"context": 8}, 1, marks=SLOW),
-        ("even vocabulary", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 1),
-        ("windows", "always", {"data": 2, "context": 4}, 1),
+        pytest.param(
+            "even vocabulary", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 1, marks=SLOW
+        ),
+        pytest.param("windows", "always", {"data": 2, "context": 4}, 1, marks=SLOW),
         pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=SLOW),
         ("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2),
         pytest.param("experts", "flat", {"data": 2, "context": 4}, 1, marks=SLOW),
@@ -140,6 +142,7 @@ def test_rollouts_take_prompts_on_every_device():
     assert sampling_mesh(None, 8) is None
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_one_device(tmp_path):
     config = load_config(ROOT / "configs" / "tiny.py", name="config")
     results = {}

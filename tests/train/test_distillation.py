@@ -171,6 +171,7 @@ def short_prompts(batch):
     )
 
 
+@pytest.mark.slow
 def test_the_loop_trains_minillm_in_slots_as_well(config):
     """A step of each way to sample, which agree."""
     losses = []

@@ -32,9 +32,9 @@ PARTS = {
 @pytest.mark.parametrize(
     ("sizes", "packing", "changes", "options"),
     [
-        ({"expert": 4}, "never", {}, {}),
+        pytest.param({"expert": 4}, "never", {}, {}, marks=SLOW),
         ({"data": 2, "expert": 2, "tensor": 2}, "flat", {}, {"remat": "dots"}),
-        ({"fsdp": 2, "expert": 2, "tensor": 2}, "never", {}, {}),
+        pytest.param({"fsdp": 2, "expert": 2, "tensor": 2}, "never", {}, {}, marks=SLOW),
         pytest.param({"context": 2, "expert": 2, "tensor": 2}, "flat", {}, {}, marks=SLOW),
         pytest.param({"expert": 2}, "tree", {}, {"microbatches": 2}, marks=SLOW),
         # Which the axis does not divide, so each device has all of them.

@@ -29,9 +29,9 @@ def updates(folder):
     "changes",
     [
         {},
-        {"remat": "full", "recipe": "dapo"},
+        pytest.param({"remat": "full", "recipe": "dapo"}, marks=pytest.mark.slow),
         {"mesh": MeshConfig(fsdp=2, tensor=2, data=2)},
-        {"lora": LoRAConfig(rank=2)},
+        pytest.param({"lora": LoRAConfig(rank=2)}, marks=pytest.mark.slow),
     ],
     ids=["plain", "slots", "mesh", "lora"],
 )

@@ -574,7 +574,7 @@ def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
         train(config)
 
 
-@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("updates", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
     def load(name, *, mesh=None, matrices=None):
         assert matrices is None  # only what stays frozen comes in another dtype

@@ -47,7 +47,8 @@ PROMPTS = [[5, 6, 7], [8], [5, 6, 9, 10]]
 
 
 def model():
-    return *tiny_model(**PARTS), ByteTokenizer()
+    layers = (LayerKind(dense=True), LayerKind())
+    return *tiny_model(**PARTS | {"num_layers": 2, "layers": layers}), ByteTokenizer()
 
 
 def dense_model():
