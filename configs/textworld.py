@@ -8,7 +8,7 @@ Hardware: two CPU cores, 10 GB of memory.
 Method: some steps of supervised fine-tuning on twelve other games that are won show how a command
 is written; then GRPO, or GiGPO, whose steps are credited among the visits of one state of a game.
 Games: 72 of TextWorld's coin collector; a third is held out and never trained on. Three commands
-win a game, of at most six turns; commands drawn at random win one in eight.
+win a game, of at most six turns; commands drawn at random win one game in eight.
 """
 
 import dataclasses

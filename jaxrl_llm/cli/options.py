@@ -203,15 +203,15 @@ def named_config(word: str) -> str:
 def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
     """The configuration ``name`` that a Python file defines.
 
-    The file is executed as a module of its name, so that worker processes can import its functions;
-    where that is the name of another module, such as a package that it uses, as one of a private
-    name.
+    The file is executed as a module of its own name, so that worker processes can import its
+    functions. If another module has that name, such as a package that the config uses, it gets a
+    private name.
     """
     path = Path(path)
     folders = [str(path.absolute().parent)]
     module_name = path.stem
     if path.is_file() and _is_taken(module_name, path):
-        module_name, importable = _private_copy(path, "config")
+        module_name, importable = _private_module(path, "config")
         folders.append(importable)
     return _config_of(path, name, module_name, folders)
 
@@ -224,16 +224,18 @@ def _is_taken(module_name: str, path: Path) -> bool:
     return spec is not None and Path(spec.origin or "").resolve() != path.resolve()
 
 
-def _private_copy(path: Path, kind: str) -> tuple[str, str]:
-    """A module name that nothing else has, and a folder from which a copy is imported by it.
+def _private_module(path: Path, kind: str) -> tuple[str, str]:
+    """A module name that nothing else has, and a folder from which the file is imported by it.
 
-    Worker processes import a function's module by name, so the copy exists as long as this process.
+    Worker processes import a function's module by name, so the folder exists as long as this
+    process. Its module executes the file, for which ``__file__`` is then the same everywhere.
     """
-    digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()
-    module_name = f"jaxrl_llm_{kind}_{digest[:12]}"
+    place = str(path.absolute())
+    module_name = f"jaxrl_llm_{kind}_{hashlib.sha256(place.encode()).hexdigest()[:12]}"
     folder = tempfile.mkdtemp(prefix="jaxrl_llm_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    shutil.copy(path, Path(folder) / f"{module_name}.py")
+    text = f"__file__ = {place!r}\nexec(compile(open(__file__, 'rb').read(), __file__, 'exec'))\n"
+    Path(folder, f"{module_name}.py").write_text(text, "utf-8")
     return module_name, folder
 
 
@@ -301,7 +303,7 @@ def load_target(name: str, *, trust: bool = False) -> Target:
         )
     # The name is private, since the config may itself import a module called `config` from the
     # folder that it was copied from.
-    module_name, importable = _private_copy(copied, "run") if copied.is_file() else ("config", "")
+    module_name, importable = _private_module(copied, "run") if copied.is_file() else ("config", "")
     folders = [word for word in (importable, record.get("folder")) if word]
     config_name = split_config(record["config"])[1]
     config = _config_of(copied, config_name, module_name, folders)
@@ -440,7 +442,8 @@ def load_policy(
 def use_compilation_cache() -> None:
     """Stores compiled programs in the user's cache, so that the next start is fast.
 
-    It is not locked: what another process is just writing cannot be read, and is compiled here.
+    The cache is not locked: a program that another process is still writing, or was killed while it
+    wrote, cannot be read, and is compiled here.
     """
     import os
     import warnings

@@ -15,8 +15,8 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
-# A smaller shape must save so many cells of all rows, since each is compiled; and one that saves
-# less than a half of the next larger shape, more.
+# A smaller size must save so many cells of all rows, since each shape is compiled; and one that
+# saves less than a half of the next larger size, more.
 _LEAST_SAVED, _LESS_THAN_HALF_SAVED = 128, 2048
 
 
@@ -201,8 +201,8 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
 def _rounded_up(needed: int, full: float, cells: int) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    A smaller size saves a half of the next larger one, or a quarter where that is enough cells; one
-    unit of a size has ``cells``.
+    A smaller size saves a quarter of the next larger one, but at least 2,048 cells, or a half where
+    that is less. None saves less than 128 cells. One unit of a size has ``cells``.
     """
     return min(size for size in _sizes(needed, full, cells) if size >= needed)
 

@@ -760,6 +760,9 @@ def _join_rollouts(
     episodes = all(each.done.sampled is not None for each in members)
     if needed > width or not (sampled and (plain or episodes)):
         width = _bucket(needed)
+    elif episodes:
+        while needed <= width // 2:
+            width = -(-width // 2)
     T = max(each.done.rollout.tokens.shape[2] for each in members)
     T = _bucket(before) + (T if sampled else _bucket(T))
     support = next((x.done.rollout.support for x in members if x.done.rollout.support), None)

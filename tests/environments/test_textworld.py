@@ -135,3 +135,20 @@ def test_the_games_of_the_main_job_are_as_it_tells(tmp_path):
     _, seen = env.reset(row, 0)
     # Four characters are about a token.
     assert len(seen.messages[0]["content"]) < 4 * config.sampling.prompt_length
+
+
+@pytest.mark.slow
+def test_the_warm_up_of_the_main_job_shows_other_games(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it stores the games
+    names = runpy.run_path(str(Path(__file__).parents[2] / "configs" / "textworld.py"))
+    shown, env = names["examples"](), names["config"].environment
+    assert len(shown) == 36 and {row.metadata["demonstration"] for row in shown} >= {"take coin"}
+
+    def game(row):
+        first = env.reset(row.metadata, 0)[1].messages[0]["content"]
+        return first, tuple(env.walkthrough(row.metadata))
+
+    played = {game(row) for row in names["prompts"]()}
+    begins = {row.messages[0]["content"] for row in shown}
+    assert len(played) == 72 and len(begins) == 12
+    assert not begins & {first for first, _ in played}

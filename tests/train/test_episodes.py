@@ -86,7 +86,7 @@ class Later(Letters):
 
 
 ROOT = Path(__file__).parents[2]
-SAMPLING = SamplingConfig(group_size=4, max_new_tokens=64, slots=8, prompt_length=32)
+SAMPLING = SamplingConfig(group_size=4, max_new_tokens=64, slots=8, prompt_length=40)
 TURNS = EpisodeOptions(turn_tokens=6)
 
 
@@ -136,6 +136,12 @@ def test_sampler_and_trainer_agree_on_every_sampled_token_and_no_other_trains(ba
         decode(np.asarray(made.tokens)[0, 0][turn_ids[0, 0] == turn].tolist()) for turn in range(2)
     ]
     assert text.split() == [str(sum(c < "m" for c in turn)) for turn in turns]
+
+
+def test_prompts_have_one_of_few_widths(batch):
+    mask = np.asarray(batch[2].batch.prompt_mask)
+    needed = int(mask.sum(axis=-1).max())
+    assert mask.shape[1] == min(width for width in (40, 20, 10, 5) if width >= needed)
 
 
 def test_rewards_are_sums_over_turns_and_states_have_numbers(batch, tmp_path):

@@ -42,9 +42,9 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
         del frame
         if interrupt:
             return
-        interrupt.signal = number
-        # Before the notice, which may be answered at once.
+        # First: the next Ctrl-C may come at any moment, also as an answer to the notice.
         signal.signal(signal.SIGINT, before[signal.SIGINT])
+        interrupt.signal = number
         # Not print: the signal may have come in the middle of one.
         os.write(2, notice.encode())
 

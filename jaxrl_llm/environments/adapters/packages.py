@@ -5,10 +5,15 @@ from types import ModuleType
 
 
 def load(package: str, adapter: str, module: str | None = None) -> ModuleType:
-    """A module of an optional package; ImportError names what to install."""
+    """A module of an optional package; ImportError names what to install.
+
+    A file with the name of the package, such as a config, is not the package.
+    """
+    needs = f"{adapter} needs the package {package}: pip install 'jaxrl_llm[envs]'."
     try:
-        return importlib.import_module(module or package)
+        found = importlib.import_module(module or package)
     except ImportError as error:
-        raise ImportError(
-            f"{adapter} needs the package {package}: pip install 'jaxrl_llm[envs]'."
-        ) from error
+        raise ImportError(needs) from error
+    if not hasattr(importlib.import_module(package), "__path__"):
+        raise ImportError(f"{needs} Imported was the file {found.__file__}.")
+    return found
