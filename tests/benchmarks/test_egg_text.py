@@ -26,6 +26,7 @@ def test_held_out_text_is_not_trained_on():
     assert len(seen) + held_out.size == len(data)
 
 
+@pytest.mark.slow
 def test_a_tiny_run(capfd):
     egg_text.main(["--tiny"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])

@@ -11,6 +11,7 @@ from benchmarks import evolution_page, harness
 TEXT = evolution_page.PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_pasted(capsys):
     (code,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     exec(compile(code, "evolution.md", "exec"), {"__name__": "__main__"})
@@ -75,7 +76,7 @@ def test_results_become_tables(tmp_path):
     assert "| 512 | 800 (790 to 812) | 96% | 87% | 6.1% |" in text
 
 
-@pytest.mark.parametrize("curve", [False, True])
+@pytest.mark.parametrize("curve", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_runs_become_tables(tmp_path, curve):
     ways = {"greedy": 0.4, "sampled": 0.05}
     run = {

@@ -10,6 +10,7 @@ import jaxrl_llm as jr
 from benchmarks import gpu, harness
 
 
+@pytest.mark.slow
 def test_runs_at_a_tiny_size(capfd):
     gpu.main(["--tiny", "--part", "sample"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])

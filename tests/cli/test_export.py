@@ -76,6 +76,7 @@ def test_only_what_an_export_left_is_removed(capsys, trained, tmp_path):
     assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["evaluate", "sample"])
 def test_the_best_one_is_evaluated_and_sampled(capsys, trained, command):
     best = best_of(trained)

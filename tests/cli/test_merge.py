@@ -71,6 +71,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 def test_every_method_is_its_function_and_the_folder_loads(capsys, folders, tmp_path):
     a, b, base = loaded(folders / "a", folders / "b", folders / "base")
     for number, (words, function) in enumerate(CASES.items()):
@@ -148,6 +149,7 @@ def numbers_of(run_dir):
     return [row for row in rows if "loss" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["b", "a"])
 def test_salsa_is_ppo_towards_a_soup(capsys, folders, tmp_path, with_tokenizers, second):
     """The soup of a model with itself is the policy that begins; another one is away from it."""
@@ -160,6 +162,7 @@ def test_salsa_is_ppo_towards_a_soup(capsys, folders, tmp_path, with_tokenizers,
     assert_same(loaded(tmp_path / "soup")[0], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_averaged_and_models_merged_by_the_commands_of_the_catalog(
     capsys, folders, tmp_path, with_tokenizers
 ):

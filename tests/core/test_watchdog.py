@@ -63,6 +63,7 @@ print("alive")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_for_a_while_goes_on():
     script = """
 with dog.watching(1.0) as note:

@@ -49,6 +49,7 @@ def test_all_numbers_are_integers(params):
     assert not [name for name in ("f32", "f16", "f64") if f"{name}[" in program]
 
 
+@pytest.mark.slow
 def test_a_batch_of_members_is_a_loop_over_members(params, scored):
     @jax.jit
     def alone(member, text):

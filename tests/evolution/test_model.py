@@ -62,6 +62,7 @@ def test_each_row_is_its_member(everything):
         np.testing.assert_allclose(batch(0.0)[0][place], plain, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_may_share_the_factors_of_their_pair(everything):
     """Four rows of two pairs, every kind of leaf: values and gradients are those of copies."""
     model, params, classes = everything
@@ -113,6 +114,7 @@ def test_every_hook_is_there(everything, leaf):
     assert np.abs(expected - hidden(model, params)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_population_decodes_in_the_slots_of_one_engine():
     """Greedy completions of members side by side are those of each model alone."""
     model, params = tiny_model(num_layers=1)

@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_reward_hangs(tmp_path, slots, batch, s
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs processes of Unix")
-@pytest.mark.parametrize("deadline", [2.0, slow(3600.0)])
+@pytest.mark.parametrize("deadline", [slow(2.0), slow(3600.0)])
 def test_a_reward_that_holds_the_interpreter_ends_the_run_which_then_goes_on(tmp_path, deadline):
     text = HELD.replace("{deadline}", str(deadline))
     process = start(tmp_path, text)

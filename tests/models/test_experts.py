@@ -119,6 +119,7 @@ def test_tokens_that_all_choose_one_expert():
     np.testing.assert_allclose(y, expected / 5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4, 3])  # the axis divides 4 rows, and has none of 3 to exchange
 @pytest.mark.parametrize("first", [None, 5])  # what the router chooses; all the experts of a device
 def test_devices_of_experts_take_all_tokens_that_choose_theirs(first, rows):
@@ -206,6 +207,7 @@ def logits_of(model, params, tokens, delta=None):
 TOKENS = np.arange(48, dtype=np.int32).reshape(2, 2, 12)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_experts_equals_the_merged_model(small):
     model, params = small
     config = LoRAConfig(rank=2)
@@ -245,6 +247,7 @@ def population(small):
     return classes, delta, members
 
 
+@pytest.mark.slow
 def test_evolution_perturbs_each_expert(small, population):
     model, params = small
     classes, delta, members = population
@@ -284,6 +287,7 @@ def test_noise_of_one_expert_reaches_the_tokens_that_chose_it(small, population)
         np.testing.assert_array_equal(changed(jnp.arange(4) == expert), took)
 
 
+@pytest.mark.slow
 def test_a_pair_shares_the_factors_of_its_experts(small, population):
     """As the sampler takes them: ``[N / 2, E, in, r]``, here with a row a member."""
     model, params = small
@@ -320,6 +324,7 @@ def test_the_gradient_of_experts_is_the_sum_of_their_noise(small, population):
         np.testing.assert_allclose(grad, -noise / 4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_population_of_a_mixture_is_sampled(small, population):
     """The sampler's log-probabilities are those of each member's own weights."""
     model, params = small
@@ -334,6 +339,7 @@ def test_a_population_of_a_mixture_is_sampled(small, population):
         np.testing.assert_allclose(rollout.behavior_logp[:, member], logp[:, member], atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(
     "sizes", [{"data": 2, "tensor": 2}, {"expert": 2, "tensor": 2}, {"data": 2, "context": 2}]
@@ -381,6 +387,7 @@ def test_a_delta_of_experts_of_another_form_is_refused(small, leading):
         logits_of(model, params, TOKENS, delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 4}])
 def test_a_step_on_a_mesh_has_the_same_gradients(sizes):
     """Rows, experts and their hidden units are split; what does not divide is not."""

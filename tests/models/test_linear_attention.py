@@ -106,6 +106,7 @@ def test_gradients_of_chunks_equal_those_token_by_token():
         np.testing.assert_allclose(grad, want, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_read_in_parts_equals_one_pass(hybrid):
     """Of rows of several lengths, behind a prompt, with tokens that a part has again."""
     model, params = hybrid
@@ -135,6 +136,7 @@ def test_a_cache_that_is_read_in_parts_equals_one_pass(hybrid):
     np.testing.assert_allclose(np.asarray(found)[exists], np.asarray(hidden)[exists], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_prompts_that_share_their_beginning(hybrid):
     model, params = hybrid
     tokens = jax.random.randint(jax.random.key(3), (3, 12), 0, 250).at[:, :6].set(jnp.arange(6))
@@ -188,6 +190,7 @@ def check_completions(model, params, groups, finished, least):
     assert count > least
 
 
+@pytest.mark.slow
 def test_slots_with_turns_equal_scoring(hybrid):
     """Rows that wait, end and begin again beside others, and a turn that goes back."""
     model, params = hybrid
@@ -209,6 +212,7 @@ def test_slots_with_turns_equal_scoring(hybrid):
     check_completions(model, params, groups, finished, 60)
 
 
+@pytest.mark.slow
 def test_slots_with_new_weights_read_all_again(hybrid):
     """In the middle of responses, of which the last block has some tokens twice."""
     model, params = hybrid

@@ -42,6 +42,11 @@ NEW = (
     "qwen3_yarn",
     "smollm3",
 )
+# All with -m slow.
+FEW_OF_NEW = [
+    name if name in ("gemma3", "olmo3") else pytest.param(name, marks=pytest.mark.slow)
+    for name in NEW
+]
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
 
 
@@ -72,7 +77,7 @@ def test_logits_equal_transformers(name, optimized):
 
 
 @pytest.mark.of_many
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", FEW_OF_NEW)
 def test_greedy_tokens_equal_transformers(name):
     """By the sampler: the prompt's keys once a group, then one token at a time from the cache."""
     model, params = load_model(GOLDEN / name)
@@ -85,7 +90,7 @@ def test_greedy_tokens_equal_transformers(name):
 
 
 @pytest.mark.of_many
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", FEW_OF_NEW)
 def test_gradient_norm_equals_torch(name):
     """The first 16 tokens are a prompt, whose keys the rest of the row attends to."""
     model, params = load_model(GOLDEN / name)
@@ -110,6 +115,7 @@ def test_gradient_norm_equals_torch(name):
 
 # Biases; soft caps; norms around each block and of each head; norms of all heads at once; layers
 # without rope.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma2", "gemma3", "olmo2", "smollm3"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):

@@ -40,6 +40,7 @@ def test_what_is_kept_shows_in_the_compiled_program(compiled):
     assert memory["full"] < 0.5 * memory["none"]
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same(compiled):
     programs, params = compiled
     whole = programs["none"](params)

@@ -545,6 +545,7 @@ def test_p3o_begins_as_a_policy_gradient_on_differences():
     np.testing.assert_allclose(np.where(mask, grads, 0.0), want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_rule_that_moves_the_policy_too_is_run_on_shapes():
     """A preset that is made with one ends with this check."""
     recipe = jr.recipes.accelerated_po()

@@ -318,6 +318,7 @@ def test_one_token_rollouts_learn_the_data():
     assert float(scorer(state.params, demonstrations()).mean()) > before + 0.5
 
 
+@pytest.mark.slow
 def test_sampled_tokens_do_not_depend_on_the_microbatches():
     (model, params), recipe = jr.testing.tiny_model(num_layers=1), jr.recipes.otr(samples=16)
     optimizer, after = optax.sgd(1.0), []

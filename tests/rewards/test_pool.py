@@ -618,6 +618,7 @@ def test_a_worker_that_closes_its_connection_and_goes_on_is_replaced(verifiers, 
         assert run(pool, "deaf", "abc").rewards.tolist() == [0, 3]
 
 
+@pytest.mark.slow
 def test_a_pool_that_gives_no_value_any_more_ends_the_run(verifiers):
     with VerifierPool(verifiers.judge, workers=2, deadline=1.5, patience=4.0) as pool:
         run(pool, "ab")

@@ -169,7 +169,14 @@ def test_a_value_that_cannot_be_sent_is_a_failed_call(functions, kind, told):
         assert score(pool, ["p"] * 2, [kind, "abc"]).rewards.tolist() == [0, 3]
 
 
-@pytest.mark.parametrize("kind", ["pickle", "number", "form", "nested", "long", "short"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pickle",
+        "long",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("number", "form", "nested", "short")),
+    ],
+)
 def test_a_forged_reply_costs_the_call_and_nothing_else(functions, tmp_path, kind):
     planted = tmp_path / "planted"
     texts = ["ab", kind, "abcd"]

@@ -63,6 +63,7 @@ def test_every_slot_is_copied_once(places):
         np.testing.assert_array_equal(np.asarray(got)[used], expected[used])
 
 
+@pytest.mark.slow
 def test_responses_that_end_in_a_smaller_grid_are_the_same():
     model, params = jr.testing.tiny_model()
     rng, T, G = np.random.default_rng(0), 24, 8

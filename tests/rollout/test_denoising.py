@@ -147,6 +147,7 @@ def test_the_order_and_the_log_probabilities(tiny):
             assert not left or entropy[now].max() <= entropy[left].min() + 1e-5
 
 
+@pytest.mark.slow
 def test_blocks_of_a_model_begin_in_the_prompt():
     """Prompts of 3 and 5 tokens end within a block of 4, which the response goes on with.
 

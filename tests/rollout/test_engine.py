@@ -85,6 +85,7 @@ def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
     assert engine.compiled() == programs
 
 
+@pytest.mark.slow
 def test_decode_and_fill_do_not_copy_the_cache(optimized):
     # Heads of 64, as in real models: with 8 the scores would be as large as the keys.
     model, params = jr.testing.tiny_model(head_dim=64, max_length=4096, num_layers=1)
@@ -138,6 +139,7 @@ def test_reading_what_comes_after_turns_copies_no_cache():
     assert 0.25 <= float(ran.stdout) < 0.8  # the keys and values of eight slots of 32
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_the_same(
     tiny, make, draw_groups, generate, by_request, reference, assert_same
 ):
@@ -172,6 +174,7 @@ def test_a_mesh_gives_the_same(
     assert engine.compiled() == programs
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_sharded_like_the_weights_of_their_heads(
     tiny, make, draw_groups, generate, by_request, reference, assert_same
 ):

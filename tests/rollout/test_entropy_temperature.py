@@ -96,6 +96,7 @@ def completions(engine, settings):
     return [c for group in done for c in group.completions]
 
 
+@pytest.mark.slow
 def test_engine_and_sampler_draw_the_same_and_differ_from_the_base():
     options = {"temperature": 1.2, "entropy_tau": 0.6}
     sample = jr.rollout.make_sampler(

@@ -96,7 +96,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# All with -m slow.
+FEW_CASES = [
+    case
+    if case in ("shared, shared prefix", "dealt out")
+    else pytest.param(case, marks=pytest.mark.slow)
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize("case", FEW_CASES)
 def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
     shared, shared_prefix_len, prompts, others = CASES[case]
     deltas, one = noise(others=others)
@@ -114,7 +123,7 @@ def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
     assert set(result.tokens[~result.mask].tolist()) <= {7}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", FEW_CASES)
 def test_pairs_with_shared_factors_give_the_same(tiny, noise, case):
     shared, shared_prefix_len, prompts, others = CASES[case]
     sample = make_population_sampler(
@@ -136,6 +145,7 @@ def test_norms_and_biases_move(tiny, noise):
     assert not np.allclose(every.model_logp[..., 0], few.model_logp[..., 0], atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [ALIKE, [[5], [80]]], ids=["blocks", "one token"])
 def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, prompts):
     monkeypatch.setattr(population, "_READ_TOKENS", 64)  # two tokens of 32 slots at a time
@@ -146,7 +156,7 @@ def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, p
     check_members(result, prompts, one, alone, temperature=0.0)
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
     drawn = {"temperature": 0.8, "top_k": 20}
     deltas, one = noise()
@@ -182,6 +192,7 @@ def test_sigma_0_is_the_model_itself(tiny, noise, alone):
         assert all(map(np.array_equal, alike, [result.tokens[:, 0], result.model_logp[:, 0]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "shared", "shared_prefix_len"),
     [({"data": 8}, True, 2), ({"fsdp": 4, "tensor": 2}, True, 2), ({"data": 8}, False, 0)],
@@ -198,6 +209,7 @@ def test_devices_change_nothing(tiny, noise, sizes, shared, shared_prefix_len):
     assert_alike(result, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}])
 def test_pairs_with_shared_factors_on_devices(tiny, noise, sizes):
     model, params = tiny

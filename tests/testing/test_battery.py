@@ -47,7 +47,7 @@ def plain(**changes) -> Recipe:
 # Of most presets, all but the quickest only with -m slow. These are a plain one, one with a critic,
 # and one with statistics of the vocabulary; what is composed below has the other slots.
 ALWAYS = ("grpo", "ppo_max", "rover")
-QUICK = ("junk", "degenerate_groups", "on_policy")
+QUICK = ("junk", "degenerate_groups")
 # Those that compile a model or a sampler; without -m slow, for one of the presets or two.
 COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "rover")}
 

@@ -233,7 +233,8 @@ def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches, monkeypatch
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
 
 
-@pytest.mark.parametrize("minibatches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("minibatches", [1, 2])
 def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
     batch, passes = make_batch(prompts=8, group=4, length=6), Passes(minibatches=minibatches)
@@ -329,7 +330,9 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
     assert len(computed) == 2 and float(jnp.abs(nothing[2]).sum()) == 0
 
 
-@pytest.mark.parametrize(("sizes", "first"), [(None, 1), ((2, 1, 1), 1), (None, 3)])
+@pytest.mark.parametrize(
+    ("sizes", "first"), [(None, 1), pytest.param((2, 1, 1), 1, marks=pytest.mark.slow), (None, 3)]
+)
 def test_smaller_rows_are_compiled_before_they_come(sizes, first, monkeypatch):
     """The program that a thread has compiled is that of the later step, which compiles nothing.
 

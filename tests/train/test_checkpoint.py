@@ -471,6 +471,7 @@ def test_orbax_keeps_its_log_to_itself(tmp_path, caplog):
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["from elsewhere"]
 
 
+@pytest.mark.slow
 def test_eight_devices_four_one_and_back(tmp_path):
     model, state = make_state(seed=3, step=4, mesh=make_mesh(data=2, fsdp=2, tensor=2))
     expected = jax.device_get(state._replace(key=jax.random.key_data(state.key)))

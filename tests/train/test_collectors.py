@@ -261,7 +261,10 @@ def test_hints_and_demonstrations_train_with_what_was_sampled(guided):
 
 
 # Ahead of the training, which weights sample depends on timing.
-@pytest.mark.parametrize("guided", ["rounds", "slots"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "guided", ["rounds", pytest.param("slots", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_run_with_mixed_requests_resumes_exactly(guided, tmp_path):
     config, whole = guided
     shutil.copytree(config.run_dir, tmp_path / "run")

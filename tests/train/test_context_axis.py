@@ -40,7 +40,7 @@ MODELS = {
         ),
         pytest.param("windows", "always", {"data": 2, "context": 4}, 1, marks=SLOW),
         pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=SLOW),
-        ("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2),
+        pytest.param("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2, marks=SLOW),
         pytest.param("experts", "flat", {"data": 2, "context": 4}, 1, marks=SLOW),
     ],
 )

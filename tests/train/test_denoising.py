@@ -312,6 +312,7 @@ def holds_abc(prompt, completion, metadata):
     return float(completion.startswith("abc") and "z" not in completion)
 
 
+@pytest.mark.slow
 def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
     """All of the reference but its answer stands in its place; half of a group is replaced."""
     recipe = jr.recipes.igpo_inpainting(shortest=2, longest=2, low=1.0, high=1.0, hint_share=0.0)
@@ -361,6 +362,7 @@ def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
         train(tiny_run(tmp_path / "bad", **options))
 
 
+@pytest.mark.slow
 def test_seppo_learns_good_responses_of_a_denoiser(tmp_path):
     """Its loss on lower bounds of the likelihood; the reference, which samples, is the start."""
     recipe = jr.recipes.seppo().replace(likelihood=elbo_likelihood(samples=2))

@@ -127,6 +127,7 @@ def divergence(s, t, beta):
     return sum(w * np.sum(np.exp(x) * (x - m), -1) for w, x in ((1 - beta, s), (beta, t)))
 
 
+@pytest.mark.slow
 def test_policy_and_teacher_sample_together_beside_texts(config):
     """MiniLLM: half of the groups are drawn from 0.8 policy + 0.2 teacher, half are texts."""
     config = dataclasses.replace(config, recipe="minillm", prompts_per_step=4)
@@ -295,6 +296,7 @@ def test_a_resumed_run_wants_the_same_teacher(config, tmp_path):
         train(other, resume=True, allow_changed=True)
 
 
+@pytest.mark.slow
 def test_stored_scores_train_as_the_model_does(config, tmp_path):
     tok, path = ByteTokenizer(), str(tmp_path / "scores.npz")
     model, params, _ = teacher()

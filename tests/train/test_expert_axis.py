@@ -38,7 +38,13 @@ PARTS = {
         pytest.param({"context": 2, "expert": 2, "tensor": 2}, "flat", {}, {}, marks=SLOW),
         pytest.param({"expert": 2}, "tree", {}, {"microbatches": 2}, marks=SLOW),
         # Which the axis does not divide, so each device has all of them.
-        ({"expert": 4}, "always", {"experts": ExpertsConfig(count=6, active=2, width=16)}, {}),
+        pytest.param(
+            {"expert": 4},
+            "always",
+            {"experts": ExpertsConfig(count=6, active=2, width=16)},
+            {},
+            marks=SLOW,
+        ),
     ],
 )
 def test_an_update_is_that_of_one_device(sizes, packing, changes, options):
@@ -85,6 +91,7 @@ def test_experts_stay_where_they_are():
 PROMPTS = [[5, 6, 7], [8], [5, 6, 9, 10], [11, 12]]
 
 
+@pytest.mark.slow
 def test_samplers_draw_what_one_device_draws():
     network, params = tiny_model(**PARTS)
     options = {"max_new_tokens": 6, "stop_ids": range(90), "record_experts": True}
@@ -123,6 +130,7 @@ def _call(mesh, params):
     return params, jax.random.key(0), *rows, np.int32(0)
 
 
+@pytest.mark.slow
 def test_a_denoising_sampler_draws_what_one_device_draws():
     network, params = tiny_model(
         num_layers=1, experts=PARTS["experts"], causal=False, vocab_size=260, mask_id=259

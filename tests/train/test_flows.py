@@ -231,6 +231,7 @@ def two_halves(prompt, completion, metadata):
     return {"reward": 0.5 * (letters + right), "letters": letters, "right": right}
 
 
+@pytest.mark.slow
 def test_what_writes_and_denoises_is_scored_as_it_was_sampled():
     """Tokens and steps; a latent depends on its text, and its density moves the decoder too."""
     model, params = tiny_text_flow_model()

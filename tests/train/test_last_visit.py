@@ -103,6 +103,7 @@ def test_a_shift_that_the_batch_brings_is_taken():
         step(state, batch.replace(extras={}))
 
 
+@pytest.mark.slow
 def test_a_run_draws_prompts_by_the_rates_that_training_tracks(tmp_path):
     sampling = SamplingConfig(group_size=1, max_new_tokens=4)
     result = train(tiny_run(tmp_path, recipe="spo_tracker", steps=2, sampling=sampling))

@@ -30,7 +30,7 @@ def updates(folder):
     [
         {},
         pytest.param({"remat": "full", "recipe": "dapo"}, marks=pytest.mark.slow),
-        {"mesh": MeshConfig(fsdp=2, tensor=2, data=2)},
+        pytest.param({"mesh": MeshConfig(fsdp=2, tensor=2, data=2)}, marks=pytest.mark.slow),
         pytest.param({"lora": LoRAConfig(rank=2)}, marks=pytest.mark.slow),
     ],
     ids=["plain", "slots", "mesh", "lora"],
@@ -42,6 +42,7 @@ def test_a_run_updates_the_policy(tmp_path, changes):
     assert max(row["grad_norm"] for row in rows) > 0
 
 
+@pytest.mark.slow
 def test_a_run_resumes_as_if_it_had_not_ended(tmp_path):
     def run(folder, steps, **options):
         config = tiny_run(

@@ -388,6 +388,7 @@ def test_other_reference_weights_are_refused(tmp_path):
     assert int(train(config(1.0, steps=2), resume=True).state.step) == 2
 
 
+@pytest.mark.slow
 def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
     """SALSA: a penalty towards the average of two models, which the policy is not at first."""
     model, params = tiny_model(num_layers=1)
@@ -532,7 +533,11 @@ def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
 
 @pytest.mark.parametrize(
     ("mesh", "samples"),
-    [(MeshConfig(), None), (MeshConfig(data=2, fsdp=2, tensor=2), None), (MeshConfig(), 5)],
+    [
+        (MeshConfig(), None),
+        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, marks=pytest.mark.slow),
+        (MeshConfig(), 5),
+    ],
 )
 def test_programs_are_compiled_side_by_side_and_once(tmp_path, mesh, samples):
     """The greedy sampler beside that of rollouts, and the step while the evaluation decodes.

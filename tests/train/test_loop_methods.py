@@ -320,6 +320,7 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_critic_that_diverges_ends_the_run(tmp_path):
     plain = jr.recipes.ppo_max()
 
@@ -353,6 +354,7 @@ def test_an_iteration_begins_beyond_the_policy_and_has_itself_as_the_reference(t
     assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (last, first)), strict=True))
 
 
+@pytest.mark.slow
 def test_a_ring_of_earlier_policies_moves(tmp_path):
     """After three steps it has the policies of the last two, each step an iteration."""
     policies = []
@@ -371,6 +373,7 @@ def test_a_ring_of_earlier_policies_moves(tmp_path):
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_seed_of_a_run_draws_its_random_reference(tmp_path):
     def reference(seed):
         rule = jr.bind(jr.regularizers.random_reference, every=1)

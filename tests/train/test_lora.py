@@ -243,6 +243,7 @@ def test_the_reference_is_the_base_itself(tmp_path):
     assert np.abs(score(away.policy, batch) - start).max() > 0.01
 
 
+@pytest.mark.slow
 def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp_path):
     expected, expected_log, _ = whole_run
     log = []

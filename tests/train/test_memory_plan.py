@@ -122,6 +122,7 @@ def test_activations_are_those_of_a_compiled_step_of_a_real_size():
     np.testing.assert_allclose(estimate, found, rtol=0.15)
 
 
+@pytest.mark.slow
 def test_memory_of_long_inputs_is_not_planned_as_their_square():
     config = tiny_config(**SMALL | {"max_length": 3072})
     batch = BatchShape(1, 2, 2048, 1024)
@@ -130,6 +131,7 @@ def test_memory_of_long_inputs_is_not_planned_as_their_square():
     assert 4 * config.num_heads * (2048**2 + 2 * 1024 * 3072) > 2 * found / config.num_layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expert", [1, 2])
 def test_activations_of_experts_are_those_of_a_compiled_step(expert):
     config = tiny_config(**SMALL, **EXPERTS)
@@ -391,6 +393,7 @@ def test_the_support_of_tokens_is_counted(plans):
         assert parts.step["support of tokens"] == (3 + 1 / 4) * tokens * each
 
 
+@pytest.mark.slow
 def test_a_support_in_a_compiled_step():
     vocab_size, batch = 8192, BatchShape(4, 4, 8, 128)
     model = make_model(tiny_config(vocab_size=vocab_size, num_layers=1))

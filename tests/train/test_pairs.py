@@ -158,6 +158,7 @@ def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):
         load_experiment(of_pairs(tmp_path / "run", pairs, data=data, model=never))
 
 
+@pytest.mark.slow
 def test_degraded_copies_train_a_head_beside_the_pairs(tmp_path):
     path = tmp_path / "long.jsonl"
     rows = [{"prompt": f"q{n}", "chosen": "abcdefg", "rejected": "XYZ"} for n in range(10)]
@@ -193,6 +194,7 @@ def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
         run("none", {})
 
 
+@pytest.mark.slow
 def test_single_responses_are_not_compared(tmp_path, pairs):
     labels = tmp_path / "labels.jsonl"
     rows = [{"prompt": f"q{n}", "completion": "ab"[n % 2], "label": n % 2 == 0} for n in range(10)]

@@ -276,6 +276,7 @@ def test_an_old_style_key_is_refused():
         init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
 
+@pytest.mark.slow
 def test_an_optimizer_keeps_float32_beside_bfloat16_parameters():
     recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
     model, params = tiny_model(dtype="bfloat16")

@@ -68,6 +68,7 @@ def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, nam
     assert (buffer.items.rewards[filled].std(axis=-1) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots"])
 def test_a_run_with_a_buffer_resumes_exactly(runs, name, tmp_path):
     config, whole = runs[name]

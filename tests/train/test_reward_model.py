@@ -111,6 +111,7 @@ def test_an_adapter_trains_beside_the_head(tmp_path):
     assert result.after["pairs"].mean == 1.0
 
 
+@pytest.mark.slow
 def test_steps_are_graded_one_by_one(exported):
     first, last = last_evaluation(exported / "process_reward_model_run")
     assert first["mean"] < last["mean"] == 1.0 and last["samples"] == 1

@@ -139,6 +139,7 @@ def test_each_turn_comes_after_what_the_template_writes(forgotten):
     check_scores(experiment, params, batch)
 
 
+@pytest.mark.slow
 def test_what_was_rewritten_is_as_it_was_whatever_slots_do(forgotten, tmp_path):
     experiment, _, reference = forgotten
     _, _, slow = one_batch(tmp_path, Letters(seconds=0.02), TROLL, **FORGETS)
@@ -150,6 +151,7 @@ def test_what_was_rewritten_is_as_it_was_whatever_slots_do(forgotten, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, back.batch, reference.batch)
 
 
+@pytest.mark.slow
 def test_branches_of_rewritten_episodes_go_on_from_what_they_read(tmp_path):
     recipe = jr.recipes.portool(first=2, prob=1.0)
     experiment, params, collected = one_batch(tmp_path, Letters(), recipe, **FORGETS)

@@ -602,6 +602,7 @@ def test_sampling_and_training_overlap(tmp_path, monkeypatch):
 APART = AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(data=2, tensor=2))
 
 
+@pytest.mark.slow
 def test_devices_that_only_sample(two_behind, tmp_path):
     lines = []
     config = ahead_run(tmp_path, asynchrony=APART, mesh=MeshConfig(fsdp=2, tensor=2), steps=3)

@@ -142,7 +142,7 @@ def test_other_weights_take_the_experts_of_the_sampler(small, rollout):
     assert np.abs(some - replayed)[mask].max() > 1e-3
 
 
-@pytest.mark.parametrize("shared", [0, 1])
+@pytest.mark.parametrize("shared", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("packing", ["always", "tree", "flat"])
 def test_every_layout_takes_the_same(small, rollout, packing, shared):
     params = moved(small[1])
@@ -162,6 +162,7 @@ def test_every_layout_takes_the_same(small, rollout, packing, shared):
     np.testing.assert_allclose(given[rollout.mask], expected[rollout.mask], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_responses_share_a_token_only_with_its_experts(small, rollout):
     twins = rollout._replace(
         tokens=np.broadcast_to(rollout.tokens[:, :1], rollout.tokens.shape),
@@ -180,6 +181,7 @@ def test_responses_share_a_token_only_with_its_experts(small, rollout):
     assert cells[0] < cells[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "packing"), [({"context": 4}, "flat"), ({"data": 2, "context": 2}, "never")]
 )
@@ -202,6 +204,7 @@ def test_a_mesh_takes_the_same(small, sizes, packing):
     np.testing.assert_allclose(logp[batch.mask], expected[batch.mask], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_routers_and_experts_learn(small, rollout):
     """The step's loss has the derivative of its value, with the experts held."""
     network, params = small
@@ -228,6 +231,7 @@ def test_routers_and_experts_learn(small, rollout):
         assert all(np.abs(x).max() > 0 and np.abs(x - y).max() > 1e-6 for x, y in leaves)
 
 
+@pytest.mark.slow
 def test_a_reference_chooses(small, rollout):
     """Of what a step computes, only the policy's numbers depend on the experts."""
     network, params = small
@@ -242,6 +246,7 @@ def test_a_reference_chooses(small, rollout):
     assert np.abs(with_them.old_logp - without.old_logp).max() > 0.01
 
 
+@pytest.mark.slow
 def test_slots_record_what_the_sampler_does(small, rollout):
     network, params = small
     engine = make_engine(
@@ -300,6 +305,7 @@ def run_of(folder, **changes):
     return tiny_run(folder, **options | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_replays_and_resumes(tmp_path, slots):
     sampling = SamplingConfig(group_size=2, max_new_tokens=4, slots=slots)

@@ -81,6 +81,7 @@ def test_what_a_run_remembers_is_what_its_method_says(whole):
         assert float(center.count) > 0 and float(center.mean) != 0.0
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_library_in_its_prompts(tmp_path, capsys):
     """What a run has learned without weights is in the prompts of its evaluations."""
     config = tiny_run(

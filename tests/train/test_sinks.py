@@ -189,6 +189,7 @@ def test_services_know_the_run_by_the_same_name_after_a_resume(services, tmp_pat
     assert len(named(services, "wandb.finish")) == len(named(services, "trackio.finish")) == 3
 
 
+@pytest.mark.slow
 def test_a_failing_sink_costs_a_run_nothing(tmp_path):
     made = []
 

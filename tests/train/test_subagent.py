@@ -114,6 +114,7 @@ def test_rows_and_advantages_are_those_of_the_aligned_answers():
     assert subagent_batch(subagent, alone, rewards, where, jax.random.key(0)) is None
 
 
+@pytest.mark.slow
 def test_both_learn_and_a_resumed_run_is_the_same(tmp_path):
     whole = train(config(tmp_path / "whole"))
     _, params, _ = one_layer()
@@ -133,6 +134,7 @@ def test_both_learn_and_a_resumed_run_is_the_same(tmp_path):
     assert_same(resumed.state, whole.state)
 
 
+@pytest.mark.slow
 def test_its_update_is_that_of_its_own_rows(tmp_path):
     """The step of a run changes each policy as a step of that policy alone on its rows would."""
     settings = config(tmp_path / "run")

@@ -79,6 +79,7 @@ def test_half_of_the_rollouts_end_early_and_a_resumed_run_is_the_same(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_greedy_tree_branches_in_the_loop(tmp_path):
     recipe = jr.recipes.latr(
         min_prob=0.0, max_gap=1.0, ages=(2,), limit=4, starts=(0, 1), shares=(1.0, 0.5)

@@ -103,6 +103,7 @@ def test_gradient_through_a_small_support(tiny):
     np.testing.assert_allclose((along(h) - along(-h)) / (2 * h), slope, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_two_steps_with_all_filters(tmp_path):
     sampling = dataclasses.replace(CONFIG.sampling, **ALL)
     assert isinstance(sampling, SamplingConfig)

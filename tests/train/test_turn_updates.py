@@ -48,7 +48,7 @@ def assert_close(a, b, atol=2e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
-@pytest.mark.parametrize("order", ["backward", "forward"])
+@pytest.mark.parametrize("order", [pytest.param("backward", marks=pytest.mark.slow), "forward"])
 def test_turns_are_steps_with_a_running_factor(order):
     """The factor by hand, in NumPy; scores and gradients of the same recipe without turns."""
     model, params = MODEL, PARAMS
@@ -99,6 +99,7 @@ def test_turns_that_are_not_there_make_no_step():
     assert_close(after.params, PARAMS, atol=0)
 
 
+@pytest.mark.slow
 def test_microbatches_and_meshes_change_nothing():
     batch = batch_of_turns()
     whole, metrics = run(RECIPE, batch)
@@ -108,6 +109,7 @@ def test_microbatches_and_meshes_change_nothing():
         assert_close(numbers, metrics, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_random_order_is_drawn_from_the_runs_key():
     recipe = RECIPE.replace(turn_updates=TurnUpdates(order="random"))
     batch, step, ends = batch_of_turns(), step_of(recipe, SGD), []
