@@ -15,9 +15,9 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
-# A smaller size must save so many cells of all rows, since each shape is compiled; and one that
-# saves less than a half of the next larger size, more.
-_LEAST_SAVED, _LESS_THAN_HALF_SAVED = 128, 2048
+# Fewer parts must save so many cells of all rows, since each shape is compiled; and if they save a
+# quarter, not a half, more.
+_LEAST_SAVED, _QUARTER = 128, 2048
 
 
 def plan_flat(
@@ -134,8 +134,7 @@ def plan_flat(
             nodes_of_row = np.concatenate([nodes_of_row, len(nodes_of_row) + ends[:nodes]])
         prompt_cells[groups] = cells_of_row
         prompt_ends.append(nodes_of_row)
-    full = _prompt_cells(each, Lp, shared_prefix_len)
-    L = _rounded_up(max(map(len, prompt_ends)), full, len(rows))
+    L = _rounded_up(max(map(len, prompt_ends)), _prompt_cells(each, Lp, shared_prefix_len))
 
     sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
     for n, groups in enumerate(rows):
@@ -198,23 +197,23 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
         filled[n] += int(loads[p])
 
 
-def _rounded_up(needed: int, full: float, cells: int) -> int:
+def _rounded_up(needed: int, full: float, cells: int | None = None) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    A smaller size saves a quarter of the next larger one, but at least 2,048 cells, or a half where
-    that is less. None saves less than 128 cells. One unit of a size has ``cells``.
+    A smaller size saves a quarter of the next larger one. Where a unit of a size has ``cells``, it
+    saves at least 2,048 cells, or a half if that is less, and at least 128 cells in any case.
     """
     return min(size for size in _sizes(needed, full, cells) if size >= needed)
 
 
-def _sizes(needed: int, full: float, cells: int) -> Iterator[int]:
+def _sizes(needed: int, full: float, cells: int | None) -> Iterator[int]:
     """The sizes of :func:`_rounded_up`, from the smallest multiple of ``full`` that suffices."""
-    least, less_than_half = _LEAST_SAVED / cells, _LESS_THAN_HALF_SAVED / cells
+    least, quarter = (0.0, 0.0) if cells is None else (_LEAST_SAVED / cells, _QUARTER / cells)
     size = math.ceil(full - 1e-9)
     size *= math.ceil(needed / size)
     yield size
     while size > 1:
-        smaller = math.ceil(max(size / 2, min(0.75 * size, size - less_than_half)))
+        smaller = math.ceil(max(size / 2, min(0.75 * size, size - quarter)))
         smaller = min(smaller, size - 1)
         if size - smaller < least:
             return

@@ -102,6 +102,7 @@ def test_a_run_is_merged_with_a_model_in_bfloat16(capsys, folders, tmp_path):
     assert_same(loaded(tmp_path / "out")[0], half)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_run_are_weighed_by_step_or_loss(capsys, tmp_path):
     path = config_file(tmp_path, "checkpoint=dataclasses.replace(config.checkpoint, every=1)")
     run_dir = tmp_path / "run"

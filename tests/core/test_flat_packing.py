@@ -144,6 +144,7 @@ def test_rows_are_planned_for_what_all_prompts_begin_with():
         (1024, 16, [1024, 768, 576, 432, 304, 176, 88, 44, 22, 11]),
         (7.5, 512, [8, 4, 2, 1]),
         (3, 1, [3]),
+        (40, None, [40, 30, 23, 18, 14, 11, 9, 7, 6, 5, 4, 3, 2, 1]),  # prompts
     ],
 )
 def test_sizes_of_rows(full, cells, sizes):

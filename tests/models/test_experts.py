@@ -305,6 +305,7 @@ def test_a_pair_shares_the_factors_of_its_experts(small, population):
     )
 
 
+@pytest.mark.slow
 def test_the_gradient_of_experts_is_the_sum_of_their_noise(small, population):
     _, params = small
     classes, _, _ = population

@@ -381,6 +381,7 @@ def test_a_worker_that_died_while_idle_is_replaced_without_a_failure(verifiers):
         assert pool.failures == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "leave"])
 def test_children_of_a_hung_call_end_with_it(verifiers, tmp_path, how):
     """Also those that left its session, and whose parent has ended."""
@@ -500,6 +501,7 @@ def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path, ending
     assert ends(int(told.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "deadline"),
     [

@@ -98,10 +98,7 @@ CASES = {
 
 # All with -m slow.
 FEW_CASES = [
-    case
-    if case in ("shared, shared prefix", "dealt out")
-    else pytest.param(case, marks=pytest.mark.slow)
-    for case in CASES
+    case if case == "dealt out" else pytest.param(case, marks=pytest.mark.slow) for case in CASES
 ]
 
 
@@ -156,7 +153,8 @@ def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, p
     check_members(result, prompts, one, alone, temperature=0.0)
 
 
-@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
 def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
     drawn = {"temperature": 0.8, "top_k": 20}
     deltas, one = noise()

@@ -110,6 +110,7 @@ def test_turns_equal_one_after_the_other_and_nothing_is_read_twice(
     assert generation.stop() == []
 
 
+@pytest.mark.slow
 def test_late_answers_change_nothing_and_free_their_slots(
     engine, generate, by_request, assert_same, one_turn_at_a_time, monkeypatch
 ):

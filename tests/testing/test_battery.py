@@ -48,8 +48,8 @@ def plain(**changes) -> Recipe:
 # and one with statistics of the vocabulary; what is composed below has the other slots.
 ALWAYS = ("grpo", "ppo_max", "rover")
 QUICK = ("junk", "degenerate_groups")
-# Those that compile a model or a sampler; without -m slow, for one of the presets or two.
-COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "rover")}
+# Those that compile a model or a sampler; without -m slow, for one of the presets.
+COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo",)}
 
 
 SLOW = [pytest.mark.slow, pytest.mark.of_many]

@@ -67,6 +67,7 @@ def test_dapo_trains_on_groups_that_differ_alone(runs, name):
         assert row["tokens"] < row["tokens_sampled"] <= 6 * 4 * 2 * 4
 
 
+@pytest.mark.slow
 def test_dapo_compares_a_component_of_the_reward(tmp_path):
     def shaped(prompt, completion, metadata):
         right = first_is_low(prompt, completion, metadata)

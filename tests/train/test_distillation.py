@@ -426,6 +426,7 @@ def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):
     assert counting.asked and all(np.isfinite(row["loss"]) for row in result.history)
 
 
+@pytest.mark.slow
 def test_a_teacher_of_tokens_gives_the_gradient_of_the_one_in_the_step(config, tmp_path):
     model, params, _ = teacher()
     config = dataclasses.replace(config, recipe="on_policy_distillation", steps=2)

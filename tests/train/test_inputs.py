@@ -66,6 +66,7 @@ def test_rows_of_ps_grpo_are_the_paraphrases_of_a_question(slots):
     assert {row["prompt"] for row in rollouts.rows} <= sent
 
 
+@pytest.mark.slow
 def test_the_rollouts_are_the_same_in_rounds_and_in_slots():
     for name in ("hbpo", "ps_grpo"):
         rounds, slots = (first_batch(name, slots=n)[0].batch for n in (None, 16))

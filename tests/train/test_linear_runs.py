@@ -25,13 +25,14 @@ def updates(folder):
     return [row for row in rows if "grad_norm" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        pytest.param({"remat": "full", "recipe": "dapo"}, marks=pytest.mark.slow),
-        pytest.param({"mesh": MeshConfig(fsdp=2, tensor=2, data=2)}, marks=pytest.mark.slow),
-        pytest.param({"lora": LoRAConfig(rank=2)}, marks=pytest.mark.slow),
+        {"remat": "full", "recipe": "dapo"},
+        {"mesh": MeshConfig(fsdp=2, tensor=2, data=2)},
+        {"lora": LoRAConfig(rank=2)},
     ],
     ids=["plain", "slots", "mesh", "lora"],
 )

@@ -536,7 +536,7 @@ def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
     [
         (MeshConfig(), None),
         pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, marks=pytest.mark.slow),
-        (MeshConfig(), 5),
+        pytest.param(MeshConfig(), 5, marks=pytest.mark.slow),
     ],
 )
 def test_programs_are_compiled_side_by_side_and_once(tmp_path, mesh, samples):
@@ -579,7 +579,8 @@ def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
         train(config)
 
 
-@pytest.mark.parametrize("updates", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [1, 2])
 def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
     def load(name, *, mesh=None, matrices=None):
         assert matrices is None  # only what stays frozen comes in another dtype

@@ -236,6 +236,7 @@ def test_a_batch_that_came_before_the_evaluation_is_the_first(tmp_path, monkeypa
             assert row[name] == other[name]
 
 
+@pytest.mark.slow
 def test_greedy_responses_are_graded_where_a_method_asks(tmp_path):
     log = []
 

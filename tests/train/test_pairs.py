@@ -179,6 +179,7 @@ def test_degraded_copies_train_a_head_beside_the_pairs(tmp_path):
     assert_same(through.state, run("part", resume=True).state)
 
 
+@pytest.mark.slow
 def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
     def run(name, margin):
         path = tmp_path / f"{name}.jsonl"

@@ -87,6 +87,7 @@ def last_evaluation(run_dir):
     return [row["held_out"]["pairs"] for row in rows if "held_out" in row]
 
 
+@pytest.mark.slow
 def test_a_head_learns_pairs_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     path = write(tmp_path / "pairs.jsonl", PAIRS)
     through = train(of_data(tmp_path / "a", path))

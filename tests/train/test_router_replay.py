@@ -122,6 +122,7 @@ def test_the_weights_that_sampled_choose_the_same(small, rollout):
     np.testing.assert_allclose(replayed[mask], rollout.model_logp[mask], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_other_weights_take_the_experts_of_the_sampler(small, rollout):
     params, batch, mask = moved(small[1]), batch_of(rollout), rollout.mask
     own = logp_of(small, params, batch.replace(experts=None))

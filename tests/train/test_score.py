@@ -345,7 +345,8 @@ def test_a_mask_is_bool_and_a_shared_prefix_not_negative():
             make(model, shared_prefix_len=-1, **options)
 
 
-@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
 def test_prompts_go_through_the_layers_with_their_responses_or_before_them(packed):
     model, params = tiny_model()
     batch = packed_batch()

@@ -58,6 +58,7 @@ def test_a_run_resumes_exactly(whole, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_a_run_remembers_is_what_its_method_says(whole):
     name, config, result = whole
     state, history = result.state.collector_state, result.history

@@ -53,6 +53,7 @@ def test_the_ratio_of_an_unchanged_policy_is_one(tiny, names):
         np.testing.assert_allclose(whole, kept, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_takes_all_its_ratios_over_the_support(tiny):
     model, params = tiny
     batch, _ = sampled(tiny, ALL)
