@@ -8,11 +8,12 @@ model, questions, learning rate and number of steps, and none is tuned. Tokens a
 the policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
 training, with the programs that they compile.
 
-A task that has a warm-up begins with it, `jaxrl-llm train CONFIG:warmup`, which is the same for all
-runs and in none of the figures. A run that is in `--folder` already is not made again, so a
-benchmark that was stopped goes on. A run whose command fails, such as one that stops learning
-anything, is stored as failed. `--save` writes benchmarks/results/leaderboard_TASK-DEVICE.json. Runs
-that are in it already stay, unless they were made again. Each run names the commit that made it.
+A task that has a warm-up begins with it, `jaxrl-llm train CONFIG:warmup`, which is made once for a
+folder, at the place that the config says, and is in none of the figures. A run that is in
+`--folder` already is not made again, so a benchmark that was stopped goes on. A run whose command
+fails, such as one that stops learning anything, is stored as failed. `--save` writes
+benchmarks/results/leaderboard_TASK-DEVICE.json. Runs that are in it already stay, unless they were
+made again. Each run names the commit that made it.
 """
 
 import argparse
@@ -43,11 +44,13 @@ TASKS = {
 }
 
 
-def warm_up(task: str) -> None:
-    """Makes the weights that the runs of a task begin with."""
-    if TASKS[task].warmup:
+def warm_up(task: str, root: Path) -> None:
+    """Makes the weights that the runs of a task begin with, once for a folder of runs."""
+    done = root / f"{task}_warmup.json"
+    if TASKS[task].warmup and not done.is_file():
         command = [sys.executable, "-m", "jaxrl_llm", "train", f"{TASKS[task].config}:warmup"]
         quickstart.timed([*command, "--overwrite"], {**os.environ, "PYTHONPATH": str(harness.ROOT)})
+        done.write_text(json.dumps({"commit": harness.commit()}))
 
 
 def folder_of(task: str, recipe: str, seed: int, root: Path) -> Path:
@@ -92,7 +95,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         wanted = [(recipe, seed) for seed in options.seeds for recipe in options.recipes]
         folders = (folder_of(options.task, *run, root) for run in wanted)
         if not all(folder.with_suffix(".json").is_file() for folder in folders):
-            warm_up(options.task)
+            warm_up(options.task, root)
         for recipe, seed in wanted:
             runs.append(once(options.task, recipe, seed, root, extra))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
