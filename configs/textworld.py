@@ -56,12 +56,12 @@ config = TrainConfig(
     environment=ENVIRONMENT,
     episodes=EpisodeOptions(max_turns=6, turn_tokens=6),
     recipe="grpo",
-    sampling=SamplingConfig(group_size=8, max_new_tokens=224, prompt_length=160, slots=32),
-    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99),
+    sampling=SamplingConfig(group_size=8, max_new_tokens=224, prompt_length=160, slots=64),
+    optimizer=OptimizerConfig(learning_rate=3e-5, b2=0.99),
     checkpoint=CheckpointConfig(every=0, keep=1),  # 1.6 GB
     evaluation=EvaluationConfig(samples=2),
-    steps=12,
-    prompts_per_step=4,
+    steps=16,
+    prompts_per_step=8,
     remat="none",
     run_dir="runs/textworld",
 )
@@ -93,7 +93,7 @@ warmup = dataclasses.replace(
     sampling=SamplingConfig(group_size=1, max_new_tokens=16),
     checkpoint=CheckpointConfig(every=0, keep=1),
     evaluation=EvaluationConfig(enabled=False),
-    steps=4,
+    steps=3,
     prompts_per_step=8,
     run_dir=WARMUP,
 )

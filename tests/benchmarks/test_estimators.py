@@ -13,6 +13,7 @@ from benchmarks.estimator_cases import ADVANTAGES, TERMS, inputs_of
 ARRAYS = estimators.arrays_of(4, 4, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*ADVANTAGES, *TERMS], ids=lambda case: case.name)
 def test_a_case_can_be_called(case):
     out = case.call(inputs_of(case, ARRAYS))

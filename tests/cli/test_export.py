@@ -101,6 +101,7 @@ def test_only_runs_have_checkpoints(capsys, tmp_path):
         one_sentence(err, "has no effect on", "which is not a run")
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged(capsys, tmp_path):
     changes = "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)"
     path = config_file(tmp_path, changes)

@@ -265,6 +265,7 @@ def test_evolution_perturbs_each_expert(small, population):
         np.testing.assert_allclose(logits[row], logits_of(model, one, TOKENS)[row], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_noise_of_one_expert_reaches_the_tokens_that_chose_it(small, population):
     model, params = small
     _, delta, members = population

@@ -256,6 +256,7 @@ def flow(request):
     return model, params, rollout, gap(model), gap(plain)
 
 
+@pytest.mark.slow
 def test_the_policy_that_samples_is_the_policy_that_trains(flow):
     model, _, _, one, split = flow
     # In bfloat16 a sum in another order may round one activation otherwise.

@@ -330,6 +330,7 @@ def test_sampled_tokens_do_not_depend_on_the_microbatches():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sdpo", "srpo"])
 def test_a_teacher_who_sees_the_same_prompt_teaches_nothing(name):
     model, params = jr.testing.tiny_model(num_layers=1)

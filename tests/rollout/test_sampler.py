@@ -134,6 +134,7 @@ def test_other_prompts_of_a_bucket_do_not_compile_again(tiny):
     assert 0 < counts[0] == counts[1] == counts[2] < counts[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
 def test_a_mesh_samples_the_same_tokens(tiny, shape):
     model, params = tiny

@@ -289,6 +289,7 @@ def test_an_evaluation_loads_no_teacher(config):
         load_experiment(config)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_wants_the_same_teacher(config, tmp_path):
     train(dataclasses.replace(config, steps=1))
     other = dataclasses.replace(config, steps=2, teacher=lambda: (*tiny_model(), ByteTokenizer()))

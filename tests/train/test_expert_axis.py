@@ -29,6 +29,7 @@ PARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "packing", "changes", "options"),
     [

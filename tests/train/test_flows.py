@@ -199,6 +199,7 @@ def test_a_run_resumes_exactly(tmp_path):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -150,6 +150,7 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
     assert any("completion" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_mesh_trains_the_same(whole_run, tmp_path):
     expected, _ = whole_run
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)

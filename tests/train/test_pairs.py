@@ -90,6 +90,7 @@ def train_result(folder):
     return [row for row in rows if "held_out" in row][-1]["held_out"]["pairs"]["mean"]
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_run_on_pairs_grades_its_evaluation_alone(tmp_path, pairs):
     config = of_pairs(
         tmp_path / "run", pairs, steps=1, reward=lambda prompt, completion, metadata: 1.0

@@ -159,6 +159,7 @@ def test_branches_of_rewritten_episodes_go_on_from_what_they_read(tmp_path):
     check_scores(experiment, params, collected.batch)
 
 
+@pytest.mark.slow
 def test_the_experts_turn_stands_in_for_one_that_deviates(tmp_path):
     env = SemiOnline(near, limit=1)
     experiment, params, collected = one_batch(tmp_path, env, RULE, **ALONG)

@@ -36,6 +36,7 @@ def sampled(tiny, options, **more):
     return to_batch(rollout, rewards, QUESTIONS, vocab_size=model.config.vocab_size), rollout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [[name] for name in ALL] + [list(ALL)], ids=" ".join)
 def test_the_ratio_of_an_unchanged_policy_is_one(tiny, names):
     model, params = tiny
