@@ -4,8 +4,8 @@
 
 Runs `jaxrl-llm train CONFIG --recipe NAME` for each recipe and seed in turn, with a split of the
 task's questions for each seed. Everything but the recipe is the config's: the methods get the same
-model, questions, learning rate and number of steps, and none is tuned. Tokens are all that
-the policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
+model, questions, learning rate and number of steps, and none is tuned. Tokens are all that the
+policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
 training, with the programs that they compile.
 
 A task that has a warm-up begins with it, `jaxrl-llm train CONFIG:warmup`, which is made once for a

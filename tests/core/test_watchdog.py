@@ -110,7 +110,7 @@ def test_nothing_runs_before_something_is_watched():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signals", [1, 2])
 def test_a_second_interrupt_is_heard_while_the_interpreter_is_held(signals):
     done = run(
         f"""

@@ -307,7 +307,7 @@ def run_of(folder, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [None, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slots", [None, 4])
 def test_a_run_replays_and_resumes(tmp_path, slots):
     sampling = SamplingConfig(group_size=2, max_new_tokens=4, slots=slots)
     config = run_of(
