@@ -60,7 +60,7 @@ config = TrainConfig(
     optimizer=OptimizerConfig(learning_rate=3e-5, b2=0.99),
     checkpoint=CheckpointConfig(every=0, keep=1),  # 1.6 GB
     evaluation=EvaluationConfig(samples=2),
-    steps=16,
+    steps=12,
     prompts_per_step=8,
     remat="none",
     run_dir="runs/textworld",
