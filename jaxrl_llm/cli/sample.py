@@ -29,7 +29,7 @@ from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.engine.requests import has_ended
-from jaxrl_llm.rollout.sampler import BUCKETS
+from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train import TrainConfig
 
@@ -269,7 +269,7 @@ class Job:
     ) -> Timed:
         """A generation of an engine for this many prompts of up to ``longest`` tokens."""
         args, stops = self.args, self.args.stop
-        length = min(next((b for b in BUCKETS if b >= longest), longest), self._room)
+        length = min(bucket_of(longest), self._room)
         # Siblings share a row up to eight; more of them only where there are few prompts.
         width = min(args.n, args.slots, max(8, -(-args.slots // prompts)))
         rows = max(1, min(args.slots // width, prompts * -(-args.n // width)))

@@ -7,7 +7,7 @@ parameters with two axes, if it differs.
 import functools
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -383,17 +383,54 @@ def load_model(
       ValueError: If a file is broken, the architecture unknown, or a tensor missing or misshapen.
       ConnectionError: If the model has to be fetched and cannot be.
     """
+    opened = open_weights(name_or_path, mesh=mesh, dtype=dtype, matrices=matrices)
+    return opened.model, opened.read()
+
+
+class OpenedWeights(NamedTuple):
+    """A pretrained decoder whose weights have not been read yet.
+
+    Attributes:
+      model: The model.
+      shapes: A `jax.ShapeDtypeStruct` per parameter, with its sharding if there is a mesh.
+      read: Reads the weights and returns the parameters.
+    """
+
+    model: "Model"
+    shapes: Any
+    read: Callable[[], dict[str, Any]]
+
+
+def open_weights(
+    name_or_path: str | Path,
+    *,
+    mesh: "Mesh | None" = None,
+    dtype: str = "float32",
+    matrices: str | None = None,
+) -> OpenedWeights:
+    """Opens a pretrained decoder, so that programs can be compiled before its weights are read.
+
+    Arguments and errors are those of :func:`load_model`; those of a tensor come from `read`.
+    """
     from jaxrl_llm.models.transformer import make_model, param_shapes
 
     source, config = open_model(name_or_path, dtype=dtype)
     model = make_model(config)
-    shardings = None
+    shapes, shardings = param_shapes(model), None
     if mesh is not None:
         from jaxrl_llm.models.sharding import param_shardings
 
-        shardings = param_shardings(param_shapes(model), mesh)
-    params = load_params(source, config, dtype=dtype, matrices=matrices, shardings=shardings)
-    return model, params
+        shardings = param_shardings(shapes, mesh)
+
+    def shape_of(x: jax.ShapeDtypeStruct, sharding: "Sharding | None" = None):
+        kind = matrices if matrices and len(x.shape) > 1 else dtype
+        return jax.ShapeDtypeStruct(x.shape, jnp.dtype(kind), sharding=sharding)
+
+    shapes = jax.tree.map(shape_of, shapes, *(() if shardings is None else (shardings,)))
+    read = functools.partial(
+        load_params, source, config, dtype=dtype, matrices=matrices, shardings=shardings
+    )
+    return OpenedWeights(model, shapes, read)
 
 
 def open_model(

@@ -322,6 +322,13 @@ def make_model(config: ModelConfig) -> Model:
       >>> (hidden @ model.output_matrix(params).T).shape == (1, 1, 3, model.config.vocab_size)
       True
     """
+    return _decoder(config)
+
+
+# A start of the command line makes a model three times, each of which traces every layer.
+@functools.lru_cache(maxsize=16)
+def _decoder(config: ModelConfig) -> Model:
+    """The functions of :func:`make_model`, the same for equal configurations."""
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
 
     def init(key: Array) -> ArrayTree:

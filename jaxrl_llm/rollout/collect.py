@@ -31,7 +31,7 @@ from jaxrl_llm.rewards.scoring import join_scores
 from jaxrl_llm.rollout._inputs import check_tokens
 from jaxrl_llm.rollout.backends import Asked, Backend, Graded
 from jaxrl_llm.rollout.episodes import Episodes
-from jaxrl_llm.rollout.sampler import BUCKETS
+from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED, Rollout
 
 _ROLES = range(OWN, JUDGE + 1)
@@ -730,7 +730,7 @@ def _nodes(asked: Asked, done: Graded, index: int, length: int) -> np.ndarray:
 
 def _bucket(size: int) -> int:
     """A width that few sizes have in common; 0 stays 0."""
-    return min((b for b in BUCKETS if b >= size), default=size) if size else 0
+    return bucket_of(size) if size else 0
 
 
 def _routed(member: _Member) -> bool:

@@ -8,6 +8,7 @@ message is the function that :func:`make_sampler` or
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.threads import compile_aside, wait_for_one
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh
@@ -48,6 +50,11 @@ def count_shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     shared = len(os.path.commonprefix([list(p) for p in prompts]))
     shared = min([shared, *(len(p) - 1 for p in prompts)])
     return shared if shared >= _MIN_SHARED else 0
+
+
+def bucket_of(longest: int, buckets: Sequence[int] = BUCKETS) -> int:
+    """The width of a batch whose longest prompt has this many tokens."""
+    return min((b for b in buckets if b >= longest), default=longest)
 
 
 def prompt_room(function: str, model: Model, max_new_tokens: int) -> int:
@@ -105,8 +112,7 @@ class PromptSpec(NamedTuple):
                     f"sample: prompt {i} must begin with the {shared} tokens of shared_prefix_len "
                     "that all prompts share, and have at least one more."
                 )
-        longest = max(map(len, prompts))
-        width = min((b for b in sorted(self.buckets) if b >= longest), default=longest)
+        width = bucket_of(max(map(len, prompts)), self.buckets)
         mask = np.arange(width) < np.array([len(p) for p in prompts])[:, None]
         return pad_rows(prompts, width), mask
 
@@ -162,8 +168,9 @@ def make_sampler(
       Rollout``. ``prompts`` are P lists of token ids; ``request_ids`` int ``[P, G]`` name the
       requests (default: their index), and a request has the same response in any batch; ``version``
       is recorded; ``entropy_stats`` are the four numbers that ``entropy_tau`` reads. The key is
-      consumed. ``sample.compile_for(params, key, prompts)`` compiles the program of such a call
-      and does not run it.
+      consumed. ``sample.compile_for(params, key, prompts)`` begins to compile the program of such
+      a call in another thread, which the call then waits for, and returns its future. There,
+      ``params`` and ``key`` may be ``jax.ShapeDtypeStruct``.
 
     Raises:
       ValueError: If an option is out of range or has no effect, or ``max_new_tokens`` leaves no
@@ -208,7 +215,7 @@ def make_sampler(
     )
     decode = jax.jit(sampling_on_mesh(_make_decode(model, draw, spec), mesh, model.sharding_rules))
 
-    compiled_shapes = set()
+    programs: dict[tuple[int, int], Future] = {}  # by the shape of the prompts
 
     def arguments(params: ArrayTree, key: Array, prompts, request_ids, version: int) -> tuple:
         tokens, mask = prompt_spec.pad(prompts)
@@ -236,23 +243,34 @@ def make_sampler(
     ) -> Rollout:
         shape, args = arguments(params, key, prompts, request_ids, version)
         if entropy_stats is None:
-            compiled_shapes.add(shape)
-            return decode(*args)
+            if shape in programs:  # if it failed, the same error comes from here
+                wait_for_one([programs[shape]])
+            result = decode(*args)
+            programs.setdefault(shape, _done())
+            return result
         if entropy_tau is None:
             raise ValueError("sample: entropy_stats has no effect without entropy_tau.")
         stats = np.asarray(entropy_stats, np.float32)
         checks.check_shape("sample", "entropy_stats", stats, (len(ENTROPY_STATS),))
         return decode(*args, dict(zip(ENTROPY_STATS, stats, strict=True)))
 
-    def compile_for(params: ArrayTree, key: Array, prompts) -> None:
+    def compile_for(params: ArrayTree, key: Array, prompts) -> Future:
         shape, args = arguments(params, key, prompts, None, 0)
-        if shape not in compiled_shapes:
-            compiled_shapes.add(shape)
-            decode.lower(*args).compile()
+        if shape not in programs:
+            programs[shape] = compile_aside(
+                "compile a sampler", lambda: decode.lower(*args).compile()
+            )
+        return programs[shape]
 
     sample.compiled = decode  # type: ignore[attr-defined]
     sample.compile_for = compile_for  # type: ignore[attr-defined]
     return sample
+
+
+def _done() -> Future:
+    future: Future = Future()
+    future.set_result(None)
+    return future
 
 
 def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., Rollout]:

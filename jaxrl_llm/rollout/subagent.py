@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.threads import LAUNCHING
+from jaxrl_llm.core.runtime.threads import LAUNCHING, wait_for_one
 from jaxrl_llm.data.messages import Message
 from jaxrl_llm.environments.asking import SubagentError
 from jaxrl_llm.rollout.types import FAILED, Rollout
@@ -83,7 +83,9 @@ class SubagentPlayer:
         self._waiting: list[_Question] = []
         self._lock = threading.Lock()
         # Before a deadline of the environment runs.
-        sampler.compile_for(params, key, [[0]] * rows)
+        program = sampler.compile_for(params, key, [[0]] * rows)
+        wait_for_one([program])
+        program.result()
 
     def ask(
         self, request: int, number: int, messages: Sequence[Message], check: Callable | None

@@ -31,7 +31,7 @@ from jaxrl_llm.models.sharding import AXES, BATCH_AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.denoising import cells_at_once, options_of
-from jaxrl_llm.rollout.sampler import BUCKETS
+from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.sampling.options import DrawOptions
 from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
@@ -359,8 +359,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     check_data(config, recipe, prompts, others)
     held_out = held_out[: config.evaluation.limit]
     longest = max(len(question.tokens) for question in [*train, *held_out])
-    longest = text_room(config, recipe, model, longest)
-    longest = next((size for size in BUCKETS if size >= longest), longest)
+    longest = bucket_of(text_room(config, recipe, model, longest))
     subagent = _abstract_subagent(config, recipe, model, params)
     teacher = _abstract_teacher(config)
     return PlanInputs(model, params, longest, len(held_out), *teacher, subagent=subagent)

@@ -13,7 +13,6 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
-from jaxrl_llm.core.runtime.threads import wait_for_one
 from jaxrl_llm.core.secrets import find_secrets, remember
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import Algorithm
@@ -200,20 +199,14 @@ class Run:
             self.evaluate()
 
     def _prepare(self) -> None:
-        """Makes and scores the first batch, and begins to compile its step.
-
-        The sampler's program and that of the greedy evaluation are compiled side by side.
-        """
-        state = self.state
+        """Makes and scores the first batch, and begins to compile its step."""
         with self.clock("wait"):
-            ahead = self.experiment.compile_greedy(state.policy, state.key, state.collector_state)
+            self.experiment.compile_samplers(self.state.policy, of=("greedy",))
             rollouts = self.rollouts.prepare()
         if not rollouts.metrics["no_signal"]:
             with self.clock("score"):
                 self._scored = jax.block_until_ready(self.algorithm.score(rollouts.batch))
-            self.algorithm.compile_ahead(state, self._scored[0])
-        with self.clock("evaluate"):
-            wait_for_one(ahead)
+            self.algorithm.compile_ahead(self.state, self._scored[0])
 
     def score(self, rollouts: RolloutBatch) -> tuple[Batch, dict[str, float]]:
         """The batch on the devices, and the metrics of its packing; see :class:`Algorithm`."""

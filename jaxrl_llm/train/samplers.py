@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.core.runtime.threads import compile_aside
 from jaxrl_llm.curation.collectors.protocol import collector_needs, draft_steps_of, entropy_tau_of
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.models.denoising import is_causal
@@ -45,16 +44,17 @@ def compile_sampler(
     questions: Sequence[Question],
     batch_size: int,
 ) -> list[Future]:
-    """Compiles the program of a sampler for these questions in another thread.
+    """Begins to compile the program of a sampler for these questions in another thread.
 
-    Empty if the sampler cannot, or several processes have to compile theirs in one order.
+    A call of the sampler waits for it. ``params`` and ``key`` may be shapes. Empty if the sampler
+    cannot, or several processes have to compile theirs in one order.
     """
     compile_for = getattr(sampler, "compile_for", None)
     if compile_for is None or jax.process_count() > 1:
         return []
     part = list(questions[:batch_size])
     prompts = [q.tokens for q in part + [part[-1]] * (batch_size - len(part))]
-    return [compile_aside("compile a sampler", lambda: compile_for(params, key, prompts))]
+    return [compile_for(params, key, prompts)]
 
 
 def policy_sampler(

@@ -7,10 +7,9 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ import optax
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import watchdog
-from jaxrl_llm.core.runtime.threads import wait_for_one
 from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
@@ -37,7 +35,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, with_axes_of
 from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
-from jaxrl_llm.rollout.sampler import BUCKETS, count_shared_prefix, prompt_room
+from jaxrl_llm.rollout.sampler import bucket_of, count_shared_prefix, prompt_room
 from jaxrl_llm.rollout.subagent import SubagentPlayer
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
@@ -49,7 +47,13 @@ from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
-from jaxrl_llm.train.mesh import check_expert_axis, load_meshes, place_batch, sampling_mesh
+from jaxrl_llm.train.mesh import (
+    check_expert_axis,
+    load_meshes,
+    place_batch,
+    replicated,
+    sampling_mesh,
+)
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches, reference_logp
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import (
@@ -235,27 +239,40 @@ class Experiment:
             )
 
         # Its program is compiled while the greedy one is, and while that decodes.
-        ahead, samplers = [], self.samplers
+        samplers = self.samplers
         if samplers.sampled is not samplers.greedy:
-            size = config.prompts_per_step
-            ahead = compile_sampler(samplers.sampled, params, key, questions, size)
+            compile_sampler(samplers.sampled, params, key, questions, config.prompts_per_step)
         greedy, rows = run(samplers.greedy, rows_of_batch)
-        wait_for_one(ahead)
         sampled, _ = run(samplers.sampled, config.prompts_per_step, k)
         return {"greedy": greedy, "sampled": sampled}, rows
 
-    def compile_greedy(
-        self, params: ArrayTree, key: jax.Array, collector_state: ArrayTree
-    ) -> list[Future]:
-        """Begins to compile the program of the greedy evaluation in another thread.
+    def compile_samplers(self, params: ArrayTree, *, of: Sequence[str]) -> None:
+        """Begins to compile samplers in other threads, where their programs are known by now.
 
-        Empty if there is nothing to compile so.
+        Args:
+          params: Parameters of the policy, or their shapes.
+          of: "rollouts", for the first batch, "greedy" and "sampled", for an evaluation.
         """
-        if self.config.environment is not None or not self.config.samples_held_out:
-            return []
-        params, key = self.on_rollout_mesh((params, key))
-        questions, size = self._to_evaluate(collector_state)
-        return compile_sampler(self.samplers.greedy, params, key, questions, size)
+        config, samplers, key = self.config, self.samplers, jax.random.key(0)
+        if config.environment is not None or self.mesh != self.rollout_mesh:
+            return
+        if self.mesh is not None:
+            key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(self.mesh))
+        size = config.prompts_per_step
+        # The policy samples questions of the data alone, and any batch of them has one shape.
+        first = samplers.engine is None and self.sampler_mesh is None and not config.offline
+        first &= not self.recipe.teacher_mixture and not collector_needs(
+            self.recipe.collector, "sends_text"
+        )
+        first &= len({bucket_of(len(q.tokens)) for q in self.train}) == 1
+        if "rollouts" in of and first:
+            compile_sampler(samplers.rollouts, params, key, self.train, size)
+        if not config.samples_held_out or hasattr(self.collector, "evaluation_text"):
+            return
+        questions, rows = self._to_evaluate(())
+        for name, batch_size in (("greedy", rows), ("sampled", size)):
+            if name in of:
+                compile_sampler(getattr(samplers, name), params, key, questions, batch_size)
 
     def _to_evaluate(self, collector_state: ArrayTree) -> tuple[list[Question], int]:
         """The questions of an evaluation, and how many of them are decoded greedily at a time."""
@@ -371,20 +388,44 @@ class Experiment:
         )
 
 
-def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:
-    """The model, its parameters on the mesh (float32 unless ``frozen``), and its tokenizer."""
+class OpenedModel(NamedTuple):
+    """The model of a run, whose parameters may not have been read yet.
+
+    Attributes:
+      model: The model.
+      tokenizer: Its tokenizer.
+      shapes: The parameters, or their shapes.
+      read: Returns the parameters on the mesh, float32 unless they are frozen.
+    """
+
+    model: Model
+    tokenizer: Any
+    shapes: ArrayTree
+    read: Callable[[], ArrayTree]
+
+
+def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
+    """The model of a config; a function that returns it also returns its parameters."""
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
+        from jaxrl_llm.models.loading import open_weights
 
         matrices = config.product_dtype if frozen else None
-        model, params = models.load_model(config.model, mesh=mesh, matrices=matrices)
+        opened = open_weights(config.model, mesh=mesh, matrices=matrices)
         shape = dataclasses.replace(
-            model.config, dtype=config.product_dtype, quantization=config.quantization
+            opened.model.config, dtype=config.product_dtype, quantization=config.quantization
         )
-        model = models.make_model(shape)
-        return model, params, data.load_tokenizer(config.model)
+        tokenizer = data.load_tokenizer(config.model)
+        return OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
     model, params, tokenizer = config.model()
-    return model, _placed(model, params, mesh), tokenizer
+    params = _placed(model, params, mesh)
+    return OpenedModel(model, tokenizer, params, lambda: params)
+
+
+def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:
+    """The model, its parameters on the mesh (float32 unless ``frozen``), and its tokenizer."""
+    opened = open_model(config, mesh, frozen=frozen)
+    return opened.model, opened.read(), opened.tokenizer
 
 
 def with_trained(
@@ -715,11 +756,14 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     prompts, others, digest = load_prompts(config)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
     check_data(config, recipe, prompts, others)
-    model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
+    adapts = config.lora.rank is not None
+    model, tokenizer, params, read = open_model(config, mesh, frozen=adapts)
     for devices in (mesh, sampler_mesh):
         if devices is not None:
             check_expert_axis(devices.shape, params, model.sharding_rules)
-    model, params = with_trained(config, recipe, model, params, mesh=mesh)
+    reads_last = isinstance(config.model, str) and not adapts and not recipe.head
+    if not reads_last:
+        model, params = with_trained(config, recipe, model, read(), mesh=mesh)
     check_reads_rows("train", model, config.layout)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
@@ -732,8 +776,8 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     if (budget := config.tokens_per_microbatch) is not None:
         group_size = width_of(collector or in_order(), config.sampling.group_size)
         length = config.sampling.max_new_tokens + (longest if sends_text else 0)
-        width = next((b for b in BUCKETS if b >= longest), longest)
-        check_group_fits("train", model, budget, (width, group_size, length), batch_shards(mesh))
+        shape = bucket_of(longest), group_size, length
+        check_group_fits("train", model, budget, shape, batch_shards(mesh))
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     teacher = None
     if trains:
@@ -762,8 +806,13 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
         shared_prefix_len=shared_prefix_len,
         encoder=encoder,
         teacher=teacher,
-        subagent=load_subagent(config, recipe, model, params, tokenizer, mesh) if trains else None,
     )
+    if reads_last:  # programs are compiled while the weights are read
+        experiment.compile_samplers(params, of=("rollouts" if trains else "sampled", "greedy"))
+        params = read()
+    if trains and recipe.subagent is not None:
+        subagent = load_subagent(config, recipe, model, params, tokenizer, mesh)
+        experiment = dataclasses.replace(experiment, subagent=subagent)
     return experiment, params
 
 

@@ -229,10 +229,10 @@ def test_a_program_compiled_for_a_call_is_that_of_the_call():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        for _ in range(2):
-            sample.compile_for(*args)
-            assert len(compiled) == 1
-        sample(*args)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args[:2])
+        programs = [sample.compile_for(*shapes, args[2]) for _ in range(2)]
+        sample(*args)  # waits for it
+        assert all(program.done() and program.result() is None for program in programs)
         assert len(compiled) == 1
         sample(*args[:2], [[1, 2, 3]])
         assert len(compiled) == 2

@@ -17,7 +17,7 @@ from tiny_run import prompts as tiny_prompts
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
-from jaxrl_llm.models import average_params
+from jaxrl_llm.models import average_params, loading
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
@@ -533,17 +533,21 @@ def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "samples"),
+    ("mesh", "samples", "named"),
     [
-        (MeshConfig(), None),
-        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(), 5, marks=pytest.mark.slow),
+        (MeshConfig(), None, False),
+        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, False, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(), 5, False, marks=pytest.mark.slow),
+        (MeshConfig(), None, True),
+        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, True, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(), 5, True, marks=pytest.mark.slow),
     ],
 )
-def test_programs_are_compiled_side_by_side_and_once(tmp_path, mesh, samples):
+def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh, samples, named):
     """The greedy sampler beside that of rollouts, and the step while the evaluation decodes.
 
-    Another sampled evaluation is compiled beside the greedy one.
+    Another sampled evaluation is compiled beside the greedy one. The samplers of a named model are
+    compiled while its weights are read.
     """
     threads = collections.defaultdict(list)
 
@@ -554,7 +558,7 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, mesh, samples):
             )
 
     # Sizes of no other test, nor of another case.
-    sizes = {"max_new_tokens": 7 if samples is None else 9, "group_size": 3}
+    sizes = {"max_new_tokens": 7 if samples is None else 9, "group_size": 4 if named else 3}
     sampling = dataclasses.replace(CONFIG.sampling, **sizes)
     changes = {
         "sampling": sampling,
@@ -563,13 +567,27 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, mesh, samples):
         "mesh": mesh,
         "steps": 2,
     }
+    while_reading = []
+    if named:
+        model, params, tokenizer = CONFIG.model()
+        jr.models.save_safetensors(params, tmp_path / "model", config=model.config)
+        monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
+        load_params = loading.load_params
+
+        def read(*args, **options):
+            while_reading.extend(thread.name for thread in threading.enumerate())
+            return load_params(*args, **options)
+
+        monkeypatch.setattr(loading, "load_params", read)
+        changes["model"] = str(tmp_path / "model")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        train(tiny_run(tmp_path, **changes))
+        train(tiny_run(tmp_path / "run", **changes))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    more = ["compile a sampler"] * (samples is not None)
-    assert sorted(threads["decode"]) == ["MainThread", "compile a sampler", *more]
+    aside = ["compile a sampler"] * (1 + named + (samples is not None))
+    assert sorted(threads["decode"]) == ["MainThread"] * (not named) + aside
+    assert while_reading.count("compile a sampler") == 2 * named
     assert threads["step"] == ["compile a step"]
 
 
