@@ -26,6 +26,7 @@ def measured(folder: Path = RESULTS) -> str:
         "training": _alone,
         "packing": _packing,
         "tree_step": _tree,
+        "start": _start,
         "first_step": _first_step,
         "late_steps": _late_steps,
         "long_context": _long,
@@ -178,6 +179,23 @@ def _tree(result: Mapping[str, Any]) -> str:
         "(`python -m benchmarks.tree_step`):"
     )
     return pages.table(title, ("", "cells", "seconds"), rows)
+
+
+def _start(result: Mapping[str, Any]) -> str:
+    work, ours = result["workload"], result["ours"]
+    title = (
+        f"Seconds from the command to the end of the first step of `{work['config']}`, seed "
+        f"{work['seed']}, with the evaluation before it, {result['device']} (`python -m "
+        f"benchmarks.start`; commit {result['commit'][:7]}; cold: nothing is compiled yet; before: "
+        "the weights were read before anything was compiled, and a start traced the model's "
+        "layers three times):"
+    )
+    rows = [
+        (name, *(spread(ours[name][way]) for way in ("cold", "warm")))
+        for name in ("before", "now")
+        if name in ours
+    ]
+    return pages.table(title, ("", "cold", "warm"), rows)
 
 
 def _first_step(result: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ next of a few sizes.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -107,16 +108,9 @@ def plan_flat(
     S = 2 * T if span >= 8 * T else T
 
     lengths = np.max(np.where(mask, np.arange(1, T + 1), 0), axis=-1, initial=0)
-    paths = np.zeros((P, G, T), np.int32)  # the node of each token within its tree
-    forests: list[list[tuple[list[int], int, np.ndarray]]] = []
-    for p in range(P):
-        words = None
-        if same is not None:
-            words = np.where(mask[p].reshape(G, T, *(1,) * (same.ndim - 3)), same[p], 0)
-        forests.append(list(grow(tokens[p], lengths[p], words, paths[p], least=least, size=S)))
-
+    forests, paths = _grow_forests(tokens, mask, lengths, same, least=least, size=S)
     prompt_lengths = prompt_mask.sum(axis=-1)
-    loads = prompt_lengths + [sum(nodes for _, nodes, _ in forest) for forest in forests]
+    loads = prompt_lengths + [sum(tree.nodes for tree in forest) for forest in forests]
     rows: list[list[int]] = [[] for _ in range(count * microbatches)]
     for m in range(microbatches):
         _assign(range(m, P, microbatches), loads, rows[m::microbatches])
@@ -124,35 +118,18 @@ def plan_flat(
     for n, groups in enumerate(rows):
         row_of[groups] = n
 
-    prompt_cells, prompt_ends = np.zeros((P, Lp), np.int32), []
-    for groups in rows:
-        nodes_of_row = np.zeros(0, np.int32)
-        cells_of_row = np.zeros((len(groups), Lp), np.int32)
-        given = prompt_tokens[groups], prompt_lengths[groups], None, cells_of_row
-        for members, nodes, ends in grow(*given, least=0.0, size=len(groups) * Lp):
-            cells_of_row[members] += len(nodes_of_row)
-            nodes_of_row = np.concatenate([nodes_of_row, len(nodes_of_row) + ends[:nodes]])
-        prompt_cells[groups] = cells_of_row
-        prompt_ends.append(nodes_of_row)
+    prompt_cells, prompt_ends = _share_prompts(rows, prompt_tokens, prompt_lengths)
     L = _rounded_up(max(map(len, prompt_ends)), _prompt_cells(each, Lp, shared_prefix_len))
-
     sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
     for n, groups in enumerate(rows):
-        of_row = [nodes for p in groups for _, nodes, _ in forests[p]]
+        of_row = [tree.nodes for p in groups for tree in forests[p]]
         sizes[n, : len(of_row)] = of_row
     starts, needed = first_fit(sizes, S)
     R = _rounded_up(needed, each * G * T / S, len(rows) * S)
     if len(rows) * (L + R * S) > most * P * (Lp + G * T):
         return None
 
-    cells, ends = np.zeros((P, G, T), np.int64), np.zeros((len(rows), R * S), np.int32)
-    for n, groups in enumerate(rows):
-        places = iter(starts[n])
-        for p in groups:
-            for members, nodes, seen_to in forests[p]:
-                start = next(places)
-                cells[p, members] = start + paths[p, members]
-                ends[n, start : start + nodes] = start % S + seen_to
+    cells, ends = _place_responses(rows, forests, paths, starts, shape=(len(rows), R * S), size=S)
     p, g, t = np.nonzero(np.arange(T) < lengths[..., None])
     order = np.argsort(mask[p, g, t], kind="stable")  # a token that trains is written last
     p, g, t = p[order], g[order], t[order]
@@ -171,6 +148,82 @@ def plan_flat(
         ends=ends.reshape(-1, R, S),
         microbatches=microbatches,
     )
+
+
+class _Tree(NamedTuple):
+    """Responses of a group that begin alike; see :func:`~jaxrl_llm.core.packing.grow`."""
+
+    members: list[int]
+    nodes: int  # cells
+    ends: np.ndarray
+
+
+def _grow_forests(
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    lengths: np.ndarray,
+    same: np.ndarray | None,
+    *,
+    least: float,
+    size: int,
+) -> tuple[list[list[_Tree]], np.ndarray]:
+    """The trees of each group's responses, and the node ``[P, G, T]`` of each token in its tree."""
+    P, G, T = mask.shape
+    paths = np.zeros((P, G, T), np.int32)
+    forests = []
+    for p in range(P):
+        words = None
+        if same is not None:
+            words = np.where(mask[p].reshape(G, T, *(1,) * (same.ndim - 3)), same[p], 0)
+        grown = grow(tokens[p], lengths[p], words, paths[p], least=least, size=size)
+        forests.append([_Tree._make(tree) for tree in grown])
+    return forests, paths
+
+
+def _share_prompts(
+    rows: list[list[int]], prompt_tokens: np.ndarray, prompt_lengths: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The cell of each prompt token in its row, ``[P, Lp]``, and the ends of each row's cells."""
+    Lp = prompt_tokens.shape[1]
+    prompt_cells, prompt_ends = np.zeros(prompt_tokens.shape, np.int32), []
+    for groups in rows:
+        nodes_of_row = np.zeros(0, np.int32)
+        cells_of_row = np.zeros((len(groups), Lp), np.int32)
+        grown = grow(
+            prompt_tokens[groups],
+            prompt_lengths[groups],
+            None,
+            cells_of_row,
+            least=0.0,
+            size=len(groups) * Lp,
+        )
+        for members, nodes, ends in grown:
+            cells_of_row[members] += len(nodes_of_row)
+            nodes_of_row = np.concatenate([nodes_of_row, len(nodes_of_row) + ends[:nodes]])
+        prompt_cells[groups] = cells_of_row
+        prompt_ends.append(nodes_of_row)
+    return prompt_cells, prompt_ends
+
+
+def _place_responses(
+    rows: list[list[int]],
+    forests: list[list[_Tree]],
+    paths: np.ndarray,
+    starts: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    size: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The cell of each response token in its row, ``[P, G, T]``, and the ends of all cells."""
+    cells, ends = np.zeros(paths.shape, np.int64), np.zeros(shape, np.int32)
+    for n, groups in enumerate(rows):
+        places = iter(starts[n])
+        for p in groups:
+            for members, nodes, seen_to in forests[p]:
+                start = next(places)
+                cells[p, members] = start + paths[p, members]
+                ends[n, start : start + nodes] = start % size + seen_to
+    return cells, ends
 
 
 def _prompt_cells(groups: float, length: int, shared: int) -> float:

@@ -392,12 +392,12 @@ class OpenedWeights(NamedTuple):
 
     Attributes:
       model: The model.
-      shapes: A `jax.ShapeDtypeStruct` per parameter, with its sharding if there is a mesh.
+      shapes: Returns a `jax.ShapeDtypeStruct` per parameter, with its sharding on a mesh.
       read: Reads the weights and returns the parameters.
     """
 
     model: "Model"
-    shapes: Any
+    shapes: Callable[[], Any]
     read: Callable[[], dict[str, Any]]
 
 
@@ -410,23 +410,26 @@ def open_weights(
 ) -> OpenedWeights:
     """Opens a pretrained decoder, so that programs can be compiled before its weights are read.
 
-    Arguments and errors are those of :func:`load_model`; those of a tensor come from `read`.
+    Arguments and errors are those of :func:`load_model`; errors about tensors are raised by `read`.
     """
     from jaxrl_llm.models.transformer import make_model, param_shapes
 
     source, config = open_model(name_or_path, dtype=dtype)
     model = make_model(config)
-    shapes, shardings = param_shapes(model), None
+    shardings = None
     if mesh is not None:
         from jaxrl_llm.models.sharding import param_shardings
 
-        shardings = param_shardings(shapes, mesh)
+        shardings = param_shardings(param_shapes(model), mesh)
 
     def shape_of(x: jax.ShapeDtypeStruct, sharding: "Sharding | None" = None):
         kind = matrices if matrices and len(x.shape) > 1 else dtype
         return jax.ShapeDtypeStruct(x.shape, jnp.dtype(kind), sharding=sharding)
 
-    shapes = jax.tree.map(shape_of, shapes, *(() if shardings is None else (shardings,)))
+    def shapes():
+        more = () if shardings is None else (shardings,)
+        return jax.tree.map(shape_of, param_shapes(model), *more)
+
     read = functools.partial(
         load_params, source, config, dtype=dtype, matrices=matrices, shardings=shardings
     )

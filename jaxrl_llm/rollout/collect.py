@@ -622,6 +622,10 @@ class _Book:
         return request.sampled and request.role != JUDGE and not request.draft and not values
 
 
+# Fields of a rollout with one number a token.
+_FIELDS = ("tokens", "mask", "behavior_logp", "model_logp", "log_kept", "version")
+
+
 class _Member(NamedTuple):
     """A rollout of a row, and the prompt that it trains with."""
 
@@ -733,11 +737,6 @@ def _bucket(size: int) -> int:
     return bucket_of(size) if size else 0
 
 
-def _routed(member: _Member) -> bool:
-    """Whether the experts of a member's tokens were recorded."""
-    return member.done.rollout.experts is not None
-
-
 def _join_rollouts(
     groups: list[list[_Member]], size: int, pad_id: int
 ) -> tuple[Rollout, np.ndarray | None, np.ndarray]:
@@ -745,8 +744,49 @@ def _join_rollouts(
 
     The rest is padding.
     """
-    members = [each for group in groups for each in group]
     prefixes = [os.path.commonprefix([each.context for each in group]) for group in groups]
+    width, length = _sizes(groups, prefixes)
+    shape = (len(groups), size, length)
+    joined = _blank_rollout([each for group in groups for each in group], shape)
+    present, known = np.zeros(shape, bool), np.ones(shape, bool)
+    nodes = np.full(shape, -1, np.int32)
+    for p, (group, prefix) in enumerate(zip(groups, prefixes, strict=True)):
+        for g, each in enumerate(group):
+            rollout, i, rest = each.done.rollout, each.index, each.context[len(prefix) :]
+            first, end = len(rest), len(rest) + rollout.tokens.shape[2]
+            _copy_member(joined, each, p, g, first)
+            n = int(rollout.mask[0, i].sum())
+            nodes[p, g, first : first + n] = _nodes(each.asked, each.done, i, n)
+            if each.done.sampled is not None:
+                joined.mask[p, g, first:end] &= each.done.sampled[0, i]
+            if each.asked.request.fixed:
+                known[p, g, first:end] = rollout.version[0, i] >= 0
+            present[p, g, :end] = np.append(np.ones(first, bool), rollout.mask[0, i])
+            joined.tokens[p, g, :first] = rest
+            if (begin := each.begins) is not None:
+                end = first + len(begin.tokens)
+                logp = begin.behavior_logp
+                known[p, g, first:end] = False if logp is None else ~np.isnan(logp)
+                if begin.trains is not None:
+                    joined.mask[p, g, first:end] &= np.asarray(begin.trains, bool)
+    prompts = np.zeros((len(groups), width), np.int32)
+    for row, prefix in zip(prompts, prefixes, strict=True):
+        row[: len(prefix)] = prefix
+    lengths = np.array([len(prefix) for prefix in prefixes])
+    joined = joined._replace(
+        prompt_tokens=prompts,
+        prompt_mask=np.arange(width) < lengths[:, None],
+        tokens=np.where(present, joined.tokens, pad_id).astype(np.int32),
+    )
+    return joined, None if known[joined.mask].all() else known, nodes
+
+
+def _sizes(groups: list[list[_Member]], prefixes: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """The widths of the prompts and of the responses, of which few occur, since each is compiled.
+
+    What is left of a member's prompt behind the prefix of its group stands before the response.
+    """
+    members = [each for group in groups for each in group]
     before = max(
         len(each.context) - len(prefix)
         for group, prefix in zip(groups, prefixes, strict=True)
@@ -756,23 +796,33 @@ def _join_rollouts(
     sampled = any(each.asked.request.sampled for each in members)
     needed = max(map(len, prefixes))
     width = max(each.done.rollout.prompt_tokens.shape[1] for each in members)
-    # An environment's prompts differ in length from batch to batch, and each width is compiled.
+    # An environment's prompts differ in length from batch to batch.
     episodes = all(each.done.sampled is not None for each in members)
     if needed > width or not (sampled and (plain or episodes)):
         width = _bucket(needed)
     elif episodes:
         while needed <= width // 2:
             width = -(-width // 2)
-    T = max(each.done.rollout.tokens.shape[2] for each in members)
-    T = _bucket(before) + (T if sampled else _bucket(T))
-    support = next((x.done.rollout.support for x in members if x.done.rollout.support), None)
-    shape = (len(groups), size, T)
-    present, known = np.zeros(shape, bool), np.ones(shape, bool)
-    nodes = np.full(shape, -1, np.int32)
-    out = {
-        name: np.zeros(shape, getattr(members[0].done.rollout, name).dtype)
-        for name in ("tokens", "mask", "behavior_logp", "model_logp", "log_kept", "version")
+    length = max(each.done.rollout.tokens.shape[2] for each in members)
+    return width, _bucket(before) + (length if sampled else _bucket(length))
+
+
+def _blank_rollout(members: Sequence[_Member], shape: tuple[int, int, int]) -> Rollout:
+    """A rollout ``[P, G, T]`` of padding without prompts, with the fields that any member has.
+
+    Raises:
+      ValueError: If some members have latents and others do not.
+    """
+    rollouts = [each.done.rollout for each in members]
+    some = {
+        name: next((x for rollout in rollouts if (x := getattr(rollout, name)) is not None), None)
+        for name in ("support", "ends", "latents", "experts")
     }
+    if len({rollout.latents is None for rollout in rollouts}) > 1:
+        raise ValueError(
+            "collect: a row has trajectories of a flow policy and responses without latents."
+        )
+    support, ends, latents, experts = some.values()
     if support is not None:
         support = Support(
             *(
@@ -780,72 +830,40 @@ def _join_rollouts(
                 for x, fill in zip(support, (-1, 0), strict=True)
             )
         )
-    ends = None
-    if any(each.done.rollout.ends is not None for each in members):
-        ends = np.full(shape, T, np.int32)
-    latents = members[0].done.rollout.latents
-    if len({each.done.rollout.latents is None for each in members}) > 1:
-        raise ValueError(
-            "collect: a row has trajectories of a flow policy and responses without latents."
-        )
-    if latents is not None:
-        latents = np.zeros((*shape, *latents.shape[3:]), np.float32)
-    experts = next((x.done.rollout.experts for x in members if _routed(x)), None)
-    if experts is not None:  # zeros choose anew, where a rollout does not say
-        experts = np.zeros((*shape, *experts.shape[3:]), experts.dtype)
-    finish = np.full(shape[:2], LENGTH, np.int32)
-    for p, (group, prefix) in enumerate(zip(groups, prefixes, strict=True)):
-        for g, each in enumerate(group):
-            rollout, i, rest = each.done.rollout, each.index, each.context[len(prefix) :]
-            first, end = len(rest), len(rest) + rollout.tokens.shape[2]
-            for name, array in out.items():
-                array[p, g, first:end] = getattr(rollout, name)[0, i]
-            if support is not None and rollout.support is not None:
-                for to, value in zip(support, rollout.support, strict=True):
-                    if to is not None and value is not None:
-                        to[p, g, first:end] = value[0, i]
-            if ends is not None and rollout.ends is not None:
-                ends[p, g, first:end] = np.minimum(rollout.ends[0, i] + first, T)
-            if latents is not None and rollout.latents is not None:
-                latents[p, g, first:end] = rollout.latents[0, i]
-            if experts is not None and rollout.experts is not None:
-                experts[p, g, first:end] = rollout.experts[0, i]
-            finish[p, g] = rollout.finish[0, i]
-            n = int(rollout.mask[0, i].sum())
-            nodes[p, g, first : first + n] = _nodes(each.asked, each.done, i, n)
-            if each.done.sampled is not None:
-                out["mask"][p, g, first:end] &= each.done.sampled[0, i]
-            if each.asked.request.fixed:
-                known[p, g, first:end] = rollout.version[0, i] >= 0
-            present[p, g, :end] = np.append(np.ones(first, bool), rollout.mask[0, i])
-            out["tokens"][p, g, :first] = rest
-            if (begin := each.begins) is not None:
-                end = first + len(begin.tokens)
-                logp = begin.behavior_logp
-                known[p, g, first:end] = False if logp is None else ~np.isnan(logp)
-                if begin.trains is not None:
-                    out["mask"][p, g, first:end] &= np.asarray(begin.trains, bool)
-    out["tokens"] = np.where(present, out["tokens"], pad_id).astype(np.int32)
-    prompts = np.zeros((len(groups), width), np.int32)
-    for row, prefix in zip(prompts, prefixes, strict=True):
-        row[: len(prefix)] = prefix
-    lengths = np.array([len(prefix) for prefix in prefixes])
-    rollout = Rollout(
-        prompt_tokens=prompts,
-        prompt_mask=np.arange(width) < lengths[:, None],
-        tokens=out["tokens"],
-        mask=out["mask"],
-        behavior_logp=out["behavior_logp"],
-        model_logp=out["model_logp"],
-        log_kept=out["log_kept"],
-        finish=finish,
-        version=out["version"],
+    # Experts of zero choose anew, where a rollout does not say.
+    wide = {
+        name: None if x is None else np.zeros((*shape, *x.shape[3:]), x.dtype)
+        for name, x in (("latents", latents), ("experts", experts))
+    }
+    return Rollout(
+        prompt_tokens=None,
+        prompt_mask=None,
+        finish=np.full(shape[:2], LENGTH, np.int32),
         support=support,
-        ends=ends,
-        latents=latents,
-        experts=experts,
+        ends=None if ends is None else np.full(shape, shape[-1], np.int32),
+        latents=wide["latents"],
+        experts=wide["experts"],
+        **{name: np.zeros(shape, getattr(rollouts[0], name).dtype) for name in _FIELDS},
     )
-    return rollout, None if known[out["mask"]].all() else known, nodes
+
+
+def _copy_member(joined: Rollout, member: _Member, p: int, g: int, first: int) -> None:
+    """Writes the response of a member into row ``[p, g]``, from cell ``first`` on."""
+    rollout, i = member.done.rollout, member.index
+    end = first + rollout.tokens.shape[2]
+
+    def copy(to: np.ndarray | None, values: np.ndarray | None) -> None:
+        if to is not None and values is not None:
+            to[p, g, first:end] = values[0, i]
+
+    for name in (*_FIELDS, "latents", "experts"):
+        copy(getattr(joined, name), getattr(rollout, name))
+    if joined.support is not None and rollout.support is not None:
+        for to, values in zip(joined.support, rollout.support, strict=True):
+            copy(to, values)
+    if joined.ends is not None and rollout.ends is not None:
+        joined.ends[p, g, first:end] = np.minimum(rollout.ends[0, i] + first, joined.ends.shape[-1])
+    joined.finish[p, g] = rollout.finish[0, i]
 
 
 def _join_segments(

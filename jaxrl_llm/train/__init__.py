@@ -30,14 +30,12 @@ from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.policy_gradient import (
     Gradients,
     apply_gradients,
-    apply_rules,
     make_gradients,
     make_scorer,
     make_step,
-    score_batch,
-    score_visits,
 )
 from jaxrl_llm.train.score import Scorer, score
+from jaxrl_llm.train.score_batch import apply_rules, score_batch, score_visits
 from jaxrl_llm.train.state import TrainState, init_state
 
 __all__ = [

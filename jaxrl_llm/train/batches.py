@@ -150,8 +150,8 @@ def run_turns(
 
     Args:
       turns: See :class:`~jaxrl_llm.recipes.turn_updates.TurnUpdates`.
-      update: ``update(carry, part, logp, there) -> (carry, (metrics, _))``, which makes no step if
-        ``there`` is False; ``logp`` are the log-probabilities before the step.
+      update: ``update(carry, part, there) -> (carry, (metrics, _))``, which makes no step if
+        ``there`` is False; ``part.old_logp`` are the log-probabilities before the step.
       logp_of: ``logp_of(carry) -> [P, G, T]``, the log-probabilities of all tokens.
       carry: Parameters and the optimizer's state.
       batch: The prepared batch.
@@ -168,8 +168,8 @@ def run_turns(
         mask = batch.mask & (turn_ids == turn)
         there = jnp.any(mask)
         spread = factor if advantages.ndim == factor.ndim else factor[..., None]
-        part = batch.replace(mask=mask, advantages=advantages * spread)
-        carry, (metrics, _) = update(carry, part, before, there)
+        part = batch.replace(mask=mask, advantages=advantages * spread, old_logp=before)
+        carry, (metrics, _) = update(carry, part, there)
         metrics = metrics | {"skipped": jnp.where(there, metrics["skipped"], 0.0)}
         logp = logp_of(carry)
         factor = sequential_factor(

@@ -1,16 +1,23 @@
-"""A critic: a second model with a value head, trained with the policy."""
+"""A critic or a process reward model: a second model, trained with the policy."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import pack, unpack
 from jaxrl_llm.models.heads import apply_head, init_head
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.recipes import Batch
+from jaxrl_llm.preferences.groups import count_pairs
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.prm import ProcessRewardModel
+from jaxrl_llm.train.batches import Passes, accumulate_gradients, run_passes
+from jaxrl_llm.train.denoising import PolicyScorer
+from jaxrl_llm.train.optimizer import apply_if_finite, keep
 from jaxrl_llm.train.score import score_hidden
 
 
@@ -78,3 +85,54 @@ def average(target: ArrayTree, params: ArrayTree, rate: float | None) -> ArrayTr
     if rate is None:
         return ()
     return jax.tree.map(lambda a, b: a + rate * (b - a), target, params)
+
+
+def update_critic(
+    critic: Critic,
+    state: CriticState,
+    recipe: Recipe,
+    batch: Batch,
+    *,
+    passes: Passes,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    remat: str,
+) -> tuple[CriticState, dict[str, Array]]:
+    """The critic after the optimizer steps of a prepared batch, and their metrics."""
+
+    def loss(params: ArrayTree, part: Batch):
+        return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()
+
+    def update(carry, part: Batch):
+        part = recipe.weigh(part) if passes.minibatches > 1 else part
+        value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
+        carry, metrics = apply_if_finite(optimizer, carry, value, grads)
+        return carry, (metrics, None)
+
+    before = (state.params, state.opt_state)
+    (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch)
+    target = average(state.target, params, critic.target_rate)
+    target = keep(metrics["skipped"] < passes.updates, target, state.target)
+    return CriticState(params, opt_state, target), metrics
+
+
+def update_prm(
+    rule: ProcessRewardModel,
+    state: CriticState,
+    batch: Batch,
+    *,
+    scorer: PolicyScorer,
+    optimizer: optax.GradientTransformation,
+    microbatches: int,
+) -> tuple[CriticState, dict[str, Array]]:
+    """The process reward model after an optimizer step on a batch with ``old_logp``."""
+    pairs = count_pairs(batch.rewards, batch.mask, where=batch.where)
+    batch = batch.replace(experts=None)  # which are those of the policy
+
+    def loss(params: ArrayTree, part: Batch):
+        return rule.total_loss(scorer(params["model"], part).logp, part, pairs), ()
+
+    value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
+    carry = (state.params, state.opt_state)
+    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads)
+    return CriticState(params, opt_state, ()), metrics

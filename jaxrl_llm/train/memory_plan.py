@@ -10,6 +10,7 @@ does not have, as many as its mesh sizes specify.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -622,58 +623,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     if run.inputs.subagent is not None:
         sizes["gradients"] = max(sizes["gradients"], _gradient_bytes(run, run.inputs.subagent[1]))
     if not run.unknown_sizes:
-        prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
-        itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
-        batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
-        if not is_causal(run.model):  # each response has a copy of its prompt
-            batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
-        if (block := block_length_of(run.model)) is not None:  # each block a second time
-            batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
-        sizes["activations"] = activation_bytes(
-            shape,
-            batch,
-            remat=config.remat,
-            itemsize=itemsize,
-            adapter=config.lora.rank is not None,
-            split=split,
-            context=run.mesh["context"],
-            exchange=run.mesh["expert"],
-        )
-        if run.inputs.subagent is not None:  # after the main step, on rows of its own
-            rows = config.prompts_per_step * run.group_size * recipe.subagent.count
-            answers = activation_bytes(
-                run.inputs.subagent[0].config,
-                BatchShape(
-                    -(-rows // (run.microbatches * run.shards)),
-                    1,
-                    config.subagent.prompt_length,
-                    config.subagent.max_new_tokens,
-                ),
-                remat=config.remat,
-                itemsize=itemsize,
-                split=split,
-                context=run.mesh["context"],
-                exchange=run.mesh["expert"],
-            )
-            sizes["activations"] = max(sizes["activations"], answers)
-        if recipe.has_teacher and not recipe.learns_from_model:
-            # The teacher's rows have a prompt each: one layer, and keys and values of the others.
-            room = teacher_room(config, run.model, run.inputs.longest_prompt)
-            rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
-            batch = BatchShape(rows, 1, width, run.length)
-            layer = dataclasses.replace(shape, num_layers=1)
-            taught = activation_bytes(
-                layer,
-                batch,
-                remat="none",
-                itemsize=itemsize,
-                split=split,
-                context=run.mesh["context"],
-                exchange=run.mesh["expert"],
-            )
-            keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
-            taught += 2 * itemsize * (shape.num_layers - 1) * rows * width * keys
-            sizes["activations"] = max(sizes["activations"], taught)
+        sizes["activations"] = _largest_activations(run, accelerator)
     tokens = config.prompts_per_step * run.group_size * run.length
     sizes["logits"] = logits_bytes(
         shape.vocab_size,
@@ -704,19 +654,62 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     if run.itemsize < 4 and (config.lora.rank is None or recipe.second_model is not None):
         matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.inputs.params)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
-    if run.mesh["fsdp"] > 1:  # from other devices: two layers and the other weights, or all
-        across = run._replace(mesh=run.mesh | {"data": 1, "context": 1, "fsdp": 1})
-        layers = run.inputs.params.get("layers") if isinstance(run.inputs.params, Mapping) else None
-        if isinstance(layers, Mapping):
-            layer = max(across.bytes_of(x) for x in layers.values())
-            table = across.bytes_of({k: x for k, x in run.inputs.params.items() if k != "layers"})
-            gathered = (2 * layer + table) * run.itemsize // 4 + table
-        else:
-            everything = across.bytes_of(run.inputs.params)
-            gathered = everything if everything > run.bytes_of(run.inputs.params) else 0
-        sizes["weights gathered"] = gathered
+    if run.mesh["fsdp"] > 1:
+        sizes["weights gathered"] = _gathered_bytes(run)
     required = ("gradients", "gradients of the critic", "activations", "logits")
     return {name: size for name, size in sizes.items() if size or name in required}
+
+
+def _largest_activations(run: _Run, accelerator: bool) -> int:
+    """Activations of a microbatch: of the policy, or of a subagent or teacher if they have more."""
+    config, recipe, shape = run.config, run.recipe, run.model.config
+    itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
+    measure = functools.partial(
+        activation_bytes,
+        itemsize=itemsize,
+        split=split,
+        context=run.mesh["context"],
+        exchange=run.mesh["expert"],
+    )
+    prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
+    batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
+    if not is_causal(run.model):  # each response has a copy of its prompt
+        batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
+    if (block := block_length_of(run.model)) is not None:  # each block a second time
+        batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
+    most = measure(shape, batch, remat=config.remat, adapter=config.lora.rank is not None)
+    if run.inputs.subagent is not None:  # after the main step, on rows of its own
+        rows = config.prompts_per_step * run.group_size * recipe.subagent.count
+        answers = BatchShape(
+            -(-rows // (run.microbatches * run.shards)),
+            1,
+            config.subagent.prompt_length,
+            config.subagent.max_new_tokens,
+        )
+        of_subagent = run.inputs.subagent[0].config
+        most = max(most, measure(of_subagent, answers, remat=config.remat))
+    if recipe.has_teacher and not recipe.learns_from_model:
+        # The teacher's rows have a prompt each: one layer, and keys and values of the others.
+        room = teacher_room(config, run.model, run.inputs.longest_prompt)
+        rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
+        layer = dataclasses.replace(shape, num_layers=1)
+        taught = measure(layer, BatchShape(rows, 1, width, run.length), remat="none")
+        keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
+        most = max(most, taught + 2 * itemsize * (shape.num_layers - 1) * rows * width * keys)
+    return most
+
+
+def _gathered_bytes(run: _Run) -> int:
+    """Weights from other devices: two layers and those outside the layers, or all weights."""
+    params = run.inputs.params
+    across = run._replace(mesh=run.mesh | {"data": 1, "context": 1, "fsdp": 1})
+    layers = params.get("layers") if isinstance(params, Mapping) else None
+    if not isinstance(layers, Mapping):
+        everything = across.bytes_of(params)
+        return everything if everything > run.bytes_of(params) else 0
+    layer = max(across.bytes_of(x) for x in layers.values())
+    table = across.bytes_of({name: x for name, x in params.items() if name != "layers"})
+    return (2 * layer + table) * run.itemsize // 4 + table
 
 
 def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:

@@ -4,7 +4,7 @@
     batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
     batch = apply_rules(batch)                 the step that each token alone would make
     batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: full batch
-    for epoch, minibatch:                      disjoint sets of full groups, in random order;
+    for epoch, minibatch:                      disjoint sets of full groups;
                                                or, with turn_updates, each turn of all groups
         gradients = accumulate_gradients(loss, microbatches)
         params = apply_if_finite(optimizer, gradients)
@@ -39,50 +39,49 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core import checks, masking
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind, call_with
 from jaxrl_llm.core.flat_packing import smaller_rows
-from jaxrl_llm.core.packing import FlatPacking, Tree
-from jaxrl_llm.models.denoising import check_causal
+from jaxrl_llm.core.packing import FlatPacking
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, on_mesh
-from jaxrl_llm.preferences.groups import count_pairs
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.prm import ProcessRewardModel
-from jaxrl_llm.recipes.wiring import of_likelihood
 from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
     Passes,
     accumulate_gradients,
-    join_microbatches,
     map_microbatches,
     pack_batch,
     run_passes,
     run_turns,
-    split_microbatches,
 )
-from jaxrl_llm.train.critic import CriticState, average, critic_values
+from jaxrl_llm.train.critic import update_critic, update_prm
 from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
-from jaxrl_llm.train.optimizer import apply_if_finite, keep, next_rate, stays_finite
-from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
+from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
+from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.score_batch import (
+    Teacher,
+    apply_rules,
+    check_teacher,
+    reads_logits_of,
+    score_batch,
+    score_reference,
+    score_visits,
+    teacher_of,
+    with_old_logp,
+)
 from jaxrl_llm.train.state import TrainState
 
-# Separate the random numbers of a recipe, of its reference and of the order of minibatches from
-# those of the sampler in the same step.
+# Separate the random numbers of a recipe, of its reference and of the order of turns from those of
+# the sampler in the same step.
 _PREPARE, _ORDER, _REFERENCE = 0x70726570, 0x6F726472, 0x72656664
-
-
-class Teacher(NamedTuple):
-    """A frozen model that the policy learns from, with the policy's vocabulary."""
-
-    model: Model
-    params: ArrayTree
 
 
 class Gradients(NamedTuple):
@@ -186,26 +185,91 @@ def make_step(
     if (recipe.second_model is None) != (critic_optimizer is None):
         has = "a critic but no" if critic_optimizer is None else "no critic but a"
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
-    scorer = scorer_of(
-        recipe,
-        model,
-        temperature=temperature,
-        chunk_size=chunk_size,
-        remat=remat,
-        shared_prefix_len=shared_prefix_len,
-    )
-    passes = Passes(epochs, minibatches, microbatches)
-    hands_logp = passes.updates == 1 or recipe.learns
-    turns = recipe.turn_updates
-    of_pass = None
-    if recipe.likelihood is not None and recipe.likelihood.passes > 1:
-        of_pass = bind(draws_of_pass, likelihood=recipe.likelihood)
     if teacher is not None:
         check_teacher("make_step", recipe, model, teacher.model)
+    parts = _StepParts(
+        recipe=recipe,
+        optimizer=optimizer,
+        scorer=scorer_of(
+            recipe,
+            model,
+            temperature=temperature,
+            chunk_size=chunk_size,
+            remat=remat,
+            shared_prefix_len=shared_prefix_len,
+        ),
+        passes=Passes(epochs, minibatches, microbatches),
+        shards=batch_shards(mesh),
+        stale=stale,
+        critic_optimizer=critic_optimizer,
+        critic_model=critic_model or model,
+        remat=remat,
+        learning_rate=learning_rate,
+        teacher=None if teacher is None else teacher.model,
+    )
+    turns = recipe.turn_updates
+    random_turns = turns is not None and turns.order == "random"
+    return CompiledStep(
+        on_mesh(parts.step, mesh, model.sharding_rules),
+        on_mesh(parts.prepare, mesh),
+        donate=donate,
+        takes_key=recipe.draws or random_turns or recipe.reference_draws,
+        teacher=() if teacher is None else teacher.params,
+        next_shapes=_with_smaller_rows,
+    )
 
-    def prepare(state: TrainState, batch: Batch, key: Array | None, weights: ArrayTree):
-        passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
-        slices = passes.of(batch.packing).microbatches
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _StepParts:
+    """The step of :func:`make_step` and the functions that it consists of.
+
+    ``weights`` are the parameters of ``teacher``, and ``base`` the frozen parameters under LoRA.
+    """
+
+    recipe: Recipe
+    optimizer: optax.GradientTransformation
+    scorer: PolicyScorer
+    passes: Passes
+    shards: int
+    stale: bool
+    critic_optimizer: optax.GradientTransformation | None
+    critic_model: Model
+    remat: str
+    learning_rate: float | optax.Schedule | None
+    teacher: Model | None
+
+    def step(
+        self,
+        state: TrainState,
+        batch: Batch,
+        key: Array | None,
+        base: ArrayTree,
+        weights: ArrayTree,
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """The state after the updates of a batch, without its ``base``, and their metrics."""
+        state = state._replace(base=base)
+        sampled = batch.mask & batch.where[..., None]
+        of_critic: dict[str, Array] = {}
+        if (prm := self.recipe.prm) is not None:
+            state, batch, of_critic = self.update_prm(prm, state, batch)
+        batch, algo_state = self.prepare(state, batch, key, weights)
+        state, metrics, logp = self.update_policy(state, batch, algo_state, key, weights)
+        applied = metrics["skipped"] < self.num_updates(batch)
+        algo_state = self.learn(state, batch, algo_state, logp)
+        state = self.move_reference(state, key, applied)
+        if (critic := self.recipe.critic) is not None:
+            state, of_critic = self.update_critic(critic, state, batch)
+        metrics |= {f"critic_{name}": value for name, value in of_critic.items()}
+        metrics |= rejection_metrics(self.recipe, batch, sampled)
+        algo_state = keep(applied, algo_state, state.algo_state)
+        return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
+
+    def prepare(
+        self, state: TrainState, batch: Batch, key: Array | None, weights: ArrayTree
+    ) -> tuple[Batch, AlgoState]:
+        """The batch with all that is known before the update, and the recipe's next state."""
+        self.passes.check("make_step", batch.tokens.shape[0], self.shards)
+        recipe, scorer, slices = self.recipe, self.scorer, self.slices(batch)
         batch, algo_state = score_visits(batch, recipe, scorer, state=state, microbatches=slices)
         batch = score_batch(
             batch,
@@ -213,10 +277,10 @@ def make_step(
             scorer,
             state=state,
             microbatches=slices,
-            score_old=passes.updates > 1,
-            stale=stale,
-            critic_model=critic_model,
-            teacher=None if teacher is None else teacher._replace(params=weights),
+            score_old=self.passes.updates > 1,
+            stale=self.stale,
+            critic_model=self.critic_model,
+            teacher=self.teacher_with(weights),
         )
         drawn = prepare_key(key, state.step) if recipe.draws else None
         batch, rules = apply_rules(
@@ -225,90 +289,89 @@ def make_step(
             scorer,
             state=state._replace(algo_state=algo_state),
             key=drawn,
-            learning_rate=learning_rate,
+            learning_rate=self.learning_rate,
             microbatches=slices,
         )
         batch, algo_state = recipe.prepare(batch, algo_state, key=drawn)
         return batch, algo_state._replace(rules=rules)
 
-    def step(
-        state: TrainState, batch: Batch, key: Array | None, base: ArrayTree, weights: ArrayTree
-    ):
-        state = state._replace(base=base)
-        trained, here = scorer, passes.of(batch.packing)
-        slices = here.microbatches
-        if recipe.reads_teacher_logits:
-            other = None if teacher is None else teacher._replace(params=weights)
-            of_teacher, known = teacher_of(recipe, scorer, state, other)
-            matrix = jax.lax.stop_gradient(of_teacher.model.output_matrix(known))
-            cap = of_teacher.model.logit_cap  # matrix and cap are constants of the step
-            trained = dataclasses.replace(scorer, teacher_matrix=matrix, teacher_logit_cap=cap)
-        sampled = batch.mask & batch.where[..., None]
-        of_model: dict[str, Array] = {}
-        if recipe.prm is not None and critic_optimizer is not None:
-            batch = batch.replace(
-                old_logp=old_logp_of(
-                    batch, recipe, scorer, state=state, microbatches=slices, stale=stale
-                )
-            )
-            critic, of_model = update_prm(
-                recipe.prm,
-                state.critic,
-                batch,
-                scorer=dataclasses.replace(scorer, model=critic_model or model),
-                optimizer=critic_optimizer,
-                microbatches=slices,
-            )
-            state = state._replace(critic=critic)
-        batch, algo_state = prepare(state, batch, key, weights)
+    def update_policy(
+        self,
+        state: TrainState,
+        batch: Batch,
+        algo_state: AlgoState,
+        key: Array | None,
+        weights: ArrayTree,
+    ) -> tuple[TrainState, dict[str, Array], Array | None]:
+        """The policy after the optimizer steps of a prepared batch, their metrics, and ``logp``.
+
+        ``logp`` are the log-probabilities before the first step that trained on the group, or
+        with turn updates before the first step of the batch; None if nothing reads them.
+        """
+        recipe, passes, turns = self.recipe, self.passes, self.recipe.turn_updates
+        scorer = self.gradient_scorer(state, weights)
+        accumulated = passes.of(batch.packing).accumulated
         finite = stays_finite(state.algo_state, algo_state)
+        reweighs = passes.minibatches > 1 or turns is not None
+        hands_logp = passes.updates == 1 or recipe.learns
 
         def update(carry, part: Batch, there: Array | bool = True):
-            part = recipe.weigh(part) if minibatches > 1 or turns is not None else part
+            part = recipe.weigh(part) if reweighs else part
             loss, grads, logp, entropy = _policy_gradients(
-                trained, recipe, base, carry[0], part, here.accumulated
+                scorer, recipe, state.base, carry[0], part, accumulated
             )
             scaled = "update_scale" in recipe.computed_from("batch")
             scale = part.extras["update_scale"][0, 0, 0] if scaled else None
             carry, metrics = apply_if_finite(
-                optimizer, carry, loss, grads, scale=scale, finite=finite & there
+                self.optimizer, carry, loss, grads, scale=scale, finite=finite & there
             )
             metrics |= batch_metrics(recipe, logp, entropy, part)
             return carry, (metrics, logp if hands_logp else None)
 
-        before = (state.params, state.opt_state)
-        updates = passes.updates
+        def logp_of(carry) -> Array:
+            return self.logp(merge_adapter(state.base, carry[0]), batch)
+
+        carry = state.params, state.opt_state
         if turns is None:
-            after, (metrics, logp) = run_passes(passes, update, before, batch, of_pass=of_pass)
+            of_pass = None
+            if recipe.likelihood is not None and recipe.likelihood.passes > 1:
+                of_pass = bind(draws_of_pass, likelihood=recipe.likelihood)
+            carry, (metrics, logp) = run_passes(passes, update, carry, batch, of_pass=of_pass)
         else:
-
-            def logp_of(carry) -> Array:
-                policy = merge_adapter(base, carry[0])
-                return map_microbatches(lambda x: scorer(policy, x).logp, batch, slices)
-
-            def update_turn(carry, part: Batch, logp: Array, there: Array):
-                return update(carry, part.replace(old_logp=logp), there)
-
             drawn = None if turns.order != "random" else order_key(key, state.step)
-            updates = batch.extras["turn_where"].shape[-1]
-            after, (metrics, logp) = run_turns(turns, update_turn, logp_of, before, batch, drawn)
-        params, opt_state = after
-        state = state._replace(params=params, opt_state=opt_state)
-        applied = metrics["skipped"] < updates
+            carry, (metrics, logp) = run_turns(turns, update, logp_of, carry, batch, drawn)
+        return state._replace(params=carry[0], opt_state=carry[1]), metrics, logp
+
+    def learn(
+        self, state: TrainState, batch: Batch, algo_state: AlgoState, logp: Array | None
+    ) -> AlgoState:
+        """The recipe's state after it learned from the update, which led to ``state``."""
+        recipe = self.recipe
         if recipe.reads_last_kl:
-            old_logp = logp if updates == 1 or turns is not None else batch.old_logp
-            algo_state = algo_state._replace(
-                last_kl=measure_last_kl(scorer, state, batch, old_logp, slices)
+            first = self.passes.updates == 1 or recipe.turn_updates is not None
+            old_logp = logp if first else batch.old_logp
+            last_kl = diagnostics.approx_kl(
+                self.logp(state.policy, batch), old_logp, batch.mask, estimator="k3"
             )
+            last_kl = keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
+            algo_state = algo_state._replace(last_kl=last_kl)
         if recipe.learns:
             learned = recipe.learn(batch, algo_state, logp=logp)
             algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
-        algo_state = keep(applied, algo_state, state.algo_state)
+        return algo_state
+
+    def move_reference(self, state: TrainState, key: Array | None, applied: Array) -> TrainState:
+        """The state with its moving reference and the policies of earlier iterations."""
+        recipe = self.recipe
         if recipe.reference is not None:
             # The same key in every step: a rule may draw once for several steps.
             drawn = jax.random.fold_in(key, _REFERENCE) if recipe.reference_draws else None
             reference = call_with(
-                recipe.reference, state.reference, params, state.step + 1, context={"key": drawn}
+                recipe.reference,
+                state.reference,
+                state.params,
+                state.step + 1,
+                context={"key": drawn},
             )
             if isinstance(state.reference, Iterates):
                 reference, params = reference
@@ -317,33 +380,70 @@ def make_step(
         if recipe.earlier is not None:
             earlier = recipe.earlier(state.earlier, state.params, state.step + 1)
             state = state._replace(earlier=keep(applied, earlier, state.earlier))
-        if recipe.critic is not None and critic_optimizer is not None:
-            critic, critic_metrics = update_critic(
-                recipe.critic,
-                state.critic,
-                recipe,
-                batch,
-                passes=here,
-                model=critic_model or model,
-                optimizer=critic_optimizer,
-                remat=remat,
-            )
-            state, of_model = state._replace(critic=critic), critic_metrics
-        metrics |= {f"critic_{name}": value for name, value in of_model.items()}
-        metrics |= rejection_metrics(recipe, batch, sampled)
-        return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
+        return state
 
-    random_turns = turns is not None and turns.order == "random"
-    takes_key = recipe.draws or random_turns or recipe.reference_draws
-    step = on_mesh(step, mesh, model.sharding_rules)
-    return CompiledStep(
-        step,
-        on_mesh(prepare, mesh),
-        donate=donate,
-        takes_key=takes_key,
-        teacher=() if teacher is None else teacher.params,
-        next_shapes=_with_smaller_rows,
-    )
+    def update_critic(
+        self, critic: Critic, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """The state with the critic after its optimizer steps, and their metrics."""
+        updated, metrics = update_critic(
+            critic,
+            state.critic,
+            self.recipe,
+            batch,
+            passes=self.passes.of(batch.packing),
+            model=self.critic_model,
+            optimizer=self.critic_optimizer,
+            remat=self.remat,
+        )
+        return state._replace(critic=updated), metrics
+
+    def update_prm(
+        self, prm: ProcessRewardModel, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, Batch, dict[str, Array]]:
+        """The process reward model after its optimizer step, the batch that it read, and metrics.
+
+        It learns before the batch is scored, as the policy learns from what it says.
+        """
+        slices = self.slices(batch)
+        batch = with_old_logp(
+            batch, self.recipe, self.scorer, state=state, microbatches=slices, stale=self.stale
+        )
+        updated, metrics = update_prm(
+            prm,
+            state.critic,
+            batch,
+            scorer=dataclasses.replace(self.scorer, model=self.critic_model),
+            optimizer=self.critic_optimizer,
+            microbatches=slices,
+        )
+        return state._replace(critic=updated), batch, metrics
+
+    def slices(self, batch: Batch) -> int:
+        """The microbatches of a full batch."""
+        return self.passes.of(batch.packing).microbatches
+
+    def num_updates(self, batch: Batch) -> int:
+        """The optimizer steps of a batch."""
+        if self.recipe.turn_updates is None:
+            return self.passes.updates
+        return batch.extras["turn_where"].shape[-1]
+
+    def logp(self, policy: ArrayTree, batch: Batch) -> Array:
+        """Log-probabilities ``[P, G, T]`` of a batch."""
+        return map_microbatches(lambda x: self.scorer(policy, x).logp, batch, self.slices(batch))
+
+    def teacher_with(self, weights: ArrayTree) -> Teacher | None:
+        """The teacher with its parameters, or None."""
+        return None if self.teacher is None else Teacher(self.teacher, weights)
+
+    def gradient_scorer(self, state: TrainState, weights: ArrayTree) -> PolicyScorer:
+        """The scorer under the gradient, with the teacher's matrix if the recipe reads logits."""
+        if not self.recipe.reads_teacher_logits:
+            return self.scorer
+        teacher = self.teacher_with(weights)
+        reader, params = teacher_of(self.recipe, self.scorer, state, teacher)
+        return reads_logits_of(self.scorer, reader.model, params)
 
 
 def _with_smaller_rows(batch: Batch) -> Batch | None:
@@ -352,414 +452,6 @@ def _with_smaller_rows(batch: Batch) -> Batch | None:
         return None
     smaller = smaller_rows(batch.packing)
     return None if smaller is None else batch.replace(packing=smaller)
-
-
-def check_teacher(function: str, recipe: Recipe, model: Model, teacher: Model) -> None:
-    """Raises ValueError if a recipe does not learn from another model, or cannot from this one."""
-    if not recipe.learns_from_model:
-        what = "is its own teacher" if recipe.has_teacher else "learns from none"
-        raise ValueError(f"{function}: teacher has no effect: recipe {recipe.name!r} {what}.")
-    check_causal(function, teacher, what="the teacher")
-    sizes = teacher.config.vocab_size, model.config.vocab_size
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"{function}: the teacher has {sizes[0]:,} tokens in its vocabulary, but the policy "
-            f"has {sizes[1]:,}; for a teacher with another tokenizer, use spans of text and a "
-            "train.teachers.AlignedTeacher."
-        )
-    if recipe.teacher_top > sizes[0]:
-        raise ValueError(
-            f"{function}: recipe {recipe.name!r} reads the {recipe.teacher_top} most probable "
-            f"tokens of the teacher, but its vocabulary has {sizes[0]:,}."
-        )
-
-
-def teacher_of(
-    recipe: Recipe, scorer: Scorer, state: TrainState, teacher: Teacher | None
-) -> tuple[Scorer, ArrayTree]:
-    """The scorer and the parameters of a recipe's teacher.
-
-    The teacher is another model, the moving reference or the policy itself.
-    """
-    if teacher is not None:
-        return dataclasses.replace(scorer, model=teacher.model, remat="none"), teacher.params
-    moving = recipe.reference is not None
-    return scorer, state.reference_policy if moving else state.policy
-
-
-def measure_last_kl(
-    scorer: PolicyScorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
-) -> Array:
-    """KL(old || new) of the last update, in nats per token; the previous KL if non-finite."""
-    logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
-    last_kl = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
-    return keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
-
-
-def update_critic(
-    critic: Critic,
-    state: CriticState,
-    recipe: Recipe,
-    batch: Batch,
-    *,
-    passes: Passes,
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    remat: str,
-) -> tuple[CriticState, dict[str, Array]]:
-    """The critic after the optimizer steps of a prepared batch, and their metrics."""
-
-    def loss(params: ArrayTree, part: Batch):
-        return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()
-
-    def update(carry, part: Batch):
-        part = recipe.weigh(part) if passes.minibatches > 1 else part
-        value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
-        carry, metrics = apply_if_finite(optimizer, carry, value, grads)
-        return carry, (metrics, None)
-
-    before = (state.params, state.opt_state)
-    (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch)
-    target = average(state.target, params, critic.target_rate)
-    target = keep(metrics["skipped"] < passes.updates, target, state.target)
-    return CriticState(params, opt_state, target), metrics
-
-
-def update_prm(
-    rule: ProcessRewardModel,
-    state: CriticState,
-    batch: Batch,
-    *,
-    scorer: PolicyScorer,
-    optimizer: optax.GradientTransformation,
-    microbatches: int,
-) -> tuple[CriticState, dict[str, Array]]:
-    """The process reward model after an optimizer step on a batch with ``old_logp``."""
-    pairs = count_pairs(batch.rewards, batch.mask, where=batch.where)
-    batch = batch.replace(experts=None)  # which are those of the policy
-
-    def loss(params: ArrayTree, part: Batch):
-        return rule.total_loss(scorer(params["model"], part).logp, part, pairs), ()
-
-    value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
-    carry = (state.params, state.opt_state)
-    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads)
-    return CriticState(params, opt_state, ()), metrics
-
-
-def old_logp_of(
-    batch: Batch,
-    recipe: Recipe,
-    scorer: PolicyScorer,
-    *,
-    state: TrainState,
-    microbatches: int,
-    stale: bool,
-) -> Array:
-    """Log-probabilities of the proximal policy; see :func:`score_batch`."""
-    if batch.old_logp is not None:
-        return batch.old_logp
-    if stale and not recipe.reads_behavior and batch.behavior_logp is not None:
-        return batch.behavior_logp
-    return map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
-
-
-def score_batch(
-    batch: Batch,
-    recipe: Recipe,
-    scorer: PolicyScorer,
-    *,
-    state: TrainState,
-    microbatches: int = 1,
-    score_old: bool = False,
-    stale: bool = False,
-    critic_model: Model | None = None,
-    teacher: Teacher | None = None,
-) -> Batch:
-    """Adds to a batch every number that a model computes before the update.
-
-    These fields are set nowhere else; fields that the batch already has stay unchanged.
-
-    - ``behavior_logp`` of tokens for which it is unknown (extra ``behavior_known``), as in a
-      demonstration: under the policy at the start of the step, so ratios and corrections treat
-      these tokens as on-policy.
-    - ``old_logp``, of the proximal policy: under the policy at the start of the step, if
-      ``score_old`` is True or ``recipe.prepare`` requires it. If older weights may have sampled
-      (``stale``) and the recipe does not read ``behavior_logp``, ``old_logp`` is ``behavior_logp``:
-      the ratio then compares the policy with the weights that sampled.
-    - ``old_entropy``, ``hidden_sq``, ``hidden_rank`` and statistics with source "old_policy": under
-      the policy at the start of the step.
-    - Other results of a likelihood's scorer, such as ``old_draw_logp``: under the same policy.
-    - ``ref_logp`` and statistics with source "reference": under a moving reference. For a frozen
-      reference, see :func:`score_reference`.
-    - Statistics with source "teacher", and ``teacher_hidden`` if the recipe reads the teacher's
-      logits: of another model; or of the policy or the moving reference after the teacher's prompt.
-    - ``answer_logp``: under the policy at the start of the step, after each turn.
-    - ``kl_logp``: under the policy at the start of the step, after the previous row's prompt.
-    - ``earlier_logp``: the weighted mean under the policies of earlier iterations.
-    - ``old_values`` and ``values``: of the critic.
-    - ``prm_logp``: of the process reward model, which has already learned from the batch.
-
-    Args:
-      batch, recipe, scorer, microbatches, critic_model, teacher: See the module.
-      state: The state before the update.
-      score_old: Whether ``old_logp`` is needed regardless of what the recipe reads.
-      stale: Whether older weights may have sampled the batch.
-
-    Returns:
-      The batch that ``recipe.prepare`` takes.
-
-    Raises:
-      ValueError: If the recipe needs teacher prompts or reference answers, and the batch has
-        neither those nor the numbers computed from them.
-    """
-    needs = recipe.required_fields
-
-    def absent(source):
-        functions = recipe.computed_from(source)
-        return {name: f for name, f in functions.items() if name not in batch.extras}
-
-    def with_extras(extras):
-        return batch.replace(extras={**batch.extras, **extras})
-
-    def scored(function):
-        return map_microbatches(function, batch, microbatches)
-
-    known = batch.extras.get("behavior_known")
-    if known is not None and batch.behavior_logp is not None:
-        logp = batch.old_logp
-        if logp is None:
-            logp = scored(lambda part: scorer(state.policy, part).logp)
-        logp = jnp.where(known, batch.behavior_logp, jax.lax.stop_gradient(logp))
-        batch = batch.replace(behavior_logp=logp)
-    if stale and not recipe.reads_behavior and batch.old_logp is None:
-        batch = batch.replace(old_logp=batch.behavior_logp)
-    old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
-    entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
-    of_hidden = tuple(x for x in HIDDEN_STATISTICS if x in needs and x not in batch.extras)
-    statistics = absent("old_policy")
-    besides = {k: name for k, name in of_likelihood(recipe, "old").items() if k not in batch.extras}
-    if old_logp or entropy or of_hidden or statistics or besides:
-        scores = scored(lambda part: scorer(state.policy, part, statistics, of_hidden=of_hidden))
-        if old_logp:
-            batch = batch.replace(old_logp=scores.logp)
-        of_policy = scores.statistics
-        if recipe.likelihood is not None:
-            of_policy = _constants(of_policy, besides)
-        computed = of_policy | ({"old_entropy": scores.entropy} if entropy else {})
-        batch = with_extras(computed)
-
-    moving = recipe.reference is not None
-    if moving:
-        reference = state.reference_policy
-        batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)
-
-    taught = absent("teacher")
-    states = recipe.reads_teacher_logits and "teacher_hidden" not in batch.extras
-    itself = teacher is None
-    if (taught or states) and itself and "teacher_prompt_tokens" not in batch.extras:
-        names = ", ".join([*taught, *(["teacher_hidden"] if states else [])])
-        raise ValueError(
-            f"Recipe {recipe.name!r}: the batch needs teacher_prompt_tokens and "
-            f"teacher_prompt_mask in its extras, or {names} computed from them, since no other "
-            "model is the teacher."
-        )
-    if taught or states:
-        reader, params = teacher_of(recipe, scorer, state, teacher)
-        values = scored(lambda part: reader.teacher(params, part, taught, states=states))
-        batch = with_extras(values)
-
-    if "answer_logp" in needs and "answer_logp" not in batch.extras:
-        sources = {"ground_truth", "ground_truth_mask", "turn_ids", "turn_where"}
-        if missing := sorted(sources - set(batch.extras)):
-            raise ValueError(
-                f"Recipe {recipe.name!r}: the batch has no {' and no '.join(missing)} in its "
-                "extras, and no answer_logp computed from them."
-            )
-        batch = with_extras(
-            {"answer_logp": scored(lambda part: scorer.answers(state.policy, part))}
-        )
-
-    if "kl_logp" in needs and "kl_logp" not in batch.extras:
-        batch = with_extras({"kl_logp": mismatched(scorer, state.policy, batch, microbatches)})
-
-    if recipe.earlier is not None and "earlier_logp" not in batch.extras:
-        shares, total = recipe.earlier.shares(state.earlier), jnp.zeros(batch.mask.shape)
-        for share, params in zip(shares, state.earlier.policies, strict=True):
-            policy = state.with_base(params)
-            logp = scored(lambda part, policy=policy: scorer(policy, part).logp)
-            total += share * jax.lax.stop_gradient(logp)
-        batch = with_extras({"earlier_logp": total})
-
-    if recipe.critic is not None and "old_values" not in batch.extras:
-        critic, body = state.critic, critic_model or scorer.model
-        params = critic.params if recipe.critic.target_rate is None else critic.target
-        values = scored(lambda part: critic_values(body, params, part))
-        batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
-    if recipe.prm is not None and "prm_logp" not in batch.extras:
-        reader = dataclasses.replace(scorer, model=critic_model or scorer.model)
-        chooses, params = batch.replace(experts=None), state.critic.params["model"]
-        logp = map_microbatches(lambda part: reader(params, part).logp, chooses, microbatches)
-        batch = with_extras({"prm_logp": logp})
-    return batch
-
-
-def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatches: int) -> Array:
-    """Total log-probabilities ``[P, G]`` of responses after the previous row's prompt.
-
-    The first row takes the prompt of the last row. The results estimate the divergence of a policy
-    on inputs that it was not trained on. Raises ValueError for a batch of one prompt.
-    """
-    if batch.prompt_tokens.shape[0] < 2:
-        raise ValueError(
-            "score_batch: kl_logp scores responses after another row's prompt, so a batch needs at "
-            f"least 2 prompts; got {batch.prompt_tokens.shape[0]}."
-        )
-    others = batch.replace(
-        prompt_tokens=jnp.roll(batch.prompt_tokens, 1, axis=0),
-        prompt_mask=jnp.roll(batch.prompt_mask, 1, axis=0),
-        packing=None,
-        experts=None,
-    )
-    logp = map_microbatches(lambda part: scorer(params, part).logp, others, microbatches)
-    return jax.lax.stop_gradient(jnp.sum(masking.zero_masked(logp, batch.mask), axis=-1))
-
-
-def score_visits(
-    batch: Batch, recipe: Recipe, scorer: PolicyScorer, *, state: TrainState, microbatches: int = 1
-) -> tuple[Batch, AlgoState]:
-    """The batch with numbers computed from the last visits to its prompts, and the next state.
-
-    The policy at the start of the step scores the responses that the recipe recalls, over the full
-    vocabulary. Numbers that the batch already has stay unchanged, and no visit is recorded.
-
-    Args:
-      batch, recipe, scorer, microbatches: See the module.
-      state: The state before the update.
-
-    Raises:
-      ValueError: If the batch has no ``prompt_ids``.
-    """
-    algo_state, extras = state.algo_state, dict(batch.extras)
-    for name, memory in recipe.computed_from("last_visit").items():
-        if name in batch.extras:
-            continue
-        if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
-            raise ValueError(
-                f"Recipe {recipe.name!r}: {name!r} recalls responses, but not their turns that the "
-                "chat template or the environment rewrites."
-            )
-        if "prompt_ids" not in batch.extras:
-            raise ValueError(f"Recipe {recipe.name!r}: the batch has no prompt_ids in its extras.")
-        visits = algo_state.controllers[name]
-        recalled = memory.recall(
-            visits,
-            prompt_ids=batch.extras["prompt_ids"],
-            tokens=batch.tokens,
-            mask=batch.mask,
-            where=batch.where,
-        )
-        responses = batch.replace(
-            tokens=recalled.tokens, mask=recalled.mask, support=None, packing=None, experts=None
-        )
-        logp = map_microbatches(
-            lambda part: scorer(state.policy, part).logp, responses, microbatches
-        )
-        extras[name], visits = memory.update(jax.lax.stop_gradient(logp), visits, recalled)
-        algo_state = algo_state._replace(controllers={**algo_state.controllers, name: visits})
-    return batch.replace(extras=extras), algo_state
-
-
-def apply_rules(
-    batch: Batch,
-    recipe: Recipe,
-    scorer: PolicyScorer,
-    *,
-    state: TrainState,
-    key: Array | None = None,
-    learning_rate: float | optax.Schedule | None = None,
-    microbatches: int = 1,
-) -> tuple[Batch, dict[str, ArrayTree]]:
-    """Adds the numbers computed from "optimizer"; returns the batch and the rules' next states.
-
-    The selection reads these numbers, and the rules read the advantages. The advantages are
-    therefore prepared for the rules first, without the selection.
-
-    Args:
-      batch, recipe, scorer, microbatches: See the module; the batch comes from ``score_batch``.
-      state: The state before the update.
-      key: The key of ``recipe.prepare``.
-      learning_rate: See :func:`make_step`.
-
-    Raises:
-      ValueError: If the state of a rule is absent, or a rule reads the learning rate and it is
-        None.
-    """
-    states = dict(state.algo_state.rules)
-    every = recipe.computed_from("optimizer")
-    rules = {name: rule for name, rule in every.items() if name not in batch.extras}
-    if not rules:
-        return batch, states
-    if absent := [name for name in rules if name not in states]:
-        raise ValueError(
-            f"recipe {recipe.name!r} computes {', '.join(absent)} from the output matrix; pass its "
-            "output_shape to init_state."
-        )
-    if learning_rate is None and any(rule.reads_rate for rule in rules.values()):
-        raise ValueError(
-            f"recipe {recipe.name!r} reads the learning rate of the update; pass learning_rate to "
-            "make_step, a number or the optimizer's schedule."
-        )
-    rate = None if learning_rate is None else next_rate(learning_rate, state.opt_state)
-    others = tuple(entry for entry in recipe.computed if entry.source != "optimizer")
-    unselected = recipe.replace(selection=None, computed=others)
-    prepared, _ = unselected.prepare(batch, state.algo_state, key=key)
-    mask, extras = prepared.mask, dict(batch.extras)
-    advantages = masking.spread("apply_rules", "advantages", prepared.advantages, mask)
-    parts = split_microbatches((batch.replace(mask=mask), advantages), microbatches)
-    for name, rule in rules.items():
-        old = states[name]
-
-        def add(total, part, rule=rule, old=old):
-            part, advantages = part
-            effects, sums = scorer.step_effects(
-                state.policy, part, rule, old, advantages=advantages, rate=rate
-            )
-            return jax.tree.map(jnp.add, total, sums), effects
-
-        zeros = rule.zeros(*scorer.model.output_matrix(state.policy).shape)
-        sums, effects = jax.lax.scan(add, zeros, parts)
-        extras[name], states[name] = join_microbatches(effects), rule.learn(old, sums)
-    return batch.replace(extras=extras), states
-
-
-def score_reference(
-    batch: Batch, recipe: Recipe, scorer: PolicyScorer, params: ArrayTree, *, microbatches: int = 1
-) -> Batch:
-    """The batch with ``ref_logp``, ``kl_ref_logp`` and statistics with source "reference".
-
-    Only those that the recipe reads are added. ``params`` are the reference's parameters.
-    """
-    functions = recipe.computed_from("reference")
-    if "kl_ref_logp" in recipe.required_fields and "kl_ref_logp" not in batch.extras:
-        kl_ref_logp = mismatched(scorer, params, batch, microbatches)
-        batch = batch.replace(extras={**batch.extras, "kl_ref_logp": kl_ref_logp})
-    statistics = {name: f for name, f in functions.items() if name not in batch.extras}
-    ref_logp = "ref_logp" in recipe.required_fields and batch.ref_logp is None
-    besides = {k: name for k, name in of_likelihood(recipe, "ref").items() if k not in batch.extras}
-    if not ref_logp and not statistics and not besides:
-        return batch
-    chooses = batch.replace(experts=None)  # which are those of another model
-    scores = map_microbatches(lambda part: scorer(params, part, statistics), chooses, microbatches)
-    if ref_logp:
-        batch = batch.replace(ref_logp=scores.logp)
-    computed = _constants(scores.statistics, {name: name for name in statistics} | besides)
-    return batch.replace(extras={**batch.extras, **computed})
-
-
-def _constants(statistics: dict[str, Array], names: dict[str, str]) -> dict[str, Array]:
-    """Statistics of a scorer under other names, without a gradient."""
-    return {extra: jax.lax.stop_gradient(statistics[name]) for extra, name in names.items()}
 
 
 def _policy_gradients(
@@ -841,9 +533,7 @@ def make_gradients(
         check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
         trained = scorer
         if teacher is not None and recipe.reads_teacher_logits:
-            matrix = jax.lax.stop_gradient(teacher.model.output_matrix(weights))
-            cap = teacher.model.logit_cap
-            trained = dataclasses.replace(scorer, teacher_matrix=matrix, teacher_logit_cap=cap)
+            trained = reads_logits_of(scorer, teacher.model, weights)
         return _policy_gradients(trained, recipe, base, params, batch, microbatches)
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))

@@ -46,12 +46,13 @@ from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.batches import MIN_SAVED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
+from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.denoising import check_unmasked, draw_masks
 from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
-from jaxrl_llm.train.policy_gradient import Teacher
+from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.setup import Experiment, teacher_room
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.subagent import alignment_key, mean_calls, subagent_batch
@@ -146,106 +147,26 @@ def collect_rollouts(
     check_answered([collected.scores], f" of step {number + 1}")
     start = time.perf_counter()
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
-    questions, scores = collected.questions, collected.scores
     if recipe.likelihood is None:
-        rollout = trim(collected.rollout, least=MIN_SAVED)
+        collected = collected._replace(rollout=trim(collected.rollout, least=MIN_SAVED))
     else:  # a denoiser sees all cells of a response, including those after its end
         collected = with_width(collected, config.sampling.max_new_tokens)
-        rollout = collected.rollout
-    batch = to_batch(
-        rollout,
-        scores.rewards,
-        questions,
-        where=collected.where,
-        vocab_size=experiment.model.config.vocab_size,
-        drop_failed=recipe.forward_only,
-        known=collected.known,
-    )
-    known = batch.extras.get("behavior_known")
-    nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
-    if nobody or isinstance(recipe.likelihood, Likelihood):
-        # No behavior_logp is known, or a denoiser sampled, which has none: nothing to compare.
-        extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
-        batch = batch.replace(behavior_logp=None, extras=extras)
-
-    if experiment.references is not None:
-        batch = experiment.references.attach(batch)
-    if experiment.teacher is not None and not isinstance(experiment.teacher, Teacher):
-        said = host_scores(
-            experiment.teacher,
-            recipe,
-            batch,
-            questions,
-            collected.messages,
-            encoder=dataclasses.replace(experiment.encoder, room=sys.maxsize),
-            vocab_size=experiment.model.config.vocab_size,
-        )
-        batch = batch.replace(extras={**batch.extras, **said})
-
-    no_baseline = np.zeros(len(questions), bool)
-
-    def greedy_rewards() -> np.ndarray:
-        tokens = [question.tokens for question in questions]
-        likely = experiment.samplers.baseline(params, key, tokens)
-        texts = texts_of(likely, experiment.tokenizer.decode)
-        likely_scores = experiment.grader(questions, texts)
-        no_baseline[:] = likely_scores.failed
-        return likely_scores.rewards
-
-    draws, nodes = None, collected.nodes
-    if isinstance(recipe.likelihood, FlowLikelihood):
-        if rollout.latents is None:
-            raise ValueError(
-                f"recipe {recipe.name!r} trains a flow policy, but {experiment.collector!r} "
-                "provides responses, which have no latents."
-            )
-        _, group_size, steps = rollout.mask.shape
-        nodes = np.broadcast_to(recipe.likelihood.node_ids(steps, group_size), rollout.mask.shape)
-    if isinstance(recipe.likelihood, Likelihood):
-        names = [q.prompt.id or q.prompt.text[:40] for q in questions]
-        check_unmasked(batch, experiment.model, names)
-        drawn = jax.random.fold_in(jax.random.fold_in(key, number), _MASKS)
-        drawn = jax.random.wrap_key_data(processes.to_host(jax.random.key_data(drawn)))
-        draws = processes.to_host(draw_masks(recipe.likelihood, drawn, batch))
+    batch = _graded_batch(experiment, collected)
+    batch = _with_host_scores(experiment, collected, batch)
     if not recipe.forward_only:
-        batch = attach_fields(
-            batch,
-            recipe,
-            scores=scores,
-            rollout=rollout,
-            step=number,
-            indices=collected.places,
-            roles=collected.roles,
-            nodes=nodes,
-            segments=collected.segments,
-            questions=questions,
-            texts=texts_of_batch(experiment, collected),
-            greedy=greedy_rewards,
-            draws=draws,
-        )
-    if no_baseline.any():
-        # A group without a baseline would train as if its baseline were 0.
-        where = collected.where & ~no_baseline[:, None]
-        failures = collected.failures + int(no_baseline.sum())
-        collected = collected._replace(where=where, failures=failures)
-        batch = batch.replace(where=where)
+        collected, batch = _with_fields(experiment, collected, batch, params, key, number=number)
     if player is not None:
-        drawn = alignment_key(key, number)
-        where = np.asarray(batch.where)
-        called = subagent_batch(recipe.subagent, scores, batch.rewards, where, drawn)
+        drawn, where = alignment_key(key, number), np.asarray(batch.where)
+        called = subagent_batch(recipe.subagent, collected.scores, batch.rewards, where, drawn)
         batch = batch.replace(called=called)
-    rows = []
-    if number % config.samples_every == 0:
-        present = rollout.mask.any(axis=-1).reshape(-1)
-        records = sample_rows(questions, collected.texts, scores, collected.messages)
-        every = list(zip(records, present, strict=True))
-        shown = spread_rows(every, len(questions), config.samples_shown)
-        rows = [row for row, there in shown if there]
+    rows = _shown_rows(config, collected) if number % config.samples_every == 0 else []
     seconds = dict(collected.seconds)
     seconds["reward"] += time.perf_counter() - start
-    metrics = rollout_metrics(collected, rollout, ages=number - np.asarray(rollout.version))
+    metrics = rollout_metrics(
+        collected, collected.rollout, ages=number - np.asarray(collected.rollout.version)
+    )
     if player is not None:
-        metrics["calls"] = mean_calls(scores, np.asarray(batch.where))
+        metrics["calls"] = mean_calls(collected.scores, np.asarray(batch.where))
     return RolloutBatch(
         number=number,
         version=version,
@@ -257,6 +178,134 @@ def collect_rollouts(
         rows=rows,
         seconds=seconds,
     )
+
+
+def _graded_batch(experiment: Experiment, collected: Collected) -> Batch:
+    """What the collector collected as a batch of tokens and rewards."""
+    recipe = experiment.recipe
+    batch = to_batch(
+        collected.rollout,
+        collected.scores.rewards,
+        collected.questions,
+        where=collected.where,
+        vocab_size=experiment.model.config.vocab_size,
+        drop_failed=recipe.forward_only,
+        known=collected.known,
+    )
+    known = batch.extras.get("behavior_known")
+    nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
+    if nobody or isinstance(recipe.likelihood, Likelihood):
+        # No behavior_logp is known, or a denoiser sampled, which has none: nothing to compare.
+        extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
+        batch = batch.replace(behavior_logp=None, extras=extras)
+    return batch
+
+
+def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch) -> Batch:
+    """The batch with stored log-probabilities of a reference, and what a teacher on the host says.
+
+    A teacher on the devices scores the batch in its step.
+    """
+    if experiment.references is not None:
+        batch = experiment.references.attach(batch)
+    teacher = experiment.teacher
+    if teacher is None or isinstance(teacher, Teacher):
+        return batch
+    said = host_scores(
+        teacher,
+        experiment.recipe,
+        batch,
+        collected.questions,
+        collected.messages,
+        encoder=dataclasses.replace(experiment.encoder, room=sys.maxsize),
+        vocab_size=experiment.model.config.vocab_size,
+    )
+    return batch.replace(extras={**batch.extras, **said})
+
+
+def _with_fields(
+    experiment: Experiment,
+    collected: Collected,
+    batch: Batch,
+    params: ArrayTree,
+    key: Array,
+    *,
+    number: int,
+) -> tuple[Collected, Batch]:
+    """The batch with the fields that its recipe reads, some of which have to be sampled.
+
+    A group whose greedy baseline fails does not take part, which ``collected`` counts.
+    """
+    questions = collected.questions
+    no_baseline = np.zeros(len(questions), bool)
+
+    def greedy_rewards() -> np.ndarray:
+        tokens = [question.tokens for question in questions]
+        likely = experiment.samplers.baseline(params, key, tokens)
+        texts = texts_of(likely, experiment.tokenizer.decode)
+        likely_scores = experiment.grader(questions, texts)
+        no_baseline[:] = likely_scores.failed
+        return likely_scores.rewards
+
+    batch = attach_fields(
+        batch,
+        experiment.recipe,
+        scores=collected.scores,
+        rollout=collected.rollout,
+        step=number,
+        indices=collected.places,
+        roles=collected.roles,
+        nodes=_nodes(experiment, collected),
+        segments=collected.segments,
+        questions=questions,
+        texts=texts_of_batch(experiment, collected),
+        greedy=greedy_rewards,
+        draws=_draws(experiment, batch, questions, key, number=number),
+    )
+    if no_baseline.any():  # such a group would train as if its baseline were 0
+        where = collected.where & ~no_baseline[:, None]
+        failures = collected.failures + int(no_baseline.sum())
+        collected = collected._replace(where=where, failures=failures)
+        batch = batch.replace(where=where)
+    return collected, batch
+
+
+def _nodes(experiment: Experiment, collected: Collected) -> np.ndarray | None:
+    """The nodes of the collector's trees; those of a flow policy are its likelihood's."""
+    likelihood, rollout = experiment.recipe.likelihood, collected.rollout
+    if not isinstance(likelihood, FlowLikelihood):
+        return collected.nodes
+    if rollout.latents is None:
+        raise ValueError(
+            f"recipe {experiment.recipe.name!r} trains a flow policy, but "
+            f"{experiment.collector!r} provides responses, which have no latents."
+        )
+    _, group_size, steps = rollout.mask.shape
+    return np.broadcast_to(likelihood.node_ids(steps, group_size), rollout.mask.shape)
+
+
+def _draws(
+    experiment: Experiment, batch: Batch, questions: Sequence[Question], key: Array, *, number: int
+) -> Any:
+    """The masks of a denoiser's likelihood, on the host; None for other models."""
+    likelihood = experiment.recipe.likelihood
+    if not isinstance(likelihood, Likelihood):
+        return None
+    check_unmasked(batch, experiment.model, [q.prompt.id or q.prompt.text[:40] for q in questions])
+    drawn = jax.random.fold_in(jax.random.fold_in(key, number), _MASKS)
+    drawn = jax.random.wrap_key_data(processes.to_host(jax.random.key_data(drawn)))
+    return processes.to_host(draw_masks(likelihood, drawn, batch))
+
+
+def _shown_rows(config: TrainConfig, collected: Collected) -> list[dict]:
+    """Completions to show, one record each."""
+    present = collected.rollout.mask.any(axis=-1).reshape(-1)
+    records = sample_rows(
+        collected.questions, collected.texts, collected.scores, collected.messages
+    )
+    every = list(zip(records, present, strict=True))
+    shown = spread_rows(every, len(collected.questions), config.samples_shown)
+    return [row for row, there in shown if there]
 
 
 def with_width(collected: Collected, length: int) -> Collected:
@@ -306,16 +355,15 @@ def _play_collector(
     subagent: SubagentPlayer | None = None,
 ) -> Collected:
     """Collects what the collector requests, with a sampler, slots or a population."""
-    config, tokenizer, recipe = experiment.config, experiment.tokenizer, experiment.recipe
-    sampling = config.sampling
+    config, recipe, sampling = experiment.config, experiment.recipe, experiment.config.sampling
     # The noise of a population is drawn from the run's key itself.
     run_key, key = key, jax.random.fold_in(key, number)
     params = experiment.behavior_params(params)
     group_size = sampling.group_size * (recipe.tries if recipe.forward_only else 1)
-    backend: EngineBackend | SamplerBackend
     episodes = None
     if config.environment is not None:
         episodes = experiment.episodes((number,), subagent)
+    backend: EngineBackend | SamplerBackend
     if experiment.samplers.engine is not None:
         backend = EngineBackend(
             experiment.samplers.engine,
@@ -323,44 +371,17 @@ def _play_collector(
             key,
             experiment.train,
             version=version,
-            decode=tokenizer.decode,
+            decode=experiment.tokenizer.decode,
             grade=experiment.grader.local,
             max_new_tokens=sampling.max_new_tokens,
-            pad_id=tokenizer.pad_id,
+            pad_id=experiment.tokenizer.pad_id,
             episodes=episodes,
         )
     else:
-
-        def sample(
-            prompts: list[list[int]],
-            ids: np.ndarray,
-            fixed: np.ndarray | None = None,
-            draft: bool = False,
-        ) -> Rollout:
-            samplers = experiment.samplers
-            sampler = samplers.drafts if draft and samplers.drafts else samplers.rollouts
-            if fixed is not None:
-                more = ((0, 0), (0, 0), (0, sampling.max_new_tokens - fixed.shape[-1]))
-                fixed = np.pad(fixed, more, constant_values=-1)
-                rollout = sampler(
-                    params, key, prompts, request_ids=ids, version=version, fixed=fixed
-                )
-            elif not recipe.forward_only:
-                rollout = sampler(params, key, prompts, request_ids=ids, version=version)
-            elif np.array_equal(ids.reshape(-1), np.arange(ids.size)):
-                rollout = sampler(params, run_key, prompts, version=version)
-            else:
-                raise ValueError(
-                    f"recipe {recipe.name!r} samples {group_size} rollouts of each of "
-                    f"{len(prompts)} prompts once per step; {experiment.collector!r} asks for "
-                    "others."
-                )
-            return processes.to_host(rollout)
-
         backend = SamplerBackend(
-            sample,
+            _batch_sampler(experiment, params, key, run_key, version=version),
             experiment.train,
-            decode=tokenizer.decode,
+            decode=experiment.tokenizer.decode,
             grade=experiment.grader,
             num_groups=config.prompts_per_step,
             group_size=group_size,
@@ -382,9 +403,44 @@ def _play_collector(
             experiment.model.config.vocab_size,
             episodes,
         ),
-        pad_id=tokenizer.pad_id,
+        pad_id=experiment.tokenizer.pad_id,
         rows=experiment.rows,
     )
+
+
+def _batch_sampler(
+    experiment: Experiment, params: ArrayTree, key: Array, run_key: Array, *, version: int
+) -> Callable[..., Rollout]:
+    """The function of a :class:`SamplerBackend`: ``(prompts, ids, fixed, draft) -> Rollout``.
+
+    A population draws its noise from ``run_key``, everything else from the batch's ``key``.
+    """
+    recipe, samplers = experiment.recipe, experiment.samplers
+
+    def sample(
+        prompts: list[list[int]],
+        ids: np.ndarray,
+        fixed: np.ndarray | None = None,
+        draft: bool = False,
+    ) -> Rollout:
+        sampler = samplers.drafts if draft and samplers.drafts else samplers.rollouts
+        if fixed is not None:
+            length = experiment.config.sampling.max_new_tokens
+            more = ((0, 0), (0, 0), (0, length - fixed.shape[-1]))
+            fixed = np.pad(fixed, more, constant_values=-1)
+            rollout = sampler(params, key, prompts, request_ids=ids, version=version, fixed=fixed)
+        elif not recipe.forward_only:
+            rollout = sampler(params, key, prompts, request_ids=ids, version=version)
+        elif np.array_equal(ids.reshape(-1), np.arange(ids.size)):
+            rollout = sampler(params, run_key, prompts, version=version)
+        else:
+            raise ValueError(
+                f"recipe {recipe.name!r} samples {ids.shape[1]} rollouts of each of "
+                f"{len(prompts)} prompts once per step; {experiment.collector!r} asks for others."
+            )
+        return processes.to_host(rollout)
+
+    return sample
 
 
 def to_batch(

@@ -201,7 +201,8 @@ class Run:
     def _prepare(self) -> None:
         """Makes and scores the first batch, and begins to compile its step."""
         with self.clock("wait"):
-            self.experiment.compile_samplers(self.state.policy, of=("greedy",))
+            state = self.state
+            self.experiment.compile_greedy(state.policy, state.key, state.collector_state)
             rollouts = self.rollouts.prepare()
         if not rollouts.metrics["no_signal"]:
             with self.clock("score"):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,7 @@ from jaxrl_llm.rollout import (
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.evolution import make_population
-from jaxrl_llm.train.policy_gradient import Teacher
+from jaxrl_llm.train.score_batch import Teacher
 
 
 class Samplers(NamedTuple):
@@ -43,18 +42,18 @@ def compile_sampler(
     key: jax.Array,
     questions: Sequence[Question],
     batch_size: int,
-) -> list[Future]:
+) -> None:
     """Begins to compile the program of a sampler for these questions in another thread.
 
-    A call of the sampler waits for it. ``params`` and ``key`` may be shapes. Empty if the sampler
-    cannot, or several processes have to compile theirs in one order.
+    A call of the sampler waits for it. ``params`` and ``key`` may be shapes. Without effect if the
+    sampler cannot, or several processes have to compile theirs in one order.
     """
     compile_for = getattr(sampler, "compile_for", None)
     if compile_for is None or jax.process_count() > 1:
-        return []
+        return
     part = list(questions[:batch_size])
     prompts = [q.tokens for q in part + [part[-1]] * (batch_size - len(part))]
-    return [compile_for(params, key, prompts)]
+    compile_for(params, key, prompts)
 
 
 def policy_sampler(
@@ -192,35 +191,9 @@ def make_samplers(
         sampled = rollouts if same else sampler(mesh, samples)
     engine, collector = None, recipe.collector
     plays = config.environment is not None
-    if sampling.slots is not None or plays or collector_needs(collector, "needs_slots"):
-        every = config.prompts_per_step * group_size
-        slotted = sampling if sampling.slots else dataclasses.replace(sampling, slots=every)
-        rows, width = slotted.grid(config.prompts_per_step, prompt_length=longest)
-        engine = make_engine(
-            behavior,
-            mesh=mesh if sampler_mesh is None else sampler_mesh,
-            rows=rows,
-            width=width,
-            prompt_length=longest,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            max_new_tokens=sampling.max_new_tokens,
-            stop_ids=tokenizer.eos_ids,
-            pad_id=tokenizer.pad_id,
-            # An evaluation of episodes decodes greedily in the same slots.
-            vary=(
-                ("temperature",)
-                if plays or collector_needs(collector, "varies_temperature")
-                else ()
-            ),
-            entropy=collector_needs(collector, "records_entropy"),
-            runner_up=collector_needs(collector, "records_runner_up"),
-            model_entropy=collector_needs(collector, "records_model_entropy"),
-            entropy_tau=entropy_tau_of(collector),
-            record_experts=replay,
-        )
+    if plays or sampling.slots is not None or collector_needs(collector, "needs_slots"):
+        where = mesh if sampler_mesh is None else sampler_mesh
+        engine = _rollout_engine(config, recipe, behavior, tokenizer, where, longest=longest)
     drafts = None
     if (steps := draft_steps_of(collector)) is not None:
         drafts = make_flow_sampler(
@@ -232,6 +205,39 @@ def make_samplers(
             mesh=mesh,
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine, drafts)
+
+
+def _rollout_engine(
+    config: TrainConfig, recipe: Any, behavior: Model, tokenizer, mesh, *, longest: int
+) -> Any:
+    """The engine of a run, whose slots record what the recipe's collector reads."""
+    sampling, collector = config.sampling, recipe.collector
+    if sampling.slots is None:
+        every = config.prompts_per_step * sampling.group_size
+        sampling = dataclasses.replace(sampling, slots=every)
+    rows, width = sampling.grid(config.prompts_per_step, prompt_length=longest)
+    # An evaluation of episodes decodes greedily in the same slots.
+    varies = config.environment is not None or collector_needs(collector, "varies_temperature")
+    return make_engine(
+        behavior,
+        mesh=mesh,
+        rows=rows,
+        width=width,
+        prompt_length=longest,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        max_new_tokens=sampling.max_new_tokens,
+        stop_ids=tokenizer.eos_ids,
+        pad_id=tokenizer.pad_id,
+        vary=("temperature",) if varies else (),
+        entropy=collector_needs(collector, "records_entropy"),
+        runner_up=collector_needs(collector, "records_runner_up"),
+        model_entropy=collector_needs(collector, "records_model_entropy"),
+        entropy_tau=entropy_tau_of(collector),
+        record_experts=config.router_replay,
+    )
 
 
 def check_replay(config: TrainConfig, behavior: Model) -> None:

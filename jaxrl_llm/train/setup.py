@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm.core import trees
-from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.curation.collectors.protocol import (
@@ -58,12 +58,11 @@ from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches,
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import (
     StepOptions,
-    Teacher,
-    check_teacher,
     make_policy_gradient,
     make_scorer,
 )
 from jaxrl_llm.train.samplers import Samplers, compile_sampler, make_samplers, policy_sampler
+from jaxrl_llm.train.score_batch import Teacher, check_teacher
 from jaxrl_llm.train.state import SubagentState, TrainState, init_state
 from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler, with_subagent
 from jaxrl_llm.train.teachers import (
@@ -104,7 +103,7 @@ class Experiment:
         per batch; 0 if a collector sends texts.
       encoder: Encodes the texts that a collector sends.
       references: Stored log-probabilities of the data's responses under a frozen reference, if any.
-      teacher: A ``policy_gradient.Teacher`` on the devices, a teacher on the host, or None.
+      teacher: A ``score_batch.Teacher`` on the devices, a teacher on the host, or None.
       subagent: What answers the questions of the environment, or None.
     """
 
@@ -246,33 +245,43 @@ class Experiment:
         sampled, _ = run(samplers.sampled, config.prompts_per_step, k)
         return {"greedy": greedy, "sampled": sampled}, rows
 
-    def compile_samplers(self, params: ArrayTree, *, of: Sequence[str]) -> None:
-        """Begins to compile samplers in other threads, where their programs are known by now.
+    def compile_rollouts(self, params: ArrayTree, key: Array | jax.ShapeDtypeStruct) -> None:
+        """Begins to compile the sampler of the first batch in another thread.
 
-        Args:
-          params: Parameters of the policy, or their shapes.
-          of: "rollouts", for the first batch, "greedy" and "sampled", for an evaluation.
+        ``params`` and ``key`` are those of the state or their shapes. Without effect if the prompts
+        of the batch, or what samples them, are not known before a collector was asked.
         """
-        config, samplers, key = self.config, self.samplers, jax.random.key(0)
-        if config.environment is not None or self.mesh != self.rollout_mesh:
+        recipe, samplers = self.recipe, self.samplers
+        if recipe.forward_only or recipe.teacher_mixture or self.config.offline:
             return
-        if self.mesh is not None:
-            key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(self.mesh))
-        size = config.prompts_per_step
-        # The policy samples questions of the data alone, and any batch of them has one shape.
-        first = samplers.engine is None and self.sampler_mesh is None and not config.offline
-        first &= not self.recipe.teacher_mixture and not collector_needs(
-            self.recipe.collector, "sends_text"
-        )
-        first &= len({bucket_of(len(q.tokens)) for q in self.train}) == 1
-        if "rollouts" in of and first:
+        if self.sampler_mesh is not None or samplers.engine is not None:
+            return
+        widths = {bucket_of(len(question.tokens)) for question in self.train}
+        if len(widths) == 1 and not collector_needs(recipe.collector, "sends_text"):
+            params, key = self.on_rollout_mesh((params, key))
+            size = self.config.prompts_per_step
             compile_sampler(samplers.rollouts, params, key, self.train, size)
-        if not config.samples_held_out or hasattr(self.collector, "evaluation_text"):
+
+    def compile_greedy(
+        self,
+        params: ArrayTree,
+        key: Array | jax.ShapeDtypeStruct,
+        collector_state: ArrayTree | None = None,
+    ) -> None:
+        """Begins to compile the sampler of the greedy evaluation in another thread.
+
+        ``params`` and ``key`` are those of the state or their shapes. Without effect if there is no
+        such evaluation, or its texts depend on a ``collector_state`` that is not passed.
+        """
+        config = self.config
+        evaluates = config.evaluation.enabled and config.samples_held_out
+        if not evaluates or config.environment is not None:
             return
-        questions, rows = self._to_evaluate(())
-        for name, batch_size in (("greedy", rows), ("sampled", size)):
-            if name in of:
-                compile_sampler(getattr(samplers, name), params, key, questions, batch_size)
+        if collector_state is None and hasattr(self.collector, "evaluation_text"):
+            return
+        params, key = self.on_rollout_mesh((params, key))
+        questions, rows = self._to_evaluate(collector_state)
+        compile_sampler(self.samplers.greedy, params, key, questions, rows)
 
     def _to_evaluate(self, collector_state: ArrayTree) -> tuple[list[Question], int]:
         """The questions of an evaluation, and how many of them are decoded greedily at a time."""
@@ -394,18 +403,22 @@ class OpenedModel(NamedTuple):
     Attributes:
       model: The model.
       tokenizer: Its tokenizer.
-      shapes: The parameters, or their shapes.
+      shapes: Returns the shapes of the parameters, or the parameters if they are known.
       read: Returns the parameters on the mesh, float32 unless they are frozen.
     """
 
     model: Model
     tokenizer: Any
-    shapes: ArrayTree
+    shapes: Callable[[], ArrayTree]
     read: Callable[[], ArrayTree]
 
 
 def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
-    """The model of a config; a function that returns it also returns its parameters."""
+    """The model of a config.
+
+    If ``config.model`` is a function, it returns the parameters as well, so nothing is left to
+    read.
+    """
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
         from jaxrl_llm.models.loading import open_weights
@@ -419,7 +432,7 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
         return OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
     model, params, tokenizer = config.model()
     params = _placed(model, params, mesh)
-    return OpenedModel(model, tokenizer, params, lambda: params)
+    return OpenedModel(model, tokenizer, lambda: params, lambda: params)
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:
@@ -735,12 +748,15 @@ def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
     return min(room, wanted)
 
 
-def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experiment, ArrayTree]:
+def load_experiment(
+    config: TrainConfig, *, trains: bool = True, compiles: bool = False
+) -> tuple[Experiment, ArrayTree]:
     """The components of a run, checked for compatibility, and the parameters of its model.
 
     Args:
       config: The configuration of the run.
       trains: Whether the run trains; if not, no teacher is loaded.
+      compiles: Whether to compile the samplers of a new state while the weights are read.
 
     Raises:
       ValueError: If components are incompatible: the mesh does not divide the devices or the batch,
@@ -756,14 +772,7 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
     prompts, others, digest = load_prompts(config)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
     check_data(config, recipe, prompts, others)
-    adapts = config.lora.rank is not None
-    model, tokenizer, params, read = open_model(config, mesh, frozen=adapts)
-    for devices in (mesh, sampler_mesh):
-        if devices is not None:
-            check_expert_axis(devices.shape, params, model.sharding_rules)
-    reads_last = isinstance(config.model, str) and not adapts and not recipe.head
-    if not reads_last:
-        model, params = with_trained(config, recipe, model, read(), mesh=mesh)
+    model, tokenizer, shapes, read = _open_trained(config, recipe, mesh, sampler_mesh)
     check_reads_rows("train", model, config.layout)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
@@ -807,13 +816,40 @@ def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experi
         encoder=encoder,
         teacher=teacher,
     )
-    if reads_last:  # programs are compiled while the weights are read
-        experiment.compile_samplers(params, of=("rollouts" if trains else "sampled", "greedy"))
-        params = read()
+    if compiles and _is_named(config, recipe) and mesh == experiment.rollout_mesh:
+        key = _abstract_key(mesh)
+        experiment.compile_rollouts(shapes(), key)
+        experiment.compile_greedy(shapes(), key)
+    params = read()
     if trains and recipe.subagent is not None:
         subagent = load_subagent(config, recipe, model, params, tokenizer, mesh)
         experiment = dataclasses.replace(experiment, subagent=subagent)
     return experiment, params
+
+
+def _is_named(config: TrainConfig, recipe: Any) -> bool:
+    """Whether the policy's parameters are those of a named model, without any others."""
+    return isinstance(config.model, str) and config.lora.rank is None and not recipe.head
+
+
+def _open_trained(config: TrainConfig, recipe: Any, mesh, sampler_mesh) -> OpenedModel:
+    """The model of a run with the adapter and the head that it trains; without any, unread."""
+    opened = open_model(config, mesh, frozen=config.lora.rank is not None)
+    for devices in (mesh, sampler_mesh):
+        if devices is not None:
+            check_expert_axis(devices.shape, opened.shapes(), opened.model.sharding_rules)
+    if _is_named(config, recipe):
+        return opened
+    model, params = with_trained(config, recipe, opened.model, opened.read(), mesh=mesh)
+    return OpenedModel(model, opened.tokenizer, lambda: params, lambda: params)
+
+
+def _abstract_key(mesh: jax.sharding.Mesh | None) -> jax.Array | jax.ShapeDtypeStruct:
+    """A key like that of a run's state before the first step."""
+    key = jax.random.key(0)
+    if mesh is None:
+        return key
+    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(mesh))
 
 
 def load_subagent(
@@ -910,7 +946,9 @@ def init_experiment(
     """
     from jaxrl_llm.data import Cursor
 
-    experiment, params = load_experiment(config)
+    # The arrays of a restored state are committed to their devices: for these, a program that is
+    # compiled for new arrays would be compiled again.
+    experiment, params = load_experiment(config, compiles=not resume)
     recipe = experiment.recipe
     base = params.base if isinstance(params, Adapted) else params
     frozen = recipe.reference is None and recipe.uses_reference

@@ -11,6 +11,7 @@ from benchmarks import (
     harness,
     long_context,
     sampler,
+    start,
     train_step,
     training_page,
 )
@@ -50,6 +51,15 @@ def test_devices_of_context_hold_less(capfd):
     one, two = result["ours"]["1"], result["ours"]["2"]
     assert all(two[name] < one[name] for name in ("arguments", "others"))
     assert "| 2 | 0.00 | 0.00 |" in training_page._context_axis(result)
+
+
+@pytest.mark.slow
+def test_the_seconds_of_a_start_beside_a_checkout(capfd):
+    start.main(["--config", "configs/tiny.py", "--before", str(harness.ROOT), "--turns", "1"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    for name in ("now", "before"):
+        assert result["ours"][name]["cold"]["min"] > 1 and result["ours"][name]["warm"]["min"] > 1
+        assert f"| {name} | " in training_page._start(result)
 
 
 @pytest.mark.of_many

@@ -23,8 +23,8 @@ from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.rollout import DenoisingOptions
 from jaxrl_llm.train import draw_masks, init_state, make_gradients, make_step, train
 from jaxrl_llm.train.denoising import check_unmasked, scorer_of
-from jaxrl_llm.train.policy_gradient import score_reference
 from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.score_batch import score_reference
 from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -28,8 +28,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.config import find_prompts
-from jaxrl_llm.train.policy_gradient import Teacher
 from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.setup import load_experiment
 from jaxrl_llm.train.teachers import (
     AlignedTeacher,

@@ -22,8 +22,8 @@ from jaxrl_llm.rollout import DenoisingOptions, make_flow_sampler
 from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_text_flow_model
 from jaxrl_llm.train import DataConfig, SamplingConfig, init_state, make_step, train
 from jaxrl_llm.train.denoising import scorer_of
-from jaxrl_llm.train.policy_gradient import score_reference
 from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.score_batch import score_reference
 from jaxrl_llm.train.setup import load_experiment
 
 MEAN, STD = 2.0, 0.5

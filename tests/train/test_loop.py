@@ -532,6 +532,14 @@ def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
         assert int(train(tiny_run(tmp_path, steps=1)).state.step) == 1
 
 
+def saved_model(folder, monkeypatch):
+    """The tiny model as one of a name, here a folder."""
+    model, params, tokenizer = CONFIG.model()
+    jr.models.save_safetensors(params, folder / "model", config=model.config)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
+    return str(folder / "model")
+
+
 @pytest.mark.parametrize(
     ("mesh", "samples", "named"),
     [
@@ -569,9 +577,7 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh
     }
     while_reading = []
     if named:
-        model, params, tokenizer = CONFIG.model()
-        jr.models.save_safetensors(params, tmp_path / "model", config=model.config)
-        monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
+        changes["model"] = saved_model(tmp_path, monkeypatch)
         load_params = loading.load_params
 
         def read(*args, **options):
@@ -579,7 +585,6 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh
             return load_params(*args, **options)
 
         monkeypatch.setattr(loading, "load_params", read)
-        changes["model"] = str(tmp_path / "model")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         train(tiny_run(tmp_path / "run", **changes))
@@ -589,6 +594,30 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh
     assert sorted(threads["decode"]) == ["MainThread"] * (not named) + aside
     assert while_reading.count("compile a sampler") == 2 * named
     assert threads["step"] == ["compile a step"]
+
+
+@pytest.mark.parametrize("recipe", ["dr_grpo", "eggroll"])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_named_model_trains_and_resumes_as_that_of_a_function(
+    tmp_path, monkeypatch, recipe, evaluates
+):
+    changes = {
+        "recipe": jr.recipes.eggroll(sigma=0.1) if recipe == "eggroll" else recipe,
+        "remat": "full",
+        "data": dataclasses.replace(CONFIG.data, held_out=0.5),
+        "evaluation": EvaluationConfig(enabled=evaluates),
+        "sampling": dataclasses.replace(CONFIG.sampling, group_size=4),
+    }
+    model = saved_model(tmp_path, monkeypatch)
+    named = train(tiny_run(tmp_path / "named", model=model, steps=1, **changes))
+    plain = train(tiny_run(tmp_path / "plain", steps=1, **changes))
+    assert_same(named.state.params, plain.state.params)
+    assert str(named.before) == str(plain.before)
+    results = [
+        train(tiny_run(tmp_path / name, steps=2, **changes, **more), resume=True)
+        for name, more in (("named", {"model": model}), ("plain", {}))
+    ]
+    assert_same(*(result.state.params for result in results))
 
 
 def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):

@@ -27,8 +27,9 @@ from jaxrl_llm.train import (
     make_step,
 )
 from jaxrl_llm.train.mesh import place_batch
-from jaxrl_llm.train.policy_gradient import prepare_key, score_batch
+from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import Scorer, score_hidden
+from jaxrl_llm.train.score_batch import score_batch
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 # Tests of equal recipes and options share what they compile.
