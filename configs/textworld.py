@@ -4,7 +4,7 @@ Commands: jaxrl-llm train configs/textworld.py:warmup
           jaxrl-llm train configs/textworld.py --recipe gigpo --run-dir runs/textworld_gigpo
           jaxrl-llm train configs/textworld.py
 Needs: pip install 'jaxrl_llm[train,envs]'; the model, 98 MB, is downloaded once.
-Hardware: two CPU cores, 10 GB of memory.
+Hardware: two CPU cores, 20 GB of memory.
 Method: some steps of supervised fine-tuning on twelve other games that are won show how a command
 is written; then GRPO, or GiGPO, whose steps are credited among the visits of one state of a game.
 Games: 72 of TextWorld's coin collector; a third is held out and never trained on. Three commands
