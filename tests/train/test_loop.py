@@ -630,25 +630,19 @@ def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
-    def load(name, *, mesh=None, matrices=None):
-        assert matrices is None  # only what stays frozen comes in another dtype
-        return tiny_model(num_layers=1)
-
-    monkeypatch.setattr(jr.models, "load_model", load)
-    monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: ByteTokenizer())
-    monkeypatch.setattr("jaxrl_llm.train.run.check_memory", lambda config: None)  # reads the files
     made = []
     monkeypatch.setattr(
         "jaxrl_llm.train.policy_gradient.make_step",
         lambda *a, **k: made.append(make_step(*a, **k)) or made[0],
     )
-    options = {"model": "tiny", "dtype": "bfloat16", "epochs": updates}
-    result = train(tiny_run(tmp_path, steps=2, **options))
+    model = saved_model(tmp_path, monkeypatch)
+    options = {"model": model, "dtype": "bfloat16", "epochs": updates}
+    result = train(tiny_run(tmp_path / "bfloat16", steps=2, **options))
     assert made[0].compiled._cache_size() <= 1  # none where a long session evicted it
     assert {x.dtype for x in jax.tree.leaves(result.state.params)} == {np.dtype("float32")}
     plain = train(tiny_run(tmp_path / "float32", steps=2, **options | {"dtype": "float32"}))
     assert result.history[0]["entropy"] != plain.history[0]["entropy"]  # so it did compute in it
-    done = train(tiny_run(tmp_path, steps=3, **options), resume=True)
+    done = train(tiny_run(tmp_path / "bfloat16", steps=3, **options), resume=True)
     assert int(done.state.step) == 3
 
 
