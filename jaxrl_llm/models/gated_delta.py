@@ -221,8 +221,15 @@ class GatedDelta(nnx.Module):
         self.norm = OutputNorm(sizes.value_dim, c)
         self.sizes, self.dtype = sizes, c.dtype
 
-    def __call__(self, x: Array, context: AttentionContext, delta=None) -> tuple[Array, DeltaState]:
-        """``[P, G, T, D] -> [P, G, T, D]``, and the state after the tokens of ``context.mask``."""
+    def __call__(
+        self, x: Array, rotary, positions, context: AttentionContext, delta=None
+    ) -> tuple[Array, DeltaState]:
+        """``[P, G, T, D] -> [P, G, T, D]``, and the state after the tokens of ``context.mask``.
+
+        Called as attention is: the order of tokens is in the state, so a layer needs neither
+        ``rotary`` nor ``positions``.
+        """
+        del rotary, positions
         s = self.sizes
         before = _state_before(x, context, s)
 

@@ -165,10 +165,7 @@ class Block(nnx.Module):
             return y if norm is None else norm(y, delta_of(delta, name))
 
         inputs, of_attention = normed(x, "attention_norm"), delta_of(delta, "attention")
-        if isinstance(self.attention, GatedDelta):
-            attended, kv = self.attention(inputs, context, of_attention)
-        else:
-            attended, kv = self.attention(inputs, rotary, positions, context, of_attention)
+        attended, kv = self.attention(inputs, rotary, positions, context, of_attention)
         x = x + normed(attended, "attention_output_norm")
         inputs, chosen = normed(x, "mlp_norm"), None
         if isinstance(self.mlp, Mixture):
