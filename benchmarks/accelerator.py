@@ -4,9 +4,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 import jaxrl_llm as jr
 
@@ -31,6 +33,25 @@ def make_model(*, tiny: bool) -> jr.models.Model:
     if tiny:
         return jr.models.make_model(jr.testing.tiny_config(dtype="bfloat16", num_layers=1))
     return jr.models.make_model(jr.models.ModelConfig(**MODEL, dtype="bfloat16"))
+
+
+def random_params(model: jr.models.Model, dtype: str) -> Any:
+    """Parameters of a dtype: matrices drawn one at a time, and ones elsewhere.
+
+    One program of ``model.init`` took the compiler of a GPU over 100 seconds for 28 layers.
+    """
+
+    @partial(jax.jit, static_argnums=1)
+    def draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return (0.02 * jax.random.normal(key, shape)).astype(dtype)
+
+    shapes, form = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    leaves = [
+        draw(key, leaf.shape) if leaf.ndim > 1 else jnp.ones(leaf.shape, dtype)
+        for key, leaf in zip(keys, shapes, strict=True)
+    ]
+    return jax.tree.unflatten(form, leaves)
 
 
 def model_name(*, tiny: bool) -> str:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 import jaxrl_llm as jr
 from benchmarks import decode_parts, gpu_evolution, gpu_train, harness, workload
-from benchmarks.accelerator import in_turns, make_model, model_name, rounded
+from benchmarks.accelerator import in_turns, make_model, model_name, random_params, rounded
 from benchmarks.worker import (
     jax_device_memory,
     jax_device_name,
@@ -50,12 +50,7 @@ OPTIONS = {
 def random_model(*, tiny: bool) -> tuple[jr.models.Model, Any]:
     """A model and random parameters, both bfloat16."""
     model = make_model(tiny=tiny)
-
-    @jax.jit
-    def init(key):
-        return jax.tree.map(lambda x: x.astype(model.config.dtype), model.init(key))
-
-    return model, init(jax.random.key(0))
+    return model, random_params(model, model.config.dtype)
 
 
 def copy_bandwidth(size: int, rounds: int) -> dict[str, float]:

@@ -29,7 +29,14 @@ import optax
 
 import jaxrl_llm as jr
 from benchmarks import harness, workload
-from benchmarks.accelerator import Timed, in_turns, make_model, model_name, rounded
+from benchmarks.accelerator import (
+    Timed,
+    in_turns,
+    make_model,
+    model_name,
+    random_params,
+    rounded,
+)
 from benchmarks.worker import jax_device_memory, package_versions, peak_memory
 from jaxrl_llm.core import trees
 from jaxrl_llm.train.batches import split_microbatches
@@ -51,7 +58,7 @@ class Alive:
     def __init__(self, model: jr.models.Model, recipe: jr.recipes.Recipe):
         self.model, self.recipe = model, recipe
         self.optimizer = jr.train.make_optimizer(jr.train.OptimizerConfig())
-        params = jax.jit(model.init)(jax.random.key(0))
+        params = random_params(model, "float32")
         self.state = jr.train.init_state(
             params, self.optimizer, recipe, key=jax.random.key(0), copy=False
         )
