@@ -88,3 +88,9 @@ def in_turns(rounds: int, runs: dict[str, Callable[[], Any]]) -> dict[str, Timed
 
 def rounded(x: float) -> float:
     return float(f"{x:.3g}")
+
+
+def compile_time(seconds: float) -> dict[str, float]:
+    """Seconds of compilation, or nothing where programs may come from a cache."""
+    cached = jax.config.jax_compilation_cache_dir
+    return {} if cached else {"compile_seconds": rounded(max(0.0, seconds))}

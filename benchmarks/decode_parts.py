@@ -11,18 +11,23 @@ from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.context import context_attention
 from jaxrl_llm.rollout.sampling.draw import draw_tokens
 
-# Of each loop.
+# Of each loop, in the middle of a response.
 STEPS = 8
+
+
+def _middle(cache) -> int:
+    """Tokens before those of the loop, of a response as long as the cache."""
+    return (cache[0].keys.shape[-1] - STEPS) // 2
 
 
 def forward(model: Model, params, tokens, prefix, cache):
     """Passes of the model over one token a slot; the output matrix is left out."""
-    shape = tokens.shape
+    shape, first = tokens.shape, _middle(cache)
     kept = jnp.ones((shape[0], prefix[0].keys.shape[-1]), bool)
 
     def body(t, carry):
         tokens, cache = carry
-        index = jnp.full(shape, t, jnp.int32)
+        index = jnp.full(shape, first + t, jnp.int32)
         context = AttentionContext(jnp.ones((*shape, 1), bool), prefix, kept, cache, index)
         positions = (index + kept.shape[-1])[..., None]
         hidden, cache = model.apply(params, tokens[..., None], positions, context)
@@ -34,12 +39,12 @@ def forward(model: Model, params, tokens, prefix, cache):
 
 def attention(model: Model, query, prefix, cache):
     """Attention of all layers to prompts and responses, and the writing of keys and values."""
-    shape, kv_heads = query.shape[:2], model.config.num_kv_heads
+    shape, kv_heads, first = query.shape[:2], model.config.num_kv_heads, _middle(cache)
     kept = jnp.ones((shape[0], prefix[0].keys.shape[-1]), bool)
 
     def body(t, carry):
         query, cache = carry
-        index = jnp.full(shape, t, jnp.int32)
+        index = jnp.full(shape, first + t, jnp.int32)
         context = AttentionContext(jnp.ones((*shape, 1), bool), prefix, kept, cache, index)
         cache = list(cache)
         for layer in range(len(cache)):

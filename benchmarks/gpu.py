@@ -27,7 +27,14 @@ import jax.numpy as jnp
 
 import jaxrl_llm as jr
 from benchmarks import decode_parts, gpu_evolution, gpu_train, harness, workload
-from benchmarks.accelerator import in_turns, make_model, model_name, random_params, rounded
+from benchmarks.accelerator import (
+    compile_time,
+    in_turns,
+    make_model,
+    model_name,
+    random_params,
+    rounded,
+)
 from benchmarks.worker import (
     jax_device_memory,
     jax_device_name,
@@ -130,7 +137,7 @@ def case(model, params, size, *, bandwidth: float, rounds: int) -> dict[str, Any
         result[name] = {
             "seconds": harness.summary(timed.seconds),
             "tokens_per_s": harness.summary([ways[name][1] / s for s in timed.seconds]),
-            "compile_seconds": rounded(max(0.0, timed.first - timed.median)),
+            **compile_time(timed.first - timed.median),
         }
     pieces = in_turns(rounds, decode_parts.pieces(model, params, size))
     parts = {name: timed.median for name, timed in pieces.items()}

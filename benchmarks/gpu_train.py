@@ -31,6 +31,7 @@ import jaxrl_llm as jr
 from benchmarks import harness, workload
 from benchmarks.accelerator import (
     Timed,
+    compile_time,
     in_turns,
     make_model,
     model_name,
@@ -210,7 +211,7 @@ def measure(
         timed = found[f"step {name}"]
         ours[name] = {
             **speed(meter, batch, timed.seconds, peaks),
-            "compile_seconds": rounded(step.compile_seconds),
+            **compile_time(step.compile_seconds),
             "program_bytes": step.program_bytes,
             "peak_memory_bytes": step.peak[0],
             "parts_seconds": parts_of(timed.median, found, remat=name, microbatches=microbatches),

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 import jaxrl_llm as jr
@@ -32,7 +33,10 @@ def test_runs_at_a_tiny_size(capfd):
         parts = case["parts_seconds"]
         assert list(parts) == ["forward", "backward", "vocabulary", "optimizer", "rest"]
         assert sum(parts.values()) == pytest.approx(seconds, rel=0.05, abs=1e-4)
-        assert case["compile_seconds"] > 0 and case["peak_memory_bytes"] > 0
+        assert case["peak_memory_bytes"] > 0
+        # Programs may have come from a cache, of which the seconds say nothing.
+        cached = jax.config.jax_compilation_cache_dir is not None
+        assert cached or case["compile_seconds"] > 0
         # At least parameters and the two means of the optimizer, float32.
         weights = jr.models.count_params(accelerator.make_model(tiny=True))
         assert case["program_bytes"] > 3 * 4 * weights
