@@ -13,7 +13,6 @@ A mask argument of None allows every key. The output of a query that sees no key
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -23,7 +22,6 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models.attention_blocks import MASKED, Seen, Sizes, attend_in_blocks
-from jaxrl_llm.models.filled_attention import attend_filled, takes_width
 from jaxrl_llm.models.protocol import KV
 from jaxrl_llm.models.sharding import context_size, over_context
 
@@ -36,7 +34,7 @@ _KEYS = 1024  # of a block
 # A kernel takes its mask as an array over all rows; beyond so many elements blocks need less.
 _LARGEST_MASK = 2**30
 
-IMPLEMENTATIONS = ("plain", "xla", "cudnn", "triton")
+IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
 class Sight(NamedTuple):
@@ -200,14 +198,8 @@ class Keys(NamedTuple):
     sinks: Array | None = None
 
 
-def plain_attention(
-    queries: Queries,
-    keys: Keys,
-    scale: float | None,
-    cap: float | None,
-    attend_set: Callable = attend_set,
-) -> Array:
-    """:func:`attend` by plain products, or another way of attention to one set of keys."""
+def plain_attention(queries: Queries, keys: Keys, scale: float | None, cap: float | None) -> Array:
+    """:func:`attend` by plain products: the reference implementation."""
     P, G, T, heads, d = queries.query.shape
     kv, prefix = keys.kv, keys.prefix
     kv_heads = kv.keys.shape[-3]
@@ -258,30 +250,6 @@ def plain_attention(
         output = output * jax.nn.sigmoid(lse - jnp.repeat(sinks, T, axis=1))[..., None]
     output = jnp.transpose(output.reshape(P, G, kv_heads, repeat, T, d), (0, 1, 4, 2, 3, 5))
     return output.reshape(P, G, T, heads, d)
-
-
-def attend_set_filled(
-    query: Array, kv: KV, *, seen: Seen, cap: float | None
-) -> tuple[Array, Array]:
-    """:func:`attend_set` by the kernel that reads keys up to the last one that is seen."""
-    del cap  # `attend` has checked that there is none
-    *rows, H, N, d = query.shape
-    last, mask = seen.last, seen.mask
-    if mask is not None:
-        mask = mask[..., 0, :].reshape(-1, mask.shape[-1])
-    if last is None and mask is not None:
-        last = jnp.max(jnp.where(mask, jnp.arange(mask.shape[-1]), -1), axis=-1)[:, None]
-    elif last is not None and last.ndim > 1:
-        last = last[..., 0, :].reshape(-1, N)
-    B = math.prod(rows)
-    output, lse = attend_filled(
-        query.reshape(B, H, N, d),
-        KV(*(x.reshape(B, *x.shape[-3:]) for x in kv)),
-        jnp.broadcast_to(last, (B, N)).astype(jnp.int32),
-        mask,
-        interpret=jax.default_backend() != "gpu",
-    )
-    return output.reshape(query.shape), lse.reshape(query.shape[:-1])
 
 
 def fused_attention(
@@ -351,23 +319,6 @@ def has_cudnn() -> bool:
     return major.isdigit() and minor.isdigit() and int(major) >= 8
 
 
-def has_triton() -> bool:
-    """Whether programs run on one GPU for which JAX compiles our kernel.
-
-    Not on several: the compiler cannot divide the kernel among devices.
-    """
-    if not has_cudnn() or jax.device_count() > 1:
-        return False
-    try:
-        from jax.experimental.pallas import triton
-
-        # Before JAX 0.11 any kind is known.
-        getattr(triton, "get_gpu_info", dict)()
-    except (ImportError, ValueError):  # JAX without this backend, or a GPU that it does not know
-        return False
-    return True
-
-
 def attend(
     query: Array,
     kv: KV,
@@ -402,11 +353,9 @@ def attend(
       scale: Multiplies the scores; None for ``d ** -0.5``.
       cap: Soft cap of the scores, ``cap tanh(score / cap)`` before the masks; None for none.
       sinks: ``[Hq]``, a score of each head that joins the softmax without a value; None for none.
-      implementation: ``"plain"``; or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``,
-        which have neither cap nor sinks; or ``"triton"``, a kernel for decoding in half precision,
-        without gradient, which has neither cap nor segments, trees or windows. None uses cuDNN or,
-        for one token a row of a cache, the kernel, where the GPU and the arguments allow it, else
-        ``"plain"``.
+      implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``,
+        which have neither cap nor sinks; None uses cuDNN where the GPU and the arguments allow it,
+        else ``"plain"``.
 
     Returns:
       ``[P, G, T, Hq, d]`` in the query's dtype.
@@ -414,38 +363,25 @@ def attend(
     Raises:
       ValueError: If ``implementation`` is unknown, or does not support these shapes, cap or sinks.
     """
-    P, G, T, _, d = query.shape
-    row_length = kv.keys.shape[-1]
-    half = query.dtype in (jnp.bfloat16, jnp.float16)
-    whole = segments is None and ends is None and sight is None
-    whole = whole and (prefix is None or prefix.last is None) and cap is None
-    filled = half and whole and takes_width(d)
     if implementation is None:
         # cuDNN's for many tokens in half precision. While decoding, the cache would have to be
         # copied into the layout of its kernel at every step.
+        P, G, T, _, d = query.shape
+        row_length = kv.keys.shape[-1]
         length = row_length + (0 if prefix is None else prefix.mask.shape[-1])
+        half = query.dtype in (jnp.bfloat16, jnp.float16)
         here = -(-T // context_size()) if context_size() <= T else T  # tokens on one device
         takes = half and d % 8 == 0 and d <= 128 and here % 2 == 0 and length % 2 == 0
         takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK
         takes = takes and cap is None and sinks is None
-        decodes = T == 1 < row_length and filled
-        implementation = "plain"
-        if takes and has_cudnn():
-            implementation = "cudnn"
-        elif decodes and has_triton():
-            implementation = "triton"
+        implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
-    if implementation == "triton" and not filled:
-        raise ValueError(
-            "attend: implementation 'triton' needs half precision, heads of 16 to 256 by powers of "
-            f"two, and neither cap, segments, ends nor sight; got {query.dtype}, heads of {d}."
-        )
-    if implementation in ("xla", "cudnn") and cap is not None:
+    if implementation != "plain" and cap is not None:
         raise ValueError(
             f"attend: implementation {implementation!r} has no soft cap of scores; use 'plain' "
             f"for the cap {cap:g}."
         )
-    if implementation in ("xla", "cudnn") and sinks is not None:
+    if implementation != "plain" and sinks is not None:
         raise ValueError(
             f"attend: implementation {implementation!r} has no attention sinks; use 'plain'."
         )
@@ -458,8 +394,6 @@ def attend(
     def of_tokens(queries: Queries, keys: Keys) -> Array:
         if implementation == "plain":
             return plain_attention(queries, keys, scale, cap)
-        if implementation == "triton":
-            return plain_attention(queries, keys, scale, cap, attend_set_filled)
         return fused_attention(queries, keys, scale, implementation)
 
     return over_context(of_tokens, queries, keys).astype(query.dtype)
