@@ -1,6 +1,7 @@
 """The train step for accelerators runs at a tiny size; its figures are those of their formulas."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -34,9 +35,7 @@ def test_runs_at_a_tiny_size(capfd):
         assert list(parts) == ["forward", "backward", "vocabulary", "optimizer", "rest"]
         assert sum(parts.values()) == pytest.approx(seconds, rel=0.05, abs=1e-4)
         assert case["peak_memory_bytes"] > 0
-        # Programs may have come from a cache, of which the seconds say nothing.
-        cached = jax.config.jax_compilation_cache_dir is not None
-        assert cached or case["compile_seconds"] > 0
+        assert ("compile_seconds" in case) == (not jax.config.jax_compilation_cache_dir)
         # At least parameters and the two means of the optimizer, float32.
         weights = jr.models.count_params(accelerator.make_model(tiny=True))
         assert case["program_bytes"] > 3 * 4 * weights
@@ -74,3 +73,27 @@ def test_a_step_is_of_16k_tokens():
     found = model_size(jr.models.make_model(config))
     assert found.projection == 151936 * 2048 and found.attention == 16 * 128
     assert found.matrices == 2048 * (2 * 16 + 2 * 8) * 128 + 3 * 2048 * 6144
+
+
+def test_seconds_of_a_cache_are_none_of_compilation(monkeypatch):
+    found = []
+    for folder in (None, "programs"):
+        config = SimpleNamespace(jax_compilation_cache_dir=folder)
+        monkeypatch.setattr(accelerator, "jax", SimpleNamespace(config=config))
+        found.append(accelerator.compile_time(1.234))
+    assert found == [{"compile_seconds": 1.23}, {}]
+
+
+def test_random_parameters_are_those_of_the_model_in_form():
+    model = accelerator.make_model(tiny=True)
+    params = accelerator.random_params(model, "float32")
+    expected = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    for leaf, shape in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        assert (leaf.shape, leaf.dtype) == (shape.shape, "float32")
+        if leaf.ndim > 1:
+            assert float(leaf.std()) == pytest.approx(0.02, rel=0.3)
+        else:
+            assert (leaf == 1).all()
+    mlp = params["layers"]["0"]["mlp"]
+    assert (mlp["gate"]["kernel"] != mlp["up"]["kernel"]).any()  # each has a key of its own
