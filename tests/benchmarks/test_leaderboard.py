@@ -28,10 +28,17 @@ def _result(runs):
 
 @pytest.mark.parametrize("task", leaderboard.TASKS)
 def test_tasks_are_configs(task):
-    path, warmup = leaderboard.TASKS[task]
-    assert load_config(harness.ROOT / path).steps
+    target, warmup, _ = leaderboard.TASKS[task]
+    path, _, name = target.partition(":")
+    assert load_config(harness.ROOT / path, name=name or "config").steps
     if warmup:
         assert load_config(harness.ROOT / path, name="warmup").recipe == "sft"
+
+
+def test_the_quickstart_makes_two_updates_on_a_batch():
+    path, _, name = leaderboard.TASKS["quickstart"].config.partition(":")
+    config = load_config(harness.ROOT / path, name=name)
+    assert (config.minibatches or 1) * (config.epochs or 1) == 2
 
 
 def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
