@@ -6,7 +6,8 @@ Runs `jaxrl-llm train CONFIG --recipe NAME` for each recipe and seed in turn, wi
 task's questions for each seed. Everything but the recipe is the config's: the methods get the same
 model, questions, learning rate and number of steps, and none is tuned. Tokens are all that the
 policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
-training, with the programs that they compile.
+training, with the programs that they compile. Where a task makes several updates on a batch, a
+recipe without a ratio to the policy that sampled makes one, as its paper does.
 
 A task that has a warm-up begins with it, `jaxrl-llm train CONFIG:warmup`, which is made once for a
 folder, at the place that the config says, and is in none of the figures. A run that is in
@@ -17,6 +18,7 @@ made again. Each run names the commit that made it.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -28,6 +30,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import harness, quickstart
 from benchmarks.worker import jax_device_name, package_versions
+from jaxrl_llm.cli.options import load_config
 
 
 class Task(NamedTuple):
@@ -59,6 +62,20 @@ def warm_up(task: str, root: Path) -> None:
         done.write_text(json.dumps({"commit": harness.commit()}))
 
 
+def options_of(task: str, recipe: str) -> list[str]:
+    """What the run of a recipe changes in the config of a task."""
+    path, _, name = TASKS[task].config.partition(":")
+    config = load_config(harness.ROOT / path, name=name or "config")
+    options = [*TASKS[task].options, "--recipe", recipe]
+    try:
+        dataclasses.replace(config, recipe=recipe)
+    except ValueError as error:
+        if "without a ratio" not in str(error):
+            raise
+        options += ["--minibatches", "1"]
+    return options
+
+
 def folder_of(task: str, recipe: str, seed: int, root: Path) -> Path:
     """Where a run is."""
     return root / re.sub(r"\W+", "_", f"{task}_{recipe}_{seed}")
@@ -67,7 +84,7 @@ def folder_of(task: str, recipe: str, seed: int, root: Path) -> Path:
 def once(task: str, recipe: str, seed: int, root: Path, extra: Sequence[str]) -> dict[str, Any]:
     """The figures of a run, which is made unless it is in the folder."""
     folder = folder_of(task, recipe, seed, root)
-    options = [*TASKS[task].options, "--recipe", recipe, *extra]
+    options = [*options_of(task, recipe), *extra]
     try:
         figures = quickstart.once(seed, folder, options, target=TASKS[task].config)
     except quickstart.CommandFailed as error:

@@ -41,6 +41,12 @@ def test_the_quickstart_makes_two_updates_on_a_batch():
     assert (config.minibatches or 1) * (config.epochs or 1) == 2
 
 
+@pytest.mark.parametrize(("recipe", "added"), [("gspo", []), ("rloo", ["--minibatches", "1"])])
+def test_a_recipe_without_a_ratio_makes_one_update_on_a_batch(recipe, added):
+    options = leaderboard.options_of("quickstart", recipe)
+    assert options == [*leaderboard.TASKS["quickstart"].options, "--recipe", recipe, *added]
+
+
 def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
     made = []
 
