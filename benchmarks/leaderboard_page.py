@@ -24,17 +24,33 @@ PREFIX = "leaderboard_"
 
 def measured(folder: Path = RESULTS) -> str:
     """A table and a picture for each task."""
-    results = [each for each in pages.results(folder) if each["name"].startswith(PREFIX)]
-    return "\n\n".join(part for each in results for part in _task(each)) or "Nothing yet."
+    return "\n\n".join(part for each in tasks(folder) for part in _task(each)) or "Nothing yet."
+
+
+def tasks(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The results of each task from all devices as one, whose runs name their device."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in pages.results(folder):
+        if each["name"].startswith(PREFIX):
+            runs = [run | {"device": each["device"]} for run in each["runs"]]
+            task = found.setdefault(each["name"], {**each, "devices": [], "runs": []})
+            if task["workload"] != each["workload"]:
+                raise ValueError(f"{each['name']}: the devices' results are of different tasks.")
+            task["devices"].append(each["device"])
+            task["runs"] += runs
+    return list(found.values())
 
 
 def picture(result: Mapping[str, Any]) -> Path:
     """Where the picture of a task is."""
-    return RESULTS / f"{result['name']}-{result['device']}.png"
+    return RESULTS / f"{result['name']}.png"
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Held-out accuracy by tokens and by minutes, and the training rewards; a color a recipe."""
+    """Held-out accuracy by tokens and by minutes, and the training rewards; a color a recipe.
+
+    Minutes are those of the first device.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,8 +63,9 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
             sampled = [point["sampled"] for point in run["curve"]]
             thousands = [point["tokens"] / 1000 for point in run["curve"]]
             by_tokens.plot(thousands, sampled, marker=".", **style)
-            minutes = [point["minutes"] for point in run["curve"]]
-            by_minutes.plot(minutes, sampled, marker=".", **style)
+            if run["device"] == result["devices"][0]:
+                minutes = [point["minutes"] for point in run["curve"]]
+                by_minutes.plot(minutes, sampled, marker=".", **style)
             by_step.plot(range(1, len(run["rewards"]) + 1), run["rewards"], **style)
     by_tokens.set(xlabel="thousand tokens sampled", ylabel="held-out reward, sampled")
     by_minutes.set(xlabel="minutes of training", ylabel="held-out reward, sampled")
@@ -75,29 +92,34 @@ def _gains(runs: Sequence[Mapping[str, Any]], way: str) -> list[float]:
 
 def _task(result: Mapping[str, Any]) -> list[str]:
     task = result["name"].removeprefix(PREFIX)
-    recipes = _by_recipe(result)
+    recipes, workload = _by_recipe(result), result["workload"]
     questions = next(run["questions"] for runs in recipes.values() for run in runs)
+    options = f" with `{workload['options']}`" if workload.get("options") else ""
     title = (
-        f"## {task}\n\n`{result['workload']['config']}`, {questions} held-out questions, "
-        f"{result['device']} (`python -m benchmarks.leaderboard {task}`):"
+        f"## {task}\n\n`{workload['config']}`{options}, {questions} held-out questions, "
+        f"{' / '.join(result['devices'])} (`python -m benchmarks.leaderboard {task}`):"
     )
-    rows = [_row(name, runs) for name, runs in recipes.items()]
+    rows = [_row(name, runs, result["devices"]) for name, runs in recipes.items()]
     failed = [f"`{x['recipe']}` on seed {x['seed']}" for x in result["runs"] if "failed" in x]
     image = picture(result).relative_to(ROOT).as_posix()
     parts = [pages.table(title, COLUMNS, rows), f"![Curves of the task {task}](../{image})"]
     return parts + ([f"Ended with an error: {', '.join(failed)}."] if failed else [])
 
 
-def _row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _row(recipe: str, runs: Sequence[Mapping[str, Any]], devices: Sequence[str]) -> tuple[str, ...]:
     def mean(column: str) -> float:
         return fmean(run[column] for run in runs)
 
+    def minutes(device: str) -> str:
+        found = [run["minutes"] for run in runs if run["device"] == device]
+        return f"{fmean(found):.1f}" if found else "-"
+
     return (
         f"`{recipe}`",
-        ", ".join(str(run["seed"]) for run in runs),
+        ", ".join(str(seed) for seed in sorted(run["seed"] for run in runs)),
         f"{mean('steps'):.0f}",
         f"{mean('tokens'):,.0f}",
-        f"{mean('minutes'):.1f}",
+        " / ".join(map(minutes, devices)),
         *(
             f"{mean(f'{way}_before'):.3f} to {mean(f'{way}_after'):.3f}, "
             f"{_spread(_gains(runs, way))}"
@@ -118,9 +140,8 @@ def _spread(gains: Sequence[float]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Write or check; the exit code is 1 where a check fails."""
     if not argv and "--check" not in sys.argv:
-        for each in pages.results():
-            if each["name"].startswith(PREFIX):
-                plot(each, picture(each))
+        for each in tasks():
+            plot(each, picture(each))
     return pages.write(PAGE, measured, "benchmarks.leaderboard_page", argv)
 
 

@@ -14,14 +14,15 @@ def _run(recipe="grpo", seed=0, after=0.5, **changes):
     run = {"recipe": recipe, "seed": seed, "steps": 2, "minutes": 2.0, "tokens": 4000}
     run |= {f"{way}_before": 0.25 for way in quickstart.WAYS}
     run |= {f"{way}_after": after for way in quickstart.WAYS}
-    return run | {"questions": 24, "curve": curve, "rewards": [0.2, 0.4], **changes}
+    run |= {"questions": 24, "curve": curve, "rewards": [0.2, 0.4], "device": "D"}
+    return run | changes
 
 
-def _result(runs):
+def _result(runs, devices=("D",)):
     return {
         "name": "leaderboard_textworld",
         "workload": {"config": "configs/textworld.py"},
-        "device": "D",
+        "devices": list(devices),
         "runs": runs,
     }
 
@@ -98,8 +99,25 @@ def test_a_row_is_a_recipe_and_the_largest_gain_is_first():
     gain = "0.250 to 0.750, +0.500 ± 0.248"
     assert rows[0] == f"| `gigpo` | 0, 1, 2 | 2 | 4,000 | 2.0 | {gain} | {gain} |"
     assert rows[1].startswith("| `grpo` |") and "+0.250 ± 0.000" in rows[1]
-    alone = leaderboard_page._row("grpo", runs[:1])
+    alone = leaderboard_page._row("grpo", runs[:1], ["D"])
     assert alone[-1] == "0.250 to 0.500, +0.250"
+
+
+def test_results_of_several_devices_are_one_table(tmp_path):
+    for device, seeds, minutes in (("slow", (0, 1), 4.0), ("fast", (2,), 1.0)):
+        runs = [_run(seed=seed, minutes=minutes) for seed in seeds]
+        stored = _result([{k: v for k, v in run.items() if k != "device"} for run in runs])
+        stored |= {"device": device, "workload": {"config": "C", "options": "--steps 2"}}
+        (tmp_path / f"{device}.json").write_text(json.dumps(stored))
+    text = leaderboard_page.measured(tmp_path)
+    assert "`C` with `--steps 2`, 24 held-out questions, fast / slow" in text
+    assert "| `grpo` | 0, 1, 2 | 2 | 4,000 | 1.0 / 4.0 |" in text
+    (task,) = leaderboard_page.tasks(tmp_path)
+    assert leaderboard_page._row("x", task["runs"][:1], ["fast", "slow"])[4] == "1.0 / -"
+    stored["workload"] = {"config": "other"}
+    (tmp_path / "slow.json").write_text(json.dumps(stored | {"device": "slow"}))
+    with pytest.raises(ValueError, match="of different tasks"):
+        leaderboard_page.tasks(tmp_path)
 
 
 def test_a_run_that_fails_is_shown(tmp_path, monkeypatch, capsys):
