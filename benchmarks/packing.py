@@ -33,6 +33,7 @@ SIZES = {
     "width": 256,
     "layers": 4,
     "vocab_size": 4096,
+    "least_saved": 128,
 }
 TINY = SIZES | {
     "prompts": 2,
@@ -43,6 +44,7 @@ TINY = SIZES | {
     "width": 32,
     "layers": 1,
     "vocab_size": 259,
+    "least_saved": 1,
 }
 
 
@@ -111,8 +113,10 @@ def step_seconds(model, length: int, batches, rounds: int) -> dict[str, list[flo
 
 def beside(model, lengths: np.ndarray, size, rounds: int) -> dict[str, Any]:
     """A step of the padded batch, with rows of a group, and with flat rows, in turns."""
-    padded = batch_of(lengths, size)
-    forms = {name: jr.train.pack_batch(padded, name, model=model) for name in FORMS}
+    padded, least = batch_of(lengths, size), size["least_saved"]
+    forms = {
+        name: jr.train.pack_batch(padded, name, model=model, least_saved=least) for name in FORMS
+    }
     batches = {name: batch for name, (batch, _) in forms.items()}
     seconds = step_seconds(model, size["cap"], batches, rounds)
     cells = padded.mask.size + padded.prompt_mask.size

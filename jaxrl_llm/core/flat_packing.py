@@ -2,7 +2,7 @@
 
 All rows have one shape, ``L + R S`` cells, and each shape is compiled. So that few occur in a run,
 S and the number of rows depend only on the shapes of the batch, and L and R are rounded up to the
-next of a few sizes.
+next of a few sizes, of which each saves enough cells to be worth its compilation.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.packing import FlatPacking, first_fit, grow
 
-# Fewer parts must save so many cells of all rows, since each shape is compiled; and if they save a
-# quarter, not a half, more.
-_LEAST_SAVED, _QUARTER = 128, 2048
+# A smaller size must save so many cells of all rows, since each shape is compiled; and if it saves
+# a quarter of the response cells, not a half, more.
+LEAST_SAVED, _QUARTER = 128, 2048
 
 
 def plan_flat(
@@ -34,6 +34,7 @@ def plan_flat(
     shards: int = 1,
     most: float = 1.0,
     shared_prefix_len: int = 0,
+    least_saved: int = LEAST_SAVED,
 ) -> FlatPacking | None:
     """Plans rows that hold prompts of any groups and all responses to them.
 
@@ -64,6 +65,8 @@ def plan_flat(
       most: The largest share of the ``P (Lp + G T)`` cells that a plan may use, above 0.
       shared_prefix_len: Number of first tokens that all prompts share, below Lp; what they share
         beyond it is found, too, but rows are not planned for it.
+      least_saved: The fewest cells of all rows for which a smaller size of L or of R is worth its
+        compilation.
 
     Returns:
       Host arrays, or None if there would be more cells than ``most`` allows.
@@ -91,7 +94,7 @@ def plan_flat(
     checks.check_bool(name, mask=mask, prompt_mask=prompt_mask)
     checks.check_share(name, least=least)
     checks.check_positive(name, span=span, microbatches=microbatches, shards=shards, most=most)
-    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
+    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len, least_saved=least_saved)
     P, G, T = mask.shape
     Lp = prompt_mask.shape[1]
     if shared_prefix_len >= Lp:
@@ -101,10 +104,10 @@ def plan_flat(
         )
     if P % microbatches:
         raise ValueError(f"{name}: {P} prompts do not split into {microbatches} microbatches.")
-    in_part = P // microbatches
-    most_groups = _groups_of_row(in_part, Lp, span, shared_prefix_len)
-    count = shards * math.ceil(in_part / (most_groups * shards))  # rows of a microbatch
-    each = in_part / count  # groups of a row, on average
+    groups = P // microbatches
+    most_groups = _groups_of_row(groups, Lp, span, shared_prefix_len)
+    count = shards * math.ceil(groups / (most_groups * shards))  # rows of a microbatch
+    each = groups / count  # groups of a row, on average
     S = 2 * T if span >= 8 * T else T
 
     lengths = np.max(np.where(mask, np.arange(1, T + 1), 0), axis=-1, initial=0)
@@ -115,17 +118,20 @@ def plan_flat(
     for m in range(microbatches):
         _assign(range(m, P, microbatches), loads, rows[m::microbatches])
     row_of = np.zeros(P, np.int64)
-    for n, groups in enumerate(rows):
-        row_of[groups] = n
+    for n, members in enumerate(rows):
+        row_of[members] = n
 
     prompt_cells, prompt_ends = _share_prompts(rows, prompt_tokens, prompt_lengths)
-    L = _rounded_up(max(map(len, prompt_ends)), _prompt_cells(each, Lp, shared_prefix_len))
+    full, least = _prompt_cells(each, Lp, shared_prefix_len), least_saved / len(rows)
+    L = _rounded_up(max(map(len, prompt_ends)), full, least=least)
     sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
-    for n, groups in enumerate(rows):
-        of_row = [tree.nodes for p in groups for tree in forests[p]]
+    for n, members in enumerate(rows):
+        of_row = [tree.nodes for p in members for tree in forests[p]]
         sizes[n, : len(of_row)] = of_row
     starts, needed = first_fit(sizes, S)
-    R = _rounded_up(needed, each * G * T / S, len(rows) * S)
+    in_part = len(rows) * S  # cells of all rows that one part of each has
+    full, least = each * G * T / S, least_saved / in_part
+    R = _rounded_up(needed, full, least=least, quarter=_QUARTER / in_part)
     if len(rows) * (L + R * S) > most * P * (Lp + G * T):
         return None
 
@@ -250,18 +256,18 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
         filled[n] += int(loads[p])
 
 
-def _rounded_up(needed: int, full: float, cells: int | None = None) -> int:
+def _rounded_up(needed: int, full: float, *, least: float, quarter: float = 0.0) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    A smaller size saves a quarter of the next larger one. Where a unit of a size has ``cells``, it
-    saves at least 2,048 cells, or a half if that is less, and at least 128 cells in any case.
+    A smaller size is three quarters of the next larger one if that saves at least ``quarter``, else
+    at least a half of it; and it saves at least ``least``.
     """
-    return min(size for size in _sizes(needed, full, cells) if size >= needed)
+    sizes = _sizes(needed, full, least=least, quarter=quarter)
+    return min(size for size in sizes if size >= needed)
 
 
-def _sizes(needed: int, full: float, cells: int | None) -> Iterator[int]:
+def _sizes(needed: int, full: float, *, least: float, quarter: float = 0.0) -> Iterator[int]:
     """The sizes of :func:`_rounded_up`, from the smallest multiple of ``full`` that suffices."""
-    least, quarter = (0.0, 0.0) if cells is None else (_LEAST_SAVED / cells, _QUARTER / cells)
     size = math.ceil(full - 1e-9)
     size *= math.ceil(needed / size)
     yield size
@@ -273,14 +279,19 @@ def _sizes(needed: int, full: float, cells: int | None) -> Iterator[int]:
         yield (size := smaller)
 
 
-def smaller_rows(packing: FlatPacking) -> FlatPacking | None:
+def smaller_rows(packing: FlatPacking, *, least_saved: int = LEAST_SAVED) -> FlatPacking | None:
     """The shapes of the rows that :func:`plan_flat` makes next if responses become shorter.
+
+    Args:
+      packing: Made with the same ``least_saved``.
+      least_saved: See :func:`plan_flat`.
 
     Returns:
       The packing with shapes in the place of its response cells, or None if no rows are smaller.
     """
     (N, R, S), (P, G, T) = np.shape(packing.sources), np.shape(packing.cells)
-    sizes = list(_sizes(R, P / N * G * T / S, N * S))
+    full, least, quarter = P / N * G * T / S, least_saved / (N * S), _QUARTER / (N * S)
+    sizes = list(_sizes(R, full, least=least, quarter=quarter))
     after = sizes[sizes.index(R) + 1 :] if R in sizes else []
     if not after:
         return None

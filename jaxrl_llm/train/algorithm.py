@@ -14,7 +14,6 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.state import TrainState
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
-_COMPILES_AHEAD_FROM = 8  # this step of a process on
 
 
 class Algorithm(NamedTuple):
@@ -63,9 +62,6 @@ class CompiledStep:
       donate: Whether to reuse the memory of the input state.
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
       teacher: Parameters of a frozen teacher, which are not part of any state.
-      next_shapes: ``next_shapes(batch)``, a batch of the shapes that may come next, or None. Its
-        program is compiled in another thread while steps run, from the eighth on: a run of few
-        steps would compile it in vain, and wait for it at its end. Results do not depend on it.
     """
 
     def __init__(
@@ -76,14 +72,13 @@ class CompiledStep:
         donate: bool,
         takes_key: bool,
         teacher: ArrayTree = (),
-        next_shapes: Callable[[Batch], Batch | None] = lambda batch: None,
     ):
         trim_after_compiling()
         self._teacher = teacher
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
         self.compiled: Callable | None = None  # made on the first call, when shardings are known
-        self._next_shapes, self._steps = next_shapes, 0
+        self._next_shapes: Callable[[Batch], Batch | None] = lambda batch: None
         self._seen, self._looked_ahead = set[Any](), set[Any]()
         self.compiling: dict[Any, Future] = {}  # by shapes, until a step needs the program
 
@@ -121,6 +116,18 @@ class CompiledStep:
             self.compiled = self._jit(inner)
         self._compile_aside(inner, batch, batch, key, state.base)
 
+    def look_ahead(self, next_shapes: Callable[[Batch], Batch | None]) -> None:
+        """From now on, compiles what may come next in another thread while steps run.
+
+        Results do not depend on it. A process that ends waits for such a program, so this is for a
+        run of many steps.
+
+        Args:
+          next_shapes: ``next_shapes(batch)``, a batch of the shapes that may come after those of
+            this one, or None. It is asked once for each shape.
+        """
+        self._next_shapes = next_shapes
+
     def prepared(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with everything that the step computes before its update."""
         _, key = self._split(state)
@@ -131,8 +138,7 @@ class CompiledStep:
         """Compiles the program of the shapes that may come after those of this batch, once."""
         shapes = _shapes_of(batch)
         self._seen.add(shapes)
-        self._steps += 1
-        if self._steps < _COMPILES_AHEAD_FROM or shapes in self._looked_ahead:
+        if shapes in self._looked_ahead:
             return
         self._looked_ahead.add(shapes)
         if (then := self._next_shapes(batch)) is not None:

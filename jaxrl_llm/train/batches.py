@@ -1,5 +1,6 @@
 """How a batch becomes optimizer steps: passes, minibatches, microbatches, packed rows."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.flat_packing import plan_flat
+from jaxrl_llm.core.flat_packing import LEAST_SAVED, plan_flat
 from jaxrl_llm.core.packing import FlatPacking, Layout, Tree, plan_packing, plan_tree
 from jaxrl_llm.corrections import sequential_factor, turn_order
 from jaxrl_llm.models.protocol import Model
@@ -23,6 +24,10 @@ PACKING = ("auto", "flat", "always", "tree", "never")
 # Rows are packed only if at most this share of the cells remains and at least this many cells are
 # saved, since a new shape must be compiled. Flat rows save more, and of prompts too.
 _MAX_SHARE, MIN_SAVED, _MIN_SAVED_FLAT = 0.8, 4096, 512
+
+# On two CPU cores the step of SmolLM2-135M is compiled in the time that it takes for 3,500 cells. A
+# smaller shape of flat rows saves twice as many if all steps of a run have it.
+_SAVED_IN_A_RUN = 8192
 
 
 class Passes(NamedTuple):
@@ -283,10 +288,11 @@ def pack_batch(
     shards: int = 1,
     shared_prefix_len: int = 0,
     tokens_per_microbatch: int | None = None,
+    least_saved: int = LEAST_SAVED,
 ) -> tuple[Batch, dict[str, float]]:
     """Packs the batch into as few rows as its tokens need, if that saves enough.
 
-    The choice depends on the responses alone, so a resumed run packs as before.
+    The choice depends on the arguments alone, so a resumed run packs as before.
 
     Args:
       batch: On the host, not sharded.
@@ -311,6 +317,8 @@ def pack_batch(
       tokens_per_microbatch: The maximum number of cells of a microbatch on each device. Rows are
         then flat, and ``passes`` says only how many minibatches there are: a minibatch is divided
         into the smallest number of microbatches of equally many groups that do not exceed it.
+      least_saved: The fewest cells for which flat rows take a smaller size, which is compiled; see
+        :func:`least_saved_in`.
 
     Returns:
       The batch, with its ``packing`` or unchanged; and metrics by their names in metrics.jsonl:
@@ -339,17 +347,16 @@ def pack_batch(
     passes = Passes() if passes is None else passes
     mask, prompt_mask = np.asarray(batch.mask), np.asarray(batch.prompt_mask)
     plan: Layout | None = batch.packing
+    rows = _FlatRows(shards, shared_prefix_len, least_saved)
     if tokens_per_microbatch is not None:
         if plan is not None:
             raise ValueError(
                 "pack_batch: tokens_per_microbatch cannot be used with responses whose earlier "
                 "turns a chat template or an environment rewrites; use microbatches."
             )
-        plan = _plan_by_tokens(
-            batch, model, passes, shards, shared_prefix_len, tokens_per_microbatch
-        )
+        plan = _plan_by_tokens(batch, model, passes, rows, tokens_per_microbatch)
     elif plan is None and packing != "never":
-        plan = _plan(batch, packing, model, passes, shards, shared_prefix_len)
+        plan = _plan(batch, packing, model, passes, rows)
     full, kept = mask.size + prompt_mask.size, prompt_mask.sum()
     # Count cells up to the last token of the mask: the model reads those in between.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
@@ -365,8 +372,30 @@ def pack_batch(
     return batch.replace(packing=plan), numbers
 
 
+def least_saved_in(steps: int) -> int:
+    """The fewest cells that a smaller shape of flat rows must save in a run of so many steps.
+
+    Each shape is compiled once, so the fewer steps there are, the more it must save in each:
+    ``8192 / steps``, at least 128.
+
+    Example:
+      >>> from jaxrl_llm.train.batches import least_saved_in
+      >>> [least_saved_in(steps) for steps in (8, 40, 1000)]
+      [1024, 205, 128]
+    """
+    return max(LEAST_SAVED, math.ceil(_SAVED_IN_A_RUN / steps))
+
+
+class _FlatRows(NamedTuple):
+    """The arguments of :func:`pack_batch` that shape flat rows."""
+
+    shards: int
+    shared_prefix_len: int
+    least_saved: int
+
+
 def _plan(
-    batch: Batch, packing: str, model: Model, passes: Passes, shards: int, shared_prefix_len: int
+    batch: Batch, packing: str, model: Model, passes: Passes, rows: _FlatRows
 ) -> Layout | None:
     """The layout that ``packing`` gives a batch without one; see :func:`pack_batch`."""
     mask, tokens = np.asarray(batch.mask), np.asarray(batch.tokens)
@@ -379,7 +408,7 @@ def _plan(
         same = experts if same is None else np.concatenate([np.int64(same), experts], axis=-1)
     if packing == "flat" or (packing == "auto" and model.reads_prompt_trees):
         full, most = mask.size + prompts[1].size, np.inf
-        three_passes = shared_prefix_len > 0 and shards == 1
+        three_passes = rows.shared_prefix_len > 0 and rows.shards == 1
         if packing == "auto" and not three_passes:
             most = min(_MAX_SHARE, 1 - _MIN_SAVED_FLAT / full)
         if most <= 0:
@@ -391,9 +420,10 @@ def _plan(
             same=same,
             span=_span(model),
             microbatches=passes.minibatches * passes.accumulated,
-            shards=shards,
             most=most,
-            shared_prefix_len=shared_prefix_len,
+            shards=rows.shards,
+            shared_prefix_len=rows.shared_prefix_len,
+            least_saved=rows.least_saved,
         )
     if packing == "tree":
         return plan_tree(tokens, mask, same=same)
@@ -404,14 +434,14 @@ def _plan(
 
 
 def _plan_by_tokens(
-    batch: Batch, model: Model, passes: Passes, shards: int, shared_prefix_len: int, budget: int
+    batch: Batch, model: Model, passes: Passes, rows: _FlatRows, budget: int
 ) -> FlatPacking:
     """Flat rows in the smallest number of microbatches within a budget of cells on each device."""
-    groups, cells = batch.tokens.shape[0] // (passes.minibatches * shards), 0
+    groups, cells = batch.tokens.shape[0] // (passes.minibatches * rows.shards), 0
     for count in (n for n in range(1, groups + 1) if groups % n == 0):
         parts = passes._replace(microbatches=passes.minibatches * count)
-        flat = cast("FlatPacking", _plan(batch, "flat", model, parts, shards, shared_prefix_len))
-        cells = flat.num_cells // (flat.microbatches * shards)
+        flat = cast("FlatPacking", _plan(batch, "flat", model, parts, rows))
+        cells = flat.num_cells // (flat.microbatches * rows.shards)
         if cells <= budget:
             return flat
     raise ValueError(

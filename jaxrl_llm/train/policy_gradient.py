@@ -42,7 +42,7 @@ from jaxrl_llm import diagnostics
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind, call_with
-from jaxrl_llm.core.flat_packing import smaller_rows
+from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
 from jaxrl_llm.core.packing import FlatPacking
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
@@ -55,6 +55,7 @@ from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
     Passes,
     accumulate_gradients,
+    least_saved_in,
     map_microbatches,
     pack_batch,
     run_passes,
@@ -82,6 +83,9 @@ from jaxrl_llm.train.state import TrainState
 # Separate the random numbers of a recipe, of its reference and of the order of turns from those of
 # the sampler in the same step.
 _PREPARE, _ORDER, _REFERENCE = 0x70726570, 0x6F726472, 0x72656664
+
+# A shorter run does not compile what may come next: it would end first, and then wait for it.
+_MANY_STEPS = 16
 
 
 class Gradients(NamedTuple):
@@ -215,7 +219,6 @@ def make_step(
         donate=donate,
         takes_key=recipe.draws or random_turns or recipe.reference_draws,
         teacher=() if teacher is None else teacher.params,
-        next_shapes=_with_smaller_rows,
     )
 
 
@@ -446,11 +449,11 @@ class _StepParts:
         return reads_logits_of(self.scorer, reader.model, params)
 
 
-def _with_smaller_rows(batch: Batch) -> Batch | None:
+def _with_smaller_rows(batch: Batch, *, least_saved: int) -> Batch | None:
     """The batch with the shapes of smaller flat rows, which come once responses are shorter."""
     if not isinstance(batch.packing, FlatPacking) or jax.process_count() > 1:
         return None
-    smaller = smaller_rows(batch.packing)
+    smaller = smaller_rows(batch.packing, least_saved=least_saved)
     return None if smaller is None else batch.replace(packing=smaller)
 
 
@@ -593,7 +596,10 @@ def _logp_of(
 
 
 class StepOptions(NamedTuple):
-    """The options of :func:`make_step` that a run's configuration sets."""
+    """The options of :func:`make_step` that a run's configuration sets.
+
+    ``steps`` is how many the run has, for what is worth compiling; None for many.
+    """
 
     passes: Passes
     temperature: float
@@ -604,6 +610,7 @@ class StepOptions(NamedTuple):
     mesh: jax.sharding.Mesh | None
     learning_rate: float | optax.Schedule | None = None
     tokens_per_microbatch: int | None = None
+    steps: int | None = None
 
 
 def make_policy_gradient(
@@ -642,6 +649,9 @@ def make_policy_gradient(
         learning_rate=options.learning_rate,
         teacher=teacher,
     )
+    least_saved = LEAST_SAVED if options.steps is None else least_saved_in(options.steps)
+    if options.steps is not None and options.steps >= _MANY_STEPS:
+        step.look_ahead(bind(_with_smaller_rows, least_saved=least_saved))
     scorer = scorer_of(
         recipe,
         model,
@@ -672,6 +682,7 @@ def make_policy_gradient(
             shards=batch_shards(mesh),
             shared_prefix_len=options.shared_prefix_len,
             tokens_per_microbatch=options.tokens_per_microbatch,
+            least_saved=least_saved,
         )
         batch = place_batch(batch, mesh)
         return batch if reference is None else scored(reference, batch), metrics

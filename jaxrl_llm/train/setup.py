@@ -915,6 +915,7 @@ def make_algorithm(
         mesh=experiment.mesh,
         learning_rate=make_schedule(config.optimizer),
         tokens_per_microbatch=config.tokens_per_microbatch,
+        steps=config.steps,
     )
     main = make_policy_gradient(
         experiment.model,

@@ -8,8 +8,7 @@ from benchmarks import packing
 
 
 @pytest.mark.slow
-def test_runs_tiny(capfd, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)  # its batches are small
+def test_runs_tiny(capfd):
     packing.main(["--tiny"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result["name"] == "packing"

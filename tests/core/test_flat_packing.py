@@ -148,10 +148,28 @@ def test_rows_are_planned_for_what_all_prompts_begin_with():
     ],
 )
 def test_sizes_of_rows(full, cells, sizes):
-    top = math.ceil(full)
-    found = {flat_packing._rounded_up(n, full, cells) for n in range(1, top + 1)}
-    assert sorted(found, reverse=True) == sizes
-    assert top < flat_packing._rounded_up(top + 1, full, cells) <= 2 * top
+    top, least, quarter = math.ceil(full), 0.0, 0.0
+    if cells is not None:
+        least, quarter = flat_packing.LEAST_SAVED / cells, flat_packing._QUARTER / cells
+
+    def rounded(n):
+        return flat_packing._rounded_up(n, full, least=least, quarter=quarter)
+
+    assert sorted({rounded(n) for n in range(1, top + 1)}, reverse=True) == sizes
+    assert top < rounded(top + 1) <= 2 * top
+
+
+@pytest.mark.parametrize(("least", "size"), [(1, 18), (14, 23), (20, 30), (21, 40)])
+def test_smaller_rows_of_prompts_save_enough(least, size):
+    """Two rows of 40 prompt cells at most: 30 save 20 cells of both, 23 another 14, 18 10."""
+    lengths = np.full((2, 2), 4)
+    tokens, mask, *_ = arrays_of(lengths, np.full(2, 5), words=10**6)
+    prompts = np.arange(80).reshape(2, 40)
+    kept = np.arange(40) < 17
+    flat = plan_flat(
+        tokens, mask, prompts, np.stack([kept, kept]), microbatches=2, most=9.0, least_saved=least
+    )
+    assert flat.prompt_sources.shape == (2, size)
 
 
 def test_rows_become_smaller_as_is_said_before():

@@ -1,6 +1,8 @@
 """Which batches are packed, and that a step of one is the step of the padded batch."""
 
 import dataclasses
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +21,14 @@ from jaxrl_llm.recipes import Critic, Recipe
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.testing.model_checks import model, packed
 from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
-from jaxrl_llm.train.batches import Passes, accumulate_gradients, pack_batch
-from jaxrl_llm.train.mesh import make_mesh, place_batch
+from jaxrl_llm.train.batches import (
+    Passes,
+    accumulate_gradients,
+    least_saved_in,
+    pack_batch,
+)
+from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -192,8 +200,7 @@ def updated(batch, *, mesh=None, rate=0.5, **options):
 
 
 @pytest.mark.slow
-def test_a_packed_step_is_the_padded_step(monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+def test_a_packed_step_is_the_padded_step():
     batch = make_batch(prompts=8, group=4, length=6)
     lengths = np.random.default_rng(1).integers(0, 4, (8, 4, 1))
     batch = batch.replace(mask=jnp.arange(6) < lengths)
@@ -203,7 +210,9 @@ def test_a_packed_step_is_the_padded_step(monkeypatch):
     want = updated(batch, remat="none")
     rows, passes = packed(batch), Passes(microbatches=2)
     host = jax.tree.map(np.asarray, batch)
-    flat, numbers = pack_batch(host, "flat", model=model()[0], passes=passes, shards=4)
+    flat, numbers = pack_batch(
+        host, "flat", model=model()[0], passes=passes, shards=4, least_saved=1
+    )
     assert len(flat.packing.sources) == 8 and numbers["packed"] < 0.7
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     for given in (rows, flat):
@@ -214,15 +223,14 @@ def test_a_packed_step_is_the_padded_step(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 8])
-def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches):
     batch = make_batch(prompts=8, group=4, length=6)
     lengths = np.random.default_rng(1).integers(0, 4, (8, 4, 1))
     batch = jax.tree.map(np.asarray, batch.replace(mask=jnp.arange(6) < lengths))
     passes = Passes(epochs=2, minibatches=4, microbatches=microbatches)
     flat, _ = pack_batch(batch, "auto", model=model()[0], passes=passes)
     assert flat.packing is None  # a test's batch saves too few cells to be compiled anew
-    flat, numbers = pack_batch(batch, "flat", model=model()[0], passes=passes)
+    flat, numbers = pack_batch(batch, "flat", model=model()[0], passes=passes, least_saved=1)
     assert passes.of(None) == passes
     assert passes.of(flat.packing).microbatches == max(4, microbatches)
     assert len(flat.packing.sources) == max(4, microbatches) and numbers["packed"] < 0.8
@@ -235,23 +243,20 @@ def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches):
     batch, passes = make_batch(prompts=8, group=4, length=6), Passes(minibatches=minibatches)
     options = {"rate": 0.02, "remat": "none", "minibatches": minibatches}
-    counts = []
+    packs, counts = functools.partial(pack_batch, model=model()[0], least_saved=1), []
     for longest in (6, 3, 1):
         lengths = np.random.default_rng(longest).integers(1, longest + 1, (8, 4, 1))
         part = jax.tree.map(np.asarray, batch.replace(mask=jnp.arange(6) < lengths))
-        flat, _ = pack_batch(
-            part, "auto", model=model()[0], passes=passes, tokens_per_microbatch=64
-        )
+        flat, _ = packs(part, "auto", passes=passes, tokens_per_microbatch=64)
         packing = flat.packing
         counts.append(packing.microbatches // minibatches)
         assert packing.num_cells / packing.microbatches <= 64
         fewer = passes._replace(microbatches=packing.microbatches // 2)
         if counts[-1] > 1:  # half as many would not do
-            plan = pack_batch(part, "flat", model=model()[0], passes=fewer)[0].packing
+            plan = packs(part, "flat", passes=fewer)[0].packing
             assert plan.num_cells / plan.microbatches > 64
         if longest == 3:
             want, got = (updated(given, **options) for given in (part, flat))
@@ -288,7 +293,7 @@ def talkative():
 
 @pytest.mark.slow
 def test_the_loop_packs_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
+    monkeypatch.setattr("jaxrl_llm.train.policy_gradient.least_saved_in", lambda steps: 1)
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
     lines = {}
@@ -302,6 +307,28 @@ def test_the_loop_packs_and_says_so(tmp_path, monkeypatch):
             assert packed_line["padding"] < line["padding"]
             for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap"):
                 assert packed_line[name] == pytest.approx(line[name], rel=1e-4, abs=1e-6)
+
+
+def test_a_short_run_has_fewer_shapes():
+    """Of the quickstart's size: the sizes that lengths from 16 to 1 tokens lead to."""
+    rng, shapes = np.random.default_rng(0), {}
+    for steps in (1000, 40, 8):
+        found = []
+        for longest in range(16, 0, -1):
+            lengths = np.full((8, 8), longest)
+            batch = batch_of(lengths, 16)
+            ids = rng.integers(0, 259, batch.tokens.shape)
+            batch = batch.replace(tokens=ids, prompt_tokens=rng.integers(0, 259, (8, 60)))
+            batch = batch.replace(prompt_mask=np.ones((8, 60), bool))
+            plan = pack_batch(batch, "flat", model=model()[0], least_saved=least_saved_in(steps))[
+                0
+            ].packing
+            found.append(plan.num_cells)
+        assert found == sorted(found, reverse=True)
+        saved = [a - b for a, b in itertools.pairwise(dict.fromkeys(found))]
+        assert all(cells >= least_saved_in(steps) for cells in saved)
+        shapes[steps] = len(saved) + 1
+    assert shapes[1000] > shapes[40] > shapes[8] >= 1
 
 
 def test_microbatches_without_a_token_that_trains_are_not_computed():
@@ -331,21 +358,32 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "first"), [(None, 1), pytest.param((2, 1, 1), 1, marks=pytest.mark.slow), (None, 3)]
+    ("sizes", "steps"),
+    [(None, 16), pytest.param((2, 1, 1), 16, marks=pytest.mark.slow), (None, 15)],
 )
-def test_smaller_rows_are_compiled_before_they_come(sizes, first, monkeypatch):
+def test_smaller_rows_are_compiled_before_they_come(sizes, steps, monkeypatch):
     """The program that a thread has compiled is that of the later step, which compiles nothing.
 
     In a run of few steps no thread compiles.
     """
-    monkeypatch.setattr("jaxrl_llm.core.flat_packing._LEAST_SAVED", 1)
-    monkeypatch.setattr("jaxrl_llm.train.algorithm._COMPILES_AHEAD_FROM", first)
+    monkeypatch.setattr("jaxrl_llm.train.policy_gradient.least_saved_in", lambda steps: 1)
     mesh = None if sizes is None else make_mesh(data=2, devices=jax.devices()[:2])
     network, params = model()
     params = params if mesh is None else shard(params, param_shardings(params, mesh))
     recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
-    step = make_step(network, recipe, optimizer, mesh=mesh, remat="none", donate=False)
+    options = StepOptions(
+        passes=Passes(),
+        temperature=1.0,
+        remat="none",
+        shared_prefix_len=0,
+        packing="flat",
+        stale=False,
+        mesh=mesh,
+        steps=steps,
+    )
+    algorithm = make_policy_gradient(network, recipe, optimizer, lambda: None, options=options)
+    step = algorithm.step
     batch = make_batch(prompts=8, group=4, length=6)
     compiled = []
     listener = "/jax/core/compile/backend_compile_duration"
@@ -359,14 +397,12 @@ def test_smaller_rows_are_compiled_before_they_come(sizes, first, monkeypatch):
         counts = []
         for longest in (6, 3):
             mask = jnp.arange(6) < jnp.full((8, 4, 1), longest)
-            part = jax.tree.map(np.asarray, batch.replace(mask=mask))
-            shards = 1 if mesh is None else 2
-            flat, _ = pack_batch(part, "flat", model=network, shards=shards)
-            state, _ = step(state, place_batch(flat, mesh))
+            flat, _ = algorithm.score(jax.tree.map(np.asarray, batch.replace(mask=mask)))
+            state, _ = step(state, flat)
             counts.append(len(compiled))
             for program in step.compiling.values():
                 program.result()  # what was begun is done
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert counts == [1, 2] and len(compiled) == (3 if first == 1 else 2), compiled
-    assert bool(step.compiling) == (first == 1)
+    assert counts == [1, 2] and len(compiled) == (3 if steps == 16 else 2), compiled
+    assert bool(step.compiling) == (steps == 16)
