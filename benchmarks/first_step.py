@@ -4,13 +4,15 @@
     python -m benchmarks.first_step --before /tmp/before --save
     python -m benchmarks.first_step --tiny         # a look, on any machine
 
-Processor seconds to trace and lower the step, and to compile it, at several depths of
-SmolLM2-135M's layers: the batch of configs/quickstart.py, 8 prompts that begin with the same 40
-tokens and 8 responses of up to 16 tokens to each, packed as the training loop packs it. Each is
-measured in a new process without a cache of programs, the checkouts in turns.
+Processor seconds to trace and lower the step, to compile it, and to read it as the cache of
+programs does, at several depths of SmolLM2-135M's layers and in both dtypes: the batch of
+configs/quickstart.py, 8 prompts that begin with the same 40 tokens and 8 responses of up to 16
+tokens to each, packed as the training loop packs it. Each is measured in a new process without a
+cache of programs, the checkouts in turns, with the compiler's options of the command.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import serialize_executable
 
 import jaxrl_llm as jr
 from benchmarks import harness
@@ -30,9 +34,9 @@ from jaxrl_llm.testing import tiny_config
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 
-LAYERS = (6, 30)
+LAYERS, DTYPES = (6, 30), ("float32", "bfloat16")
 PROMPTS, ROLLOUTS, RESPONSE, PROMPT, SHARED = 8, 8, 16, 60, 40
-PARTS = ("trace_and_lower", "compile")
+PARTS = ("trace_and_lower", "compile", "read")
 
 
 def _batch(vocab_size: int) -> Batch:
@@ -53,10 +57,21 @@ def _batch(vocab_size: int) -> Batch:
     )
 
 
-def _child(layers: int, tiny: bool) -> None:
-    """Prints the processor seconds of the parts and the instructions of the program."""
+def _set_options_of_the_command() -> None:
+    """As ``jaxrl-llm`` does before it uses jax; checkouts before this one set nothing."""
+    try:
+        from jaxrl_llm.core.runtime.compiler import copy_functions_late
+    except ImportError:
+        return
+    copy_functions_late()
+
+
+def _child(layers: int, dtype: str, tiny: bool) -> None:
+    """Prints the processor seconds of the parts."""
+    _set_options_of_the_command()
     config = tiny_config() if tiny else SMOLLM2
-    model = jr.models.make_model(dataclasses.replace(config, num_layers=layers))
+    config = dataclasses.replace(config, num_layers=layers, dtype=jnp.dtype(dtype))
+    model = jr.models.make_model(config)
     recipe = jr.recipes.dr_grpo(length=RESPONSE).replace(
         regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),)
     )
@@ -75,17 +90,23 @@ def _child(layers: int, tiny: bool) -> None:
     state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0), copy=False)
     batch, _ = algorithm.score(_batch(config.vocab_size))
     step: Any = algorithm.step
-    start = time.process_time()
+    times = [time.process_time()]
     lowered = step.lower(state, batch)
-    middle = time.process_time()
-    lowered.compile()
-    end = time.process_time()
-    print(json.dumps(dict(zip(PARTS, (middle - start, end - middle), strict=True))))
+    times.append(time.process_time())
+    compiled = lowered.compile()
+    times.append(time.process_time())
+    stored = serialize_executable.serialize(compiled)
+    del compiled
+    begin = time.process_time()
+    serialize_executable.deserialize_and_load(*stored)
+    read = time.process_time() - begin
+    seconds = (times[1] - times[0], times[2] - times[1], read)
+    print(json.dumps(dict(zip(PARTS, seconds, strict=True))))
 
 
-def _seconds(checkout: Path, layers: int, tiny: bool) -> dict[str, float]:
+def _seconds(checkout: Path, layers: int, dtype: str, tiny: bool) -> dict[str, float]:
     """The parts in a process of a checkout."""
-    request = json.dumps({"layers": layers, "tiny": tiny})
+    request = json.dumps({"layers": layers, "dtype": dtype, "tiny": tiny})
     environment = os.environ | {
         "PYTHONPATH": str(checkout.resolve()),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -112,18 +133,20 @@ def main(argv: list[str] | None = None) -> None:
     harness.refuse_peers(parser, options)
     checkouts = harness.checkouts(options.before)
     ours: dict[str, Any] = {}
-    for layers in (1, 2) if options.tiny else LAYERS:
+    for layers, dtype in itertools.product((1, 2) if options.tiny else LAYERS, DTYPES):
         rounds = [
-            {name: _seconds(folder, layers, options.tiny) for name, folder in checkouts.items()}
+            {
+                name: _seconds(folder, layers, dtype, options.tiny)
+                for name, folder in checkouts.items()
+            }
             for _ in range(options.rounds)
         ]
-        ours[str(layers)] = {
+        ours[f"{layers} layers, {dtype}"] = {
             name: {part: harness.summary([r[name][part] for r in rounds]) for part in PARTS}
             for name in checkouts
         }
     workload = {
         "model": "tiny" if options.tiny else "SmolLM2-135M's layers, random",
-        "dtype": "float32",
         "rounds": options.rounds,
     }
     result = harness.of_ours("first_step", workload, ours)

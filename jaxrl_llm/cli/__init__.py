@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
+from jaxrl_llm.core.runtime.compiler import copy_functions_late
 from jaxrl_llm.core.runtime.heap import keep_freed_memory
 from jaxrl_llm.core.runtime.terminal import text_of, visible
 from jaxrl_llm.core.runtime.threads import end_within
@@ -67,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a locale lacks must not end a run
             stream.reconfigure(errors="backslashreplace")
-    if argv is None and sys.argv[1:2] == ["train"]:
-        keep_freed_memory()
+    if argv is None:  # not for the process of a caller
+        copy_functions_late()
+        if sys.argv[1:2] == ["train"]:
+            keep_freed_memory()
     code, seconds = 1, _AFTER_FAILURE  # of what is no Exception, and goes on from here
     try:
         code = _run(argv)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.kernels.barriers import once
+from jaxrl_llm.core.kernels.barriers import keep_calls, once
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.context import (
     Window,
@@ -209,11 +209,12 @@ class Head(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str) -> Callable:
+def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str, reads: bool) -> Callable:
     """One block, recomputed in the backward pass by the policy of ``remat``.
 
     Layers that differ in their arrays alone are traced, differentiated and lowered once for all.
-    ``backend`` is the one that a trace is for.
+    ``backend`` is the one that a trace is for, and ``reads`` says whether the block reads keys of
+    earlier calls: those that stay a call's argument would be copied for it.
     """
 
     def run(weights, x, tables, positions, context, delta, given):
@@ -221,7 +222,8 @@ def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str) -> Callabl
         return block(x, tables, positions, context, delta, given)
 
     policy = POLICIES[remat]
-    return jax.jit(run if policy is None else rematerialized(run, policy))
+    run = run if policy is None else rematerialized(run, policy)
+    return jax.jit(run) if reads or backend != "cpu" else keep_calls(run)
 
 
 def _check_linear(context: AttentionContext) -> None:
@@ -274,10 +276,11 @@ class Decoder(nnx.Module):
         }
         layer_deltas = delta_of(delta, "layers")
         given, of_layers = take_experts(context)
+        reads = context.prefix is not None or context.cache is not None
         kv, chosen = [], []
         for i in range(self.config.num_layers):
             graphdef, weights = nnx.split(self.layers[str(i)])
-            run = _compiled_block(graphdef, remat, jax.default_backend())
+            run = _compiled_block(graphdef, remat, jax.default_backend(), reads)
             tables = None if (rope := ropes[i]) is None else rotary[rope]
             places = None if self.config.kind_of(i).window is None else positions
             delta_here = delta_of(layer_deltas, str(i))

@@ -69,9 +69,9 @@ def test_the_parts_of_a_first_step_beside_a_checkout(capfd, monkeypatch):
     first_step.main(["--tiny", "--before", str(harness.ROOT), "--rounds", "1"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     found = result["ours"]
-    assert list(found) == ["1", "2"]
+    assert list(found) == [f"{n} layers, {x}" for n in (1, 2) for x in first_step.DTYPES]
     table = training_page._first_step(result)
-    assert all(f"| {n} layers, {name} |" in table for n in found for name in ("now", "before"))
+    assert all(f"| {case}, {name} |" in table for case in found for name in ("now", "before"))
     for parts in found.values():
         for name in ("now", "before"):
             assert all(parts[name][part]["min"] > 0 for part in first_step.PARTS)

@@ -99,6 +99,15 @@ def test_the_module_is_the_command():
     assert re.fullmatch(r"jaxrl-llm \d+\.\d+\.\d+\n", done.stdout)
 
 
+def test_a_command_compiles_with_functions_copied_late(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(cli, "copy_functions_late", lambda: calls.append(1))
+    monkeypatch.setattr(cli, "end_within", lambda seconds, code: None)
+    monkeypatch.setattr(sys, "argv", ["jaxrl-llm", "sample", "--nothing"])
+    assert cli.main() == 2 and len(calls) == 1
+    assert cli.main(["sample", "--nothing"]) == 2 and len(calls) == 1
+
+
 @pytest.mark.parametrize(("command", "keeps"), [("train", True), ("sample", False)])
 def test_a_process_that_trains_keeps_the_memory_of_its_steps(command, keeps, monkeypatch, capsys):
     calls = []

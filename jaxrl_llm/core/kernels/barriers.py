@@ -1,13 +1,16 @@
 """Barriers that keep a computation in place in programs for CPUs.
 
 On CPUs XLA drops the barriers of ``jax.lax.optimization_barrier`` before it merges or duplicates
-computations. XLA cannot analyze a conditional, so the barriers here are conditionals.
+computations. XLA cannot analyze a conditional, so the barriers here are conditionals. Calls of a
+function are kept by an attribute of the call.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 
@@ -32,3 +35,28 @@ def once(function: Callable, x: Array, *, after: Array) -> ArrayTree:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     return jax.lax.cond(always(jax.lax.stop_gradient(after)), function, never, x)
+
+
+def keep_calls(function: Callable) -> Callable:
+    """``jax.jit(function)``, whose calls and those of its derivatives XLA for CPUs does not inline.
+
+    XLA then optimizes the function once for all its calls, if it copies a program's functions only
+    after that (see ``core.runtime.compiler``), and reads a program from its cache sooner. What is
+    inside the function is inlined as ever. Programs of a mesh, which XLA partitions inlined, are
+    those of ``jax.jit``.
+    """
+
+    @jax.jit
+    def body(*args):
+        # None would not do: derivatives are traced with the attributes of the call around them.
+        with set_xla_metadata(inlineable="true"):
+            return function(*args)
+
+    @functools.wraps(function)
+    def call(*args):
+        if not jax.sharding.get_abstract_mesh().empty:
+            return body(*args)
+        with set_xla_metadata(inlineable="false"):
+            return body(*args)
+
+    return call
