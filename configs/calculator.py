@@ -58,7 +58,7 @@ config = TrainConfig(
     steps=16,
     prompts_per_step=8,
     microbatches=2,
-    remat="none",
+    remat="dots",
     run_dir="runs/calculator",
 )
 

@@ -55,7 +55,7 @@ config = TrainConfig(
     prompts_per_step=8,
     minibatches=2,
     dtype="auto",
-    remat="none",
+    remat="dots",
     run_dir="runs/products",
 )
 

@@ -62,7 +62,7 @@ config = TrainConfig(
     evaluation=EvaluationConfig(samples=2),
     steps=12,
     prompts_per_step=8,
-    remat="none",
+    remat="dots",
     run_dir="runs/textworld",
 )
 
