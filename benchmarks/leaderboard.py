@@ -126,10 +126,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     result: dict[str, Any] = {
         "name": f"leaderboard_{options.task}",
-        "workload": {
-            "config": TASKS[options.task].config,
-            "options": " ".join(TASKS[options.task].options),
-        },
+        "workload": {"config": TASKS[options.task].config}
+        | ({"options": " ".join(changed)} if (changed := TASKS[options.task].options) else {}),
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
         "commit": harness.commit(),

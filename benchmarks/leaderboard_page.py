@@ -38,6 +38,9 @@ def tasks(folder: Path = RESULTS) -> list[dict[str, Any]]:
                 raise ValueError(f"{each['name']}: the devices' results are of different tasks.")
             task["devices"].append(each["device"])
             task["runs"] += runs
+            names = [(run["recipe"], run["seed"]) for run in task["runs"]]
+            if len(set(names)) < len(names):
+                raise ValueError(f"{each['name']}: two devices ran one recipe on one seed.")
     return list(found.values())
 
 

@@ -122,16 +122,16 @@ def plan_flat(
         row_of[members] = n
 
     prompt_cells, prompt_ends = _share_prompts(rows, prompt_tokens, prompt_lengths)
-    full, least = _prompt_cells(each, Lp, shared_prefix_len), least_saved / len(rows)
-    L = _rounded_up(max(map(len, prompt_ends)), full, least=least)
+    full = _prompt_cells(each, Lp, shared_prefix_len)
+    L = _rounded_up(max(map(len, prompt_ends)), full, least=least_saved / len(rows))
     sizes = np.zeros((len(rows), max(sum(len(forests[p]) for p in row) for row in rows)), np.int64)
     for n, members in enumerate(rows):
         of_row = [tree.nodes for p in members for tree in forests[p]]
         sizes[n, : len(of_row)] = of_row
     starts, needed = first_fit(sizes, S)
     in_part = len(rows) * S  # cells of all rows that one part of each has
-    full, least = each * G * T / S, least_saved / in_part
-    R = _rounded_up(needed, full, least=least, quarter=_QUARTER / in_part)
+    full, fewest = each * G * T / S, least_saved / in_part
+    R = _rounded_up(needed, full, least=fewest, quarter=_QUARTER / in_part)
     if len(rows) * (L + R * S) > most * P * (Lp + G * T):
         return None
 
@@ -259,8 +259,8 @@ def _assign(groups: Iterable[int], loads: np.ndarray, rows: Sequence[list[int]])
 def _rounded_up(needed: int, full: float, *, least: float, quarter: float = 0.0) -> int:
     """The smallest of a few sizes that is at least ``needed``: ``full``, multiples and parts of it.
 
-    A smaller size is three quarters of the next larger one if that saves at least ``quarter``, else
-    at least a half of it; and it saves at least ``least``.
+    A smaller size is three quarters of the next larger one if that saves at least ``quarter`` and
+    ``least``; else it saves so much, or a half. The sizes end where a half is less than ``least``.
     """
     sizes = _sizes(needed, full, least=least, quarter=quarter)
     return min(size for size in sizes if size >= needed)
@@ -272,8 +272,8 @@ def _sizes(needed: int, full: float, *, least: float, quarter: float = 0.0) -> I
     size *= math.ceil(needed / size)
     yield size
     while size > 1:
-        smaller = math.ceil(max(size / 2, min(0.75 * size, size - quarter)))
-        smaller = min(smaller, size - 1)
+        saved = math.ceil(max(quarter, least))
+        smaller = min(math.ceil(max(size / 2, min(0.75 * size, size - saved))), size - 1)
         if size - smaller < least:
             return
         yield (size := smaller)

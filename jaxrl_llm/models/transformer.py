@@ -213,8 +213,8 @@ def _compiled_block(graphdef: nnx.GraphDef, remat: str, backend: str, reads: boo
     """One block, recomputed in the backward pass by the policy of ``remat``.
 
     Layers that differ in their arrays alone are traced, differentiated and lowered once for all.
-    ``backend`` is the one that a trace is for, and ``reads`` says whether the block reads keys of
-    earlier calls: those that stay a call's argument would be copied for it.
+    ``backend`` is the one that a trace is for. ``reads`` says whether the block reads keys of
+    earlier calls of the model, which XLA would copy for a function that is not inlined.
     """
 
     def run(weights, x, tables, positions, context, delta, given):

@@ -15,6 +15,9 @@ from jaxrl_llm.train.state import TrainState
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
+# Of a run, in which nothing is compiled ahead: it would end first, and then wait for it.
+_LAST_STEPS = 16
+
 
 class Algorithm(NamedTuple):
     """A training algorithm, built in ``policy_gradient.py`` and ``evolution.py``.
@@ -78,7 +81,8 @@ class CompiledStep:
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
         self.compiled: Callable | None = None  # made on the first call, when shardings are known
-        self._next_shapes: Callable[[Batch], Batch | None] = lambda batch: None
+        self._next_shapes: Callable[[Batch], Batch | None] | None = None
+        self._steps, self._left = 0, 0  # of the run, and still to come when it was last seen
         self._seen, self._looked_ahead = set[Any](), set[Any]()
         self.compiling: dict[Any, Future] = {}  # by shapes, until a step needs the program
 
@@ -89,6 +93,8 @@ class CompiledStep:
             self.compiled = self._jit(inner)
         if (program := self.compiling.pop(_shapes_of(batch), None)) is not None:
             wait_for_one([program])  # if it failed, the same error comes from here
+        if self._next_shapes is not None and not self._left:
+            self._left = self._steps - int(state.step)
         new, metrics = self.compiled(inner, batch, key, state.base, self._teacher)
         self._look_ahead(new, batch, key, state.base)
         new = new._replace(
@@ -116,17 +122,20 @@ class CompiledStep:
             self.compiled = self._jit(inner)
         self._compile_aside(inner, batch, batch, key, state.base)
 
-    def look_ahead(self, next_shapes: Callable[[Batch], Batch | None]) -> None:
+    def look_ahead(
+        self, next_shapes: Callable[[Batch], Batch | None] | None, *, steps: int
+    ) -> None:
         """From now on, compiles what may come next in another thread while steps run.
 
-        Results do not depend on it. A process that ends waits for such a program, so this is for a
-        run of many steps.
+        Results do not depend on it. A process that ends waits for such a program, so none is
+        compiled in the last 16 steps.
 
         Args:
           next_shapes: ``next_shapes(batch)``, a batch of the shapes that may come after those of
-            this one, or None. It is asked once for each shape.
+            this one, or None. It is asked once for each shape. None ends the looking ahead.
+          steps: The steps of the run, as ``state.step`` counts them.
         """
-        self._next_shapes = next_shapes
+        self._next_shapes, self._steps, self._left = next_shapes, steps, 0
 
     def prepared(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with everything that the step computes before its update."""
@@ -138,7 +147,9 @@ class CompiledStep:
         """Compiles the program of the shapes that may come after those of this batch, once."""
         shapes = _shapes_of(batch)
         self._seen.add(shapes)
-        if shapes in self._looked_ahead:
+        self._left -= 1
+        few = self._left < _LAST_STEPS
+        if self._next_shapes is None or few or shapes in self._looked_ahead:
             return
         self._looked_ahead.add(shapes)
         if (then := self._next_shapes(batch)) is not None:

@@ -84,9 +84,6 @@ from jaxrl_llm.train.state import TrainState
 # the sampler in the same step.
 _PREPARE, _ORDER, _REFERENCE = 0x70726570, 0x6F726472, 0x72656664
 
-# A shorter run does not compile what may come next: it would end first, and then wait for it.
-_MANY_STEPS = 16
-
 
 class Gradients(NamedTuple):
     """The gradient of a loss on a prepared batch; all fields are float32."""
@@ -598,7 +595,8 @@ def _logp_of(
 class StepOptions(NamedTuple):
     """The options of :func:`make_step` that a run's configuration sets.
 
-    ``steps`` is how many the run has, for what is worth compiling; None for many.
+    ``steps`` is how many the run has, for what is worth compiling. With None, the shapes are those
+    of a long run, and none is compiled ahead.
     """
 
     passes: Passes
@@ -649,9 +647,11 @@ def make_policy_gradient(
         learning_rate=options.learning_rate,
         teacher=teacher,
     )
-    least_saved = LEAST_SAVED if options.steps is None else least_saved_in(options.steps)
-    if options.steps is not None and options.steps >= _MANY_STEPS:
-        step.look_ahead(bind(_with_smaller_rows, least_saved=least_saved))
+    least_saved = LEAST_SAVED
+    if options.steps is not None:
+        least_saved = least_saved_in(options.steps * passes.epochs)
+    smaller = bind(_with_smaller_rows, least_saved=least_saved)
+    step.look_ahead(None if options.steps is None else smaller, steps=options.steps or 0)
     scorer = scorer_of(
         recipe,
         model,

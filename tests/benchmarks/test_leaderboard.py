@@ -114,6 +114,11 @@ def test_results_of_several_devices_are_one_table(tmp_path):
     assert "| `grpo` | 0, 1, 2 | 2 | 4,000 | 1.0 / 4.0 |" in text
     (task,) = leaderboard_page.tasks(tmp_path)
     assert leaderboard_page._row("x", task["runs"][:1], ["fast", "slow"])[4] == "1.0 / -"
+    again = json.loads((tmp_path / "fast.json").read_text()) | {"device": "third"}
+    (tmp_path / "third.json").write_text(json.dumps(again))
+    with pytest.raises(ValueError, match="two devices ran one recipe on one seed"):
+        leaderboard_page.tasks(tmp_path)
+    (tmp_path / "third.json").unlink()
     stored["workload"] = {"config": "other"}
     (tmp_path / "slow.json").write_text(json.dumps(stored | {"device": "slow"}))
     with pytest.raises(ValueError, match="of different tasks"):

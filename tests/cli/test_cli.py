@@ -112,6 +112,7 @@ def test_a_command_compiles_with_functions_copied_late(monkeypatch, capsys):
 def test_a_process_that_trains_keeps_the_memory_of_its_steps(command, keeps, monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append(command))
+    monkeypatch.setattr(cli, "copy_functions_late", lambda: None)
     monkeypatch.setattr(cli, "end_within", lambda seconds, code: None)
     monkeypatch.setattr(sys, "argv", ["jaxrl-llm", command, "--nothing"])
     assert cli.main() == 2 and bool(calls) == keeps

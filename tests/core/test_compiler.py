@@ -23,13 +23,13 @@ OPTION = "--xla_backend_extra_options=xla_cpu_flatten_after_fusion"
         (None, OPTION),
         ("--xla_dump_to=x", f"--xla_dump_to=x {OPTION}"),
         ("--xla_backend_extra_options=y", "--xla_backend_extra_options=y"),
+        ("flags.txt", "flags.txt"),  # a file
     ],
 )
 def test_the_option_is_added_to_those_of_the_user(before, after, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", before or "")
     if before is None:
-        monkeypatch.delenv("XLA_FLAGS", raising=False)
-    else:
-        monkeypatch.setenv("XLA_FLAGS", before)
+        monkeypatch.delenv("XLA_FLAGS")
     assert copy_functions_late() == (before != after) and os.environ["XLA_FLAGS"] == after
     assert not copy_functions_late()
 
@@ -89,25 +89,47 @@ def test_programs_of_a_mesh_are_inlined():
         assert 'inlineable = "false"' not in function.lower(ws, x).as_text()
 
 
-def test_xla_takes_the_option_and_results_are_the_same():
-    code = (
-        "from jaxrl_llm.core.runtime.compiler import copy_functions_late as late\n"
-        "import sys; sys.argv[1] == 'late' and late()\n"
-        "import jax, jaxrl_llm as jr\n"
-        "model, params = jr.testing.tiny_model()\n"
-        "sample = jr.rollout.make_sampler(model, max_new_tokens=4, group_size=2)\n"
-        "rollout = sample(params, jax.random.key(0), [[1, 2, 3]])\n"
-        "print(rollout.tokens.tolist(), rollout.behavior_logp.tolist())"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    said = [
+_STEP = """
+import sys
+import jax
+import jax.numpy as jnp
+from jaxrl_llm.core.runtime.compiler import copy_functions_late
+if sys.argv[1] == "late":
+    assert copy_functions_late()
+import jaxrl_llm as jr
+
+def loss(params, tokens):
+    mask = jnp.ones(tokens.shape, bool)
+    prompts = tokens[:, 0], mask[:, 0]
+    logp, _ = jr.train.score(model, params, *prompts, tokens, mask, remat=sys.argv[3])
+    return logp.mean()
+
+model, params = jr.testing.tiny_model(num_layers=3, dtype=sys.argv[2])
+tokens = jnp.arange(16).reshape(1, 2, 8)
+program = jax.jit(jax.value_and_grad(loss)).lower(params, tokens).compile()
+value, grads = program(params, tokens)
+print(program.as_text().count(" call("), program.as_text().count("fusion("))
+print(value, [float(jnp.sum(jnp.abs(x))) for x in jax.tree.leaves(grads)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "remat"), [("float32", "none"), ("bfloat16", "dots"), ("bfloat16", "none")]
+)
+def test_results_are_the_same_however_late_functions_are_copied(dtype, remat):
+    """Forward and backward calls of three layers remain, with the compiler's settings of users."""
+    left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    (calls, values), (others, same) = (
         subprocess.run(
-            [sys.executable, "-c", code, which],
+            [sys.executable, "-c", _STEP, which, dtype, remat],
             env=environment,
             check=True,
             capture_output=True,
             text=True,
-        ).stdout
+        ).stdout.splitlines()
         for which in ("late", "early")
-    ]
-    assert said[0] == said[1] and said[0].startswith("[[[")
+    )
+    assert values == same and calls.split()[0] == others.split()[0]
+    assert int(calls.split()[0]) >= 6

@@ -159,9 +159,9 @@ def test_sizes_of_rows(full, cells, sizes):
     assert top < rounded(top + 1) <= 2 * top
 
 
-@pytest.mark.parametrize(("least", "size"), [(1, 18), (14, 23), (20, 30), (21, 40)])
+@pytest.mark.parametrize(("least", "size"), [(1, 18), (21, 18), (28, 26), (40, 20), (41, 40)])
 def test_smaller_rows_of_prompts_save_enough(least, size):
-    """Two rows of 40 prompt cells at most: 30 save 20 cells of both, 23 another 14, 18 10."""
+    """Two rows of 40 prompt cells at most, of which 17 are needed."""
     lengths = np.full((2, 2), 4)
     tokens, mask, *_ = arrays_of(lengths, np.full(2, 5), words=10**6)
     prompts = np.arange(80).reshape(2, 40)

@@ -42,8 +42,8 @@ def keep_calls(function: Callable) -> Callable:
 
     XLA then optimizes the function once for all its calls, if it copies a program's functions only
     after that (see ``core.runtime.compiler``), and reads a program from its cache sooner. What is
-    inside the function is inlined as ever. Programs of a mesh, which XLA partitions inlined, are
-    those of ``jax.jit``.
+    inside the function is inlined as ever. What is traced on a mesh, which XLA partitions inlined,
+    is what ``jax.jit`` makes.
     """
 
     @jax.jit

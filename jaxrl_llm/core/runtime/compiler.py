@@ -12,13 +12,13 @@ def copy_functions_late() -> bool:
     A layer that a model calls once for each of its layers is then optimized once (see
     ``core.kernels.barriers.keep_calls``). Results stay the same. The option is a variable of the
     environment that XLA reads once, so this is for a process that has not used jax yet. Options for
-    backends that a user has set take precedence.
+    backends that a user has set take precedence, and so does a file of options.
 
     Returns:
-      Whether the option is set now.
+      Whether this call has set the option.
     """
-    flags = os.environ.get(_FLAGS, "")
-    if _EXTRA in flags:
+    flags = os.environ.get(_FLAGS, "").strip()
+    if _EXTRA in flags or (flags and not flags.startswith("-")):
         return False
     os.environ[_FLAGS] = f"{flags} {_EXTRA}xla_cpu_flatten_after_fusion".strip()
     return True
