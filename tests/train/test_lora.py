@@ -132,7 +132,7 @@ def test_what_samples_is_what_is_trained(dtype):
     arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
     logp, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params)
     gap = np.abs(logp - rollout.behavior_logp).max()
-    assert gap < (1e-5 if dtype == "float32" else 0.1)
+    assert gap < (5e-5 if dtype == "float32" else 0.1)  # 2.9e-5 on processors with AMX
     plain, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params.base)
     assert np.abs(plain - rollout.behavior_logp).max() > 10 * gap
 
