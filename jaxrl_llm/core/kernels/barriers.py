@@ -47,6 +47,7 @@ def keep_calls(function: Callable) -> Callable:
     """
 
     @jax.jit
+    @functools.wraps(function)  # its name stands in programs and profiles
     def body(*args):
         # None would not do: derivatives are traced with the attributes of the call around them.
         with set_xla_metadata(inlineable="true"):
