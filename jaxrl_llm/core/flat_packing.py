@@ -79,11 +79,11 @@ def plan_flat(
       >>> prompts = np.array([[5, 6, 7], [5, 6, 8]])
       >>> tokens = np.array([[[1, 2], [1, 3]], [[4, 0], [4, 0]]])
       >>> mask = np.array([[[True, True]] * 2, [[True, False]] * 2])
-      >>> flat = plan_flat(tokens, mask, prompts, np.ones((2, 3), bool))
+      >>> flat = plan_flat(tokens, mask, prompts, np.ones((2, 3), bool), least_saved=1)
       >>> flat.prompt_sources.tolist(), flat.prompt_ends.tolist()
       ([[3, 4, 2, 5]], [[4, 4, 3, 4]])
       >>> flat.sources.tolist(), flat.cells.tolist()
-      ([[[2, 1, 3, 6], [-1, -1, -1, -1]]], [[[0, 1], [0, 2]], [[3, 3], [3, 3]]])
+      ([[[2, 1, 3, 6]]], [[[0, 1], [0, 2]], [[3, 3], [3, 3]]])
     """
     name = "plan_flat"
     checks.check_rank(name, 3, tokens=tokens, mask=mask)
