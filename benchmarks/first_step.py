@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,19 @@ def _child(layers: int, dtype: str, tiny: bool) -> None:
     state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0), copy=False)
     batch, _ = algorithm.score(_batch(config.vocab_size))
     step: Any = algorithm.step
-    times = [time.process_time()]
-    lowered = step.lower(state, batch)
-    times.append(time.process_time())
-    compiled = lowered.compile()
-    times.append(time.process_time())
+    lowered, traced = _timed(step.lower, state, batch)
+    compiled, compiling = _timed(lowered.compile)
     stored = serialize_executable.serialize(compiled)
     del compiled
-    begin = time.process_time()
-    serialize_executable.deserialize_and_load(*stored)
-    read = time.process_time() - begin
-    seconds = (times[1] - times[0], times[2] - times[1], read)
-    print(json.dumps(dict(zip(PARTS, seconds, strict=True))))
+    _, reading = _timed(serialize_executable.deserialize_and_load, *stored)
+    print(json.dumps(dict(zip(PARTS, (traced, compiling, reading), strict=True))))
+
+
+def _timed(function: Callable, *args: Any) -> tuple[Any, float]:
+    """What a function returns, and its processor seconds."""
+    start = time.process_time()
+    result = function(*args)
+    return result, time.process_time() - start
 
 
 def _seconds(checkout: Path, layers: int, dtype: str, tiny: bool) -> dict[str, float]:

@@ -18,7 +18,6 @@ made again. Each run names the commit that made it.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 from benchmarks import harness, quickstart
 from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.cli.options import load_config
+from jaxrl_llm.train.config import find_recipe
 
 
 class Task(NamedTuple):
@@ -69,11 +69,8 @@ def options_of(task: str, recipe: str) -> list[str]:
     path, _, name = TASKS[task].config.partition(":")
     config = load_config(harness.ROOT / path, name=name or "config")
     options = [*TASKS[task].options, "--recipe", recipe]
-    try:
-        dataclasses.replace(config, recipe=recipe)
-    except ValueError as error:
-        if "without a ratio" not in str(error):
-            raise
+    found = find_recipe(recipe, config.sampling)
+    if (config.minibatches or 1) > 1 and not found.forward_only and not found.uses_ratio:
         options += ["--minibatches", "1"]
     return options
 
@@ -124,10 +121,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for recipe, seed in wanted:
             runs.append(once(options.task, recipe, seed, root, extra))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    workload = {"config": TASKS[options.task].config}
+    if changed := TASKS[options.task].options:
+        workload["options"] = " ".join(changed)
     result: dict[str, Any] = {
         "name": f"leaderboard_{options.task}",
-        "workload": {"config": TASKS[options.task].config}
-        | ({"options": " ".join(changed)} if (changed := TASKS[options.task].options) else {}),
+        "workload": workload,
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
         "commit": harness.commit(),

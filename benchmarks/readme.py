@@ -94,8 +94,8 @@ def results(folder: Path = RESULTS) -> str:
     for quickstart in (result for result in found if result["name"] == "quickstart"):
         header = ("seed", "minutes of training", "greedy accuracy", "sampled accuracy")
         parts.append(
-            f"`configs/quickstart.py` on {quickstart['device']}, accuracy on held-out questions "
-            "before and after training:"
+            f"`configs/quickstart.py` of commit {quickstart['commit'][:7]} on "
+            f"{quickstart['device']}, accuracy on held-out questions before and after training:"
         )
         parts.append(_table(header, map(quickstart_row, quickstart["runs"])))
     for step in (result for result in found if result["name"] == "quickstart_step"):

@@ -129,9 +129,8 @@ def plan_flat(
         of_row = [tree.nodes for p in members for tree in forests[p]]
         sizes[n, : len(of_row)] = of_row
     starts, needed = first_fit(sizes, S)
-    in_part = len(rows) * S  # cells of all rows that one part of each has
-    full, fewest = each * G * T / S, least_saved / in_part
-    R = _rounded_up(needed, full, least=fewest, quarter=_QUARTER / in_part)
+    full, part = each * G * T / S, len(rows) * S  # the cells that one more part takes in all rows
+    R = _rounded_up(needed, full, least=least_saved / part, quarter=_QUARTER / part)
     if len(rows) * (L + R * S) > most * P * (Lp + G * T):
         return None
 
@@ -290,8 +289,8 @@ def smaller_rows(packing: FlatPacking, *, least_saved: int = LEAST_SAVED) -> Fla
       The packing with shapes in the place of its response cells, or None if no rows are smaller.
     """
     (N, R, S), (P, G, T) = np.shape(packing.sources), np.shape(packing.cells)
-    full, least, quarter = P / N * G * T / S, least_saved / (N * S), _QUARTER / (N * S)
-    sizes = list(_sizes(R, full, least=least, quarter=quarter))
+    full, part = P / N * G * T / S, N * S
+    sizes = list(_sizes(R, full, least=least_saved / part, quarter=_QUARTER / part))
     after = sizes[sizes.index(R) + 1 :] if R in sizes else []
     if not after:
         return None

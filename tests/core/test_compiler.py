@@ -108,7 +108,7 @@ model, params = jr.testing.tiny_model(num_layers=3, dtype=sys.argv[2])
 tokens = jnp.arange(16).reshape(1, 2, 8)
 program = jax.jit(jax.value_and_grad(loss)).lower(params, tokens).compile()
 value, grads = program(params, tokens)
-print(program.as_text().count(" call("), program.as_text().count("fusion("))
+print(program.as_text().count(" call("), hash(program.as_text()))
 print(value, [float(jnp.sum(jnp.abs(x))) for x in jax.tree.leaves(grads)])
 """
 
@@ -121,7 +121,8 @@ def test_results_are_the_same_however_late_functions_are_copied(dtype, remat):
     """Forward and backward calls of three layers remain, with the compiler's settings of users."""
     left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    (calls, values), (others, same) = (
+    environment["PYTHONHASHSEED"] = "0"
+    (program, values), (other, same) = (
         subprocess.run(
             [sys.executable, "-c", _STEP, which, dtype, remat],
             env=environment,
@@ -131,5 +132,5 @@ def test_results_are_the_same_however_late_functions_are_copied(dtype, remat):
         ).stdout.splitlines()
         for which in ("late", "early")
     )
-    assert values == same and calls.split()[0] == others.split()[0]
-    assert int(calls.split()[0]) >= 6
+    assert values == same and program != other  # XLA took the option
+    assert program.split()[0] == other.split()[0] and int(program.split()[0]) >= 6

@@ -320,10 +320,9 @@ def test_a_short_run_has_fewer_shapes():
             ids = rng.integers(0, 259, batch.tokens.shape)
             batch = batch.replace(tokens=ids, prompt_tokens=rng.integers(0, 259, (8, 60)))
             batch = batch.replace(prompt_mask=np.ones((8, 60), bool))
-            plan = pack_batch(batch, "flat", model=model()[0], least_saved=least_saved_in(steps))[
-                0
-            ].packing
-            found.append(plan.num_cells)
+            least = least_saved_in(steps)
+            flat, _ = pack_batch(batch, "flat", model=model()[0], least_saved=least)
+            found.append(flat.packing.num_cells)
         assert found == sorted(found, reverse=True)
         saved = [a - b for a, b in itertools.pairwise(dict.fromkeys(found))]
         assert all(cells >= least_saved_in(steps) for cells in saved)
@@ -358,13 +357,18 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps"),
-    [(None, 18), pytest.param((2, 1, 1), 18, marks=pytest.mark.slow), (None, 16)],
+    ("sizes", "steps", "done"),
+    [
+        (None, 18, 0),
+        pytest.param((2, 1, 1), 18, 0, marks=pytest.mark.slow),
+        (None, 16, 0),
+        pytest.param(None, 18, 2, marks=pytest.mark.slow),
+    ],
 )
-def test_smaller_rows_are_compiled_before_they_come(sizes, steps, monkeypatch):
+def test_smaller_rows_are_compiled_before_they_come(sizes, steps, done, monkeypatch):
     """The program that a thread has compiled is that of the later step, which compiles nothing.
 
-    Where few steps are left no thread compiles.
+    Where few steps are left, also of a resumed run, no thread compiles.
     """
     monkeypatch.setattr("jaxrl_llm.train.policy_gradient.least_saved_in", lambda steps: 1)
     mesh = None if sizes is None else make_mesh(data=2, devices=jax.devices()[:2])
@@ -372,6 +376,7 @@ def test_smaller_rows_are_compiled_before_they_come(sizes, steps, monkeypatch):
     params = params if mesh is None else shard(params, param_shardings(params, mesh))
     recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    state = state._replace(step=state.step + done)
     options = StepOptions(
         passes=Passes(),
         temperature=1.0,
@@ -404,5 +409,6 @@ def test_smaller_rows_are_compiled_before_they_come(sizes, steps, monkeypatch):
                 program.result()  # what was begun is done
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert counts == [1, 2] and len(compiled) == (3 if steps == 18 else 2), compiled
-    assert bool(step.compiling) == (steps == 18)
+    ahead = steps - done == 18
+    assert counts == [1, 2] and len(compiled) == (3 if ahead else 2), compiled
+    assert bool(step.compiling) == ahead

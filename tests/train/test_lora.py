@@ -126,13 +126,14 @@ def test_a_model_with_an_adapter_has_no_other(tiny):
 def test_what_samples_is_what_is_trained(dtype):
     model, params = tiny_model(num_layers=1, dtype=dtype)
     policy, params = with_adapter(model, params, CONFIG)
-    params = params._replace(adapter=moved(params.adapter, size=0.3))
+    # At a size of 0.3 one token is ill-conditioned: rounding of the weights moves it by 7e-5.
+    params = params._replace(adapter=moved(params.adapter, size=0.2))
     sample = jr.rollout.make_sampler(policy, max_new_tokens=6, group_size=4)
     rollout = sample(params, jax.random.key(0), [[1, 2, 3], [4], [5, 6]])
     arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
     logp, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params)
     gap = np.abs(logp - rollout.behavior_logp).max()
-    assert gap < (5e-5 if dtype == "float32" else 0.1)  # 2.9e-5 on processors with AMX
+    assert gap < (1e-5 if dtype == "float32" else 0.1)
     plain, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params.base)
     assert np.abs(plain - rollout.behavior_logp).max() > 10 * gap
 
