@@ -77,6 +77,7 @@ def programs() -> dict[str, list[str]]:
     own = ["-m", "benchmarks.compiled", "--remat"]
     made = {name: ["-m", "benchmarks.pods", f"configs/{name}.py"] for name in PODS}
     made = {name: [*words, "--device", PODS[name]] for name, words in made.items()}
+    made |= {f"{name}_scanned": [*words, "--scan-layers"] for name, words in made.items()}
     made["tpu_v5e_64_gathered"] = [*made["tpu_v5e_64"], "--option", GATHERED]
     return made | {f"one_gpu_{remat}": [*own, remat] for remat in REMAT}
 

@@ -59,7 +59,8 @@ def measure(
     from jaxrl_llm.train.config import find_recipe
     from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
 
-    size = dataclasses.replace(ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype), num_layers=layers)
+    size = ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype)
+    size = dataclasses.replace(size, num_layers=layers, scan_layers=config.scan_layers)
     model, mesh = make_model(size), make_mesh(**dataclasses.asdict(config.mesh))
     if mesh is None:
         raise SystemExit("pods.py: the mesh of this config is one device.")
@@ -75,6 +76,7 @@ def measure(
     )
     found = {
         "layers": layers,
+        "scan_layers": config.scan_layers,
         "prompt_length": prompt_length,
         "devices": mesh.size,
         "mesh": dict(mesh.shape),
@@ -111,6 +113,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=QWEN3_8B["num_hidden_layers"])
     parser.add_argument("--prompt-length", type=int, default=256)
     parser.add_argument("--response-length", type=int)
+    parser.add_argument("--scan-layers", action="store_true")
     parser.add_argument("--device", choices=KINDS)
     parser.add_argument("--option", nargs="*", default=[], help="of the compiler: NAME=VALUE")
     given = parser.parse_args()
@@ -122,6 +125,8 @@ def main() -> None:
     if given.response_length is not None:
         sampling = dataclasses.replace(config.sampling, max_new_tokens=given.response_length)
         config = dataclasses.replace(config, sampling=sampling)
+    if given.scan_layers:
+        config = dataclasses.replace(config, model=QWEN3_8B["architectures"][0], scan_layers=True)
     options = dict(each.split("=", 1) for each in given.option)
     sizes = {"layers": given.layers, "prompt_length": given.prompt_length, "options": options}
     if given.device is None:

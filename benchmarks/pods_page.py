@@ -34,6 +34,7 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     if "mesh" in found:
         sizes = ", ".join(f"`{k}` {v}" for k, v in found["mesh"].items() if v > 1)
         name = f"configs/{name}, {sizes}" + (", weights gathered first" if found["options"] else "")
+        name += ", layers scanned" if found.get("scan_layers") else ""
     else:
         name = f"{name}, {found['model'].split(',')[0]}, remat `{found['remat']}`"
     state, temporary, memory = (

@@ -181,7 +181,7 @@ def _check_config(name: str, config: ModelConfig, other: str, other_config: Mode
     """Raises UsageError if two models differ in anything but how they are computed."""
     for field in dataclasses.fields(config):
         values = getattr(config, field.name), getattr(other_config, field.name)
-        if field.name not in ("dtype", "quantization") and values[0] != values[1]:
+        if field.name not in ("dtype", "quantization", "scan_layers") and values[0] != values[1]:
             raise UsageError(
                 f"{name!r} and {other!r} are of different architectures: {field.name} is "
                 f"{values[0]!r} and {values[1]!r}."

@@ -10,6 +10,7 @@ from jaxrl_llm.models.families import ACTIVATIONS, ARCHITECTURES, MOST_LAYERS, r
 from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.models.rope import Rope, Scaling
+from jaxrl_llm.models.scanned import period_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 NORM_PLACEMENTS = ("before", "after", "both")
@@ -68,6 +69,9 @@ class ModelConfig:
       quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
         `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
         `dtype`.
+      scan_layers: Scores and trains with one scan over the layers, whose weights are stacked for
+        it, in place of one layer after the other; decoding does not. Layers of several kinds repeat
+        in periods, which then are scanned.
       causal: Whether a token sees only the tokens before it. False for a masked-diffusion model,
         whose tokens see all others.
       block_length: With `causal=False`, the tokens of a block: a token sees its block and the
@@ -118,6 +122,7 @@ class ModelConfig:
     layers: tuple[LayerKind, ...] | None = None
     dtype: str = "float32"
     quantization: str | None = None
+    scan_layers: bool = False
     causal: bool = True
     block_length: int | None = None
     mask_id: int | None = None
@@ -193,6 +198,11 @@ class ModelConfig:
                 f"ModelConfig: `quantization` {self.quantization!r} does not round `experts`; use "
                 "None"
             )
+        if self.scan_layers and 2 * self.layer_period > self.num_layers:
+            raise ValueError(
+                f"ModelConfig: `scan_layers` has no effect: no pattern of the {self.num_layers} "
+                "layers occurs twice"
+            )
         if self.block_length is not None and (self.causal or self.block_length < 1):
             raise ValueError(
                 f"ModelConfig: `block_length` {self.block_length} must be positive, and has no "
@@ -207,6 +217,11 @@ class ModelConfig:
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer."""
         return LayerKind() if self.layers is None else self.layers[layer]
+
+    @property
+    def layer_period(self) -> int:
+        """The smallest p for which each layer is of the kind of the layer p before it."""
+        return period_of([self.kind_of(i) for i in range(self.num_layers)])
 
     @property
     def rotated(self) -> int:

@@ -36,7 +36,7 @@ _FILES = "model-*-of-*.safetensors"
 _CONFIG = "config.json"
 _UNFINISHED = ".unfinished"
 # What of a configuration is about how it is computed, not which model it is.
-_COMPUTE = ("dtype", "quantization")
+_COMPUTE = ("dtype", "quantization", "scan_layers")
 
 
 def save_safetensors(

@@ -40,6 +40,7 @@ from jaxrl_llm.models.protocol import (
 )
 from jaxrl_llm.models.remat import POLICIES, all_gather_after, recomputed, rematerialized
 from jaxrl_llm.models.rope import rotary_tables, rotate
+from jaxrl_llm.models.scanned import run_layers
 from jaxrl_llm.models.sharding import context_size, keep_apart, keep_tokens
 
 
@@ -277,21 +278,30 @@ class Decoder(nnx.Module):
         layer_deltas = delta_of(delta, "layers")
         given, of_layers = take_experts(context)
         reads = context.prefix is not None or context.cache is not None
-        kv, chosen = [], []
-        for i in range(self.config.num_layers):
-            graphdef, weights = nnx.split(self.layers[str(i)])
-            run = _compiled_block(graphdef, remat, jax.default_backend(), reads)
+        layers = [nnx.split(self.layers[str(i)]) for i in range(self.config.num_layers)]
+
+        def layer(i: int, x: Array, arrays: tuple) -> tuple[Array, tuple]:
+            weights, prefix, cache, delta, given = arrays
+            run = _compiled_block(layers[i][0], remat, jax.default_backend(), reads)
             tables = None if (rope := ropes[i]) is None else rotary[rope]
             places = None if self.config.kind_of(i).window is None else positions
-            delta_here = delta_of(layer_deltas, str(i))
-            mixes = self.config.has_experts(i)
-            taken = given[..., len(chosen), :] if mixes and given is not None else None
-            x, layer_kv, layer_chosen = run(
-                weights, x, tables, places, of_layers.of_layer(i), delta_here, taken
-            )
-            x = keep_apart(x, tokens=True)
-            kv.append(layer_kv)
-            chosen += [layer_chosen] if mixes else []
+            read = context._replace(prefix=prefix, cache=cache, experts=None)
+            x, kv, chosen = run(weights, x, tables, places, read, delta, given)
+            return keep_apart(x, tokens=True), (kv, chosen)
+
+        mixing = [i for i in range(self.config.num_layers) if self.config.has_experts(i)]
+        arrays = []
+        for i, (_, weights) in enumerate(layers):
+            of_layer = of_layers.of_layer(i)
+            takes = given is not None and i in mixing
+            taken = given[..., mixing.index(i), :] if takes else None
+            here = delta_of(layer_deltas, str(i))
+            arrays.append((weights, of_layer.prefix, of_layer.cache, here, taken))
+        # A cache that a scan stacks would be copied in every call.
+        scanned = self.config.scan_layers and context.cache is None
+        period = self.config.layer_period if scanned else None
+        x, outputs = run_layers(layer, x, arrays, period=period)
+        kv, chosen = [kv for kv, _ in outputs], [outputs[i][1] for i in mixing]
         x = self.norm(x, delta_of(delta, "norm"))
         collect = partial(collect_rows, context=of_call, padded=context)
         if context is not of_call:

@@ -336,6 +336,10 @@ class TrainConfig:
         that the device multiplies fastest: bfloat16 on TPUs, on NVIDIA GPUs from compute capability
         8.0 on, and on processors with AVX512-BF16 or AMX, else float32. Parameters and the state of
         the optimizer are float32 in all cases, since bfloat16 parameters would lose small updates.
+      scan_layers: Whether scoring and training run one scan over the stacked weights of the layers.
+        The compiler then works on one layer in place of all, and for TPUs and GPUs finds a program
+        that takes less memory; each microbatch copies the weights once. For deep models on
+        accelerators; on CPUs it gains nothing.
       router_replay: For a model with experts: whether the update takes the experts that the sampler
         took for each token (R3, arXiv:2510.11370), as the log-probabilities that it compares with
         then do. A token that the policy did not sample, a reference and a teacher choose.
@@ -382,6 +386,7 @@ class TrainConfig:
     packing: str = "auto"
     remat: str = "full"
     dtype: str = "float32"
+    scan_layers: bool = False
     router_replay: bool = False
     quantization: str | None = None
     reward_deadline: float | None = None
@@ -421,7 +426,11 @@ class TrainConfig:
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "auto"))
         check_quantization(name, self.quantization)
-        for option, default in (("dtype", "float32"), ("quantization", None)):
+        for option, default in (
+            ("dtype", "float32"),
+            ("quantization", None),
+            ("scan_layers", False),
+        ):
             if not isinstance(self.model, str) and getattr(self, option) != default:
                 raise ValueError(
                     f"config: {option} has no effect on a model that a function returns; set it in "
@@ -521,6 +530,7 @@ class TrainConfig:
                 "microbatches": 1,
                 "tokens_per_microbatch": None,
                 "router_replay": False,
+                "scan_layers": False,
             }
             for option, default in nothing.items():
                 if getattr(self, option) != default:

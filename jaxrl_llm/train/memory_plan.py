@@ -325,7 +325,10 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
 
         files = models.resolve(config.model, weights=False)
         shape = dataclasses.replace(
-            read_config(files.config), dtype=config.product_dtype, quantization=config.quantization
+            read_config(files.config),
+            dtype=config.product_dtype,
+            quantization=config.quantization,
+            scan_layers=config.scan_layers,
         )
         model = models.make_model(shape)
         return model, models.param_shapes(model), data.load_tokenizer(files.tokenizer)
@@ -374,7 +377,8 @@ def _abstract_subagent(
         return None
     if (other := config.subagent.model) is None:
         return model, params
-    return abstract_model(dataclasses.replace(config, model=other, quantization=None))[:2]
+    own = dataclasses.replace(config, model=other, quantization=None, scan_layers=False)
+    return abstract_model(own)[:2]
 
 
 def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
@@ -386,7 +390,8 @@ def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
     teacher = from_name(teacher) if isinstance(teacher, str) else teacher
     if teacher is None or isinstance(teacher, TokenTeacher | AlignedTeacher):
         return None, 0, None
-    model, params, _ = abstract_model(dataclasses.replace(config, model=teacher, quantization=None))
+    own = dataclasses.replace(config, model=teacher, quantization=None, scan_layers=False)
+    model, params, _ = abstract_model(own)
     if isinstance(teacher, str):  # its matrices are loaded in the dtype of its products
         params = jax.eval_shape(lambda p: cast_params(model, p), params)
     width = jax.eval_shape(model.output_matrix, params).shape[-1]
@@ -654,6 +659,8 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     if run.itemsize < 4 and (config.lora.rank is None or recipe.second_model is not None):
         matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.inputs.params)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
+    if getattr(shape, "scan_layers", False):  # and in the backward pass their gradients
+        sizes["weights stacked"] = run.bytes_of(run.inputs.params.get("layers", {}))
     if run.mesh["fsdp"] > 1:
         sizes["weights gathered"] = _gathered_bytes(run)
     required = ("gradients", "gradients of the critic", "activations", "logits")
@@ -692,7 +699,8 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
         # The teacher's rows have a prompt each: one layer, and keys and values of the others.
         room = teacher_room(config, run.model, run.inputs.longest_prompt)
         rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
-        layer = dataclasses.replace(shape, num_layers=1)
+        alone = {"scan_layers": False} if hasattr(shape, "scan_layers") else {}
+        layer = dataclasses.replace(shape, num_layers=1, **alone)
         taught = measure(layer, BatchShape(rows, 1, width, run.length), remat="none")
         keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
         most = max(most, taught + 2 * itemsize * (shape.num_layers - 1) * rows * width * keys)

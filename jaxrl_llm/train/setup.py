@@ -426,7 +426,10 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
         matrices = config.product_dtype if frozen else None
         opened = open_weights(config.model, mesh=mesh, matrices=matrices)
         shape = dataclasses.replace(
-            opened.model.config, dtype=config.product_dtype, quantization=config.quantization
+            opened.model.config,
+            dtype=config.product_dtype,
+            quantization=config.quantization,
+            scan_layers=config.scan_layers,
         )
         tokenizer = data.load_tokenizer(config.model)
         return OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
@@ -864,7 +867,7 @@ def load_subagent(
         return None
     options, sampling = config.subagent, config.sampling
     if options.model is not None:
-        own = dataclasses.replace(config, model=options.model, quantization=None)
+        own = dataclasses.replace(config, model=options.model, quantization=None, scan_layers=False)
         model, params, tokenizer = load_model(own, mesh)
     needed = options.prompt_length + options.max_new_tokens
     if needed > model.config.max_length:

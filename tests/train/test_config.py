@@ -170,6 +170,7 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"dtype": "bfloat16"}, "dtype has no effect on a model that a function returns"),
         ({"quantization": "fp16"}, "quantization must be one of None, 'int8', 'fp8'"),
+        ({"scan_layers": True}, "scan_layers has no effect on a model that a function"),
         ({"quantization": "fp8"}, "quantization has no effect on a model that a func"),
         (
             {"reward": batch_reward, "reward_deadline": 5.0},

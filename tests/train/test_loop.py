@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import functools
 import gc
 import itertools
 import json
@@ -18,6 +19,7 @@ from tiny_run import prompts as tiny_prompts
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.models import average_params, loading
+from jaxrl_llm.models.scanned import run_layers
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
@@ -538,6 +540,32 @@ def saved_model(folder, monkeypatch):
     jr.models.save_safetensors(params, folder / "model", config=model.config)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
     return str(folder / "model")
+
+
+def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch):
+    """And a run that was begun without may go on with it."""
+    model, params = jr.testing.tiny_model()
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: CONFIG.model()[2])
+    jr.models.save_safetensors(params, tmp_path / "model", config=model.config)
+    periods = []
+
+    def watched(*args, period):
+        periods.append(period)
+        return run_layers(*args, period=period)
+
+    monkeypatch.setattr("jaxrl_llm.models.transformer.run_layers", watched)
+
+    def run(folder, **changes):
+        config = {"model": str(tmp_path / "model"), "steps": 2} | changes
+        return train(tiny_run(tmp_path / folder, **config), resume="steps" in changes)
+
+    plain = run("plain")
+    assert set(periods) == {None}
+    scanned = run("scanned", scan_layers=True)
+    assert set(periods) == {None, 1}  # decoding does not scan
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, scanned.state.params, plain.state.params)
+    assert int(run("plain", steps=3, scan_layers=True).state.step) == 3
 
 
 @pytest.mark.parametrize(

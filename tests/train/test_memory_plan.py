@@ -469,6 +469,16 @@ def test_a_critic_beside_an_adapter_has_gradients(plans):
     assert half.step["weights as multiplied"] == 2 * matrices
 
 
+def test_a_scan_copies_the_weights_of_the_layers(plans):
+    config, inputs, _ = plans
+    model, params = jr.testing.tiny_model()
+    two = inputs._replace(model=model, params=params)
+    found = make_plan(config, in_dtype(two, scan_layers=True), accelerator=True)
+    layers = 4 * jr.core.trees.size(params["layers"])
+    plain = make_plan(config, two, accelerator=True)
+    assert found.step == plain.step | {"weights stacked": layers}
+
+
 def test_weights_that_are_rounded_for_the_sampler(plans):
     config, inputs, _ = plans
     linear = matrix_numbers(inputs, linear=True)

@@ -120,6 +120,7 @@ _FREE = {
     "tokens_per_microbatch": "what fits in the memory of a device; only rounding differs",
     "packing": "what fits in the memory of a device; only rounding differs",
     "remat": "what fits in the memory of a device; only rounding differs",
+    "scan_layers": "how the step is compiled; only rounding differs",
     "max_skipped": "when a run gives up",
     "reward_deadline": "how long a call may take",
     "episodes.seconds": "how long a call may take",
