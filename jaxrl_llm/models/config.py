@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_llm.core import checks
@@ -122,7 +122,8 @@ class ModelConfig:
     layers: tuple[LayerKind, ...] | None = None
     dtype: str = "float32"
     quantization: str | None = None
-    scan_layers: bool = False
+    # Not in the text by which a checkpoint knows its model: it is the same one.
+    scan_layers: bool = field(default=False, repr=False)
     causal: bool = True
     block_length: int | None = None
     mask_id: int | None = None

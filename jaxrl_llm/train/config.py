@@ -336,10 +336,10 @@ class TrainConfig:
         that the device multiplies fastest: bfloat16 on TPUs, on NVIDIA GPUs from compute capability
         8.0 on, and on processors with AVX512-BF16 or AMX, else float32. Parameters and the state of
         the optimizer are float32 in all cases, since bfloat16 parameters would lose small updates.
-      scan_layers: Whether scoring and training run one scan over the stacked weights of the layers.
-        The compiler then works on one layer in place of all, and for TPUs and GPUs finds a program
-        that takes less memory; each microbatch copies the weights once. For deep models on
-        accelerators; on CPUs it gains nothing.
+      scan_layers: Whether scoring and training run one scan over the stacked weights of the layers,
+        so that the compiler works on one layer in place of all. Each microbatch then copies the
+        weights. For deep models on accelerators, where a program compiles for minutes; on CPUs it
+        gains nothing.
       router_replay: For a model with experts: whether the update takes the experts that the sampler
         took for each token (R3, arXiv:2510.11370), as the log-probabilities that it compares with
         then do. A token that the policy did not sample, a reference and a teacher choose.

@@ -542,7 +542,15 @@ def saved_model(folder, monkeypatch):
     return str(folder / "model")
 
 
-def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        MeshConfig(),
+        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), marks=pytest.mark.slow),
+        pytest.param(MeshConfig(context=2, fsdp=4), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch, mesh):
     """And a run that was begun without may go on with it."""
     model, params = jr.testing.tiny_model()
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: CONFIG.model()[2])
@@ -556,7 +564,7 @@ def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.models.transformer.run_layers", watched)
 
     def run(folder, **changes):
-        config = {"model": str(tmp_path / "model"), "steps": 2} | changes
+        config = {"model": str(tmp_path / "model"), "mesh": mesh, "steps": 2} | changes
         return train(tiny_run(tmp_path / folder, **config), resume="steps" in changes)
 
     plain = run("plain")
