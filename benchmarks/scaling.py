@@ -297,12 +297,15 @@ def fewest_devices(model, device: Device, work: Work) -> tuple[Layout, int] | No
 def compiled_plans() -> dict[str, dict[str, int]]:
     """The planner's bytes of the steps that benchmarks/compiled.py compiles, by program."""
     from benchmarks import accelerator, compiled, gpu_train
+    from jaxrl_llm.models import make_model
     from jaxrl_llm.train import MeshConfig
 
     found = {}
     for name in compiled.PODS:
         config = load(str(ROOT / "configs" / f"{name}.py"))
         found[name] = _plan(config, model_of("Qwen3-8B"), Work())
+        scanned = dataclasses.replace(model_of("Qwen3-8B").config, scan_layers=True)
+        found[f"{name}_scanned"] = _plan(config, make_model(scanned), Work())
     size, base = gpu_train.SIZE, load(str(ROOT / "configs" / "gpu_8.py"))
     model = accelerator.make_model(tiny=False)
     sampling = dataclasses.replace(

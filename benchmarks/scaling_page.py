@@ -122,7 +122,8 @@ def planned(folder: Path = RESULTS) -> str:
         numbers += (plan["step"], program["temporary_bytes"])
         gathered = ", weights gathered first" if program.get("options") else ""
         what = f", remat `{program['remat']}`" if "remat" in program else ""
-        label = f"{Path(program['config']).stem}{gathered}{what}"
+        scanned = ", layers scanned" if program.get("scan_layers") else ""
+        label = f"{Path(program['config']).stem}{gathered}{scanned}{what}"
         rows.append((label, program["device"], *(f"{x / 1e9:.1f}" for x in numbers)))
     columns = ("train step", "device", "state, planned", "compiled")
     columns += ("while it trains, planned", "compiled")

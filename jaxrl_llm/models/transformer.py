@@ -293,8 +293,9 @@ class Decoder(nnx.Module):
         arrays = []
         for i, (_, weights) in enumerate(layers):
             of_layer = of_layers.of_layer(i)
-            takes = given is not None and i in mixing
-            taken = given[..., mixing.index(i), :] if takes else None
+            taken = None
+            if given is not None and i in mixing:
+                taken = given[..., mixing.index(i), :]
             here = delta_of(layer_deltas, str(i))
             arrays.append((weights, of_layer.prefix, of_layer.cache, here, taken))
         # A cache that a scan stacks would be copied in every call.
