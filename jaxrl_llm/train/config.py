@@ -1,7 +1,7 @@
 """The configuration of a run: frozen records. An option without an effect raises an error."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -662,6 +662,15 @@ class TrainConfig:
         """Whether all responses that are trained on come with their rewards."""
         recipe = find_recipe(self.recipe, self.sampling)
         return collector_needs(getattr(recipe, "collector", None), "has_rewards")
+
+    def with_model(self, model: str | Callable) -> "TrainConfig":
+        """The config by which another model of the run is loaded, such as its teacher.
+
+        The other model has the `dtype` of the policy unless a function returns it, and no
+        `quantization` or `scan_layers`.
+        """
+        dtype = self.dtype if isinstance(model, str) else "float32"
+        return replace(self, model=model, dtype=dtype, quantization=None, scan_layers=False)
 
     @property
     def product_dtype(self) -> str:

@@ -122,6 +122,81 @@ def activation_bytes(
       None; ours. Tests compare it with compiled programs on CPUs and with traced residuals.
     """
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
+    sizes = _layer_sizes(
+        config,
+        batch,
+        itemsize=itemsize,
+        adapter=adapter,
+        split=split,
+        context=context,
+        exchange=exchange,
+    )
+    if remat == "none":
+        return sum(sizes.layers) + sizes.ends + len(sizes.layers) * sizes.gathered
+    stored = sizes.products if remat == "dots" else [sizes.inputs] * len(sizes.layers)
+    shared = len(sizes.layers) * sizes.prompt_keys
+    return sum(stored) + shared + max(sizes.layers) + sizes.ends + sizes.gathered
+
+
+def largest_layer_bytes(
+    config: Any,
+    batch: BatchShape,
+    *,
+    itemsize: int = 4,
+    split: int = 1,
+    context: int = 1,
+    exchange: int = 1,
+) -> int:
+    """Bytes of all numbers of the layer that has the most, and of the last norm.
+
+    It is what a forward pass without gradients has at one time, one layer after the other.
+
+    Args:
+      config: A ``ModelConfig``.
+      batch: What a device works on at one time.
+      itemsize: Bytes of a number; attention scores are always float32.
+      split: Size of the ``tensor`` axis.
+      context: Size of the ``context`` axis.
+      exchange: Size of the ``expert`` axis.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.memory_bytes import BatchShape, largest_layer_bytes
+      >>> config, batch = jr.testing.tiny_config(), BatchShape(1, 2, 8, 4)
+      >>> largest_layer_bytes(config, batch)
+      32768
+
+    References:
+      None; ours.
+    """
+    sizes = _layer_sizes(
+        config, batch, itemsize=itemsize, split=split, context=context, exchange=exchange
+    )
+    return max(sizes.layers) + sizes.ends + sizes.gathered
+
+
+class _LayerSizes(NamedTuple):
+    """Bytes of the forward pass on one device, by layer."""
+
+    layers: list[int]  # all numbers of each layer
+    products: list[int]  # the input and the matrix products of each layer
+    inputs: int  # the input of a layer
+    prompt_keys: int  # keys and values of the prompts in a layer
+    gathered: int  # keys and values of a layer from all devices of the axis `context`
+    ends: int  # what exists once
+
+
+def _layer_sizes(
+    config: Any,
+    batch: BatchShape,
+    *,
+    itemsize: int,
+    adapter: bool = False,
+    split: int = 1,
+    context: int = 1,
+    exchange: int = 1,
+) -> _LayerSizes:
+    """The terms of :func:`activation_bytes`."""
     c, (P, G, Lp, T) = config, batch
     Lp_here, T_here = (-(-size // context) for size in (Lp, T))
     tokens = P * (Lp_here + G * T_here)
@@ -156,16 +231,14 @@ def activation_bytes(
             # The backward pass has the scores and their gradient, and gradients of all queries.
             pairs = rows * sizes.queries * sizes.keys
             block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
-    layers = [attention + itemsize * tokens * every for every, _ in each]
-    ends = block + itemsize * P * G * T_here * width
-    if context > 1:
-        gathered = c.num_layers if remat == "none" else 1
-        ends += gathered * itemsize * 2 * P * (Lp + G * T) * keys
-    if remat == "none":
-        return sum(layers) + ends
-    stored = [width if remat == "full" else products for _, products in each]
-    shared = c.num_layers * 2 * P * Lp_here * keys
-    return itemsize * (tokens * sum(stored) + shared) + max(layers) + ends
+    return _LayerSizes(
+        layers=[attention + itemsize * tokens * every for every, _ in each],
+        products=[itemsize * tokens * products for _, products in each],
+        inputs=itemsize * tokens * width,
+        prompt_keys=itemsize * 2 * P * Lp_here * keys,
+        gathered=itemsize * 2 * P * (Lp + G * T) * keys if context > 1 else 0,
+        ends=block + itemsize * P * G * T_here * width,
+    )
 
 
 def logits_bytes(

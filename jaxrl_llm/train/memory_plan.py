@@ -42,6 +42,7 @@ from jaxrl_llm.train.memory_bytes import (
     BatchShape,
     activation_bytes,
     cache_bytes,
+    largest_layer_bytes,
     logits_bytes,
     recorded_bytes,
     tree_bytes,
@@ -377,8 +378,7 @@ def _abstract_subagent(
         return None
     if (other := config.subagent.model) is None:
         return model, params
-    own = dataclasses.replace(config, model=other, quantization=None, scan_layers=False)
-    return abstract_model(own)[:2]
+    return abstract_model(config.with_model(other))[:2]
 
 
 def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
@@ -390,8 +390,7 @@ def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int, Any]:
     teacher = from_name(teacher) if isinstance(teacher, str) else teacher
     if teacher is None or isinstance(teacher, TokenTeacher | AlignedTeacher):
         return None, 0, None
-    own = dataclasses.replace(config, model=teacher, quantization=None, scan_layers=False)
-    model, params, _ = abstract_model(own)
+    model, params, _ = abstract_model(config.with_model(teacher))
     if isinstance(teacher, str):  # its matrices are loaded in the dtype of its products
         params = jax.eval_shape(lambda p: cast_params(model, p), params)
     width = jax.eval_shape(model.output_matrix, params).shape[-1]
@@ -699,9 +698,14 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
         # The teacher's rows have a prompt each: one layer, and keys and values of the others.
         room = teacher_room(config, run.model, run.inputs.longest_prompt)
         rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
-        alone = {"scan_layers": False} if hasattr(shape, "scan_layers") else {}
-        layer = dataclasses.replace(shape, num_layers=1, **alone)
-        taught = measure(layer, BatchShape(rows, 1, width, run.length), remat="none")
+        taught = largest_layer_bytes(
+            shape,
+            BatchShape(rows, 1, width, run.length),
+            itemsize=itemsize,
+            split=split,
+            context=run.mesh["context"],
+            exchange=run.mesh["expert"],
+        )
         keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
         most = max(most, taught + 2 * itemsize * (shape.num_layers - 1) * rows * width * keys)
     return most

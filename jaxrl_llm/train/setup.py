@@ -867,8 +867,7 @@ def load_subagent(
         return None
     options, sampling = config.subagent, config.sampling
     if options.model is not None:
-        own = dataclasses.replace(config, model=options.model, quantization=None, scan_layers=False)
-        model, params, tokenizer = load_model(own, mesh)
+        model, params, tokenizer = load_model(config.with_model(options.model), mesh)
     needed = options.prompt_length + options.max_new_tokens
     if needed > model.config.max_length:
         raise ValueError(

@@ -45,6 +45,7 @@ from jaxrl_llm.train.memory_bytes import (
     BatchShape,
     activation_bytes,
     cache_bytes,
+    largest_layer_bytes,
     logits_bytes,
     recorded_bytes,
     tree_bytes,
@@ -628,6 +629,47 @@ def test_a_plan_counts_the_prompts_of_a_teacher(plans):
     assert activations("sdpo") == activation_bytes(shape, batch, remat="none")
     with pytest.raises(ValueError, match="sends no text and which has no teacher"):
         activations("grpo", 60)
+
+
+def test_the_largest_layer_is_that_with_the_most(plans):
+    """Layers of several kinds, which cannot be cut to one by their number."""
+    config, inputs, _ = plans
+    kinds = (LayerKind(dense=True), LayerKind(window=8), LayerKind())
+    mixed = tiny_config(num_layers=3, layers=kinds, **EXPERTS, scan_layers=False)
+    batch = BatchShape(8, 1, 64, 4)
+    alone = [
+        activation_bytes(tiny_config(num_layers=1, **one), batch, remat="none")
+        for one in ({}, EXPERTS)
+    ]
+    assert alone[0] != alone[1]
+    assert largest_layer_bytes(mixed, batch) == max(alone)
+    # A teacher's rows go through the policy's layers.
+    inputs = inputs._replace(model=make_model(mixed), params=param_shapes(make_model(mixed)))
+    sdpo = dataclasses.replace(config, recipe="sdpo", remat="full")
+    plan = make_plan(sdpo, inputs)
+    assert plan.step["activations"] > 0
+
+
+def test_another_model_of_a_run_may_come_from_a_function(plans, tmp_path, monkeypatch):
+    """A policy by name with a dtype; the teacher's is the one that its function chose."""
+    shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: ByteTokenizer(), raising=False)
+    config = dataclasses.replace(
+        plans[0],
+        model=str(tmp_path),
+        dtype="bfloat16",
+        scan_layers=True,
+        recipe="gkd",
+        teacher=tiny_model_and_tokenizer,
+    )
+    inputs = load_inputs(config)
+    assert inputs.model.config.dtype == "bfloat16" and inputs.teacher_config.dtype == "float32"
+    assert config.with_model(str(tmp_path)).dtype == "bfloat16"
+    assert not config.with_model(str(tmp_path)).scan_layers
+
+
+def tiny_model_and_tokenizer():
+    return *tiny_model(), ByteTokenizer()
 
 
 @pytest.mark.parametrize(("name", "itemsize"), [("some/model", 2), (None, 4)])
