@@ -48,7 +48,7 @@ TASKS = {
         "configs/quickstart.py:dapo",
         options=("--steps", "24", "--dtype", "auto", "--evaluation.every", "12"),
     ),
-    "products": Task("configs/reasoning.py", options=("--evaluation.every", "12")),
+    "products": Task("configs/reasoning.py", options=("--steps", "12", "--evaluation.every", "6")),
     "gcd": Task("configs/reasoning.py:gcd", options=("--evaluation.every", "12")),
     "calculator": Task("configs/calculator.py", warmup=True),
     "textworld": Task("configs/textworld.py", warmup=True),
