@@ -12,6 +12,7 @@ changes each score before this, ``s`` to ``cap tanh(s / cap)``, so that sets mer
 A mask argument of None allows every key. The output of a query that sees no key is undefined.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -20,8 +21,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.kernels.products import sum_of_products
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
-from jaxrl_llm.models.attention_blocks import MASKED, Seen, Sizes, attend_in_blocks
+from jaxrl_llm.models.attention_blocks import (
+    MASKED,
+    Seen,
+    Sizes,
+    attend_in_blocks,
+    gradients_of_scores,
+)
 from jaxrl_llm.models.protocol import KV
 from jaxrl_llm.models.sharding import context_size, over_context
 
@@ -69,19 +77,37 @@ class Prefix(NamedTuple):
     ends: Array | None = None
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _attend_whole(query: Array, kv: KV, seen: Seen, cap: float | None) -> tuple[Array, Array]:
-    """:func:`attend_set` with all scores at once."""
+    """:func:`attend_set` with all scores at once, which the backward pass reads."""
+    return _whole_forward(query, kv, seen, cap)[0]
+
+
+def _whole_forward(query: Array, kv: KV, seen: Seen, cap: float | None):
     scores = soft_cap(jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32), cap)
     visible = seen.visible(jnp.arange(scores.shape[-1]))
     if visible is not None:
         scores = jnp.where(visible, scores, MASKED)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     output = jnp.matmul(
         weights.astype(kv.values.dtype), kv.values, preferred_element_type=jnp.float32
     )
-    return output / total, (top + jnp.log(total))[..., 0]
+    output, lse = output / total, (top + jnp.log(total))[..., 0]
+    return (output, lse), (query, kv, scores, output, lse)
+
+
+def _whole_backward(cap: float | None, stored, cotangents):
+    query, kv, scores, output, lse = stored
+    d_output, d_lse = cotangents
+    pull = sum_of_products(d_output, output) - d_lse
+    d_query, d_kv = gradients_of_scores(query, kv, scores, lse, d_output, pull, cap)
+    d_kv = jax.tree.map(lambda x, d: d.astype(x.dtype), kv, d_kv)
+    return d_query.astype(query.dtype), d_kv, None
+
+
+_attend_whole.defvjp(_whole_forward, _whole_backward)
 
 
 def block_sizes(rows: int, queries: int, keys: int) -> Sizes | None:
@@ -120,11 +146,13 @@ def attend_set(
     count, length = query.shape[-2], kv.keys.shape[-1]
     seen = Seen() if seen is None else seen
     sizes = sizes or block_sizes(math.prod(query.shape[:-2]), count, length)
+    kv = KV(*(jnp.broadcast_to(x, (*query.shape[:-2], *x.shape[-2:])) for x in kv))
     if sizes is None:
         return _attend_whole(query, kv, seen, cap)
     return attend_in_blocks(query, kv, seen, cap=cap, sizes=sizes)
 
 
+@jax.custom_vjp
 def merge_attention(
     output_a: Array, lse_a: Array, output_b: Array, lse_b: Array
 ) -> tuple[Array, Array]:
@@ -152,11 +180,32 @@ def merge_attention(
     References:
       The merge of attention states in FlashInfer's documentation of cascade attention.
     """
-    top = jax.lax.stop_gradient(jnp.maximum(lse_a, lse_b))
+    top = jnp.maximum(lse_a, lse_b)
     weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
     total = weight_a + weight_b
     output = (weight_a[..., None] * output_a + weight_b[..., None] * output_b) / total[..., None]
     return output, top + jnp.log(total)
+
+
+def _merge_forward(output_a, lse_a, output_b, lse_b):
+    merged = merge_attention(output_a, lse_a, output_b, lse_b)
+    return merged, (output_a, lse_a, output_b, lse_b, *merged)
+
+
+def _merge_backward(stored, cotangents):
+    """With shares ``s = exp(l_A - l)``: ``do_A = s do``, ``dl_A = s (do (o_A - o) + dl)``."""
+    output_a, lse_a, output_b, lse_b, output, lse = stored
+    d_output, d_lse = cotangents
+
+    def of(part: Array, lse_of_part: Array) -> tuple[Array, Array]:
+        share = jnp.exp(lse_of_part - lse)
+        d_lse_of_part = share * (sum_of_products(d_output, part - output) + d_lse)
+        return share[..., None] * d_output, d_lse_of_part
+
+    return *of(output_a, lse_a), *of(output_b, lse_b)
+
+
+merge_attention.defvjp(_merge_forward, _merge_backward)
 
 
 class Queries(NamedTuple):

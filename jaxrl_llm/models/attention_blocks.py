@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.barriers import always
+from jaxrl_llm.core.kernels.products import sum_of_products
 from jaxrl_llm.core.kernels.soft_cap import soft_cap, soft_cap_slope
 from jaxrl_llm.models.protocol import KV
 
@@ -99,7 +100,7 @@ def attend_in_blocks(
 
     Args:
       query: ``[..., N, d]``, already scaled.
-      kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
+      kv: Keys ``[..., d, S]`` and values ``[..., S, d]``, with the leading axes of the queries.
       seen: Which keys queries see.
       cap: Soft cap of the scores, if any.
       sizes: Sizes of a block, which need not divide N and S.
@@ -107,8 +108,7 @@ def attend_in_blocks(
     Returns:
       Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32.
     """
-    lead, (N, S) = query.shape[:-2], (query.shape[-2], kv.values.shape[-2])
-    kv = KV(*(jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in kv))
+    N, S = query.shape[-2], kv.values.shape[-2]
     return _attend(query, kv, seen, cap, Sizes(min(sizes.queries, N), min(sizes.keys, S)))
 
 
@@ -116,7 +116,7 @@ def attend_in_blocks(
 def _attend(
     query: Array, kv: KV, seen: Seen, cap: float | None, sizes: Sizes
 ) -> tuple[Array, Array]:
-    """:func:`attend_in_blocks` for keys with the leading axes of the queries."""
+    """:func:`attend_in_blocks` with blocks that are not larger than the inputs."""
     lead, count, width = query.shape[:-2], sizes.queries, kv.values.shape[-1]
 
     def of_queries(start: Array, _: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -158,8 +158,8 @@ def _backward(cap: float | None, sizes: Sizes, stored, cotangents):
     """Gradients of queries, keys and values; the formulas are those of the module."""
     query, kv, seen, output, lse = stored
     d_output, d_lse = cotangents
-    pull = jnp.sum(d_output * output, axis=-1) - d_lse
-    count, dtype = sizes.queries, kv.values.dtype
+    pull = sum_of_products(d_output, output) - d_lse
+    count = sizes.queries
 
     def of_queries(start: Array, fresh: Array, grads: tuple[Array, KV]) -> tuple[Array, KV]:
         d_query, d_kv = grads
@@ -167,22 +167,19 @@ def _backward(cap: float | None, sizes: Sizes, stored, cotangents):
         new = (start + jnp.arange(count) >= fresh)[:, None]
         rows, seen_by_rows = _slice(query, start, count, -2), seen.of_queries(start, count)
         d_rows = jnp.where(new, _slice(d_output, start, count, -2), 0.0)
-        lse_rows, pull_rows = (_slice(x, start, count, -1)[..., None] for x in (lse, pull))
+        lse_rows = _slice(lse, start, count, -1)
+        pull_rows = jnp.where(new[:, 0], _slice(pull, start, count, -1), 0.0)
 
         def of_keys(begin: Array, fresh: Array, grads: tuple[Array, KV]) -> tuple[Array, KV]:
             d_rows_query, d_kv = grads
             block = _block(kv, begin, sizes.keys)
             scores = _scores(rows, block, seen_by_rows, begin, fresh, cap)
-            weights = jnp.where(new & (scores > MASKED), jnp.exp(scores - lse_rows), 0.0)
-            d_scores = weights * (_product(d_rows, _swap(block.values), dtype) - pull_rows)
-            if cap is not None:
-                d_scores *= jnp.where(scores > MASKED, soft_cap_slope(scores, cap), 0.0)
-            added = KV(
-                _product(_swap(rows), d_scores, dtype), _product(_swap(weights), d_rows, dtype)
+            added, of_block = gradients_of_scores(
+                rows, block, scores, lse_rows, d_rows, pull_rows, cap
             )
-            d_rows_query += _product(d_scores, _swap(block.keys), dtype)
-            return d_rows_query, KV(
-                _add(d_kv.keys, added.keys, begin, -1), _add(d_kv.values, added.values, begin, -2)
+            return d_rows_query + added, KV(
+                _add(d_kv.keys, of_block.keys, begin, -1),
+                _add(d_kv.values, of_block.values, begin, -2),
             )
 
         state = jnp.zeros(rows.shape), d_kv
@@ -197,6 +194,37 @@ def _backward(cap: float | None, sizes: Sizes, stored, cotangents):
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def gradients_of_scores(
+    query: Array,
+    kv: KV,
+    scores: Array,
+    lse: Array,
+    d_output: Array,
+    pull: Array,
+    cap: float | None,
+) -> tuple[Array, KV]:
+    """The backward pass of the module for queries ``[..., N, d]`` and keys whose scores are known.
+
+    Args:
+      query, kv: As in :func:`attend_in_blocks`.
+      scores: ``[..., N, S]`` after the cap, ``MASKED`` where a query does not see a key.
+      lse: ``[..., N]``, log-sum-exp of the scores of all keys.
+      d_output: ``[..., N, d]``.
+      pull: ``[..., N]``, ``d_output . output - d_lse``.
+      cap: Soft cap of the scores, if any.
+
+    Returns:
+      The gradients of the queries, and of keys and values, all float32.
+    """
+    dtype = kv.values.dtype
+    weights = jnp.where(scores > MASKED, jnp.exp(scores - lse[..., None]), 0.0)
+    d_scores = weights * (_product(d_output, _swap(kv.values), dtype) - pull[..., None])
+    if cap is not None:
+        d_scores *= jnp.where(scores > MASKED, soft_cap_slope(scores, cap), 0.0)
+    d_kv = KV(_product(_swap(query), d_scores, dtype), _product(_swap(weights), d_output, dtype))
+    return _product(d_scores, _swap(kv.keys), dtype), d_kv
 
 
 def _scores(

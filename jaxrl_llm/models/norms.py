@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.kernels.products import sum_of_products
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -29,7 +30,8 @@ def _forward(x, scale, eps):
 def _backward(eps, saved, dy):
     x, scale, over = saved
     unit, d_unit = x.astype(jnp.float32) * over, dy * scale
-    dx = over * (d_unit - unit * jnp.mean(d_unit * unit, axis=-1, keepdims=True))
+    along = sum_of_products(d_unit, unit)[..., None] / x.shape[-1]
+    dx = over * (d_unit - unit * along)
     _, sum_to_scale = jax.vjp(lambda s: jnp.broadcast_to(s, x.shape), scale)
     return dx.astype(x.dtype), *sum_to_scale(dy * unit)
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -162,10 +163,12 @@ def rotary_tables(positions: Array, size: int, rope: Rope) -> tuple[Array, Array
     return factor * jnp.cos(angle), factor * jnp.sin(angle)
 
 
+@jax.custom_vjp
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Rotary embedding of ``x`` ``[..., T, H, D]``: rotates dimension i with dimension i + d/2.
 
-    Tables of d below D rotate the first d dimensions, and the others stay.
+    Tables of d below D rotate the first d dimensions, and the others stay. The gradient is rotated
+    back; the tables have none.
     """
     half = cos.shape[-1]
     parts = (x[..., :half], x[..., half : 2 * half])
@@ -175,6 +178,14 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     if 2 * half == x.shape[-1]:
         return turned
     return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
+
+
+def _rotate_back(tables: tuple[Array, Array], dy: Array) -> tuple[Array, None, None]:
+    cos, sin = tables
+    return rotate(dy, cos, -sin), None, None
+
+
+rotate.defvjp(lambda x, cos, sin: (rotate(x, cos, sin), (cos, sin)), _rotate_back)
 
 
 def _check_positive(scaling: Scaling) -> None:

@@ -118,7 +118,14 @@ class MLP(nnx.Module):
         """``[..., D] -> [..., D]``."""
         gate, up = self.gate(x, delta_of(delta, "gate")), self.up(x, delta_of(delta, "up"))
         activation = _ACTIVATIONS[self.activation]
-        hidden = recomputed(lambda gate, up: activation(gate) * up)(gate, up)
+
+        @recomputed
+        def gated(gate: Array, up: Array) -> Array:
+            """In float32: a compiler for CPUs rounds each operation of bfloat16 to it."""
+            wide = activation(gate.astype(jnp.float32)) * up.astype(jnp.float32)
+            return wide.astype(gate.dtype)
+
+        hidden = gated(gate, up)
         return self.down(hidden, delta_of(delta, "down"))
 
 

@@ -83,20 +83,20 @@ def activation_bytes(
 
         full   N D + 2 P Lp K d
         dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
-        none   N (4 D + 2 (H + K) d + 3 M) + 2 H S
+        none   N (4 D + 2 (H + K) d + 3 M) + H S + P (Lp + 2 G T) H (d + 1)
 
     numbers. "full" stores the input, and the prompt's keys and values, since prompts go through the
     layers first; "dots" also stores the matrix products; "none" stores everything. While the
-    backward pass recomputes a layer, all numbers of that layer exist. A soft cap of attention
-    scores adds ``H S``. An adapter adds ``2 N M``, for its additions to the hidden units. The last
+    backward pass recomputes a layer, all numbers of that layer exist. Of attention these are the
+    scores, and for each query and set of keys, prompt or row, an output and a log-sum-exp; all are
+    float32. An adapter adds ``2 N M``, for its additions to the hidden units. The last
     norm stores ``P G T D`` once.
 
     With k of E experts of M hidden units, ``M`` is ``k M`` above, and a layer adds the router's
     logits and what enters and leaves the experts: ``N (E + k D)`` to "dots" and ``N (2 E + 2 k D)``
     to "none".
 
-    Where attention goes in blocks, one block of scores exists at one time, and "none" stores, in
-    place of 2 scores for each pair, float32 outputs and the log-sum-exp of each query.
+    Where attention goes in blocks, one block of scores exists at one time, in place of ``H S``.
 
     A mesh axis ``context`` divides N and the queries of S by its size. Then all keys and values of
     one layer exist too, of every layer with "none".
@@ -116,7 +116,7 @@ def activation_bytes(
       >>> from jaxrl_llm.train.memory_bytes import BatchShape, activation_bytes
       >>> config, batch = jr.testing.tiny_config(), BatchShape(1, 2, 8, 4)
       >>> activation_bytes(config, batch, remat="none")
-      64512
+      66304
 
     References:
       None; ours. Tests compare it with compiled programs on CPUs and with traced residuals.
@@ -164,7 +164,7 @@ def largest_layer_bytes(
       >>> from jaxrl_llm.train.memory_bytes import BatchShape, largest_layer_bytes
       >>> config, batch = jr.testing.tiny_config(), BatchShape(1, 2, 8, 4)
       >>> largest_layer_bytes(config, batch)
-      32768
+      33664
 
     References:
       None; ours.
@@ -219,18 +219,17 @@ def _layer_sizes(
     experts = getattr(c, "experts", None)
     dense = [experts is None or c.kind_of(i).dense for i in range(c.num_layers)]
     each = [of_token(None if x else experts) for x in dense]
-    scores = 2 if getattr(c, "attention_cap", None) is None else 3
     attention, block = 0, 0
     of_prompts, of_responses = (P, Lp_here, Lp), (P * G, T_here, T)
     for rows, asking, length in (of_prompts, of_responses, (P, G * T_here, Lp)):
         rows, asking = rows * key_heads, asking * heads // key_heads
+        attention += 4 * rows * asking * (c.head_dim + 1)
         if (sizes := block_sizes(rows, asking, length)) is None:
-            attention += 4 * scores * rows * asking * length
+            attention += 4 * rows * asking * length
         else:
-            attention += 4 * rows * asking * (c.head_dim + 1)
             # The backward pass has the scores and their gradient, and gradients of all queries.
             pairs = rows * sizes.queries * sizes.keys
-            block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
+            block = max(block, 4 * (4 * pairs + 2 * rows * asking * c.head_dim))
     return _LayerSizes(
         layers=[attention + itemsize * tokens * every for every, _ in each],
         products=[itemsize * tokens * products for _, products in each],

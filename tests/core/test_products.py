@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.kernels.products import project, sum_over_rows
+from jaxrl_llm.core.kernels.products import project, sum_of_products, sum_over_rows
 
 
 def _normal(shape, dtype=jnp.bfloat16):
@@ -41,6 +41,14 @@ def test_a_sum_over_rows(dtype):
     got = jax.jit(lambda a, b: sum_over_rows(a, b, dtype=jnp.float32))(a, b)
     assert got.dtype == jnp.float32
     _near(got, a.astype(jnp.float32).T @ b.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (1, 3), (2, 1, 3), (1, 1)])
+def test_a_sum_of_products(lead):
+    a, b = _normal((*lead, 7), jnp.float32), _normal((*lead, 7), jnp.float32) + 1.0
+    got = sum_of_products(a, b)
+    assert got.shape == lead
+    np.testing.assert_allclose(got, np.sum(np.float64(a) * np.float64(b), -1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("of", [_sum_of_squares, jax.grad(_sum_of_squares, (0, 1))])

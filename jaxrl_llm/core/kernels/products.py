@@ -56,6 +56,17 @@ def sum_over_rows(a: Array, b: Array, *, dtype: jnp.dtype) -> Array:
     return _product(a, b, ((0,), (0,)), dtype)
 
 
+def sum_of_products(a: Array, b: Array) -> Array:
+    """``sum(a b)`` over the last axis of two arrays ``[..., size]``.
+
+    Axes of size 1 are dropped for the sum: with them, XLA's kernel for CPUs takes six times as
+    long.
+    """
+    lead = a.shape[:-1]
+    a, b = (jnp.squeeze(x, [i for i, size in enumerate(lead) if size == 1]) for x in (a, b))
+    return jnp.sum(a * b, axis=-1).reshape(lead)
+
+
 def _product(a: Array, b: Array, contracting: tuple, dtype: jnp.dtype) -> Array:
     """``jax.lax.dot_general`` without batch axes."""
     dimensions = (contracting, ((), ()))

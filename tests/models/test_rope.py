@@ -1,0 +1,30 @@
+"""The rotary embedding and its gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models.rope import Rope, rotary_tables, rotate
+
+
+def _complex(x, positions, size, theta):
+    """Dimensions i and i + size / 2 as a complex number, times exp(i angle), float64."""
+    half = size // 2
+    turn = np.exp(1j * positions[:, None] * theta ** (-np.arange(half) / half))[:, None]
+    pair = (x[..., :half] + 1j * x[..., half:size]) * turn
+    return np.concatenate([pair.real, pair.imag, x[..., size:]], axis=-1)
+
+
+@pytest.mark.parametrize("size", [8, 4])
+def test_a_rotation_and_its_gradient(size):
+    """All dimensions of a head, and the first four of eight."""
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(2, 5, 3, 8)).astype(np.float32) for _ in range(2))
+    positions = np.array([0, 1, 2, 7, 40])
+    tables = rotary_tables(jnp.asarray(positions), size, Rope(100.0))
+    turned, pull = jax.vjp(lambda x: rotate(x, *tables), jnp.asarray(x))
+    np.testing.assert_allclose(turned, _complex(x, positions, size, 100.0), atol=2e-5)
+    # The inverse of a rotation is its transpose.
+    np.testing.assert_allclose(pull(dy)[0], _complex(dy, -positions, size, 100.0), atol=2e-5)
+    np.testing.assert_allclose(pull(turned)[0], x, atol=1e-5)
