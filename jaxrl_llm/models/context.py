@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.kernels.scatter import scattered
 from jaxrl_llm.models.attention import Prefix, Sight, attend
 from jaxrl_llm.models.protocol import KV, AttentionContext, Cache, DeltaState, PromptTree
 from jaxrl_llm.models.sharding import context_size
@@ -238,9 +239,13 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
     def put(cache: Array, new: Array, start: Array, axis: int) -> Array:
         start = jnp.clip(start, 0, cache.shape[axis] - new.shape[axis])
         places = (slice(None),) * axis + (start + jnp.arange(new.shape[axis]),)
-        return cache.at[places].set(
-            new, mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True
-        )
+
+        def write(cache: Array, new: Array) -> Array:
+            return cache.at[places].set(
+                new, mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True
+            )
+
+        return scattered(write, cache, new)
 
     def of_rows(axis: int) -> Callable:
         of_heads = jax.vmap(partial(put, axis=axis), in_axes=(0, 0, None))

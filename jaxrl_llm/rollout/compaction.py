@@ -6,6 +6,7 @@ and are copied back.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.kernels.scatter import scattered
 from jaxrl_llm.rollout.slots import Slots
 
 
@@ -113,4 +115,5 @@ def decode_compacted(
     def put(x: Array, new: Array) -> Array:
         return x.at[back, columns].set(new, mode="drop", unique_indices=True)
 
-    return Slots(slots.prompts, *jax.tree.map(put, fields, tuple(small)[1:]))
+    new = jax.tree.map(partial(scattered, put), fields, tuple(small)[1:])
+    return Slots(slots.prompts, *new)
