@@ -222,8 +222,9 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
     )
     index = sample_from(filtered, uniform)
     tokens = index if ids is None else _at(ids, index)
+    tempered = penalized if truncates else None
     behavior_logp, model_logp, log_kept = _logprobs(
-        plain, penalized, filtered, tokens, index, temperature
+        plain, tempered, filtered, tokens, index, temperature
     )
     support = None
     if truncates:
@@ -262,14 +263,19 @@ def _at(values: Array, index: Array) -> Array:
 
 
 def _logprobs(plain, logits, filtered, tokens, index, temperature) -> tuple[Array, Array, Array]:
-    """``(behavior_logp, model_logp, log_kept)``; ``index`` is where ``filtered`` has the tokens."""
-    greedy = per_row(temperature, logits) < GREEDY_BELOW
-    divisor = jnp.where(greedy, 1.0, per_row(temperature, logits))
-    tempered_top, tempered_total = log_normalizer(logits / divisor)
+    """``(behavior_logp, model_logp, log_kept)``; ``index`` is where ``filtered`` has the tokens.
+
+    ``logits`` are those that a filter truncated; None if none did.
+    """
     kept_top, kept_total = log_normalizer(filtered)
     plain_top, plain_total = log_normalizer(plain)
     behavior_logp = (_at(filtered, index) - kept_top) - kept_total
     model_logp = (_at(plain, tokens) - plain_top) - plain_total
+    if logits is None:
+        return behavior_logp, model_logp, jnp.zeros_like(behavior_logp)
+    greedy = per_row(temperature, logits) < GREEDY_BELOW
+    divisor = jnp.where(greedy, 1.0, per_row(temperature, logits))
+    tempered_top, tempered_total = log_normalizer(logits / divisor)
     log_kept = (kept_top - tempered_top) + (kept_total - tempered_total)
     return behavior_logp, model_logp, jnp.where(greedy[..., 0], 0.0, log_kept)
 
