@@ -77,9 +77,16 @@ class Prefix(NamedTuple):
     ends: Array | None = None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _attend_whole(query: Array, kv: KV, seen: Seen, cap: float | None) -> tuple[Array, Array]:
     """:func:`attend_set` with all scores at once, which the backward pass reads."""
+    if jax.default_backend() == "cpu":
+        return _attend_on_cpu(query, kv, seen, cap)
+    # The gradients that jax derives take more products in float32, but on TPUs less memory.
+    return _whole_forward(query, kv, seen, cap)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend_on_cpu(query: Array, kv: KV, seen: Seen, cap: float | None) -> tuple[Array, Array]:
     return _whole_forward(query, kv, seen, cap)[0]
 
 
@@ -88,7 +95,7 @@ def _whole_forward(query: Array, kv: KV, seen: Seen, cap: float | None):
     visible = seen.visible(jnp.arange(scores.shape[-1]))
     if visible is not None:
         scores = jnp.where(visible, scores, MASKED)
-    top = jnp.max(scores, axis=-1, keepdims=True)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     output = jnp.matmul(
@@ -107,7 +114,7 @@ def _whole_backward(cap: float | None, stored, cotangents):
     return d_query.astype(query.dtype), d_kv, None
 
 
-_attend_whole.defvjp(_whole_forward, _whole_backward)
+_attend_on_cpu.defvjp(_whole_forward, _whole_backward)
 
 
 def block_sizes(rows: int, queries: int, keys: int) -> Sizes | None:
