@@ -3,7 +3,7 @@
     git worktree add /tmp/before COMMIT
     python -m benchmarks.late_steps --before /tmp/before --save
 
-Each trains the quickstart in a process of its own, from an empty cache of programs, without
+Each trains its own quickstart in a process of its own, from an empty cache of programs, without
 checkpoints, in turns. The last steps count: of each its sampling, in seconds and in sampled tokens
 per second, and its update; and of each run the minutes of all steps, with the programs that they
 compile, and the seconds from the begin of the loop to the end of its first step, the first
@@ -73,7 +73,8 @@ def main(argv: list[str] | None = None) -> None:
                 found[name].append(run(checkout, options.steps, Path(folder)))
     ours = {name: measured(runs, options.last) for name, runs in found.items()}
     workload = {"config": CONFIG, "seed": SEED, "steps": options.steps, "last": options.last}
-    result = harness.of_ours("late_steps", workload | {"turns": options.turns}, ours)
+    workload |= {"turns": options.turns, "before": harness.commit(options.before)}
+    result = harness.of_ours("late_steps", workload, ours)
     harness.finish(result, to_file=options.save)
 
 

@@ -239,13 +239,21 @@ def _long(result: Mapping[str, Any]) -> str:
 
 def _late_steps(result: Mapping[str, Any]) -> str:
     work, ours = result["workload"], result["ours"]
+    lengths = {side: figures["tokens_of_response"]["median"] for side, figures in ours.items()}
+    if "before" in work:
+        tokens = f"{lengths['now']:.1f} of 16 tokens, {lengths['before']:.1f} before"
+        then = f"before: commit {work['before'][:7]}, each with its own config):"
+    else:
+        tokens = f"{lengths['now']:.1f} of 16 tokens"
+        then = (
+            "before: the sampler computed every row until the last one ended, and the first step "
+            "was compiled after the first evaluation). The second loop of the sampler delays the "
+            "first step, so later commits use it from 64 tokens on:"
+        )
     title = (
         f"The last {work['last']} of {work['steps']} steps of `configs/quickstart.py`, seed "
-        f"{work['seed']}, when responses have {ours['now']['tokens_of_response']['median']:.1f} of "
-        f"16 tokens, {result['device']} (`python -m benchmarks.late_steps`; commit "
-        f"{result['commit'][:7]}; before: the sampler computed every row until the last one ended, "
-        "and the first step was compiled after the first evaluation). The second loop of the "
-        "sampler delays the first step, so later commits use it from 64 tokens on:"
+        f"{work['seed']}, when responses have {tokens}, {result['device']} (`python -m "
+        f"benchmarks.late_steps`; commit {result['commit'][:7]}; {then}"
     )
     names = {
         "seconds of sampling": "sample_seconds",
