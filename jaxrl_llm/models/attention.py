@@ -159,7 +159,6 @@ def attend_set(
     return attend_in_blocks(query, kv, seen, cap=cap, sizes=sizes)
 
 
-@jax.custom_vjp
 def merge_attention(
     output_a: Array, lse_a: Array, output_b: Array, lse_b: Array
 ) -> tuple[Array, Array]:
@@ -187,6 +186,11 @@ def merge_attention(
     References:
       The merge of attention states in FlashInfer's documentation of cascade attention.
     """
+    return _merge(output_a, lse_a, output_b, lse_b)
+
+
+@jax.custom_vjp
+def _merge(output_a: Array, lse_a: Array, output_b: Array, lse_b: Array) -> tuple[Array, Array]:
     top = jnp.maximum(lse_a, lse_b)
     weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
     total = weight_a + weight_b
@@ -195,7 +199,7 @@ def merge_attention(
 
 
 def _merge_forward(output_a, lse_a, output_b, lse_b):
-    merged = merge_attention(output_a, lse_a, output_b, lse_b)
+    merged = _merge(output_a, lse_a, output_b, lse_b)
     return merged, (output_a, lse_a, output_b, lse_b, *merged)
 
 
@@ -207,12 +211,13 @@ def _merge_backward(stored, cotangents):
     def of(part: Array, lse_of_part: Array) -> tuple[Array, Array]:
         share = jnp.exp(lse_of_part - lse)
         d_lse_of_part = share * (sum_of_products(d_output, part - output) + d_lse)
-        return share[..., None] * d_output, d_lse_of_part
+        d_part = share[..., None] * d_output
+        return d_part.astype(part.dtype), d_lse_of_part.astype(lse_of_part.dtype)
 
     return *of(output_a, lse_a), *of(output_b, lse_b)
 
 
-merge_attention.defvjp(_merge_forward, _merge_backward)
+_merge.defvjp(_merge_forward, _merge_backward)
 
 
 class Queries(NamedTuple):
