@@ -3,11 +3,11 @@
     git worktree add /tmp/before COMMIT
     python -m benchmarks.late_steps --before /tmp/before --save
 
-Each trains its own quickstart in a process of its own, from an empty cache of programs, without
-checkpoints, in turns. The last steps count: of each its sampling, in seconds and in sampled tokens
-per second, and its update; and of each run the minutes of all steps, with the programs that they
-compile, and the seconds from the begin of the loop to the end of its first step, the first
-evaluation included.
+Each checkout trains the quickstart with its own config, in a separate process, from an empty cache
+of programs, without checkpoints, in turns. The last steps count: of each its sampling, in seconds
+and in sampled tokens per second, and its update; and of each run the minutes of all steps, with the
+programs that they compile, and the seconds from the begin of the loop to the end of its first step,
+the first evaluation included.
 """
 
 import argparse

@@ -242,10 +242,7 @@ def _late_steps(result: Mapping[str, Any]) -> str:
     lengths = {side: figures["tokens_of_response"]["median"] for side, figures in ours.items()}
     if "before" in work:
         tokens = f"{lengths['now']:.1f} of 16 tokens, {lengths['before']:.1f} before"
-        then = (
-            f"before: commit {work['before'][:7]}, whose config multiplies in float32 and asks for "
-            "groups once a step, not in up to three rounds):"
-        )
+        then = f"before: commit {work['before'][:7]}, each with its own config):"
     else:
         tokens = f"{lengths['now']:.1f} of 16 tokens"
         then = (

@@ -78,7 +78,7 @@ class Prefix(NamedTuple):
 
 
 def _attend_whole(query: Array, kv: KV, seen: Seen, cap: float | None) -> tuple[Array, Array]:
-    """:func:`attend_set` with all scores at once, which the backward pass reads."""
+    """:func:`attend_set` with all scores at once."""
     if jax.default_backend() == "cpu":
         return _attend_on_cpu(query, kv, seen, cap)
     # The gradients that jax derives take more products in float32, but on TPUs less memory.
@@ -141,7 +141,8 @@ def attend_set(
 
     Args:
       query: ``[..., N, d]``, already scaled.
-      kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
+      kv: Keys ``[..., d, S]`` and values ``[..., S, d]``, whose leading axes broadcast to those of
+        the queries.
       seen: Which keys queries see; None for all.
       cap: Soft cap of the scores, if any.
       sizes: Queries and keys of a block; None chooses them from the shapes, or no blocks.
@@ -172,7 +173,7 @@ def merge_attention(
       The merged output and log-sum-exp. Associative and commutative.
 
     Raises:
-      TypeError: If the shapes disagree.
+      ValueError: If the shapes disagree.
 
     Example:
       >>> import jax.numpy as jnp
@@ -186,6 +187,10 @@ def merge_attention(
     References:
       The merge of attention states in FlashInfer's documentation of cascade attention.
     """
+    name = "merge_attention"
+    checks.check_same_shape(name, lse_a=lse_a, lse_b=lse_b)
+    for part, output in (("output_a", output_a), ("output_b", output_b)):
+        checks.check_shape(name, part, output, (*jnp.shape(lse_a), *jnp.shape(output)[-1:]))
     return _merge(output_a, lse_a, output_b, lse_b)
 
 
@@ -198,26 +203,27 @@ def _merge(output_a: Array, lse_a: Array, output_b: Array, lse_b: Array) -> tupl
     return output, top + jnp.log(total)
 
 
-def _merge_forward(output_a, lse_a, output_b, lse_b):
-    merged = _merge(output_a, lse_a, output_b, lse_b)
-    return merged, (output_a, lse_a, output_b, lse_b, *merged)
+def _merge_backward(parts, cotangents):
+    """With the shares ``s = exp(l_A - l)`` and ``t = 1 - s`` of the two sets:
 
-
-def _merge_backward(stored, cotangents):
-    """With shares ``s = exp(l_A - l)``: ``do_A = s do``, ``dl_A = s (do (o_A - o) + dl)``."""
-    output_a, lse_a, output_b, lse_b, output, lse = stored
+    do_A = s do,   dl_A = s (t do . (o_A - o_B) + dl)
+    """
+    output_a, lse_a, output_b, lse_b = parts
     d_output, d_lse = cotangents
+    top = jnp.maximum(lse_a, lse_b)
+    weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
+    share_a, share_b = (weight / (weight_a + weight_b) for weight in (weight_a, weight_b))
+    shift = share_a * share_b * sum_of_products(d_output, output_a - output_b)
+    grads = (
+        share_a[..., None] * d_output,
+        shift + share_a * d_lse,
+        share_b[..., None] * d_output,
+        share_b * d_lse - shift,
+    )
+    return tuple(grad.astype(part.dtype) for grad, part in zip(grads, parts, strict=True))
 
-    def of(part: Array, lse_of_part: Array) -> tuple[Array, Array]:
-        share = jnp.exp(lse_of_part - lse)
-        d_lse_of_part = share * (sum_of_products(d_output, part - output) + d_lse)
-        d_part = share[..., None] * d_output
-        return d_part.astype(part.dtype), d_lse_of_part.astype(lse_of_part.dtype)
 
-    return *of(output_a, lse_a), *of(output_b, lse_b)
-
-
-_merge.defvjp(_merge_forward, _merge_backward)
+_merge.defvjp(lambda *parts: (_merge(*parts), parts), _merge_backward)
 
 
 class Queries(NamedTuple):

@@ -238,14 +238,13 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
     # write those of several heads one after the other.
     def put(cache: Array, new: Array, start: Array, axis: int) -> Array:
         start = jnp.clip(start, 0, cache.shape[axis] - new.shape[axis])
-        places = (slice(None),) * axis + (start + jnp.arange(new.shape[axis]),)
 
-        def write(cache: Array, new: Array) -> Array:
-            return cache.at[places].set(
+        def write(cache: Array, new: Array, places: Array) -> Array:
+            return cache.at[(slice(None),) * axis + (places,)].set(
                 new, mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True
             )
 
-        return scattered(write, cache, new)
+        return scattered(write, cache, new, start + jnp.arange(new.shape[axis]))
 
     def of_rows(axis: int) -> Callable:
         of_heads = jax.vmap(partial(put, axis=axis), in_axes=(0, 0, None))

@@ -121,7 +121,7 @@ class MLP(nnx.Module):
 
         @recomputed
         def gated(gate: Array, up: Array) -> Array:
-            """In float32: a compiler for CPUs rounds each operation of bfloat16 to it."""
+            """In float32: XLA for CPUs would round the result of each bfloat16 operation."""
             wide = activation(gate.astype(jnp.float32)) * up.astype(jnp.float32)
             return wide.astype(gate.dtype)
 

@@ -6,7 +6,6 @@ and are copied back.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -112,8 +111,10 @@ def decode_compacted(
     # Idle slots of the smaller grid get a row beyond the end, where writes are dropped.
     back = jnp.where(used, rows[:, None], slots.active.shape[0])
 
-    def put(x: Array, new: Array) -> Array:
-        return x.at[back, columns].set(new, mode="drop", unique_indices=True)
+    def put(x: Array, new: Array, row: Array, column: Array) -> Array:
+        return x.at[row, column].set(new, mode="drop", unique_indices=True)
 
-    new = jax.tree.map(partial(scattered, put), fields, tuple(small)[1:])
+    new = jax.tree.map(
+        lambda x, new: scattered(put, x, new, back, columns), fields, tuple(small)[1:]
+    )
     return Slots(slots.prompts, *new)

@@ -332,7 +332,7 @@ def put_rows(x: Array, rows: Array, new: Array) -> Array:
     shards = x.reshape(rows.shape[0], -1, *x.shape[1:])
     new = new.reshape(*rows.shape, *x.shape[1:]).astype(x.dtype)
     put = jax.vmap(lambda shard, row, value: shard.at[row].set(value, mode="drop"))
-    return scattered(lambda x, new: put(x, rows, new), shards, new).reshape(x.shape)
+    return scattered(lambda x, new, rows: put(x, rows, new), shards, new, rows).reshape(x.shape)
 
 
 # Flat, an array whose rows have one slot would change its layout on a CPU, and so be copied whole.
@@ -349,8 +349,12 @@ def take_slots(x: Array, index: Array) -> Array:
 def put_slots(x: Array, index: Array, new: Array) -> Array:
     """The array with some slots set to ``new [S k, ...]``; those beyond a shard are dropped."""
     if index.shape[0] == 1:
-        places = jnp.divmod(index[0], x.shape[1])
-        return scattered(lambda x, new: x.at[places].set(new, mode="drop"), x, new.astype(x.dtype))
+        return scattered(
+            lambda x, new, row, slot: x.at[row, slot].set(new, mode="drop"),
+            x,
+            new.astype(x.dtype),
+            *jnp.divmod(index[0], x.shape[1]),
+        )
     return put_rows(x.reshape(-1, *x.shape[2:]), index, new).reshape(x.shape)
 
 

@@ -75,6 +75,7 @@ def activation_bytes(
     split: int = 1,
     context: int = 1,
     exchange: int = 1,
+    accelerator: bool = False,
 ) -> int:
     """Maximum bytes that the forward pass stores for the backward pass.
 
@@ -89,8 +90,9 @@ def activation_bytes(
     layers first; "dots" also stores the matrix products; "none" stores everything. While the
     backward pass recomputes a layer, all numbers of that layer exist. Of attention these are the
     scores, and for each query and set of keys, prompt or row, an output and a log-sum-exp; all are
-    float32. An adapter adds ``2 N M``, for its additions to the hidden units. The last
-    norm stores ``P G T D`` once.
+    float32. On accelerators, where XLA derives the gradients of attention, ``H S`` counts twice,
+    and with a soft cap three times. An adapter adds ``2 N M``, for its additions to the hidden
+    units. The last norm stores ``P G T D`` once.
 
     With k of E experts of M hidden units, ``M`` is ``k M`` above, and a layer adds the router's
     logits and what enters and leaves the experts: ``N (E + k D)`` to "dots" and ``N (2 E + 2 k D)``
@@ -110,6 +112,7 @@ def activation_bytes(
       split: Size of the ``tensor`` axis, which divides H, K and M.
       context: Size of the ``context`` axis.
       exchange: Size of the ``expert`` axis: experts work on the tokens of so many devices.
+      accelerator: Whether the device is no CPU.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -130,6 +133,7 @@ def activation_bytes(
         split=split,
         context=context,
         exchange=exchange,
+        accelerator=accelerator,
     )
     if remat == "none":
         return sum(sizes.layers) + sizes.ends + len(sizes.layers) * sizes.gathered
@@ -146,6 +150,7 @@ def largest_layer_bytes(
     split: int = 1,
     context: int = 1,
     exchange: int = 1,
+    accelerator: bool = False,
 ) -> int:
     """Bytes of all numbers of the layer that has the most, and of the last norm.
 
@@ -158,6 +163,7 @@ def largest_layer_bytes(
       split: Size of the ``tensor`` axis.
       context: Size of the ``context`` axis.
       exchange: Size of the ``expert`` axis.
+      accelerator: Whether the device is no CPU.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -170,7 +176,13 @@ def largest_layer_bytes(
       None; ours.
     """
     sizes = _layer_sizes(
-        config, batch, itemsize=itemsize, split=split, context=context, exchange=exchange
+        config,
+        batch,
+        itemsize=itemsize,
+        split=split,
+        context=context,
+        exchange=exchange,
+        accelerator=accelerator,
     )
     return max(sizes.layers) + sizes.ends + sizes.gathered
 
@@ -195,6 +207,7 @@ def _layer_sizes(
     split: int = 1,
     context: int = 1,
     exchange: int = 1,
+    accelerator: bool = False,
 ) -> _LayerSizes:
     """The terms of :func:`activation_bytes`."""
     c, (P, G, Lp, T) = config, batch
@@ -219,17 +232,19 @@ def _layer_sizes(
     experts = getattr(c, "experts", None)
     dense = [experts is None or c.kind_of(i).dense for i in range(c.num_layers)]
     each = [of_token(None if x else experts) for x in dense]
+    # A soft cap's result, whose slope depends on it.
+    scores = 2 if getattr(c, "attention_cap", None) is None else 3
     attention, block = 0, 0
     of_prompts, of_responses = (P, Lp_here, Lp), (P * G, T_here, T)
     for rows, asking, length in (of_prompts, of_responses, (P, G * T_here, Lp)):
         rows, asking = rows * key_heads, asking * heads // key_heads
         attention += 4 * rows * asking * (c.head_dim + 1)
         if (sizes := block_sizes(rows, asking, length)) is None:
-            attention += 4 * rows * asking * length
+            attention += 4 * (scores if accelerator else 1) * rows * asking * length
         else:
             # The backward pass has the scores and their gradient, and gradients of all queries.
             pairs = rows * sizes.queries * sizes.keys
-            block = max(block, 4 * (4 * pairs + 2 * rows * asking * c.head_dim))
+            block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
     return _LayerSizes(
         layers=[attention + itemsize * tokens * every for every, _ in each],
         products=[itemsize * tokens * products for _, products in each],

@@ -676,6 +676,7 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
         split=split,
         context=run.mesh["context"],
         exchange=run.mesh["expert"],
+        accelerator=accelerator,
     )
     prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
     batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
@@ -705,6 +706,7 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
             split=split,
             context=run.mesh["context"],
             exchange=run.mesh["expert"],
+            accelerator=accelerator,
         )
         keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
         most = max(most, taught + 2 * itemsize * (shape.num_layers - 1) * rows * width * keys)

@@ -59,4 +59,4 @@ def test_late_steps_are_a_row_a_figure_beside_those_before():
     assert "| sampled tokens per second | 300 (300 to 300) | 600 (600 to 600) | 2.00 |" in text
     work |= {"before": "abcdefghij"}
     text = training_page._late_steps({"workload": work, "device": "D", "commit": "C", "ours": ours})
-    assert "9.4 of 16 tokens, 9.4 before, D" in text and "before: commit abcdefg, whose" in text
+    assert "9.4 of 16 tokens, 9.4 before, D" in text and "before: commit abcdefg, each" in text

@@ -77,6 +77,10 @@ def test_gradients_are_those_of_plain_formulas(cap):
             sets += attend_set(query, part((keys, values), first, last), seen=seen, cap=cap)
         return merge_attention(*sets)
 
+    def derived(query, keys, values):  # the gradients that other devices take
+        seen = Seen(ids=ids, key_ids=key_ids, mask=mask)
+        return attention._whole_forward(query, KV(keys, values), seen, cap)[0]
+
     def loss(function):
         def of(*arrays):
             output, lse = function(*arrays)
@@ -85,7 +89,7 @@ def test_gradients_are_those_of_plain_formulas(cap):
         return jax.grad(of, (0, 1, 2))
 
     wanted = loss(lambda *arrays: _plain(*arrays, visible, cap))(query, keys, values)
-    for function in (one, merged):
+    for function in (one, merged, derived):
         for got, want in zip(loss(function)(query, keys, values), wanted, strict=True):
             np.testing.assert_allclose(got, want, atol=2e-6)
 
@@ -103,11 +107,26 @@ def test_gradients_in_half_precision():
 
         return jax.grad(loss, (0, 1, 2))(query, keys, values)
 
-    half = gradients(*(x.astype(jnp.bfloat16) for x in wide))
-    for got, want in zip(half, gradients(*wide), strict=True):
+    arrays = [x.astype(jnp.bfloat16) for x in wide]
+    traced = jax.make_jaxpr(gradients)(*arrays).jaxpr
+    dots = [x for x in _equations(traced) if x.primitive.name == "dot_general"]
+    assert len(dots) == 6
+    for dot in dots:
+        assert [x.aval.dtype for x in dot.invars] == [jnp.bfloat16] * 2
+        assert dot.outvars[0].aval.dtype == jnp.float32
+    for got, want in zip(gradients(*arrays), gradients(*wide), strict=True):
         assert got.dtype == jnp.bfloat16
         scale = float(jnp.max(jnp.abs(want)))
         np.testing.assert_allclose(got.astype(jnp.float32), want, atol=0.02 * scale)
+
+
+def _equations(jaxpr):
+    """All equations, those of inner functions too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(inner, "jaxpr"):
+                yield from _equations(inner.jaxpr)
 
 
 def _numpy_attention(q, keys, values, cap, sink):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.rope import Rope, rotary_tables, rotate
+from jaxrl_llm.models.rope import Rope, YarnScaling, rotary_tables, rotate
 
 
 def _complex(x, positions, size, theta):
@@ -28,3 +28,16 @@ def test_a_rotation_and_its_gradient(size):
     # The inverse of a rotation is its transpose.
     np.testing.assert_allclose(pull(dy)[0], _complex(dy, -positions, size, 100.0), atol=2e-5)
     np.testing.assert_allclose(pull(turned)[0], x, atol=1e-5)
+
+
+def test_the_gradient_of_a_scaled_rotation():
+    """YaRN's tables have a factor, which a rotation back keeps; in half precision too."""
+    x, dy = (jax.random.normal(jax.random.key(i), (5, 3, 8)) for i in range(2))
+    scaling = YarnScaling(factor=4.0, original_max_length=16, attention_factor=1.3)
+    tables = rotary_tables(jnp.arange(5), 8, Rope(100.0, scaling))
+    turned, pull = jax.vjp(lambda x: rotate(x, *tables), x)
+    np.testing.assert_allclose(jnp.sum(turned * dy), jnp.sum(x * pull(dy)[0]), rtol=1e-5)
+    np.testing.assert_allclose(pull(turned)[0], 1.3**2 * x, rtol=1e-4, atol=1e-5)
+    half = jax.vjp(lambda x: rotate(x, *tables), x.astype(jnp.bfloat16))[1](dy.astype(jnp.bfloat16))
+    assert half[0].dtype == jnp.bfloat16
+    np.testing.assert_allclose(half[0].astype(jnp.float32), pull(dy)[0], atol=0.03)

@@ -160,6 +160,11 @@ def test_activations_by_hand():
     assert activation_bytes(config, batch, remat="none") == none + ends
     beside = activation_bytes(config, batch, remat="none", adapter=True)
     assert beside - none - ends == 4 * tokens * 2 * 64
+    capped = dataclasses.replace(config, attention_cap=50.0)
+    assert activation_bytes(capped, batch, remat="none") == none + ends
+    for c, more in ((config, 1), (capped, 2)):  # scores that XLA's gradients keep elsewhere
+        elsewhere = activation_bytes(c, batch, remat="none", accelerator=True)
+        assert elsewhere == none + ends + more * 4 * 4 * pairs
     experts = {"experts": EXPERTS["experts"], "layers": (LayerKind(), LayerKind(dense=True))}
     mixed = dataclasses.replace(config, num_layers=2, **experts)
     more = 4 * tokens * (3 * (3 * 96 - 64) + 2 * (8 + 3 * 32))
