@@ -204,10 +204,7 @@ def _merge(output_a: Array, lse_a: Array, output_b: Array, lse_b: Array) -> tupl
 
 
 def _merge_backward(parts, cotangents):
-    """With the shares ``s = exp(l_A - l)`` and ``t = 1 - s`` of the two sets:
-
-    do_A = s do,   dl_A = s (t do . (o_A - o_B) + dl)
-    """
+    """``do_A = s do`` and ``dl_A = s (t do . (o_A - o_B) + dl)``; s and t are the sets' shares."""
     output_a, lse_a, output_b, lse_b = parts
     d_output, d_lse = cotangents
     top = jnp.maximum(lse_a, lse_b)
