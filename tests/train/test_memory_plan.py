@@ -650,8 +650,10 @@ def test_the_largest_layer_is_that_with_the_most(plans):
     # A teacher's rows go through the policy's layers.
     inputs = inputs._replace(model=make_model(mixed), params=param_shapes(make_model(mixed)))
     sdpo = dataclasses.replace(config, recipe="sdpo", remat="full")
-    plan = make_plan(sdpo, inputs)
-    assert plan.step["activations"] > 0
+    taught = largest_layer_bytes(mixed, batch._replace(prompt_length=256))
+    keys = mixed.num_kv_heads * mixed.head_dim
+    want = taught + 2 * 4 * (mixed.num_layers - 1) * 8 * 256 * keys
+    assert make_plan(sdpo, inputs).step["activations"] == want
 
 
 def test_another_model_of_a_run_may_come_from_a_function(plans, tmp_path, monkeypatch):
