@@ -1,11 +1,13 @@
 """Checkpoints: saved whole, read back, the last few and the best, with a record of their files."""
 
+import errno
 import json
 import logging
 import os
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -408,6 +410,19 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, caplog):
     with pytest.raises(CheckpointError, match="step 3 .*no space .* the one of step 1 stands"):
         checkpoints.save(make_state(step=3)[1])
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_a_folder_that_goes_while_it_is_read_hides_no_error(tmp_path, monkeypatch):
+    checkpoints, _ = save_steps(tmp_path, 1)
+
+    def gone(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(Path, "iterdir", gone)
+    with pytest.raises(CheckpointError, match="step 2 cannot be written .*: no space is left on"):
+        checkpoints.save(make_state(step=2)[1])
 
 
 @pytest.mark.parametrize("there", [True, False])

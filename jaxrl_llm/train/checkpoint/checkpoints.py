@@ -288,8 +288,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            self.sweep()
-            steps = self.steps()
+            steps = []
+            with contextlib.suppress(OSError):  # the folder may go while it is read
+                self.sweep()
+                steps = self.steps()
             last = f"; the one of step {steps[-1]} stands" if steps else ""
             told = (
                 f"The checkpoint of step {step} cannot be written to {str(self.folder)!r}: "
