@@ -31,6 +31,19 @@ class BatchShape(NamedTuple):
     length: int  # T
 
 
+class LayerPlacement(NamedTuple):
+    """How layers are computed on a device."""
+
+    itemsize: int = 4  # bytes of a number; attention scores are always float32
+    tensor: int = 1  # the size of this mesh axis, which divides H, K and M
+    context: int = 1  # the size of this mesh axis
+    expert: int = 1  # the size of this mesh axis: experts get the tokens of so many devices
+    accelerator: bool = False  # whether the device is a TPU or GPU
+
+
+ONE_CPU = LayerPlacement()
+
+
 def tree_bytes(
     tree: ArrayTree,
     mesh: Mapping[str, int] | None = None,
@@ -70,12 +83,8 @@ def activation_bytes(
     batch: BatchShape,
     *,
     remat: str,
-    itemsize: int = 4,
     adapter: bool = False,
-    split: int = 1,
-    context: int = 1,
-    exchange: int = 1,
-    accelerator: bool = False,
+    on: LayerPlacement = ONE_CPU,
 ) -> int:
     """Maximum bytes that the forward pass stores for the backward pass.
 
@@ -107,12 +116,8 @@ def activation_bytes(
       config: A ``ModelConfig``.
       batch: What a device works on at one time.
       remat: "none", "dots" or "full".
-      itemsize: Bytes of a number; attention scores are always float32.
       adapter: Whether linear layers have a low-rank adapter.
-      split: Size of the ``tensor`` axis, which divides H, K and M.
-      context: Size of the ``context`` axis.
-      exchange: Size of the ``expert`` axis: experts work on the tokens of so many devices.
-      accelerator: Whether the device is no CPU.
+      on: Precision, mesh axes and kind of the device.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -125,16 +130,7 @@ def activation_bytes(
       None; ours. Tests compare it with compiled programs on CPUs and with traced residuals.
     """
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
-    sizes = _layer_sizes(
-        config,
-        batch,
-        itemsize=itemsize,
-        adapter=adapter,
-        split=split,
-        context=context,
-        exchange=exchange,
-        accelerator=accelerator,
-    )
+    sizes = _layer_sizes(config, batch, on, adapter=adapter)
     if remat == "none":
         return sum(sizes.layers) + sizes.ends + len(sizes.layers) * sizes.gathered
     stored = sizes.products if remat == "dots" else [sizes.inputs] * len(sizes.layers)
@@ -142,16 +138,7 @@ def activation_bytes(
     return sum(stored) + shared + max(sizes.layers) + sizes.ends + sizes.gathered
 
 
-def largest_layer_bytes(
-    config: Any,
-    batch: BatchShape,
-    *,
-    itemsize: int = 4,
-    split: int = 1,
-    context: int = 1,
-    exchange: int = 1,
-    accelerator: bool = False,
-) -> int:
+def largest_layer_bytes(config: Any, batch: BatchShape, *, on: LayerPlacement = ONE_CPU) -> int:
     """Bytes of all numbers of the layer that has the most, and of the last norm.
 
     It is what a forward pass without gradients has at one time, one layer after the other.
@@ -159,11 +146,7 @@ def largest_layer_bytes(
     Args:
       config: A ``ModelConfig``.
       batch: What a device works on at one time.
-      itemsize: Bytes of a number; attention scores are always float32.
-      split: Size of the ``tensor`` axis.
-      context: Size of the ``context`` axis.
-      exchange: Size of the ``expert`` axis.
-      accelerator: Whether the device is no CPU.
+      on: Precision, mesh axes and kind of the device.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -175,15 +158,7 @@ def largest_layer_bytes(
     References:
       None; ours.
     """
-    sizes = _layer_sizes(
-        config,
-        batch,
-        itemsize=itemsize,
-        split=split,
-        context=context,
-        exchange=exchange,
-        accelerator=accelerator,
-    )
+    sizes = _layer_sizes(config, batch, on)
     return max(sizes.layers) + sizes.ends + sizes.gathered
 
 
@@ -199,30 +174,22 @@ class _LayerSizes(NamedTuple):
 
 
 def _layer_sizes(
-    config: Any,
-    batch: BatchShape,
-    *,
-    itemsize: int,
-    adapter: bool = False,
-    split: int = 1,
-    context: int = 1,
-    exchange: int = 1,
-    accelerator: bool = False,
+    config: Any, batch: BatchShape, on: LayerPlacement, *, adapter: bool = False
 ) -> _LayerSizes:
     """The terms of :func:`activation_bytes`."""
     c, (P, G, Lp, T) = config, batch
-    Lp_here, T_here = (-(-size // context) for size in (Lp, T))
+    Lp_here, T_here = (-(-size // on.context) for size in (Lp, T))
     tokens = P * (Lp_here + G * T_here)
-    heads, key_heads = (max(size // split, 1) for size in (c.num_heads, c.num_kv_heads))
+    heads, key_heads = (max(size // on.tensor, 1) for size in (c.num_heads, c.num_kv_heads))
     width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
 
     def of_token(experts: Any) -> tuple[int, int]:
         """Numbers of a token in a layer: all of them, and the matrix products."""
         size, more = c.mlp_width, 0
         if experts is not None:
-            size = exchange * experts.active * experts.width
-            more = experts.count + exchange * experts.active * width
-        hidden = max(size // split, 1)
+            size = on.expert * experts.active * experts.width
+            more = experts.count + on.expert * experts.active * width
+        hidden = max(size // on.tensor, 1)
         every = 4 * width + 2 * (queries + keys) + 3 * hidden + 2 * more
         every += queries + keys if getattr(c, "qk_norm", False) else 0
         every += 2 * width if getattr(c, "norm_placement", "before") == "both" else 0
@@ -240,18 +207,18 @@ def _layer_sizes(
         rows, asking = rows * key_heads, asking * heads // key_heads
         attention += 4 * rows * asking * (c.head_dim + 1)
         if (sizes := block_sizes(rows, asking, length)) is None:
-            attention += 4 * (scores if accelerator else 1) * rows * asking * length
+            attention += 4 * (scores if on.accelerator else 1) * rows * asking * length
         else:
             # The backward pass has the scores and their gradient, and gradients of all queries.
             pairs = rows * sizes.queries * sizes.keys
             block = max(block, 4 * (2 * scores * pairs + 2 * rows * asking * c.head_dim))
     return _LayerSizes(
-        layers=[attention + itemsize * tokens * every for every, _ in each],
-        products=[itemsize * tokens * products for _, products in each],
-        inputs=itemsize * tokens * width,
-        prompt_keys=itemsize * 2 * P * Lp_here * keys,
-        gathered=itemsize * 2 * P * (Lp + G * T) * keys if context > 1 else 0,
-        ends=block + itemsize * P * G * T_here * width,
+        layers=[attention + on.itemsize * tokens * every for every, _ in each],
+        products=[on.itemsize * tokens * products for _, products in each],
+        inputs=on.itemsize * tokens * width,
+        prompt_keys=on.itemsize * 2 * P * Lp_here * keys,
+        gathered=on.itemsize * 2 * P * (Lp + G * T) * keys if on.context > 1 else 0,
+        ends=block + on.itemsize * P * G * T_here * width,
     )
 
 

@@ -10,7 +10,6 @@ does not have, as many as its mesh sizes specify.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -40,6 +39,7 @@ from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.memory_bytes import (
     BatchShape,
+    LayerPlacement,
     activation_bytes,
     cache_bytes,
     largest_layer_bytes,
@@ -669,13 +669,11 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
 def _largest_activations(run: _Run, accelerator: bool) -> int:
     """Activations of a microbatch: of the policy, or of a subagent or teacher if they have more."""
     config, recipe, shape = run.config, run.recipe, run.model.config
-    itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
-    measure = functools.partial(
-        activation_bytes,
-        itemsize=itemsize,
-        split=split,
+    on = LayerPlacement(
+        itemsize=run.itemsize if accelerator else 4,
+        tensor=run.mesh["tensor"],
         context=run.mesh["context"],
-        exchange=run.mesh["expert"],
+        expert=run.mesh["expert"],
         accelerator=accelerator,
     )
     prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
@@ -684,7 +682,8 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
         batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
     if (block := block_length_of(run.model)) is not None:  # each block a second time
         batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
-    most = measure(shape, batch, remat=config.remat, adapter=config.lora.rank is not None)
+    adapter = config.lora.rank is not None
+    most = activation_bytes(shape, batch, remat=config.remat, adapter=adapter, on=on)
     if run.inputs.subagent is not None:  # after the main step, on rows of its own
         rows = config.prompts_per_step * run.group_size * recipe.subagent.count
         answers = BatchShape(
@@ -694,22 +693,14 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
             config.subagent.max_new_tokens,
         )
         of_subagent = run.inputs.subagent[0].config
-        most = max(most, measure(of_subagent, answers, remat=config.remat))
+        most = max(most, activation_bytes(of_subagent, answers, remat=config.remat, on=on))
     if recipe.has_teacher and not recipe.learns_from_model:
         # The teacher's rows have a prompt each: one layer, and keys and values of the others.
         room = teacher_room(config, run.model, run.inputs.longest_prompt)
         rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
-        taught = largest_layer_bytes(
-            shape,
-            BatchShape(rows, 1, width, run.length),
-            itemsize=itemsize,
-            split=split,
-            context=run.mesh["context"],
-            exchange=run.mesh["expert"],
-            accelerator=accelerator,
-        )
-        keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
-        most = max(most, taught + 2 * itemsize * (shape.num_layers - 1) * rows * width * keys)
+        taught = largest_layer_bytes(shape, BatchShape(rows, 1, width, run.length), on=on)
+        keys = max(shape.num_kv_heads // on.tensor, 1) * shape.head_dim
+        most = max(most, taught + 2 * on.itemsize * (shape.num_layers - 1) * rows * width * keys)
     return most
 
 

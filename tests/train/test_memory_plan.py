@@ -43,6 +43,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.memory_bytes import (
     BatchShape,
+    LayerPlacement,
     activation_bytes,
     cache_bytes,
     largest_layer_bytes,
@@ -109,7 +110,7 @@ def compiled_bytes(config, batch, *, expert=1):
     program = step.lower(state, rollouts).compile()
     estimate = tree_bytes(state.params, sizes, spec=update_spec)
     estimate += logits_bytes(config.vocab_size, math.prod(shape), config.width, mesh=sizes)
-    estimate += activation_bytes(config, batch, remat="none", exchange=expert)
+    estimate += activation_bytes(config, batch, remat="none", on=LayerPlacement(expert=expert))
     return program.memory_analysis().temp_size_in_bytes, estimate
 
 
@@ -163,7 +164,7 @@ def test_activations_by_hand():
     capped = dataclasses.replace(config, attention_cap=50.0)
     assert activation_bytes(capped, batch, remat="none") == none + ends
     for c, more in ((config, 1), (capped, 2)):  # scores that XLA's gradients keep elsewhere
-        elsewhere = activation_bytes(c, batch, remat="none", accelerator=True)
+        elsewhere = activation_bytes(c, batch, remat="none", on=LayerPlacement(accelerator=True))
         assert elsewhere == none + ends + more * 4 * 4 * pairs
     experts = {"experts": EXPERTS["experts"], "layers": (LayerKind(), LayerKind(dense=True))}
     mixed = dataclasses.replace(config, num_layers=2, **experts)
