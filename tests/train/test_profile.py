@@ -181,6 +181,20 @@ def test_the_peak_of_a_cpu_is_measured_once():
     assert profile.measured_peak.cache_info().misses == measured
 
 
+def test_the_peak_is_that_of_the_fastest_product_so_far(monkeypatch):
+    measured = iter([2e6, 1e6, 4e6, 3e6, 8e6])
+    monkeypatch.setattr(profile, "_timed_product", lambda dtype, size: lambda: next(measured))
+    monkeypatch.setattr(profile, "measured_peak", lambda dtype: 1e6)
+    model, batch = tiny_model(num_layers=1)[0], make_batch()
+    meter = Meter(model)
+    at = [meter(batch, {"wait": 0.0, "score": 0.0, "train": t}) for t in (0.5, 2.0, 1.0, 1.0, 1.0)]
+    peaks = [round(x["flops_per_second"] / x["mfu"]) for x in at]
+    assert peaks == [1e6, 2e6, 2e6, 4e6, 4e6]  # a short step measures nothing
+    configured = Meter(model, peak_flops=5e6)
+    assert configured(batch, {"wait": 0.0, "score": 0.0, "train": 2.0})["mfu"] > 0
+    assert configured.peak == 5e6 and next(measured) == 8e6
+
+
 def test_a_trace_of_the_steps_that_are_asked_for(tmp_path):
     for step in (1, 2, 3):
         with traced(step, (2,), tmp_path / "profile"):
