@@ -20,11 +20,14 @@ from benchmarks.quickstart import WAYS
 PAGE = ROOT / "docs" / "leaderboard.md"
 COLUMNS = ("recipe", "seeds", "steps", "tokens", "minutes", *(f"{way}, gain" for way in WAYS))
 PREFIX = "leaderboard_"
+BASE = "grpo"
 
 
 def measured(folder: Path = RESULTS) -> str:
-    """A table and a picture for each task."""
-    return "\n\n".join(part for each in tasks(folder) for part in _task(each)) or "Nothing yet."
+    """The table of all tasks, and a table and a picture for each."""
+    found = tasks(folder)
+    parts = [*_overview(found), *(part for each in found for part in _task(each))]
+    return "\n\n".join(parts) or "Nothing yet."
 
 
 def tasks(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -89,6 +92,48 @@ def _by_recipe(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     return {name: runs[name] for name in order}
 
 
+def _overview(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How far each recipe is from BASE on each task, where they share at least two seeds."""
+    names, differences = [], {}
+    for result in results:
+        of_task = _differences(result)
+        names += [result["name"].removeprefix(PREFIX)] if of_task else []
+        for recipe, values in of_task.items():
+            differences.setdefault(recipe, {})[names[-1]] = values
+    if not differences:
+        return []
+
+    def cell(values: Sequence[float] | None) -> str:
+        if values is None:
+            return "-"
+        mark = "**" if abs(fmean(values)) > _half(values) > 0 else ""
+        return f"{mark}{_spread(values)}{mark}"
+
+    order = sorted(differences, key=lambda name: -fmean(map(fmean, differences[name].values())))
+    rows = [(f"`{x}`", *(cell(differences[x].get(name)) for name in names)) for x in order]
+    count = sum(map(len, differences.values()))
+    text = (
+        f"The sampled gain less that of `{BASE}` on the same seed, so on the same questions: the "
+        "mean over the seeds and half of its 95% interval. Bold: the interval excludes zero. Of "
+        f"{count} such intervals, about {round(0.05 * count)} would by chance alone."
+    )
+    return [pages.table(f"## All tasks, beside {BASE}\n\n{text}", ("recipe", *names), rows)]
+
+
+def _differences(result: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The sampled gain of each recipe less that of BASE, for each seed that both have."""
+    gains = {
+        name: {run["seed"]: _gains([run], "sampled")[0] for run in runs}
+        for name, runs in _by_recipe(result).items()
+    }
+    base = gains.pop(BASE, {})
+    found = {
+        name: [value - base[seed] for seed, value in sorted(each.items()) if seed in base]
+        for name, each in gains.items()
+    }
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
 def _gains(runs: Sequence[Mapping[str, Any]], way: str) -> list[float]:
     return [run[f"{way}_after"] - run[f"{way}_before"] for run in runs]
 
@@ -132,12 +177,15 @@ def _row(recipe: str, runs: Sequence[Mapping[str, Any]], devices: Sequence[str])
 
 
 def _spread(gains: Sequence[float]) -> str:
-    """The mean gain and half of its 95% interval by Student's t over the seeds."""
-    mean, n = fmean(gains), len(gains)
-    if n == 1:
-        return f"{mean:+.3f}"
-    half = float(t.ppf(0.975, n - 1)) * stdev(gains) / math.sqrt(n)
-    return f"{mean:+.3f} ± {half:.3f}"
+    """The mean and, of several, half of its 95% interval."""
+    mean = f"{fmean(gains):+.3f}"
+    return mean if len(gains) == 1 else f"{mean} ± {_half(gains):.3f}"
+
+
+def _half(gains: Sequence[float]) -> float:
+    """Half of the 95% interval of the mean, by Student's t over the seeds."""
+    n = len(gains)
+    return float(t.ppf(0.975, n - 1)) * stdev(gains) / math.sqrt(n)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -103,6 +103,20 @@ def test_a_row_is_a_recipe_and_the_largest_gain_is_first():
     assert alone[-1] == "0.250 to 0.500, +0.250"
 
 
+def test_recipes_are_compared_on_the_same_seeds():
+    runs = [_run(seed=seed, after=after) for seed, after in enumerate((0.5, 0.6, 0.7))]
+    runs += [_run("gigpo", seed, after=after) for seed, after in enumerate((0.6, 0.7, 0.81))]
+    runs += [_run("rloo", seed, after=after) for seed, after in ((0, 0.9), (2, 0.4), (3, 0.0))]
+    runs += [_run("gspo", 0, after=0.9)]
+    other = _result([_run(), _run(seed=1)]) | {"name": "leaderboard_gcd"}
+    (table,) = leaderboard_page._overview([other, _result(runs)])
+    # Student's t with two degrees of freedom: 4.303 x 0.00577 / sqrt(3).
+    rows = ["| recipe | textworld |", "| --- | --- |", "| `gigpo` | **+0.103 ± 0.014** |"]
+    rows += ["| `rloo` | +0.050 ± 4.447 |"]
+    assert table.split("\n\n")[-1].splitlines() == rows
+    assert leaderboard_page._overview([other]) == []
+
+
 def test_results_of_several_devices_are_one_table(tmp_path):
     for device, seeds, minutes in (("slow", (0, 1), 4.0), ("fast", (2,), 1.0)):
         runs = [_run(seed=seed, minutes=minutes) for seed in seeds]
