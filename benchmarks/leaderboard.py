@@ -68,9 +68,12 @@ def options_of(task: str, recipe: str) -> list[str]:
     """What the run of a recipe changes in the config of a task."""
     path, _, name = TASKS[task].config.partition(":")
     config = load_config(harness.ROOT / path, name=name or "config")
-    options = [*TASKS[task].options, "--recipe", recipe]
+    changed = TASKS[task].options
+    options = [*changed, "--recipe", recipe]
     found = find_recipe(recipe, config.sampling)
-    if (config.minibatches or 1) > 1 and not found.forward_only and not found.uses_ratio:
+    given = dict(zip(changed[::2], changed[1::2], strict=True))
+    updates = int(given.get("--minibatches", config.minibatches or 1))
+    if updates > 1 and not found.forward_only and not found.uses_ratio:
         options += ["--minibatches", "1"]
     return options
 

@@ -38,15 +38,9 @@ prompts = jr.bind(
 )
 
 
-def warm():
-    """The model with the weights that the warm-up left."""
-    model, params = jr.models.load_model(MODEL)
-    folder = jr.train.Checkpoints(f"{WARMUP}/checkpoints", model=model)
-    return model, folder.restore_policy(params), jr.data.load_tokenizer(MODEL)
-
-
 config = TrainConfig(
-    model=warm,
+    model=MODEL,
+    init_from=WARMUP,
     data=DataConfig(prompts=prompts, held_out=0.2),
     environment=jr.environments.ToolEnv(TOOLS, jr.rewards.last_integer, max_turns=3),
     episodes=EpisodeOptions(max_turns=3, turn_tokens=40),
@@ -88,7 +82,7 @@ def examples():
 
 warmup = dataclasses.replace(
     config,
-    model=MODEL,
+    init_from=None,
     data=DataConfig(prompts=examples, held_out=0, system=describe_tools(TOOLS)),
     environment=None,
     episodes=EpisodeOptions(),

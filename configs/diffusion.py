@@ -90,16 +90,9 @@ config = TrainConfig(
 )
 
 
-def trained():
-    """The model with the weights that the first run left."""
-    made, params, tokenizer = model()
-    folder = jr.train.Checkpoints(f"{config.run_dir}/checkpoints", model=made)
-    return made, folder.restore_policy(params), tokenizer
-
-
 improved = dataclasses.replace(
     config,
-    model=trained,
+    init_from=config.run_dir,
     recipe="diffu_grpo",
     sampling=SamplingConfig(
         group_size=8, max_new_tokens=LETTERS + 1, denoising=DenoisingOptions(steps=5)

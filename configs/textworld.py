@@ -43,15 +43,9 @@ def prompts():
     return PromptSet(games, source="TextWorld's coin collector")
 
 
-def warm():
-    """The model with the weights that the warm-up left."""
-    model, params = jr.models.load_model(MODEL)
-    folder = jr.train.Checkpoints(f"{WARMUP}/checkpoints", model=model)
-    return model, folder.restore_policy(params), jr.data.load_tokenizer(MODEL)
-
-
 config = TrainConfig(
-    model=warm,
+    model=MODEL,
+    init_from=WARMUP,
     data=DataConfig(prompts=prompts, held_out=1 / 3),
     environment=ENVIRONMENT,
     episodes=EpisodeOptions(max_turns=6, turn_tokens=6),
@@ -84,7 +78,7 @@ def examples():
 
 warmup = dataclasses.replace(
     config,
-    model=MODEL,
+    init_from=None,
     data=DataConfig(prompts=examples, held_out=0),
     environment=None,
     episodes=EpisodeOptions(),

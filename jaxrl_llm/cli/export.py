@@ -145,7 +145,7 @@ def load_trained(
     run_dir: Path, config: TrainConfig, choice: options.CheckpointChoice, *, merge: bool
 ):
     """The model's configuration, the step, the parameters or adapter after it, the tokenizer."""
-    model, params, tokenizer = load_model(config, None)
+    model, params, tokenizer = load_model(options.without_start(config), None)
     recipe = find_recipe(config.recipe, config.sampling)
     with_delta, policy = with_trained(config, recipe, model, params)
     marks, best = base_fingerprint(policy, config.lora), config.checkpoint.best

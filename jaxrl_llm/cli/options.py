@@ -429,7 +429,7 @@ def load_policy(
         with usage_errors():
             config = dataclasses.replace(config, dtype=dtype)
     with usage_errors():
-        model, params, tokenizer = load_model(config, None)
+        model, params, tokenizer = load_model(without_start(config), None)
         model, params = with_adapter(model, params, config.lora)
         marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
         checkpoints = Checkpoints(
@@ -437,6 +437,11 @@ def load_policy(
         )
         params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     return Policy(model, params, tokenizer, config, checkpoints.last)
+
+
+def without_start(config: TrainConfig) -> TrainConfig:
+    """The config of a run whose checkpoint has all weights; ``init_from`` may be gone by now."""
+    return config if config.lora.rank is not None else dataclasses.replace(config, init_from=None)
 
 
 def use_compilation_cache() -> None:

@@ -277,6 +277,10 @@ class TrainConfig:
     Attributes:
       model: A name or path of a pretrained model; or a function that returns
         `(model, params, tokenizer)`.
+      init_from: An earlier run whose policy this one starts from, such as supervised fine-tuning
+        of the same `model`: its run folder, of which the last checkpoint is read, or the folder of
+        one checkpoint. None starts from the weights of `model`. For a run that trained an adapter,
+        export the merged model and name it as `model`.
       reference: The reference model of a recipe, of the policy's architecture: a name or path, or a
         function like that of `model`, such as the average of two models (SALSA) or the policy
         before an earlier run. None uses the policy before its first step. A moving reference starts
@@ -359,6 +363,7 @@ class TrainConfig:
 
     model: str | Callable
     data: DataConfig
+    init_from: str | None = None
     reference: str | Callable | None = None
     reference_logp: str | None = None
     teacher: str | Callable | TokenTeacher | AlignedTeacher | None = None
@@ -436,6 +441,8 @@ class TrainConfig:
                     f"config: {option} has no effect on a model that a function returns; set it in "
                     "the function."
                 )
+        if self.init_from is not None and not isinstance(self.init_from, str):
+            raise TypeError(f"config: init_from must name a folder; got {self.init_from!r}.")
         if not isinstance(self.run_dir, str):
             raise TypeError(f"config: run_dir must be a string; got {self.run_dir!r}.")
         if not self.run_dir.strip():
@@ -667,10 +674,12 @@ class TrainConfig:
         """The config by which another model of the run is loaded, such as its teacher.
 
         The other model has the `dtype` of the policy unless a function returns it, and no
-        `quantization` or `scan_layers`.
+        `init_from`, `quantization` or `scan_layers`.
         """
         dtype = self.dtype if isinstance(model, str) else "float32"
-        return replace(self, model=model, dtype=dtype, quantization=None, scan_layers=False)
+        return replace(
+            self, model=model, init_from=None, dtype=dtype, quantization=None, scan_layers=False
+        )
 
     @property
     def product_dtype(self) -> str:

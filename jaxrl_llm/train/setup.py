@@ -40,6 +40,7 @@ from jaxrl_llm.rollout.subagent import SubagentPlayer
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.checkpoint.checkpoints import open_policy
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
@@ -417,7 +418,10 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
     """The model of a config.
 
     If ``config.model`` is a function, it returns the parameters as well, so nothing is left to
-    read.
+    read but the policy of ``config.init_from``.
+
+    Raises:
+      CheckpointError: If ``config.init_from`` has no checkpoint.
     """
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
@@ -432,10 +436,29 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
             scan_layers=config.scan_layers,
         )
         tokenizer = data.load_tokenizer(config.model)
-        return OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
-    model, params, tokenizer = config.model()
-    params = _placed(model, params, mesh)
-    return OpenedModel(model, tokenizer, lambda: params, lambda: params)
+        found = OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
+    else:
+        model, params, tokenizer = config.model()
+        params = _placed(model, params, mesh)
+        found = OpenedModel(model, tokenizer, lambda: params, lambda: params)
+    return found if config.init_from is None else _begun_from(config.init_from, found)
+
+
+def _begun_from(source: str, opened: OpenedModel) -> OpenedModel:
+    """The model with the policy that an earlier run left, which has its parameters in float32."""
+    read_policy = open_policy(source, model=opened.model)
+
+    def stored(x) -> jax.ShapeDtypeStruct:
+        dtype = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+        where = x.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=where)
+
+    def read() -> ArrayTree:
+        shapes = opened.shapes()
+        params = read_policy(jax.tree.map(stored, shapes))
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), params, shapes)
+
+    return opened._replace(read=read)
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:

@@ -1,5 +1,6 @@
 """Checkpoints: saved whole, read back, the last few and the best, with a record of their files."""
 
+import dataclasses
 import errno
 import json
 import logging
@@ -154,6 +155,15 @@ def test_another_model_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="belongs to another model"):
         checkpoints.restore_params(state.params)
     assert checkpoints.steps() == [1]
+
+
+def test_a_model_of_another_precision_reads_the_same_parameters(tmp_path):
+    _, states = save_steps(tmp_path, 1)
+    model, params = tiny_model(num_layers=1, dtype="bfloat16")
+    found = Checkpoints(tmp_path, model=model).restore_policy(params)
+    assert_same(found, states[1].params)
+    rounded = model._replace(config=dataclasses.replace(model.config, quantization="int8"))
+    assert_same(Checkpoints(tmp_path, model=rounded).restore_policy(params), states[1].params)
 
 
 def test_another_optimizer_is_refused(tmp_path):

@@ -355,10 +355,12 @@ class Checkpoints:
         """The state of the recipe's collector; arguments as in :meth:`restore`."""
         return self._load({"collector_state": like}, {}, step, partial=True)["collector_state"]
 
-    def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
-        for leaf in jax.tree.leaves(like):
-            if isinstance(leaf, jax.core.Tracer):  # as of a plan, which then calls the function
-                raise jax.errors.ConcretizationTypeError(leaf, "A checkpoint is read into arrays.")
+    def candidates(self, step: int | None) -> list[int]:
+        """The steps that a restore may read, in order: one, or with None all complete ones.
+
+        Raises:
+          CheckpointError: If there is none.
+        """
         steps = processes.from_first(self.steps)
         if step is not None:
             if step not in steps:
@@ -367,10 +369,17 @@ class Checkpoints:
                     f"There is no checkpoint of step {step} in {str(self.folder)!r}; "
                     f"there are {there}."
                 )
-            steps = [step]
+            return [step]
         if not steps:
             what = "no checkpoint that can be read" if left_in(self.folder) else "no checkpoint"
             raise CheckpointError(f"There is {what} in {str(self.folder)!r}.")
+        return steps
+
+    def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
+        for leaf in jax.tree.leaves(like):
+            if isinstance(leaf, jax.core.Tracer):  # as of a plan, which then calls the function
+                raise jax.errors.ConcretizationTypeError(leaf, "A checkpoint is read into arrays.")
+        steps = self.candidates(step)
         paths = [self.path(candidate) for candidate in steps]
         tree, place = read_last(paths, like, wanted, partial=partial)
         self.last, self._passed = steps[place], steps[place + 1 :]
@@ -439,6 +448,30 @@ def restore(
       CheckpointError: If there is none, or none can be read.
     """
     return Checkpoints(folder, model=model).restore(like, step=step)
+
+
+def open_policy(source: str | Path, *, model: Model) -> Callable[[ArrayTree], ArrayTree]:
+    """Finds the policy that a run left; returns a function that reads it.
+
+    Args:
+      source: A run folder, whose last checkpoint is read, or the folder of one checkpoint.
+      model: The model, in any precision.
+
+    Returns:
+      ``read(like)``: the parameters, with the shapes and shardings of ``like``. It raises the
+      errors of :func:`restore`, such as for a run that trained an adapter.
+
+    Raises:
+      CheckpointError: If there is no checkpoint.
+    """
+    path, step = Path(source), None
+    if match := _NAME.fullmatch(path.name):
+        folder, step = path.parent, int(match[1])
+    else:
+        folder = path / "checkpoints"
+    checkpoints = Checkpoints(folder, model=model)
+    checkpoints.candidates(step)
+    return lambda like: checkpoints.restore_params(like, step=step)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,6 +24,9 @@ from jaxrl_llm.train.state import TrainState
 UNFINISHED = ".unfinished"
 
 FORMAT = 5
+
+# What the text of a model's configuration says of its products.
+_PRECISION = re.compile(r", (dtype|quantization)=('\w+'|None)")
 
 
 class Extras(NamedTuple):
@@ -83,21 +87,24 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
             continue  # of a run that had none
         if key not in metadata:
             raise ValueError("it does not say which model it belongs to")
-        if metadata[key] != value:
+        there = metadata[key]
+        if key == "model":  # products in another precision read the same parameters
+            there, value = (_PRECISION.sub("", str(text)) for text in (there, value))
+        if there != value:
             what = {
-                "format": f"was written by another version: it has format {metadata[key]}, "
+                "format": f"was written by another version: it has format {there}, "
                 f"this one reads {value}",
-                "model": f"belongs to another model: {metadata[key]}, not {value}",
+                "model": f"belongs to another model: {there}, not {value}",
                 "params": "belongs to another model or adapter: parameter names or shapes differ",
                 "state": "was made with another optimizer or recipe than this run has",
                 "questions": "was made with other questions, or another split or order of them",
-                "seed": f"was made with seed {metadata[key]}, this run has {value}",
+                "seed": f"was made with seed {there}, this run has {value}",
                 "base": "belongs to an adapter of another model: the frozen parameters differ",
                 "reference": "was made with another reference: the parameters of the model that "
                 "the run loads differ",
                 "teacher": "was made with another teacher: the parameters or scores that the run "
                 "loads differ",
-            }.get(key, f"was made with {key} {metadata[key]!r}, this run has {value!r}")
+            }.get(key, f"was made with {key} {there!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 
 

@@ -1,0 +1,135 @@
+"""A run that starts from the policy that another one left."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import CONFIG, tiny_run, wide_model
+
+import jaxrl_llm as jr
+from jaxrl_llm.cli import main
+from jaxrl_llm.models.lora import LoRAConfig
+from jaxrl_llm.train import CheckpointError, Checkpoints, MeshConfig, train
+from jaxrl_llm.train.setup import load_experiment, load_model
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A run of two steps with both checkpoints."""
+    folder = tmp_path_factory.mktemp("first")
+    every = dataclasses.replace(CONFIG.checkpoint, every=1)
+    train(tiny_run(folder, steps=2, checkpoint=every))
+    return folder
+
+
+def left_by(folder, *, step=None):
+    model, params, _ = CONFIG.model()
+    return Checkpoints(folder / "checkpoints", model=model).restore_policy(params, step=step)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+def named(folder, monkeypatch):
+    """The tiny model with other weights, as one that has a name."""
+    model, params, tokenizer = CONFIG.model()
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    jr.models.save_safetensors(zeros, folder / "model", config=model.config)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
+    return str(folder / "model")
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_policy_is_the_one_that_the_run_left(first, tmp_path, monkeypatch, mesh, dtype):
+    """Of a function or a name, whose weights are not those, on any mesh and in any precision."""
+    changes = {} if dtype is None else {"model": named(tmp_path, monkeypatch), "dtype": dtype}
+    config = tiny_run(tmp_path / "run", init_from=str(first), mesh=mesh, **changes)
+    experiment, params = load_experiment(config)
+    assert_same(params, left_by(first))
+    assert experiment.model.config.dtype == (dtype or "float32")
+    if experiment.mesh is not None:
+        assert len(params["layers"]["0"]["mlp"]["up"]["kernel"].sharding.device_set) == 8
+
+
+def test_one_checkpoint_of_a_run(first, tmp_path):
+    earlier = str(first / "checkpoints" / "step_00000001")
+    _, params = load_experiment(tiny_run(tmp_path / "run", init_from=earlier))
+    assert_same(params, left_by(first, step=1))
+
+
+def test_an_adapter_on_the_weights_that_a_run_left(first, tmp_path, monkeypatch):
+    config = tiny_run(
+        tmp_path / "run",
+        model=named(tmp_path, monkeypatch),
+        init_from=str(first),
+        lora=LoRAConfig(rank=1),
+        dtype="bfloat16",
+    )
+    _, params = load_experiment(config)
+    left = left_by(first)
+    expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim > 1 else x, left)
+    assert_same(params.base, expected)
+
+
+def test_the_reference_is_the_policy_that_the_run_starts_from(first, tmp_path):
+    train(tiny_run(tmp_path / "run", init_from=str(first), recipe="grpo", steps=1))
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert row["ref_kl"] == pytest.approx(0.0, abs=1e-6) and row["update_norm"] > 0
+
+
+def test_a_run_is_read_and_resumed_when_the_first_is_gone(first, tmp_path, capsys):
+    """Sampling, evaluation and export need only its own checkpoint; a resume says what is gone."""
+    start = shutil.copytree(first, tmp_path / "start")
+    evaluation = "evaluation=EvaluationConfig(samples=1)"
+    text = (
+        "import dataclasses, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from tiny_run import CONFIG\n"
+        "from jaxrl_llm.train import EvaluationConfig\n"
+        f"config = dataclasses.replace(CONFIG, steps=1, {evaluation})\n"
+    )
+    (tmp_path / "config.py").write_text(text)
+    run = tmp_path / "run"
+    words = [str(tmp_path / "config.py"), "--init-from", str(start), "--run-dir", str(run)]
+    assert main(["train", *words]) == 0
+    shutil.rmtree(start)
+    assert main(["evaluate", str(run)]) == 0
+    assert main(["sample", str(run), "q"]) == 0
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main(["train", *words, "--steps", "2", "--resume"]) == 1
+    told = f"There is no checkpoint in '{start}/checkpoints'."
+    assert capsys.readouterr().err.splitlines()[-1] == f"jaxrl-llm train: error: {told}"
+
+
+def test_what_a_run_cannot_start_from(first, tmp_path):
+    def load(**changes):
+        return load_model(tiny_run(tmp_path / "run", **changes), None)
+
+    with pytest.raises(CheckpointError, match="There is no checkpoint in '.*nowhere/checkpoints'"):
+        load(init_from=str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7 in .*; there are 1, 2"):
+        load(init_from=str(first / "checkpoints" / "step_00000007"))
+    other = "belongs to another model or adapter: parameter names or shapes differ"
+    with pytest.raises(ValueError, match=other):
+        load(init_from=str(first), model=wide_model)
+    train(tiny_run(tmp_path / "adapter", steps=1, lora=LoRAConfig(rank=1)))
+    with pytest.raises(ValueError, match=other):
+        load(init_from=str(tmp_path / "adapter"))
+    with pytest.raises(TypeError, match="init_from must name a folder; got 3"):
+        load(init_from=3)
+
+
+def test_another_model_of_the_run_starts_from_its_own_weights(first, tmp_path):
+    config = tiny_run(tmp_path / "run", init_from=str(first))
+    assert config.with_model(wide_model).init_from is None
