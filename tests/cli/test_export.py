@@ -8,6 +8,7 @@ import pytest
 from test_cli import config_file, one_sentence, run
 from tiny_run import model
 
+import jaxrl_llm as jr
 from jaxrl_llm.models import load_model
 from jaxrl_llm.train import Adapted, Checkpoints, LoRAConfig, init_lora, merge_lora
 
@@ -117,6 +118,27 @@ def test_an_adapter_is_merged(capsys, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     kernel = found["layers"]["0"]["mlp"]["up"]["kernel"]
     assert not np.array_equal(kernel, base["layers"]["0"]["mlp"]["up"]["kernel"])
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_machine_with_another_precision(capsys, tmp_path, monkeypatch):
+    """The run chose bfloat16, which this machine would not."""
+    module, params, tokenizer = model()
+    jr.models.save_safetensors(params, tmp_path / "model", config=module.config)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
+    for dtype in ("bfloat16", "float32"):
+        chosen = {"auto": dtype, "bfloat16": "bfloat16"}
+        monkeypatch.setattr("jaxrl_llm.train.config.resolve_dtype", chosen.__getitem__)
+        if dtype == "bfloat16":
+            changes = f"model={str(tmp_path / 'model')!r}, dtype='auto',"
+            path = config_file(
+                tmp_path, changes + "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)"
+            )
+            assert run(capsys, "train", path, "--run-dir", tmp_path / "run")[0] == 0
+        assert run(capsys, "export", tmp_path / "run", tmp_path / dtype)[0] == 0
+        assert run(capsys, "sample", tmp_path / "run", "q")[0] == 0
+    there, here = (load_model(tmp_path / dtype)[1] for dtype in ("bfloat16", "float32"))
+    jax.tree.map(np.testing.assert_array_equal, there, here)
 
 
 def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
