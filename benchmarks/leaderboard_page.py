@@ -106,7 +106,7 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> list[str]:
     def cell(values: Sequence[float] | None) -> str:
         if values is None:
             return "-"
-        mark = "**" if abs(fmean(values)) > _half(values) > 0 else ""
+        mark = "**" if abs(fmean(values)) > _half(values) else ""
         return f"{mark}{_spread(values)}{mark}"
 
     order = sorted(differences, key=lambda name: -fmean(map(fmean, differences[name].values())))
@@ -115,9 +115,9 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> list[str]:
     text = (
         f"The sampled gain less that of `{BASE}` on the same seed, so on the same questions: the "
         "mean over the seeds and half of its 95% interval. Bold: the interval excludes zero. Of "
-        f"{count} such intervals, about {round(0.05 * count)} would by chance alone."
+        f"{count} such intervals, about {round(0.05 * count)} would exclude zero by chance alone."
     )
-    return [pages.table(f"## All tasks, beside {BASE}\n\n{text}", ("recipe", *names), rows)]
+    return [pages.table(f"## All tasks, compared with {BASE}\n\n{text}", ("recipe", *names), rows)]
 
 
 def _differences(result: Mapping[str, Any]) -> dict[str, list[float]]:

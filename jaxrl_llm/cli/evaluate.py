@@ -78,8 +78,10 @@ def run(arguments: Sequence[str]) -> int:
             "evaluation compares the responses of the data."
         )
     config = dataclasses.replace(config, evaluation=evaluation)
-    if run_dir is not None and not config.compares_held_out:  # else the start is a reference
-        config = options.without_start(config)
+    if run_dir is not None:
+        config = options.in_its_precision(run_dir, config)
+        if not (config.compares_held_out and config.keeps_start):
+            config = options.without_start(config)
     samples = evaluation.samples or config.sampling.group_size
     if max(args.k, default=0) > samples:
         raise UsageError(

@@ -17,7 +17,6 @@ from jaxrl_llm.models.lora import Adapted, merge_lora
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
 from jaxrl_llm.train.config import find_recipe
-from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import load_model, with_trained
 
 # In a folder that an export writes, until it is complete: no other folder is removed.
@@ -75,6 +74,8 @@ def run(arguments: Sequence[str]) -> int:
     with new_folder(args.folder) as unfinished:
         if args.adapter:
             name = config.model if isinstance(config.model, str) else ""
+            if config.init_from is not None:  # the policy of another run has no name
+                name = ""
             save_adapter(params, unfinished, lora=config.lora, config=model_config, base=name)
         else:
             models.save_safetensors(
@@ -142,22 +143,12 @@ def save_tokenizer(tokenizer, folder: Path) -> str:
     return ""
 
 
-def in_its_precision(run_dir: Path, config: TrainConfig) -> TrainConfig:
-    """The config with the dtype that "auto" was in the run, by which an adapter knows its base."""
-    sessions = run_dir / "sessions.jsonl"
-    if config.dtype != "auto" or not sessions.is_file():
-        return config
-    settings = [row["settings"] for row in read_jsonl(sessions) if "settings" in row]
-    found = settings[-1].get("dtype") if settings else None
-    return dataclasses.replace(config, dtype=found) if isinstance(found, str) else config
-
-
 def load_trained(
     run_dir: Path, config: TrainConfig, choice: options.CheckpointChoice, *, merge: bool
 ):
     """The model's configuration, the step, the parameters or adapter after it, the tokenizer."""
-    config = in_its_precision(run_dir, config)
-    model, params, tokenizer = load_model(options.without_start(config), None)
+    config = options.in_its_precision(run_dir, options.without_start(config))
+    model, params, tokenizer = load_model(config, None)
     recipe = find_recipe(config.recipe, config.sampling)
     with_delta, policy = with_trained(config, recipe, model, params)
     marks, best = base_fingerprint(policy, config.lora), config.checkpoint.best

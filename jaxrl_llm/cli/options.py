@@ -36,6 +36,7 @@ from jaxrl_llm.core.secrets import mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import CheckpointError, Checkpoints, OccupiedError, TrainConfig
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
+from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import Experiment
 
 T = TypeVar("T")
@@ -440,8 +441,21 @@ def load_policy(
 
 
 def without_start(config: TrainConfig) -> TrainConfig:
-    """The config of a run whose checkpoint has all weights; ``init_from`` may be gone by now."""
+    """The config without ``init_from``, which may be gone, if a checkpoint has all weights."""
     return config if config.lora.rank is not None else dataclasses.replace(config, init_from=None)
+
+
+def in_its_precision(run_dir: Path, config: TrainConfig) -> TrainConfig:
+    """The config with the dtype that "auto" was in a run that trained an adapter.
+
+    The frozen weights are rounded to it, and the checkpoint knows them by their values.
+    """
+    sessions = run_dir / "sessions.jsonl"
+    if config.dtype != "auto" or config.lora.rank is None or not sessions.is_file():
+        return config
+    settings = [row["settings"] for row in read_jsonl(sessions) if "settings" in row]
+    dtype = settings[-1].get("dtype") if settings else None
+    return dataclasses.replace(config, dtype=dtype) if isinstance(dtype, str) else config
 
 
 def use_compilation_cache() -> None:

@@ -87,6 +87,8 @@ def run(arguments: Sequence[str]) -> int:
     if args.temperature is not None:
         sampling = dataclasses.replace(config.sampling, temperature=args.temperature)
         config = dataclasses.replace(config, sampling=sampling)
+    if run_dir is not None:
+        config = options.in_its_precision(run_dir, options.without_start(config))
     options.use_compilation_cache()
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)

@@ -279,8 +279,9 @@ class TrainConfig:
         `(model, params, tokenizer)`.
       init_from: An earlier run whose policy this one starts from, such as supervised fine-tuning
         of the same `model`: its run folder, of which the last checkpoint is read, or the folder of
-        one checkpoint. None starts from the weights of `model`. For a run that trained an adapter,
-        export the merged model and name it as `model`.
+        one checkpoint. It must stay while an adapter or a reference needs it. None starts from the
+        weights of `model`. Of a run that trained an adapter, export the merged model and name it as
+        `model`.
       reference: The reference model of a recipe, of the policy's architecture: a name or path, or a
         function like that of `model`, such as the average of two models (SALSA) or the policy
         before an earlier run. None uses the policy before its first step. A moving reference starts
@@ -441,12 +442,20 @@ class TrainConfig:
                     f"config: {option} has no effect on a model that a function returns; set it in "
                     "the function."
                 )
-        if self.init_from is not None and not isinstance(self.init_from, str):
-            raise TypeError(f"config: init_from must name a folder; got {self.init_from!r}.")
-        if not isinstance(self.run_dir, str):
-            raise TypeError(f"config: run_dir must be a string; got {self.run_dir!r}.")
-        if not self.run_dir.strip():
-            raise ValueError(f"config: run_dir must name a folder; got {self.run_dir!r}.")
+        for option in ("run_dir", "init_from"):
+            value = getattr(self, option)
+            if value is None and option == "init_from":
+                continue
+            if not isinstance(value, str):
+                raise TypeError(f"config: {option} must be a string; got {value!r}.")
+            if not value.strip():
+                raise ValueError(f"config: {option} must name a folder; got {value!r}.")
+        if self.init_from is not None:
+            start, run = (Path(x).expanduser().absolute() for x in (self.init_from, self.run_dir))
+            if run in (start, *start.parents):
+                raise ValueError(
+                    f"config: init_from {self.init_from!r} must be another run than run_dir."
+                )
         self._check_environment()
         has_deadline = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
         if self.reward_deadline is not None and has_deadline:
@@ -685,6 +694,15 @@ class TrainConfig:
     def product_dtype(self) -> str:
         """`dtype`, where "auto" is the choice of this machine."""
         return resolve_dtype(self.dtype)
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the parameters before the first step are needed after it.
+
+        They are an adapter's frozen weights, or the reference.
+        """
+        recipe = find_recipe(self.recipe, self.sampling)
+        return self.lora.rank is not None or (recipe.uses_reference and self.reference is None)
 
     @property
     def compares_held_out(self) -> bool:

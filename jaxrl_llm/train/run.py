@@ -320,7 +320,7 @@ def begin(
         changed = folder.changed(settings(config), allowed=allow_changed)
         check_memory(config)
         experiment, algorithm, checkpoints, state = init_experiment(
-            config, folder.checkpoints, resume=folder.resumes
+            config, folder.checkpoints, resume=folder.resumes, allow_changed=allow_changed
         )
         yield Run(experiment, algorithm, checkpoints, folder, state, files, changed)
 

@@ -40,7 +40,6 @@ from jaxrl_llm.rollout.subagent import SubagentPlayer
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.checkpoint.checkpoints import open_policy
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
@@ -64,6 +63,7 @@ from jaxrl_llm.train.policy_gradient import (
 )
 from jaxrl_llm.train.samplers import Samplers, compile_sampler, make_samplers, policy_sampler
 from jaxrl_llm.train.score_batch import Teacher, check_teacher
+from jaxrl_llm.train.start import find_start
 from jaxrl_llm.train.state import SubagentState, TrainState, init_state
 from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler, with_subagent
 from jaxrl_llm.train.teachers import (
@@ -421,7 +421,7 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
     read but the policy of ``config.init_from``.
 
     Raises:
-      CheckpointError: If ``config.init_from`` has no checkpoint.
+      ValueError: If ``config.init_from`` has no checkpoint.
     """
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
@@ -445,20 +445,17 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
 
 
 def _begun_from(source: str, opened: OpenedModel) -> OpenedModel:
-    """The model with the policy that an earlier run left, which has its parameters in float32."""
-    read_policy = open_policy(source, model=opened.model)
+    """The model with the policy of an earlier run in place of its own parameters."""
+    read = find_start(source, opened.model)
+    shapes = jax.tree.map(_shape, opened.shapes())
+    return opened._replace(shapes=lambda: shapes, read=lambda: read(shapes))
 
-    def stored(x) -> jax.ShapeDtypeStruct:
-        dtype = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
-        where = x.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=where)
 
-    def read() -> ArrayTree:
-        shapes = opened.shapes()
-        params = read_policy(jax.tree.map(stored, shapes))
-        return jax.tree.map(lambda x, like: x.astype(like.dtype), params, shapes)
-
-    return opened._replace(read=read)
+def _shape(x) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and, on a mesh, sharding of an array."""
+    sharding = getattr(x, "sharding", None)
+    spread = isinstance(sharding, jax.sharding.NamedSharding)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if spread else None)
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:
@@ -775,7 +772,7 @@ def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
 
 
 def load_experiment(
-    config: TrainConfig, *, trains: bool = True, compiles: bool = False
+    config: TrainConfig, *, trains: bool = True, compiles: bool = False, starts: bool = True
 ) -> tuple[Experiment, ArrayTree]:
     """The components of a run, checked for compatibility, and the parameters of its model.
 
@@ -783,6 +780,8 @@ def load_experiment(
       config: The configuration of the run.
       trains: Whether the run trains; if not, no teacher is loaded.
       compiles: Whether to compile the samplers of a new state while the weights are read.
+      starts: Whether ``config.init_from`` is read; not needed for parameters that those of a
+        checkpoint replace.
 
     Raises:
       ValueError: If components are incompatible: the mesh does not divide the devices or the batch,
@@ -798,7 +797,12 @@ def load_experiment(
     prompts, others, digest = load_prompts(config)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
     check_data(config, recipe, prompts, others)
-    model, tokenizer, shapes, read = _open_trained(config, recipe, mesh, sampler_mesh)
+    model, tokenizer, shapes, read = _open_trained(
+        config if starts else dataclasses.replace(config, init_from=None),
+        recipe,
+        mesh,
+        sampler_mesh,
+    )
     check_reads_rows("train", model, config.layout)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
@@ -964,17 +968,19 @@ def make_algorithm(
 
 
 def init_experiment(
-    config: TrainConfig, folder: Path, *, resume: bool
+    config: TrainConfig, folder: Path, *, resume: bool, allow_changed: bool = False
 ) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
     """The experiment, its algorithm, its checkpoints, and its initial state.
 
-    ``folder`` contains the checkpoints; ``resume`` starts from the last readable one.
+    ``folder`` contains the checkpoints; ``resume`` starts from the last readable one. Unless
+    ``allow_changed``, a model that a function returns has the precision that the run had.
     """
     from jaxrl_llm.data import Cursor
 
     # The arrays of a restored state are committed to their devices: for these, a program that is
     # compiled for new arrays would be compiled again.
-    experiment, params = load_experiment(config, compiles=not resume)
+    starts = not resume or config.keeps_start
+    experiment, params = load_experiment(config, compiles=not resume, starts=starts)
     recipe = experiment.recipe
     base = params.base if isinstance(params, Adapted) else params
     frozen = recipe.reference is None and recipe.uses_reference
@@ -1038,7 +1044,9 @@ def init_experiment(
         state = shapes_of(state)
         del params, base, critic  # before the restore, so that memory holds one state
         checkpoints.sweep()
-        state = checkpoints.restore(state)
+        # The precision of a named model is a setting, which has been compared.
+        any_precision = allow_changed or isinstance(config.model, str)
+        state = checkpoints.restore(state, any_precision=any_precision)
     return experiment, algorithm, checkpoints, state
 
 

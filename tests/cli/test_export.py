@@ -131,12 +131,14 @@ def test_an_adapter_of_a_machine_with_another_precision(capsys, tmp_path, monkey
         monkeypatch.setattr("jaxrl_llm.train.config.resolve_dtype", chosen.__getitem__)
         if dtype == "bfloat16":
             changes = f"model={str(tmp_path / 'model')!r}, dtype='auto',"
+            changes += "evaluation=dataclasses.replace(config.evaluation, enabled=True),"
             path = config_file(
                 tmp_path, changes + "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)"
             )
             assert run(capsys, "train", path, "--run-dir", tmp_path / "run")[0] == 0
         assert run(capsys, "export", tmp_path / "run", tmp_path / dtype)[0] == 0
         assert run(capsys, "sample", tmp_path / "run", "q")[0] == 0
+        assert run(capsys, "evaluate", tmp_path / "run")[0] == 0
     there, here = (load_model(tmp_path / dtype)[1] for dtype in ("bfloat16", "float32"))
     jax.tree.map(np.testing.assert_array_equal, there, here)
 

@@ -164,6 +164,11 @@ def test_a_model_of_another_precision_reads_the_same_parameters(tmp_path):
     assert_same(found, states[1].params)
     rounded = model._replace(config=dataclasses.replace(model.config, quantization="int8"))
     assert_same(Checkpoints(tmp_path, model=rounded).restore_policy(params), states[1].params)
+    found = Checkpoints(tmp_path, model=rounded)
+    like = make_state()[1]
+    with pytest.raises(ValueError, match="another model: .*'float32'.* not .*'bfloat16'.*int8"):
+        found.restore(like)
+    assert_same(found.restore(like, any_precision=True), states[1])
 
 
 def test_another_optimizer_is_refused(tmp_path):

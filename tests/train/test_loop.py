@@ -280,6 +280,15 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def in_precision(dtype):
+    """A function of one name, whose model multiplies in a dtype."""
+
+    def model():
+        return *tiny_model(num_layers=1, dtype=dtype), ByteTokenizer()
+
+    return model
+
+
 def test_run_folders(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
@@ -291,6 +300,12 @@ def test_run_folders(tmp_path):
         train(tiny_run(tmp_path / "run", steps=1))
     with pytest.raises(ValueError, match="belongs to another model"):
         train(tiny_run(tmp_path / "run", model=wide_model), resume=True, allow_changed=True)
+    folder = tmp_path / "precision"
+    train(tiny_run(folder, model=in_precision("float32"), steps=1))
+    other = tiny_run(folder, model=in_precision("bfloat16"), steps=2)
+    with pytest.raises(ValueError, match="another model: .*dtype='float32'.*, not .*'bfloat16'"):
+        train(other, resume=True)
+    assert int(train(other, resume=True, allow_changed=True).state.step) == 2
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000001"]
     truncate(tmp_path / "run" / "checkpoints" / "step_00000001")
     for name in ("step_00000001", "step_00000001.damaged"):  # then as a later run set it aside

@@ -36,6 +36,7 @@ from jaxrl_llm.train.checkpoint.serialization import (
     orbax,
     shapes_digest,
     to_arrays,
+    without_precision,
 )
 from jaxrl_llm.train.state import TrainState
 
@@ -53,8 +54,14 @@ def steps_in(folder: Path) -> list[int]:
     """The steps of the complete checkpoints in a folder, in order."""
     if not folder.is_dir():
         return []
-    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(match[1]) for match in matches if match)
+    steps = (step_of(path) for path in folder.iterdir() if path.is_dir())
+    return sorted(step for step in steps if step is not None)
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a checkpoint by the name of its folder; None if it is no such name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def left_in(folder: Path) -> bool:
@@ -307,18 +314,23 @@ class Checkpoints:
             for path in self.folder.glob(f"step_*{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def restore(self, like: TrainState, *, step: int | None = None) -> TrainState:
+    def restore(
+        self, like: TrainState, *, step: int | None = None, any_precision: bool = False
+    ) -> TrainState:
         """The last state that can be read, on the devices of ``like``.
 
         Args:
           like: A state of the same run, or its :func:`shapes_of`.
           step: The step to restore; by default the last complete one.
+          any_precision: Whether the model may multiply in another precision than that of the run.
 
         Raises:
           ValueError: If the checkpoint belongs to another model, optimizer, recipe or run.
           CheckpointError: If there is none, or none can be read.
         """
         wanted = fingerprint(self.model, like) | self.run
+        if any_precision:
+            wanted["model"] = without_precision(repr(self.model.config))
         return from_arrays(self._load(to_arrays(like), wanted, step), like)
 
     def restore_extras(self) -> Extras | None:
@@ -341,8 +353,12 @@ class Checkpoints:
             return None
 
     def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
-        """Only the parameters of the last readable state; arguments as in :meth:`restore`."""
-        wanted = {"params": shapes_digest(like), "model": repr(self.model.config)}
+        """Only the parameters of the last readable state, for a model in any precision.
+
+        Arguments as in :meth:`restore`.
+        """
+        model = without_precision(repr(self.model.config))
+        wanted = {"params": shapes_digest(like), "model": model}
         wanted |= {name: mark for name, mark in self.run.items() if name in ("lora", "base")}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 
@@ -448,30 +464,6 @@ def restore(
       CheckpointError: If there is none, or none can be read.
     """
     return Checkpoints(folder, model=model).restore(like, step=step)
-
-
-def open_policy(source: str | Path, *, model: Model) -> Callable[[ArrayTree], ArrayTree]:
-    """Finds the policy that a run left; returns a function that reads it.
-
-    Args:
-      source: A run folder, whose last checkpoint is read, or the folder of one checkpoint.
-      model: The model, in any precision.
-
-    Returns:
-      ``read(like)``: the parameters, with the shapes and shardings of ``like``. It raises the
-      errors of :func:`restore`, such as for a run that trained an adapter.
-
-    Raises:
-      CheckpointError: If there is no checkpoint.
-    """
-    path, step = Path(source), None
-    if match := _NAME.fullmatch(path.name):
-        folder, step = path.parent, int(match[1])
-    else:
-        folder = path / "checkpoints"
-    checkpoints = Checkpoints(folder, model=model)
-    checkpoints.candidates(step)
-    return lambda like: checkpoints.restore_params(like, step=step)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ UNFINISHED = ".unfinished"
 
 FORMAT = 5
 
-# What the text of a model's configuration says of its products.
+# What the text of a model's configuration says of the precision of its products.
 _PRECISION = re.compile(r", (dtype|quantization)=('\w+'|None)")
 
 
@@ -65,6 +65,11 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
     }
 
 
+def without_precision(model: str) -> str:
+    """The text of a model's configuration without what it says of the precision of products."""
+    return _PRECISION.sub("", model)
+
+
 def base_fingerprint(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
     """Identifies the frozen model of an adapter, which is not in the checkpoint; else empty."""
     if not isinstance(params, Adapted):
@@ -88,8 +93,8 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
         if key not in metadata:
             raise ValueError("it does not say which model it belongs to")
         there = metadata[key]
-        if key == "model":  # products in another precision read the same parameters
-            there, value = (_PRECISION.sub("", str(text)) for text in (there, value))
+        if key == "model" and without_precision(value) == value:
+            there = without_precision(str(there))
         if there != value:
             what = {
                 "format": f"was written by another version: it has format {there}, "

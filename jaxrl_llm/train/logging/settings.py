@@ -129,7 +129,7 @@ _FREE = {
 
 # Files that may be moved, but not be replaced by others of another name. That a model, a reference,
 # a teacher and the questions are still the same, the checkpoint tells by their digests.
-_MOVABLE = ("model", "reference", "teacher", "data.prompts", "data.evaluation")
+_MOVABLE = ("model", "init_from", "reference", "teacher", "data.prompts", "data.evaluation")
 _SUFFIXES = (".gguf", ".json", ".jsonl", ".npz", ".parquet")
 
 
