@@ -15,7 +15,6 @@ raises.
 
 import inspect
 import json
-import math
 import re
 import textwrap
 import types
@@ -27,7 +26,7 @@ from jaxrl_llm.environments.arithmetic import calculate
 from jaxrl_llm.environments.asking import SubagentError
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards.sandbox import SandboxError
-from jaxrl_llm.rewards.scoring import Reward
+from jaxrl_llm.rewards.scoring import Reward, split_numbers
 
 _TYPES = {
     str: "string",
@@ -226,11 +225,8 @@ class ToolEnv:
         if not action.calls and action.error is None:
             if not action.complete:
                 return state, Observation([], stopped=True)
-            value: Any = self.reward(state.task["text"], action.text, state.task)
-            info = dict(value) if isinstance(value, Mapping) else {"reward": value}
-            reward = float(info.pop("reward"))
-            numbers = {name: float(v) for name, v in info.items() if isinstance(v, int | float)}
-            info = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            value = self.reward(state.task["text"], action.text, state.task)
+            reward, info = split_numbers(self.reward, value, "the last turn of an episode")
             return state, Observation([], reward=reward, done=True, info=info)
         if state.turns >= self.max_turns:
             return state, Observation([], stopped=True)

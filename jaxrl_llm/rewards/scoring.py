@@ -576,6 +576,22 @@ def _entries(reward, value: Any, row: str) -> tuple[dict[str | None, float], dic
     return numbers, details
 
 
+def split_numbers(reward, value: Any, row: str) -> tuple[float, dict[str, float]]:
+    """What a reward returned, as the number that trains and the finite other entries.
+
+    Example:
+      >>> from jaxrl_llm.rewards.scoring import split_numbers
+      >>> split_numbers(len, {"right": 1.0, "short": 0.5, "rule": "b"}, "a row")
+      (1.5, {'right': 1.0, 'short': 0.5})
+
+    Raises:
+      RewardError: If there is no finite number; the message names the ``row``.
+    """
+    numbers, _ = _entries(reward, value, row)
+    others = {k: v for k, v in numbers.items() if k and k != "reward" and not math.isnan(v)}
+    return _total(reward, numbers, row), others
+
+
 def _detail(entry: Any) -> str | np.ndarray | None:
     """A text as it is, a list of numbers as float32 ``[n]`` or ``[n, m]``; None for others."""
     if isinstance(entry, str):

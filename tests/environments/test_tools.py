@@ -228,6 +228,10 @@ def test_an_episode_with_a_tool():
     assert (seen.reward, seen.done, seen.info) == (1.0, True, {"length": 3.0})
     _, seen = env.step(state, Parsed("12"))
     assert (seen.reward, seen.done) == (0.0, True)
+    # Without an entry "reward" it is the sum, as for single turns.
+    env = ToolEnv([calculator], lambda *_: {"right": 1.0, "brief": 0.5})
+    _, seen = env.step(start, Parsed("144"))
+    assert (seen.reward, seen.info) == (1.5, {"right": 1.0, "brief": 0.5})
 
 
 def test_what_is_unfinished_earns_nothing():
