@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     config = dataclasses.replace(config, evaluation=evaluation)
     if run_dir is not None:
-        config = options.in_its_precision(run_dir, config)
+        config = options.on_these_devices(options.in_its_precision(run_dir, config))
         if not (config.compares_held_out and config.keeps_start):
             config = options.without_start(config)
     samples = evaluation.samples or config.sampling.group_size
@@ -93,11 +93,13 @@ def run(arguments: Sequence[str]) -> int:
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)
         start = params
+        if hasattr(experiment.collector, "evaluation_text"):
+            collector_state = experiment.collector.init(len(experiment.train))
         if run_dir is not None:
             params, checkpoints = choice.restore(run_dir, experiment, params)
-            if hasattr(experiment.collector, "evaluation_text"):
-                first = experiment.collector.init(len(experiment.train))
-                collector_state = checkpoints.restore_collector(first, step=checkpoints.last)
+            if collector_state != ():
+                step = checkpoints.last
+                collector_state = checkpoints.restore_collector(collector_state, step=step)
     key = jax.random.key(config.seed if args.seed is None else args.seed)
     success = 1.0 if args.success is None else args.success
     results = {}

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import importlib.util
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -33,9 +34,18 @@ from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.core.runtime.processes import ProcessError
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.secrets import mask
+from jaxrl_llm.models.lora import LoRAConfig, with_adapter
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
-from jaxrl_llm.train import CheckpointError, Checkpoints, OccupiedError, TrainConfig
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
+from jaxrl_llm.train import (
+    AsyncConfig,
+    CheckpointError,
+    Checkpoints,
+    MeshConfig,
+    OccupiedError,
+    TrainConfig,
+)
+from jaxrl_llm.train.checkpoint.record import digest_of_files
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, without_precision
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import Experiment
 
@@ -225,26 +235,33 @@ def _is_taken(module_name: str, path: Path) -> bool:
     return spec is not None and Path(spec.origin or "").resolve() != path.resolve()
 
 
-def _private_module(path: Path, kind: str) -> tuple[str, str]:
+def _private_module(path: Path, kind: str, copied_from: Path | None = None) -> tuple[str, str]:
     """A module name that nothing else has, and a folder from which the file is imported by it.
 
     Worker processes import a function's module by name, so the folder exists as long as this
-    process. Its module executes the file, for which ``__file__`` is then the same everywhere.
+    process. Its module executes the file, for which ``__file__`` is then the same everywhere: its
+    path, or that of the file that it is a copy of, beside which it may look for its data.
     """
-    place = str(path.absolute())
+    place, named = str(path.absolute()), str((copied_from or path).absolute())
     module_name = f"jaxrl_llm_{kind}_{hashlib.sha256(place.encode()).hexdigest()[:12]}"
     folder = tempfile.mkdtemp(prefix="jaxrl_llm_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    text = f"__file__ = {place!r}\nexec(compile(open(__file__, 'rb').read(), __file__, 'exec'))\n"
+    content = f"__import__('pathlib').Path({place!r}).read_bytes()"
+    text = f"__file__ = {named!r}\nexec(compile({content}, {place!r}, 'exec'))\n"
     Path(folder, f"{module_name}.py").write_text(text, "utf-8")
     return module_name, folder
 
 
-def _config_of(path: Path, name: str, module_name: str, folders: Sequence[str]) -> TrainConfig:
-    """The configuration ``name`` of a file that runs as a module and may import from folders."""
+def _config_of(
+    path: Path, name: str, module_name: str, folders: Sequence[str], *, executed: Path | None = None
+) -> TrainConfig:
+    """The configuration ``name`` of a file that runs as a module and may import from folders.
+
+    ``executed`` is a file that executes it, if it is not executed itself.
+    """
     if not path.is_file():
         raise UsageError(f"There is no config file {str(path)!r}.")
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(module_name, executed or path)
     if spec is None or spec.loader is None:
         raise UsageError(f"The config file {str(path)!r} must be a Python file, ending in .py.")
     module = importlib.util.module_from_spec(spec)
@@ -304,10 +321,15 @@ def load_target(name: str, *, trust: bool = False) -> Target:
         )
     # The name is private, since the config may itself import a module called `config` from the
     # folder that it was copied from.
-    module_name, importable = _private_module(copied, "run") if copied.is_file() else ("config", "")
-    folders = [word for word in (importable, record.get("folder")) if word]
-    config_name = split_config(record["config"])[1]
-    config = _config_of(copied, config_name, module_name, folders)
+    file, config_name = split_config(record["config"])
+    folder = record.get("folder")
+    module_name, importable, executed = "config", "", None
+    if copied.is_file():
+        beside = Path(folder, Path(file).name) if folder else None
+        module_name, importable = _private_module(copied, "run", beside)
+        executed = Path(importable, f"{module_name}.py")
+    folders = [word for word in (importable, folder) if word]
+    config = _config_of(copied, config_name, module_name, folders, executed=executed)
     return Target(parse_config(config, record["overrides"]), path)
 
 
@@ -386,13 +408,19 @@ class CheckpointChoice(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A model with its parameters and tokenizer; for a run, also its configuration and step."""
+    """A model with its parameters and tokenizer; for a run, also what it comes from."""
 
     model: Any
     params: Any
     tokenizer: Any
     config: TrainConfig | None = None
     step: int | None = None
+    checkpoint: str | None = None  # a digest of its files
+
+    def function(self) -> tuple[str, LoRAConfig]:
+        """What computes the model's results from its parameters, in any precision."""
+        lora = LoRAConfig() if self.config is None else self.config.lora
+        return without_precision(repr(self.model.config)), lora
 
 
 def load_policy(
@@ -414,7 +442,6 @@ def load_policy(
         with usage_errors():
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, data.load_tokenizer(name))
-    from jaxrl_llm.models.lora import with_adapter
     from jaxrl_llm.train.config import find_recipe
     from jaxrl_llm.train.setup import load_model
 
@@ -426,23 +453,43 @@ def load_policy(
             "with train.reward_model."
         )
     check(config)
+    before = in_its_precision(Path(name), config)
     if dtype is not None:
         with usage_errors():
             config = dataclasses.replace(config, dtype=dtype)
     with usage_errors():
         model, params, tokenizer = load_model(without_start(config), None)
         model, params = with_adapter(model, params, config.lora)
-        marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
+        frozen = params
+        if config.lora.rank is not None and before.product_dtype != config.product_dtype:
+            there, weights, _ = load_model(before, None)
+            frozen = with_adapter(there, weights, config.lora)[1]
         checkpoints = Checkpoints(
-            Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
+            Path(name) / "checkpoints",
+            model=model,
+            best=config.checkpoint.best,
+            run=base_fingerprint(frozen, config.lora),
         )
         params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
-    return Policy(model, params, tokenizer, config, checkpoints.last)
+    files = digest_of_files(checkpoints.path(checkpoints.last or 0))
+    return Policy(model, params, tokenizer, config, checkpoints.last, files)
 
 
 def without_start(config: TrainConfig) -> TrainConfig:
     """The config without ``init_from``, which may be gone, if a checkpoint has all weights."""
     return config if config.lora.rank is not None else dataclasses.replace(config, init_from=None)
+
+
+def on_these_devices(config: TrainConfig) -> TrainConfig:
+    """The config of a run for what only samples: without devices apart, on one if too few."""
+    import jax
+
+    config = dataclasses.replace(config, asynchrony=AsyncConfig())
+    needed, count = math.prod(map(abs, dataclasses.astuple(config.mesh))), jax.device_count()
+    if needed <= count:
+        return config
+    print(f"The run had a mesh of {needed} devices; one of {count} is used.", file=sys.stderr)
+    return dataclasses.replace(config, mesh=MeshConfig())
 
 
 def in_its_precision(run_dir: Path, config: TrainConfig) -> TrainConfig:

@@ -89,6 +89,7 @@ def run(arguments: Sequence[str]) -> int:
         config = dataclasses.replace(config, sampling=sampling)
     if run_dir is not None:
         config = options.in_its_precision(run_dir, options.without_start(config))
+        config = options.on_these_devices(config)
     options.use_compilation_cache()
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)

@@ -183,7 +183,7 @@ class Job:
     """A model with the options for completing prompts.
 
     ``chat`` is whether prompts go through the chat template; ``step`` is that of the run's
-    checkpoint, None if the model is not a run's.
+    checkpoint and ``checkpoint`` a digest of its files, None if the model is not a run's.
     """
 
     def __init__(
@@ -196,6 +196,7 @@ class Job:
         chat: bool,
         system: str | None,
         step: int | None,
+        checkpoint: str | None = None,
     ):
         self.model, self.params, self.tokenizer, self.args = model, params, tokenizer, args
         self._chat, self._system = chat, system
@@ -216,6 +217,8 @@ class Job:
             "chat": chat,
             "system": system,
         }
+        if checkpoint is not None:  # a run may have been made again
+            settings["checkpoint"] = checkpoint
         settings |= {name: x for name in _DRAW if (x := getattr(args, name)) is not None}
         self.name = digest(settings)
 
@@ -246,6 +249,7 @@ class Job:
             chat=chat,
             system=system,
             step=policy.step,
+            checkpoint=policy.checkpoint,
         )
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:

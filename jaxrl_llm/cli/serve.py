@@ -122,9 +122,14 @@ def run(arguments: Sequence[str]) -> int:
     def load_params(path: str):
         choice = options.CheckpointChoice(path, None, False)
         try:
-            return options.load_policy(choice, dtype=args.dtype).params
+            other = options.load_policy(choice, dtype=args.dtype)
         except UsageError as error:
             raise ValueError(str(error)) from error
+        if other.function() != policy.function():
+            raise ValueError(
+                f"{path!r} is another model, or has another adapter, than {args.model!r}."
+            )
+        return other.params
 
     app = make_app(
         server,

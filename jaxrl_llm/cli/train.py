@@ -149,12 +149,12 @@ def _plan(args: Train) -> int:
 
 def config_words(arguments: Sequence[str], path: str) -> list[str]:
     """The arguments that set the configuration, without those about this start of the run."""
-    words, settings = iter(arguments), []
+    words, settings, starts = iter(arguments), [], ("--resume", "--allow-changed", "--overwrite")
     for word in words:
         if word.startswith("--distributed."):
             if "=" not in word and not word.endswith("detect"):
                 next(words, None)
-        elif word not in (path, "--resume", "--allow-changed", "--overwrite"):
+        elif word != path and word.replace("_", "-") not in starts:  # either spelling is taken
             settings.append(word)
     return settings
 

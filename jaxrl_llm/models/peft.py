@@ -36,8 +36,8 @@ def save_adapter(
       base: Name of the adapted model, which PEFT loads by default.
 
     Raises:
-      ValueError: If the adapter has a layer that the decoder does not have, or adapts a router or
-        experts.
+      ValueError: If the adapter has a layer that the decoder does not have, or adapts a router,
+        experts, or a layer that is a part of one in transformers, as in Qwen3.5 and Qwen3-Next.
 
     Example:
       >>> import pathlib, tempfile
@@ -62,6 +62,11 @@ def save_adapter(
             raise ValueError(
                 f"save_adapter: PEFT has no adapter for {'/'.join(layer)!r}, since routers and "
                 "experts are no linear layers in transformers; save the merged model instead."
+            )
+        if weight is not None and weight.section is not None:
+            raise ValueError(
+                f"save_adapter: PEFT has no adapter for {'/'.join(layer)!r} alone, which is a part "
+                f"of {weight.name!r} in transformers; save the merged model instead."
             )
         if weight is None or factor not in _FACTORS:
             raise ValueError(f"save_adapter: the decoder has no linear layer {'/'.join(layer)!r}.")

@@ -27,7 +27,7 @@ from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, cast_params, expert_shape
 from jaxrl_llm.models.quantize import RoundedWeights
-from jaxrl_llm.models.sharding import AXES, BATCH_AXES, param_spec, update_spec
+from jaxrl_llm.models.sharding import BATCH_AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.denoising import cells_at_once, options_of
@@ -51,7 +51,6 @@ from jaxrl_llm.train.mesh import (
     MeshConfig,
     check_batch,
     check_expert_axis,
-    load_meshes,
     sampling_shards,
 )
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
@@ -64,6 +63,7 @@ from jaxrl_llm.train.setup import (
     load_prompts,
     teacher_room,
     text_room,
+    with_mesh_sizes,
     with_trained,
 )
 from jaxrl_llm.train.state import device_bytes
@@ -424,11 +424,7 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
             check_batch("asynchrony", config.prompts_per_step, 1, shards)
         asynchrony.check_apart(math.prod(sizes.values()))
     else:
-        mesh = load_meshes(
-            config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
-        )[0]
-        sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
-        config = dataclasses.replace(config, mesh=MeshConfig(**sizes))
+        config = with_mesh_sizes(config)
     if config.sampling.slots is not None:
         rows, _ = config.sampling.grid(config.prompts_per_step)
         separate = config.asynchrony.sampler_devices is not None

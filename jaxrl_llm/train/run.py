@@ -33,7 +33,7 @@ from jaxrl_llm.train.rollouts import (
     pack_pending,
     restore_pending,
 )
-from jaxrl_llm.train.setup import Experiment, init_experiment
+from jaxrl_llm.train.setup import Experiment, init_experiment, with_mesh_sizes
 from jaxrl_llm.train.state import TrainState
 
 
@@ -264,7 +264,8 @@ class Run:
         Raises:
           TrainingError: If too many steps in a row made no update.
         """
-        rows = [row["step"] for row in self.folder.history() if not row.get("no_signal")]
+        steps = (row for row in self.folder.history() if "no_signal" in row)  # no evaluations
+        rows = [row["step"] for row in steps if not row["no_signal"]]
         in_a_row, limit = step - max(rows, default=0), self.config.max_skipped
         groups = int(rollouts.metrics["groups_sampled"])
         text = (
@@ -314,6 +315,7 @@ def begin(
     An error in the configuration is raised on entry and leaves no new folder.
     """
     remember(find_secrets(config))
+    config = with_mesh_sizes(config)  # on which it depends how many minibatches a batch has
     with RunFolder(
         config.run_dir, resume=resume, overwrite=overwrite, log=log, sinks=config.report.sinks
     ) as folder:

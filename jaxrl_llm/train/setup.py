@@ -32,7 +32,13 @@ from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.heads import with_head, with_vocabulary, without_output
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards, with_axes_of
+from jaxrl_llm.models.sharding import (
+    AXES,
+    batch_shards,
+    param_shardings,
+    shard,
+    with_axes_of,
+)
 from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import bucket_of, count_shared_prefix, prompt_room
@@ -48,6 +54,7 @@ from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
 from jaxrl_llm.train.mesh import (
+    MeshConfig,
     check_expert_axis,
     load_meshes,
     place_batch,
@@ -349,7 +356,12 @@ class Experiment:
         success: float,
     ) -> tuple[dict[str, Accuracy], list[dict]]:
         """As :meth:`evaluate`, for an environment: mean returns of the held-out tasks."""
-        params, key = self.on_rollout_mesh((params, key))
+        if self.sampler_mesh is None:
+            params, key = self.on_rollout_mesh((params, key))
+        else:  # the engine of the rollouts is on their devices
+            rules = self.model.sharding_rules
+            params = jax.device_put(params, param_shardings(params, self.sampler_mesh, rules))
+            key = jax.device_put(key, replicated(self.sampler_mesh))
         sampling, results, rows = self.config.sampling, {}, []
         samples = self.config.evaluation.samples or sampling.group_size
         for name, size, temperature in (("greedy", 1, 0.0), ("sampled", samples, None)):
@@ -631,9 +643,19 @@ def _placed(model: Model, params: ArrayTree, mesh) -> ArrayTree:
     params = trees.cast(params, jnp.float32)
     if mesh is None:
         return params
-    from jaxrl_llm.models.sharding import param_shardings, shard
-
     return shard(params, param_shardings(params, mesh, model.sharding_rules))
+
+
+def with_mesh_sizes(config: TrainConfig) -> TrainConfig:
+    """The configuration with each mesh size of -1 replaced by a number.
+
+    Raises:
+      ValueError: If the mesh does not divide the batch or the devices.
+    """
+    sizes = config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
+    mesh, _ = load_meshes(*sizes)
+    found = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
+    return dataclasses.replace(config, mesh=MeshConfig(**found))
 
 
 def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
@@ -1005,6 +1027,10 @@ def init_experiment(
         fingerprint["teacher"] = values_digest(experiment.teacher.params)
     elif isinstance(experiment.teacher, StoredTeacher):
         fingerprint["teacher"] = experiment.teacher.digest
+    elif isinstance(experiment.teacher, AlignedTeacher) and isinstance(
+        experiment.teacher.teacher, ModelTeacher
+    ):
+        fingerprint["teacher"] = values_digest(experiment.teacher.teacher.params)
     checkpoints = Checkpoints(
         folder,
         model=experiment.model,

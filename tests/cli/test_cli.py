@@ -285,7 +285,7 @@ def test_a_damaged_record_of_a_run_is_one_sentence(capsys, tmp_path, text, part)
 
 def test_which_process_this_is_is_no_setting_of_the_run():
     words = ["a.py", "--steps", "3", "--distributed.no-detect", "--seed", "1", "--resume"]
-    words += ["--allow-changed"]
+    words += ["--allow-changed", "--allow_changed"]  # tyro takes both
     words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
     kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
     assert train.config_words(words, "a.py") == kept

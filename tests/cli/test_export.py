@@ -1,16 +1,28 @@
 """`jaxrl-llm export`: a run's model as a folder that loads."""
 
+import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from test_cli import config_file, one_sentence, run
-from tiny_run import model
+from tiny_run import CONFIG, model
 
 import jaxrl_llm as jr
+from jaxrl_llm.cli import options
 from jaxrl_llm.models import load_model
-from jaxrl_llm.train import Adapted, Checkpoints, LoRAConfig, init_lora, merge_lora
+from jaxrl_llm.train import (
+    Adapted,
+    AsyncConfig,
+    Checkpoints,
+    LoRAConfig,
+    MeshConfig,
+    init_lora,
+    merge_lora,
+)
+from jaxrl_llm.train.checkpoint.record import digest_of_files, read_notes, replace_notes
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -164,3 +176,64 @@ def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
     assert run(capsys, "train", path, "--run-dir", other, "--steps", 1)[0] == 0
     _, _, err = run(capsys, "export", other, new, "--best")
     one_sentence(err, "saved no best checkpoint")
+
+
+@pytest.mark.slow
+def test_an_adapter_is_not_read_on_other_weights(capsys, tmp_path, monkeypatch):
+    module, params, tokenizer = model()
+    jr.models.save_safetensors(params, tmp_path / "model", config=module.config)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: tokenizer)
+    changes = f"model={str(tmp_path / 'model')!r}, "
+    path = config_file(tmp_path, changes + "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)")
+    assert run(capsys, "train", path, "--run-dir", tmp_path / "run")[0] == 0
+    for words in ((), ("--dtype", "bfloat16")):
+        assert run(capsys, "sample", tmp_path / "run", "q", *words)[0] == 0
+    other = jax.tree.map(lambda x: x + 1, params)
+    shutil.rmtree(tmp_path / "model")
+    jr.models.save_safetensors(other, tmp_path / "model", config=module.config)
+    for words in ((), ("--dtype", "bfloat16")):
+        code, _, err = run(capsys, "sample", tmp_path / "run", "q", *words)
+        assert code == 2
+        one_sentence(err, "belongs to an adapter of another model", "the frozen parameters differ")
+
+
+def test_a_run_of_many_devices_is_read_on_one(capsys):
+    config = dataclasses.replace(
+        CONFIG,
+        mesh=MeshConfig(data=4, fsdp=4),
+        prompts_per_step=16,
+        asynchrony=AsyncConfig(max_staleness=1, sampler_devices=1),
+        recipe="dapo",
+    )
+    found = options.on_these_devices(config)
+    assert found.mesh == MeshConfig() and found.asynchrony == AsyncConfig()
+    told = f"The run had a mesh of 16 devices; one of {jax.device_count()} is used.\n"
+    assert capsys.readouterr().err == told
+    config = dataclasses.replace(config, mesh=MeshConfig(data=2))
+    assert options.on_these_devices(config).mesh == MeshConfig(data=2)
+    assert not capsys.readouterr().err
+
+
+def test_what_a_server_computes_is_the_model_and_the_adapter():
+    module, params, tokenizer = model()
+    plain = options.Policy(module, params, tokenizer)
+    assert plain.function() == plain._replace(config=CONFIG).function()
+    half = module._replace(config=dataclasses.replace(module.config, dtype="bfloat16"))
+    assert plain.function() == plain._replace(model=half).function()
+    for changes in ({"rope_theta": 5.0}, {"norm_eps": 1e-3}):
+        other = module._replace(config=dataclasses.replace(module.config, **changes))
+        assert plain.function() != plain._replace(model=other).function()
+    scales = [
+        plain._replace(config=dataclasses.replace(CONFIG, lora=LoRAConfig(rank=2, alpha=alpha)))
+        for alpha in (2.0, 4.0)
+    ]
+    assert scales[0].function() != scales[1].function()
+
+
+def test_the_digest_of_a_checkpoint_is_that_of_its_files(trained):
+    step = trained / "checkpoints" / "step_00000002"
+    before = digest_of_files(step)
+    notes = read_notes(step)
+    replace_notes(step, notes | {"greedy": 0.5})
+    assert digest_of_files(step) == before != digest_of_files(step.with_name("step_00000001"))
+    replace_notes(step, notes)

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from test_cli import config_file, one_sentence, run
@@ -69,6 +71,21 @@ def test_trust_is_given_once_and_for_what_was_read(tmp_path, folder):
         with pytest.raises(UsageError, match="was changed since"):
             options.load_target(str(moved))
         (tmp_path / "moved" / name).write_text(before)
+
+
+def test_the_copy_of_a_config_finds_what_lies_beside_the_original(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "task", raising=False)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "steps.txt").write_text("7")
+    (tmp_path / "run").mkdir()
+    path = config_file(tmp_path / "run", name="config.py")
+    text = "from pathlib import Path\n" + Path(path).read_text()
+    text += "\nSTEPS = Path(__file__).parent / 'steps.txt'\n"
+    text += "config = dataclasses.replace(config, steps=int(STEPS.read_text()))\n"
+    Path(path).write_text(text)
+    record = RECORD | {"folder": str(tmp_path / "there")}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert options.load_target(str(tmp_path / "run"), trust=True).config.steps == 7
 
 
 def test_trust_without_a_run_has_no_effect(capsys, tmp_path):

@@ -60,6 +60,13 @@ def test_layers_without_an_adapter_are_left_out(tmp_path):
     assert len(tensors) == 2
 
 
+def test_parts_of_one_layer_in_transformers_have_no_adapter(tmp_path):
+    model, params = tiny_model(num_layers=1, output_gate=True)
+    lora = LoRAConfig(rank=2)
+    with pytest.raises(ValueError, match="'layers/0/attention/gate' alone, .* of '.*q_proj.weight"):
+        save_adapter(init_lora(params, lora), tmp_path, lora=lora, config=model.config)
+
+
 def test_an_adapter_of_another_model(tmp_path):
     model, params = tiny_model(num_layers=1)
     lora = LoRAConfig(rank=2)

@@ -12,7 +12,14 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Decision, Request, Response, Row
 from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
-from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig, TrainingError, train
+from jaxrl_llm.train import (
+    AsyncConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    SamplingConfig,
+    TrainingError,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -164,6 +171,14 @@ def test_a_batch_without_signal_makes_no_update_and_says_so(tmp_path):
         train(dataclasses.replace(config, steps=5), resume=True, allow_changed=True)
     assert "Step 3 makes no update" in str(error.value) and "last 3 steps" in str(error.value)
     assert (tmp_path / "checkpoints" / "step_00000003").is_dir()
+
+
+def test_evaluations_between_batches_without_signal_do_not_count_as_signal(tmp_path):
+    evaluation = EvaluationConfig(every=1, samples=1)
+    recipe, changes = jr.recipes.dapo(max_rounds=1), {"steps": 4, "max_skipped": 2}
+    config = tiny_run(tmp_path, recipe=recipe, reward=never, evaluation=evaluation, **changes)
+    with pytest.raises(TrainingError, match="Step 2 makes no update.*last 2 steps"):
+        train(config)
 
 
 def test_a_checkpoint_of_another_collector_is_refused(tmp_path):

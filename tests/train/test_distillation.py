@@ -325,7 +325,7 @@ def test_stored_scores_train_as_the_model_does(config, tmp_path):
     a, b = (x.history[-1]["loss"] for x in (online, stored))
     np.testing.assert_allclose(a, b, rtol=1e-4)
     write_scores(path, Counting(top=5), [by_text[x] for x in texts], answers, top=5, tokenizer=tok)
-    with pytest.raises(Exception, match="another teacher: the parameters or scores"):
+    with pytest.raises(Exception, match="another teacher, or with one in another precision: the"):
         train(dataclasses.replace(config, **alone, steps=3), resume=True)
 
     with pytest.raises(ValueError, match=r"5 best tokens at each position, not 9"):
@@ -425,6 +425,19 @@ def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):
     config = dataclasses.replace(config, recipe="span_distillation", teacher=aligned, steps=2)
     result = train(config)
     assert counting.asked and all(np.isfinite(row["loss"]) for row in result.history)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_wants_the_same_teacher_with_another_tokenizer(config):
+    def aligned(seed):
+        return AlignedTeacher(ModelTeacher(*tiny_model(seed=seed, num_layers=1)), Pairs())
+
+    config = dataclasses.replace(config, recipe="span_distillation", teacher=aligned(0), steps=1)
+    train(config)
+    assert train(dataclasses.replace(config, steps=2), resume=True).state.step == 2
+    other = dataclasses.replace(config, teacher=aligned(1), steps=3)
+    with pytest.raises(Exception, match="another teacher"):
+        train(other, resume=True, allow_changed=True)
 
 
 @pytest.mark.slow

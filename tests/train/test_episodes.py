@@ -18,7 +18,14 @@ from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Cursor, Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import Observation, Subgoals, turn_parts
 from jaxrl_llm.rollout.episodes import EpisodeOptions
-from jaxrl_llm.train import EvaluationConfig, SamplingConfig, make_scorer, train
+from jaxrl_llm.train import (
+    AsyncConfig,
+    EvaluationConfig,
+    MeshConfig,
+    SamplingConfig,
+    make_scorer,
+    train,
+)
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
@@ -375,3 +382,19 @@ def test_an_episode_of_the_pool_stands_in_where_all_fail(tmp_path):
     padded = np.pad(batch.tokens, [(0, 0), (0, 0), (0, max(width - batch.tokens.shape[-1], 0))])
     assert all(padded[p, 0, :width].tobytes() in stored for p in range(4))
     assert all(padded[p, 1, :width].tobytes() not in stored for p in range(4))
+
+
+@pytest.mark.slow
+def test_evaluations_go_to_the_devices_that_sample(tmp_path):
+    made = config(
+        tmp_path,
+        Letters(),
+        recipe="dapo",
+        mesh=MeshConfig(data=4),
+        asynchrony=AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(data=4)),
+        evaluation=EvaluationConfig(every=1, samples=1),
+        steps=1,
+    )
+    train(made)
+    again = train(dataclasses.replace(made, steps=2), resume=True)
+    assert sum("held_out" in row for row in again.history) == 3

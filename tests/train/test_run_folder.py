@@ -20,6 +20,7 @@ from jaxrl_llm.train.logging.results import (
     training_reward,
 )
 from jaxrl_llm.train.logging.settings import changed_settings, settings
+from jaxrl_llm.train.mesh import MeshConfig
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -134,6 +135,17 @@ def test_a_file_may_be_moved_but_not_be_another_one(old, new, changed):
     for name in ("model", "data.prompts"):
         assert bool(changed_settings({name: old}, {name: new})) == changed
     assert changed_settings({"dtype": old}, {"dtype": new})
+
+
+def test_the_minibatches_of_a_recipe_are_those_of_its_mesh():
+    """GSPO's four minibatches of one group do not divide among two devices."""
+    one = tiny_run("run", recipe="gspo", prompts_per_step=4)
+    two = dataclasses.replace(one, mesh=MeshConfig(data=2))
+    changed = changed_settings(settings(one), settings(two))
+    assert changed == {"minibatches": (4, 1)}
+    assert changed_settings(settings(one) | {"minibatches": None}, settings(two)) == {}
+    given = settings(dataclasses.replace(one, minibatches=4))
+    assert changed_settings(settings(one), given) == {}
 
 
 def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path):

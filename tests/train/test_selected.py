@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.cli import main
 from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, train
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.setup import load_experiment
@@ -80,6 +82,15 @@ def test_what_a_run_remembers_is_what_its_method_says(whole):
     else:
         center = result.state.algo_state.controllers["center"]
         assert float(center.count) > 0 and float(center.mean) != 0.0
+
+
+def test_the_evaluation_of_a_config_has_an_empty_library(tmp_path, capsys):
+    text = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    text += "from test_selected import RECIPES, low\nfrom tiny_run import CONFIG\n"
+    text += "import dataclasses\nconfig = dataclasses.replace(\n"
+    text += "    CONFIG, recipe=RECIPES['training_free_grpo'](), reward=low)\n"
+    (tmp_path / "config.py").write_text(text)
+    assert main(["evaluate", str(tmp_path / "config.py"), "--samples", "1"]) == 0
 
 
 @pytest.mark.slow

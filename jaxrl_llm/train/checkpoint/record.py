@@ -1,5 +1,6 @@
 """The record of a checkpoint's files: size and checksum of each, which tell damage, and notes."""
 
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -55,6 +56,12 @@ def read_notes(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / _RECORD).read_text())["notes"])
     except (OSError, ValueError, LookupError, TypeError):
         return {}
+
+
+def digest_of_files(folder: Path) -> str:
+    """A short digest of the sizes and checksums of a checkpoint's files, whatever its notes."""
+    files = json.loads((folder / _RECORD).read_text())["files"]
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def replace_notes(folder: Path, notes: Mapping[str, Any]) -> None:

@@ -104,11 +104,12 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
                 "state": "was made with another optimizer or recipe than this run has",
                 "questions": "was made with other questions, or another split or order of them",
                 "seed": f"was made with seed {there}, this run has {value}",
-                "base": "belongs to an adapter of another model: the frozen parameters differ",
+                "base": "belongs to an adapter of another model, or of one in another precision: "
+                "the frozen parameters differ",
                 "reference": "was made with another reference: the parameters of the model that "
                 "the run loads differ",
-                "teacher": "was made with another teacher: the parameters or scores that the run "
-                "loads differ",
+                "teacher": "was made with another teacher, or with one in another precision: the "
+                "parameters or scores that the run loads differ",
             }.get(key, f"was made with {key} {there!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 

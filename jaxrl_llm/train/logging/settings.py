@@ -20,6 +20,9 @@ from jaxrl_llm.recipes.records import format_value
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint")
 
 
+_PASSES = ("epochs", "minibatches")
+
+
 def settings(config: Any) -> dict[str, Any]:
     """A configuration as texts and numbers by dotted names; functions by their names.
 
@@ -35,8 +38,11 @@ def settings(config: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name == "dtype":  # as it is on this machine, which a resumed run compares
+        # As they are for this recipe, mesh and machine, which a resumed run compares.
+        if field.name == "dtype":
             value = getattr(config, "product_dtype", value)
+        if field.name in _PASSES and hasattr(config, "passes"):
+            value = getattr(config.passes, field.name)
         if field.name == "recipe":
             flat |= recipe_settings(value, length=config.sampling.max_new_tokens)
         elif dataclasses.is_dataclass(value):
@@ -150,7 +156,9 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
         local = all(x.startswith(("/", "./", "../", "~")) or x.endswith(_SUFFIXES) for x in values)
         return local and len({PurePath(value).name for value in values}) == 1
 
-    names = [name for name in {**new, **old} if not is_free(name)]
+    # Earlier versions did not resolve these.
+    unknown = [name for name in _PASSES if old.get(name) is None]
+    names = [name for name in {**new, **old} if not is_free(name) and name not in unknown]
     values = {name: (old.get(name), new.get(name)) for name in names}
     changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     return {name: pair for name, pair in changed.items() if not is_moved(name, pair)}
