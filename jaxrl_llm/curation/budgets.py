@@ -529,6 +529,7 @@ def xrpo_extra_rollouts(
     budget: int,
     max_rollouts: int,
     where: Array | None = None,
+    counts: Array | None = None,
     level: float = 0.05,
     bonus: float = 1.0,
 ) -> Array:
@@ -545,6 +546,8 @@ def xrpo_extra_rollouts(
       budget: Rollouts of this round, 0 or more.
       max_rollouts: Most rollouts of a prompt, including those so far.
       where: bool ``[P, G]``, True for rollouts that exist; the rest may hold anything.
+      counts: int32 ``[P]``, rollouts so far, with those that have no reward; None for those of
+        ``where``.
       level: As in :func:`rollout_priority`.
       bonus: As in :func:`rollout_priority`.
 
@@ -568,6 +571,9 @@ def xrpo_extra_rollouts(
     checks.check_non_negative(function, finite=True, budget=budget)
     checks.check_count(function, max_rollouts=max_rollouts)
     count = stats.group_count(rewards, where)[:, 0].astype(jnp.int32)
+    if counts is not None:
+        checks.check_shape(function, "counts", counts, count.shape)
+        count = jnp.asarray(counts, jnp.int32)
     std = stats.group_std(rewards, where)
     total = jnp.sum(count)
     table = rollout_priority(

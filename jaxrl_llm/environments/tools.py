@@ -206,6 +206,8 @@ class ToolEnv:
             raise ValueError(f"ToolEnv: two tools have the name {min(double)!r}")
         if absent := [spec.name for spec in tools if spec.function is None]:
             raise ValueError(f"ToolEnv: the tool {absent[0]!r} has no function to call")
+        if later := [spec.name for spec in tools if inspect.iscoroutinefunction(spec.function)]:
+            raise ValueError(f"ToolEnv: the tool {later[0]!r} must not be async")
         if inspect.iscoroutinefunction(reward):
             raise ValueError("ToolEnv: the reward must not be async")
         if max_turns < 1 or max_calls < 1:
@@ -328,6 +330,9 @@ def _result(tools: Sequence[ToolSpec], call: ToolCall) -> str:
     value = spec.function(**dict(call.arguments))
     if isinstance(value, str):
         return value
+    if inspect.isawaitable(value):
+        getattr(value, "close", lambda: None)()
+        raise TypeError(f"the tool {spec.name!r} is async; an environment's `step` may await it")
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):

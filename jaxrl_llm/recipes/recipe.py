@@ -19,6 +19,7 @@ from jaxrl_llm.core import (
     traits_of,
 )
 from jaxrl_llm.curation import Collector
+from jaxrl_llm.curation.collectors.protocol import collector_needs
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
@@ -324,6 +325,12 @@ class Recipe:
             raise ValueError(
                 f"recipe {self.name!r} estimates likelihoods under the current weights only, "
                 f"without a comparison to older weights (max_staleness {max_staleness}); use 0."
+            )
+        if max_staleness > 0 and collector_needs(self.collector, "needs_fresh_weights"):
+            raise ValueError(
+                f"recipe {self.name!r} trains each window of a response once and knows it by the "
+                f"version of its weights, which batches may share (max_staleness {max_staleness}); "
+                "use 0."
             )
         if max_staleness > 0 and self.subagent is not None:
             raise ValueError(

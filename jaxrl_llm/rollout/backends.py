@@ -26,7 +26,13 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.engine.generation import Generation
-from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, to_rollout
+from jaxrl_llm.rollout.engine.requests import (
+    Completion,
+    FinishedGroup,
+    Group,
+    check_finite,
+    to_rollout,
+)
 from jaxrl_llm.rollout.episodes import Episodes, stored_episode
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS
 from jaxrl_llm.rollout.slots import Tokens
@@ -511,6 +517,7 @@ class EngineBackend:
         name = question.prompt.id or question.prompt.text[:40]
         scores = sampled = starts = ends = None
         if self._episodes is not None:
+            check_finite(done)
             plays = [self._episodes.take(completion) for completion in done.completions]
             scores = self._episodes.scores([each.episode for each in plays])
             starts = tuple(each.starts for each in plays)

@@ -451,7 +451,11 @@ class Episodes:
             play.end = "turns"
         if play.end is not None:
             return None
-        keep, added = self._next(play, completion, tokens, observation)
+        try:
+            keep, added = self._next(play, completion, tokens, observation)
+        except Exception as error:  # a text that the tokenizer or the template refuses
+            play.end, play.error = "env_error", f"the observation cannot be read: {_said(error)}"
+            return None
         if play.length + len(added) >= self._most:
             play.end = "context"
             return None

@@ -210,7 +210,7 @@ class TokenServer:
         with self._lock:
             if self._ended or self._closing:
                 raise RuntimeError(f"update: {self.failure}.")
-            self._commands.put(lambda: self._updates.append(update))
+            self._commands.put(lambda: self._take_update(update))
         update.done.result()
 
     def close(self, *, wait: bool = True) -> None:
@@ -250,6 +250,11 @@ class TokenServer:
                 return
             command()
             block = False
+
+    def _take_update(self, update: _Update) -> None:
+        if not self._updates:  # what was asked before begins before
+            self._start()
+        self._updates.append(update)
 
     def _advance(self) -> None:
         """Sets new weights, starts new requests, decodes one chunk, and replies."""
@@ -335,7 +340,8 @@ class TokenServer:
             return any(stop in text for stop in request.stops)
 
         texts = bool(request.stops) and has_text(len(tokens))
-        ends = range(start + 1, len(tokens) + 1)
+        least = int(request.settings.get("min_new_tokens", 0))  # which a stop comes after
+        ends = range(max(start, least) + 1, len(tokens) + 1)
         return next(
             (n for n in ends if tokens[n - 1] in request.stop_ids or (texts and has_text(n))), None
         )

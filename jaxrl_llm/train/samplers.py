@@ -9,6 +9,7 @@ import jax
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation.collectors.protocol import collector_needs, draft_steps_of, entropy_tau_of
 from jaxrl_llm.data.questions import Question
+from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.mixture import mix_models
 from jaxrl_llm.models.protocol import Model
@@ -216,6 +217,10 @@ def _rollout_engine(
         every = config.prompts_per_step * sampling.group_size
         sampling = dataclasses.replace(sampling, slots=every)
     rows, width = sampling.grid(config.prompts_per_step, prompt_length=longest)
+    stop_ids = tokenizer.eos_ids
+    if config.environment is not None:  # whose turns end as the chat template ends them
+        renderer = make_renderer(tokenizer, chat=config.data.chat)
+        stop_ids = tuple(dict.fromkeys((*stop_ids, *renderer.stop_ids)))
     # An evaluation of episodes decodes greedily in the same slots.
     varies = config.environment is not None or collector_needs(collector, "varies_temperature")
     return make_engine(
@@ -229,7 +234,7 @@ def _rollout_engine(
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         max_new_tokens=sampling.max_new_tokens,
-        stop_ids=tokenizer.eos_ids,
+        stop_ids=stop_ids,
         pad_id=tokenizer.pad_id,
         vary=("temperature",) if varies else (),
         entropy=collector_needs(collector, "records_entropy"),

@@ -928,6 +928,7 @@ def load_subagent(
         check_group_fits("subagent", model, budget, row, batch_shards(mesh))
     where = sampling_mesh(mesh, config.prompts_per_step)
     shards = batch_shards(where)
+    renderer = make_renderer(tokenizer, chat=config.data.chat, system=config.data.system)
     return SubagentParts(
         model=model,
         params=params,
@@ -935,11 +936,12 @@ def load_subagent(
             model,
             tokenizer,
             sampling,
+            stop_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *renderer.stop_ids))),
             max_new_tokens=options.max_new_tokens,
             prompt_length=options.prompt_length,
             mesh=where,
         ),
-        renderer=make_renderer(tokenizer, chat=config.data.chat, system=config.data.system),
+        renderer=renderer,
         decode=tokenizer.decode,
         rows=-(-config.episodes.workers // shards) * shards,
         prompt_length=options.prompt_length,

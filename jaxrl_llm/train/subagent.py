@@ -141,7 +141,14 @@ def alignment_key(key: Array, number: int) -> Array:
 
 
 def make_subagent_sampler(
-    model: Model, tokenizer: Any, sampling: Any, *, max_new_tokens: int, prompt_length: int, mesh
+    model: Model,
+    tokenizer: Any,
+    sampling: Any,
+    *,
+    stop_ids: Sequence[int],
+    max_new_tokens: int,
+    prompt_length: int,
+    mesh,
 ) -> Any:
     """The sampler of a :class:`SubagentPlayer`: one answer per question, of one shape."""
     return make_sampler(
@@ -154,7 +161,7 @@ def make_subagent_sampler(
         min_p=sampling.min_p,
         max_new_tokens=max_new_tokens,
         buckets=(prompt_length,),
-        stop_ids=tokenizer.eos_ids,
+        stop_ids=stop_ids,
         pad_id=tokenizer.pad_id,
     )
 

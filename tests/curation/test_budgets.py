@@ -287,6 +287,9 @@ def test_xrpo_prefers_a_coin_flip_and_ends_when_all_are_full():
     assert first.tolist() == [1, 0, 0, 0]
     some = jax.jit(lambda r: xrpo_extra_rollouts(r, budget=4, max_rollouts=16, bonus=0.0))(rewards)
     assert some[2:].tolist() == [0, 0] and some[0] >= some[1] >= 1
+    # Rollouts without a reward count for the limit.
+    rest = xrpo_extra_rollouts(rewards, budget=99, max_rollouts=6, counts=jnp.array([5, 6, 4, 6]))
+    assert rest.tolist() == [1, 0, 2, 0]
     everything = xrpo_extra_rollouts(rewards, budget=99, max_rollouts=6)
     assert everything.tolist() == [2, 2, 2, 2]
 

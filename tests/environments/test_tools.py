@@ -216,6 +216,16 @@ TASK = {"text": "12 * 12?", "answer": "144"}
 CALL = ToolCall("calculator", {"expression": "12 * 12"})
 
 
+def test_an_async_tool_is_no_answer():
+    async def later():
+        return 1
+
+    spec = ToolSpec("later", "Later.", {"type": "object", "properties": {}}, later)
+    with pytest.raises(ValueError, match="ToolEnv: the tool 'later' must not be async"):
+        ToolEnv([spec], graded)
+    assert "the tool 'later' is async" in call_tool([spec], ToolCall("later", {}))["content"]
+
+
 def test_an_episode_with_a_tool():
     env = ToolEnv([calculator], graded, max_turns=3)
     start, seen = env.reset(TASK, seed=0)

@@ -70,6 +70,23 @@ def test_a_call_that_cannot_be_read_is_told_and_the_episode_goes_on():
     assert not seen.done
 
 
+def test_an_answer_with_half_a_character_is_a_text():
+    class Echo(Shop):
+        def say(self, text: str) -> str:
+            """Says it.
+
+            Args:
+                text: What to say.
+            """
+            return text
+
+    env = TRLEnv(Echo)
+    _, seen = env.step(
+        env.reset(ROW, 0)[0], Parsed("", calls=(ToolCall("say", {"text": "\ud83d"}),))
+    )
+    assert seen.messages[0]["content"].encode() == b"?"
+
+
 def test_reset_gets_the_columns_that_it_names():
     class Named(Shop):
         def reset(self, seed, prompt):

@@ -80,7 +80,7 @@ REQUIRED = {
     "pf_ppo": "old_logp old_values ref_logp values",
     "hiper_hae": "old_values ref_logp subgoal_ids switches token_roles truncated turn_ids "
     "turn_rewards turn_where values",
-    "poad": "old_values turn_ids turn_rewards turn_where values",
+    "poad": "entropy old_values turn_ids turn_rewards turn_where values",
     "ppo_max": "old_logp old_values ref_logp values",
     "prompt_gdro": "prompt_ids ref_logp",
     "ps_grpo": "similarity",

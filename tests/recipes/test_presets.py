@@ -192,8 +192,19 @@ def test_presets_state_the_optimizer_steps_of_their_papers():
         "kl_cov": 8,
         "llds": 2,
         "mssr": 16,
+        "poad": 4,
         "prompt_gdro": 4,
         "rover": 4,
     }
+    passes = {name: recipe.epochs for name, recipe in made.items() if recipe.epochs > 1}
+    assert passes == {"mc_grpo": 2, "minillm": 4, "remix": 2, "unigrpo": 2}
     for recipe in made.values():
         recipe.check_passes(recipe.epochs, recipe.minibatches)
+
+
+def test_windows_are_known_by_the_weights_that_sampled_them():
+    recipe = jr.recipes.t_ppo()
+    assert recipe.collector == jr.curation.windowed(segments=3)
+    recipe.check_staleness(0)
+    with pytest.raises(ValueError, match="'t_ppo' trains each window of a response once"):
+        recipe.check_staleness(1)

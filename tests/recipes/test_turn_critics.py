@@ -181,7 +181,7 @@ def newest(batch):
 CASES = {
     "gae_token": ({"gamma": 0.9, "lam": 0.8}, lambda b: of_tokens(b, 0.9, 0.9, 0.8)),
     "gae_turn": ({"gamma": 0.9, "lam": 0.8}, lambda b: of_turns(b, 0.9, 0.8)),
-    "poad": ({"gamma": 0.8}, lambda b: of_tokens(b, 0.8, 1.0, 0.95)),
+    "poad": ({"gamma": 0.8, "entropy_coef": 0.0}, lambda b: of_tokens(b, 0.8, 1.0, 0.95)),
     "pdppo": ({"gamma": 0.9}, lambda b: of_turns(b, 0.9, 0.95, post=True)),
     "t_ppo": ({"drop_tail": 1}, t_ppo),
     "vtrace": ({"gamma": 0.9}, vtrace),

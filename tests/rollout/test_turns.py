@@ -7,9 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+import jaxrl_llm as jr
 from jaxrl_llm.rollout import Completion, Group, NextTurn
+from jaxrl_llm.rollout.engine.requests import slice_tokens
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.train.mesh import make_mesh
 
 TURNS, T = 3, 24
 
@@ -121,6 +124,46 @@ def test_late_answers_change_nothing_and_free_their_slots(
     result = by_request(list(generate(engine, *groups(dialog))))
     assert taken  # six slots, and twenty requests
     assert_same(result, one_turn_at_a_time())
+
+
+def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate, by_request):
+    """Also to the slot of another device than the one that they left."""
+    mesh = make_mesh(data=4, devices=jax.devices()[:4])
+    params = jax.device_put(tiny[1], jr.models.param_shardings(tiny[1], mesh))
+    spread, alone = make(rows=4, width=1, mesh=mesh), make(rows=4, width=1)
+    dialog = Dialog(lambda request: 0.3 if request % 3 == 0 else 0.01)
+    result = by_request(list(generate(spread, *groups(dialog), params=params)))
+    expected = by_request(list(generate(alone, *groups(Dialog()))))
+    for request, each in expected.items():
+        assert result[request].tokens.tolist() == each.tokens.tolist(), request
+        np.testing.assert_array_equal(result[request].out.version, each.out.version)
+
+
+def test_late_answers_of_a_response_that_began_with_tokens(engine, generate, by_request):
+    """It comes back as it left, not as it began."""
+    whole = by_request(list(generate(engine, *groups(Dialog()))))
+    begun = {r: Completion(r, slice_tokens(c.out, 0, 1), UNFINISHED) for r, c in whole.items()}
+
+    def partial(dialog):
+        return [
+            group._replace(partial={r: begun[r] for r in group.requests[:3]})
+            for group in groups(dialog)
+        ]
+
+    expected = by_request(list(generate(engine, *partial(Dialog()))))
+    dialog = Dialog(lambda request: 0.3 if request % 3 == 0 else 0.01)
+    result = by_request(list(generate(engine, *partial(dialog))))
+    for request, each in expected.items():
+        assert result[request].tokens.tolist() == each.tokens.tolist(), request
+
+
+def test_stop_strings_would_end_every_turn(engine, generate):
+    with pytest.raises(ValueError, match="group 0 has turns, which stop strings would all end"):
+        generate(engine, *groups(Dialog()), stop_strings=["x"], decode_text=str)
+
+
+def test_an_engine_of_one_slot_warms_up(make, tiny):
+    make(rows=1, width=1).warm_up(tiny[1], turns=True)
 
 
 def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, by_request):

@@ -331,6 +331,7 @@ WRONG = {
     "most": (*of_params(max_tokens=13), 400, "max_tokens must be from 1 to 12"),
     "n": (*of_params(n=0), 400, "n must be from 1"),
     "type": (*of_params(temperature="1"), 400, "temperature must be a number; got '1'"),
+    "huge": (*of_params(top_k=10**400), 400, "a number of over 300 digits"),
     "flag": (*of_params(top_k=True), 400, "top_k must be a number"),
     "range": (*of_params(top_p=1.5), 400, "top_p to 1.5"),
     "fixed": (*of_params(repetition_penalty=1.1), 400, "repetition_penalty is fixed"),

@@ -74,6 +74,8 @@ class Letters:
                 return state, Observation([{"role": "user", "content": ""}], instead=5)
             if self.fault == "no text":
                 return state, Observation([{"role": "user", "content": None}])
+            if self.fault == "no room for text":
+                return state, Observation([{"role": "user", "content": "\ud83d"}])
             if self.fault == "no info":
                 return state, Observation([], done=True, info=None)
         reward = low / max(len(action.text), 1)
@@ -193,6 +195,7 @@ def test_slow_and_async_steps_change_nothing(batch, tmp_path):
         ("one message", "env_error", "messages 'low'"),
         ("no text", "env_error", "which is no text"),
         ("no instead", "env_error", "instead 5, which is no text"),
+        ("no room for text", "env_error", "the observation cannot be read: Unicode"),
         ("no info", "env_error", "info None"),
     ],
 )

@@ -5,6 +5,7 @@ required raises TypeError.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -87,12 +88,11 @@ class _Verdict:
     label: int
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        rewards = []
-        for text in texts:
-            places = [text.lower().rfind(word) for word in self.words]
-            right = places[self.label] > places[1 - self.label]
-            rewards.append(float(right))
-        return rewards
+        verdict = re.compile(rf"\b(?:{'|'.join(self.words)})\b", re.IGNORECASE)
+        said = [
+            verdict.findall(text)[-1:] for text in texts
+        ]  # as words, not in "know" or "seconds"
+        return [float([word.lower() for word in x] == [self.words[self.label]]) for x in said]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -135,7 +135,11 @@ class _Judged:
         with on_host():
             key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
             draw, *caps = jax.random.split(key, 3)
-            items = judge_items(draw, groups.rewards, where=groups.where, point=self.point)
+            # A response that was cut off has no answer to judge.
+            answered = ~groups.truncated
+            items = judge_items(
+                draw, groups.rewards, answered=answered, where=groups.where, point=self.point
+            )
             items = jax.tree.map(np.asarray, items)
             judged = np.asarray(cap_items(caps[0], items.kind != NONE, count=judges))
             refined = np.asarray(cap_items(caps[1], items.reflect >= 0, count=refines))
@@ -145,11 +149,10 @@ class _Judged:
                 answers = [outcomes[p].texts[g] for g in shown if g >= 0]
                 place = int(outcomes[p].prompt)
                 message = self.judge if is_judge else self.refine
-                request = Request(
-                    collection.group_size,
-                    place,
-                    text=message(str(collection.data[place]["text"]), answers),
-                )
+                text = message(str(collection.data[place]["text"]), answers)
+                if not collection.takes_text(text):  # too long for a prompt
+                    continue
+                request = Request(collection.group_size, place, text=text)
                 if is_judge:
                     kind = POINT if len(answers) == 1 else POINT + 1
                     reward = _Verdict(_VERDICTS[kind], int(items.label[p]))
@@ -209,7 +212,7 @@ def judged(
       refines: Share of groups that refine; together with ``judges`` below 1.
       point: Probability of judging a single answer of a group with right and wrong ones.
       judge: ``(question, answers) -> message``, for one answer or two; the verdict is the last
-        "yes" or "no", or "first" or "second", of a response.
+        word "yes" or "no", or "first" or "second", of a response.
       refine: ``(question, [answer]) -> message``.
 
     Returns:
@@ -227,7 +230,8 @@ def judged(
     References:
       SPARK (arXiv:2509.22624), 64 prompts and at most 32 tasks of each kind. The released code
       samples its tasks after the update on the prompts, in the same cycle; here they are in one
-      batch. It shows half of the wrong answers without their reasoning.
+      batch. It shows half of the wrong answers without their reasoning, and no response to a judge
+      from which it could not extract an answer: here, none that was cut off.
     """
     name = "judged"
     checks.check_share(name, judges=judges, refines=refines, point=point)

@@ -57,12 +57,13 @@ class _Mixed:
         # What is proposed beyond what is asked for only keeps a sampler busy.
         asks[-1] += max(count - sum(asks), 0)
         requests: list[Request] = []
+        states = list(state)
         for k, ask in enumerate(asks):
             if number := min(ask, count - len(requests)):
                 part, _ = self._part(collection, k)
-                proposed, _ = self.sources[k].propose(state[k], key, part, number)
+                proposed, states[k] = self.sources[k].propose(state[k], key, part, number)
                 requests += [self._mark(request, k) for request in proposed]
-        return tuple(requests), state
+        return tuple(requests), tuple(states)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         if collection.waiting:  # what a part asks for next must not depend on timing

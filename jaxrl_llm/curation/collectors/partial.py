@@ -255,6 +255,8 @@ class _Partial:
 class _Windowed(_Partial):
     """Made by :func:`windowed`: room for P groups that go on."""
 
+    needs_fresh_weights = True  # what a batch sampled is told by the newest version
+
     def observe(self, state: PartialState, collection: Collection) -> tuple[Decision, ArrayTree]:
         riding, groups = self._riding(state, collection)
         asked, target = len(collection.requests), collection.num_groups

@@ -156,7 +156,7 @@ def store_groups(
         len(group) <= size and all(len(response.tokens) <= length for response in group)
         for group in groups
     ]
-    versions = [min(_versions(response).min(initial=2**30) for response in g) for g in groups]
+    versions = [_oldest(group) for group in groups]
     # A power of two, so that few shapes are compiled.
     spare = (0, (1 << (len(groups) - 1).bit_length()) - len(groups))
     numbers = np.pad(np.arange(1, len(groups) + 1, dtype=np.int32), spare)
@@ -192,6 +192,12 @@ def store_groups(
             items.finish[place, member] = response.finish
             items.rewards[place, member] = response.reward
     return moved._replace(items=items)
+
+
+def _oldest(group: Sequence[Response]) -> int:
+    """The oldest version that sampled a token; -1 if none was sampled, as of observations."""
+    versions = np.concatenate([_versions(response) for response in group])
+    return int(versions[versions >= 0].min(initial=2**30)) if (versions >= 0).any() else -1
 
 
 def _versions(response: Response) -> np.ndarray:
@@ -397,6 +403,9 @@ class _Replayed:
                 scores = np.asarray(call_with(self.score, context=context), np.float32)
             checks.check_shape(repr(self), "the score's result", scores, (len(own),))
         prompts = [int(collection.outcome(row.members[0][0]).prompt) for row in own]
+        if self.max_staleness is not None:  # what can never be drawn again leaves its place
+            old = collection.version - np.asarray(buffer.versions) > self.max_staleness
+            buffer = buffer._replace(order=np.where(old, -1, buffer.order))
         return store_groups(
             buffer, groups, prompts=prompts, scores=scores, evict=self.evict, unique=self.unique
         )

@@ -115,7 +115,8 @@ def _methods(instance: Any) -> list[Callable]:
 
 
 def _message(name: str, result: Any) -> Message:
-    return {"role": "tool", "name": name, "content": str(result)}
+    text = str(result).encode("utf-8", "replace").decode()  # half of a surrogate pair is no text
+    return {"role": "tool", "name": name, "content": text}
 
 
 def _result(value: Any) -> Any:

@@ -280,7 +280,7 @@ def vtrace(
 
 def t_ppo(
     *,
-    windows: int = 2,
+    windows: int = 3,
     gamma: float = 1.0,
     lam: float = 0.95,
     drop_tail: int = 0,
@@ -299,8 +299,8 @@ def t_ppo(
       drop_tail: Number of last tokens of unfinished responses that do not train.
 
     References:
-      T-PPO (arXiv:2506.15050), PAPER, read through a note: windows of 8k of 24k tokens, so three;
-      the tail is our reading. A group is replaced by another when all of its responses have ended.
+      T-PPO (arXiv:2506.15050), PAPER, read through a note: windows of 8k of 24k tokens; the tail
+      is our reading. A group is replaced by another when all of its responses have ended.
     """
     checks.check_positive("t_ppo", value_eps=value_eps)
     return from_base(

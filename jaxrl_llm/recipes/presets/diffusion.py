@@ -24,7 +24,9 @@ def diffu_grpo(
       epochs: Passes over a batch, each with other masks of the prompt; the paper has 12.
 
     References:
-      Zhao et al., d1 (arXiv:2504.12216).
+      Zhao et al., d1 (arXiv:2504.12216). The released code makes 12 passes; they cost 12 updates a
+      batch, so the default is one. It also moves the reference every 64 steps, which has no effect
+      there, since it trains an adapter, whose reference is the model below.
     """
     return from_base(
         name="diffu_grpo",

@@ -148,7 +148,7 @@ def unigrpo(
 
     References:
       UniGRPO (arXiv:2603.23500); confidence PAPER, read through notes, which have 1.5e-5 and 0.1
-      for the penalty. Its two learning rates are one here.
+      for the penalty. Two passes over a batch. Its two learning rates are one here.
     """
     checks.check_positive("unigrpo", finite=True, flow_coef=flow_coef)
     penalty = bind(diffusion.flow_mse, coef=mse_coef / (flow_coef if steps else 1.0))
@@ -165,6 +165,7 @@ def unigrpo(
         weights=weights,
         regularizers=(penalty,) if mse_coef else (),
         likelihood=diffusion.flow_likelihood(noise=noise, window=window, steps=steps),
+        epochs=2,
         paper="arXiv:2603.23500",
     )
 

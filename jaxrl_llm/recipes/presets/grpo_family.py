@@ -187,8 +187,8 @@ def mc_grpo(
         as the authors do for GSM8K.
 
     References:
-      MC-GRPO (arXiv:2601.22582). The defaults are those of the authors' scripts, which do not
-      define the choice among ties.
+      MC-GRPO (arXiv:2601.22582). The defaults are those of the authors' scripts, with two passes
+      over a batch; they do not define the choice among ties.
     """
     checks.check_non_negative("mc_grpo", kl_coef=kl_coef)
     kl = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
@@ -201,6 +201,7 @@ def mc_grpo(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         regularizers=(kl,) if kl_coef else (),
+        epochs=2,
         paper="arXiv:2601.22582",
     )
 

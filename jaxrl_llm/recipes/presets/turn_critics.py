@@ -146,6 +146,7 @@ def poad(
     value_eps: float = 0.2,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
+    entropy_coef: float = 0.01,
 ) -> Recipe:
     """Advantages of tokens with a discount between turns and none within one.
 
@@ -153,12 +154,14 @@ def poad(
 
     Args:
       intra_gamma: Discount within a turn; ``gamma`` gives plain GAE (the paper's NTPO).
+      entropy_coef: Weight of an entropy bonus; 0 disables it.
 
     References:
-      POAD (arXiv:2405.15821), the released code, which standardizes over nonzero entries, has an
-      entropy bonus of 0.01 and skips updates whose KL is above 0.02.
+      POAD (arXiv:2405.15821), the released code, with four minibatches. It standardizes over
+      nonzero entries; that it skips updates whose KL is above 0.02 is not included.
     """
-    return ppo(
+    checks.check_non_negative("poad", entropy_coef=entropy_coef)
+    recipe = ppo(
         name="poad",
         paper="arXiv:2405.15821",
         token_rewards=_of_turns(advantages.turn_end_rewards),
@@ -169,6 +172,8 @@ def poad(
         eps_low=eps_low,
         eps_high=eps_high,
     )
+    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
+    return recipe.replace(regularizers=bonus, minibatches=4)
 
 
 def pdppo(

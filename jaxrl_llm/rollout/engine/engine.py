@@ -233,7 +233,8 @@ class Engine:
             slots = call("fill_responses", params, slots, rows, zero, none, deltas)
         if turns:
             most = min(_ADDED_BLOCKS[-1], spec.max_new_tokens)
-            for count, n in itertools.product((1, 2), (*_ADDED_BLOCKS, most)):
+            counts = (1, 2) if spec.rows * spec.width > 1 else (1,)
+            for count, n in itertools.product(counts, (*_ADDED_BLOCKS, most)):
                 tokens = [spec.pad_id] * min(n, most)
                 ends = {divmod(i, spec.width): (tokens, 1) for i in range(count)}
                 none_before = dict.fromkeys(ends, 0)

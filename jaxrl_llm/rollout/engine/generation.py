@@ -26,6 +26,7 @@ from jaxrl_llm.rollout.engine.request_arrays import (
     prompt_arrays,
     request_arrays,
     slot_array,
+    taken_from,
 )
 from jaxrl_llm.rollout.engine.requests import (
     Completion,
@@ -190,6 +191,11 @@ class Generation:
                 raise ValueError(
                     f"submit: group {group.id!r} has turns, which cannot be cut into segments."
                 )
+            if group.follow is not None and self._monitor.stops:
+                raise ValueError(
+                    f"submit: group {group.id!r} has turns, which stop strings would all end at "
+                    "the first one; let `follow` look for them."
+                )
             known.update(dict.fromkeys(group.requests))
         self._scheduler.submit((group, limits_of(group, spec.max_new_tokens)) for group in groups)
 
@@ -257,7 +263,8 @@ class Generation:
                 self.slots = engine.call("put_slot", self.slots, index, each.back)
         if fresh:
             self.slots = engine.call("start", self.slots, where, requests)
-        partial = {each.slot: each.group.partial.get(each.request) for each in started}
+        # What comes back has grown since it began with these.
+        partial = {each.slot: each.group.partial.get(each.request) for each in fresh}
         resumed = {slot: completion for slot, completion in partial.items() if completion}
         if resumed:
             where, out, length = partial_arrays(engine.spec, resumed)
@@ -275,9 +282,10 @@ class Generation:
         for request, turn in list(self._turns.items()):
             if not turn.next.done():
                 if turn.waited and not turn.away and scheduler.has_waiting:
-                    index = slot_array(self.engine.spec, scheduler.slots[request])
-                    taken = self.engine.call("take_slot", self.slots, index)
-                    turn.slots, turn.away = self.engine.fetch(taken), True
+                    spec, slot = self.engine.spec, scheduler.slots[request]
+                    taken = self.engine.call("take_slot", self.slots, slot_array(spec, slot))
+                    turn.slots = taken_from(spec, slot, self.engine.fetch(taken))
+                    turn.away = True
                     scheduler.leave(request)
                 turn.waited = True
                 continue
@@ -542,6 +550,11 @@ class StopStringMonitor:
         self._on_tokens = on_tokens
         self._pending: deque[tuple[Any, int, int, Tokens]] = deque()
         self.watching = on_tokens is not None
+
+    @property
+    def stops(self) -> bool:
+        """Whether there are stop strings."""
+        return bool(self._stop_strings)
 
     @property
     def needs_tokens(self) -> bool:

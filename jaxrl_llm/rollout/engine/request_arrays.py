@@ -10,7 +10,7 @@ from jaxrl_llm.rollout._inputs import check_limits, counts
 from jaxrl_llm.rollout.engine.requests import Completion, Group
 from jaxrl_llm.rollout.engine.scheduler import SlotIndex, StartedRequest
 from jaxrl_llm.rollout.engine.spec import EngineSpec
-from jaxrl_llm.rollout.slots import Requests, Tokens
+from jaxrl_llm.rollout.slots import Requests, Slots, Tokens
 
 # The narrowest array of added tokens, and how many slots read theirs in one call.
 _FEWEST, _SLOTS_READ = 16, 8
@@ -175,3 +175,12 @@ def slot_array(spec: EngineSpec, slot: SlotIndex) -> np.ndarray:
     array = np.tile(np.array([spec.shard_rows, 0], np.int32), (spec.shards, 1))
     array[row // spec.shard_rows] = row % spec.shard_rows, column
     return array
+
+
+def taken_from(spec: EngineSpec, slot: SlotIndex, taken: Slots) -> Slots:
+    """What ``slots.take_slot`` took from a slot, for every shard, since it may return to any.
+
+    The function takes a slot of each shard, of which only one is the slot that was meant.
+    """
+    shard = slot[0] // spec.shard_rows
+    return jax.tree.map(lambda x: np.repeat(x[shard : shard + 1], spec.shards, axis=0), taken)

@@ -186,6 +186,16 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
             )
 
 
+def check_finite(done: FinishedGroup) -> None:
+    """Raises ValueError if the model failed on a response of a group."""
+    for each in done.completions:
+        if each.finish == FAILED:
+            raise ValueError(
+                f"to_rollout: request {each.request} of group {done.id!r} failed: the model's "
+                "logits were non-finite."
+            )
+
+
 def to_rollout(
     groups: Sequence[FinishedGroup], *, max_new_tokens: int, prompt_width: int, pad_id: int = 0
 ) -> Rollout:
@@ -230,10 +240,9 @@ def to_rollout(
                 f"to_rollout: the prompt of group {done.id!r} has {length} tokens, more than "
                 f"prompt_width {prompt_width}."
             )
+        check_finite(done)
         for each in done.completions:
             start = f"to_rollout: request {each.request} of group {done.id!r}"
-            if each.finish == FAILED:
-                raise ValueError(f"{start} failed: the model's logits were non-finite.")
             if each.finish == UNFINISHED:
                 raise ValueError(f"{start} is unfinished.")
             if len(each) > T:

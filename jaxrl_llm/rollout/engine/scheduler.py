@@ -250,8 +250,9 @@ class Scheduler:
         elif group.away:
             group.away -= 1
             self._away -= 1
-        else:
+        elif group in self.paused:  # with all of its requests
             self.paused.remove(group)
+        self.back.pop(request, None)
         group.partial.pop(request, None)
         (group.done if has_ended(completion) else group.partial)[request] = completion
         if group.waiting or group.running or group.away:

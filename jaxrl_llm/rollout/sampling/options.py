@@ -144,8 +144,10 @@ class DrawOptions:
             low_end = -most[option] if option == "entropy_pivot" else 0  # a log-entropy
             if not low_end <= value <= most[option] or (value == 0 and option in above_zero):
                 low = "above 0" if option in above_zero else "at least 0"
+                huge = isinstance(value, int) and value.bit_length() > 1000  # no float
+                shown = "a number of over 300 digits" if huge else f"{value:g}"
                 raise ValueError(
-                    f"{start} sets {option} to {value:g}; it must be {low} and at most "
+                    f"{start} sets {option} to {shown}; it must be {low} and at most "
                     f"{most[option]:g}."
                 )
             if option in ("top_k", "min_new_tokens") and value != int(value):

@@ -1,8 +1,10 @@
 """Collectors with help: what is asked again, with which message, and what a row is made of."""
 
+import dataclasses
 import itertools
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,8 +17,10 @@ from jaxrl_llm.curation import (
     OWN,
     Collection,
     Outcome,
+    Request,
     Response,
 )
+from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup
 from jaxrl_llm.curation.collectors.protocol import sized
 
 P, G, N = 3, 4, 7
@@ -397,6 +401,12 @@ def test_scope_may_have_a_judge_and_a_teacher():
     decision, learned = collector.observe((), batch)
     texts = [decode(r.responses[0].tokens) for r in decision.requests]
     assert texts == ["a;(question 0 after a;)\0"] * 2
+    short = sized(collector, group_size=G, max_new_tokens=9)
+    texts = [decode(r.responses[0].tokens) for r in short.observe((), batch)[0].requests]
+    assert texts == ["a;(question 0 after a;)\0"[:9]] * 2
+    # A beginning that fills a response leaves no room to go on.
+    full = sized(collector, group_size=G, max_new_tokens=2)
+    assert full.observe((), batch)[0].rows is not None
     right, wrong = (
         outcome_of(r, 0, i, rewards=lambda *_, x=x: [x])
         for i, (r, x) in enumerate(zip(decision.requests, (0.0, 1.0), strict=True), 1)
@@ -407,6 +417,34 @@ def test_scope_may_have_a_judge_and_a_teacher():
     decision, _ = collector.observe((), batch)
     # The second repair alone is right, and takes the place of the second rollout.
     assert decision.rows[0].members == ((0, 0), (2, 0), (0, 2), (0, 3))
+
+
+def test_an_answer_that_has_no_room_in_a_prompt_is_not_refined():
+    request = Request(G)
+    group = GuidedGroup(0, DATA, encode, decode, 0, 0, G, (0,), (request,),
+                        (outcome_of(request, 0, 0),))  # fmt: skip
+    policy = curation.rethink()
+    assert len(policy.texts(group)) == 2
+    assert len(policy.texts(group._replace(takes_text=lambda text: False))) == 1
+
+
+def test_the_parts_of_a_mixture_keep_what_they_propose():
+    @dataclasses.dataclass(frozen=True)
+    class Counted:
+        def init(self, num_prompts):
+            return 0
+
+        def propose(self, state, key, collection, count):
+            return (Request(G),) * count, state + count
+
+        def observe(self, state, collection):
+            asked = len(collection.requests)
+            return curation.Decision(ask=collection.num_groups - asked), state
+
+    collector = curation.mixed((Counted(), 1), (Counted(), 3))
+    batch = Collection(4, G, data=DATA, encode=encode, decode=decode)
+    requests, state = collector.propose(collector.init(N), jax.random.key(0), batch, 4)
+    assert len(requests) == 4 and state == (1, 3)
 
 
 def test_scope_needs_to_know_the_first_wrong_step():

@@ -70,8 +70,9 @@ def test_the_right_verdict_has_the_reward():
         right = request.prompt % 2 == 0
         assert request.text.endswith("Is this answer right? Reply yes or no.")
         texts = ["Yes.", "no", "yes or no? yes", "perhaps", "YES, no"]
-        yes = [1.0, 0.0, 1.0, 0.0, 0.0]
-        no = [0.0, 1.0, 0.0, 0.0, 1.0]
+        texts += ["Yes, I know it now", "not sure", "No. Another noted: eyes"]
+        yes = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+        no = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
         assert request.reward(texts) == (yes if right else no)
 
 
@@ -81,7 +82,8 @@ def test_two_answers_are_compared():
     for request in requests[4:]:
         first_is_right = f"answer {request.prompt}.1\n\nAnswer:" in request.text
         orders.add(first_is_right)
-        assert request.reward(["First", "the second"]) == [first_is_right, not first_is_right]
+        texts = ["First", "the second", "First, after seconds"]
+        assert request.reward(texts) == [first_is_right, not first_is_right, first_is_right]
     assert len(orders) == 2
 
 
@@ -91,6 +93,22 @@ def test_further_questions_take_the_places_of_tasks_that_there_are_not():
     assert [request.text is None for request in requests] == [True] * 4 + [False] * 2 + [True] * 2
     assert int(state["refined"]) == 0
     assert requests[-1].prompt is None and requests[-1].rollouts == G
+
+
+def test_an_answer_that_was_cut_off_or_has_no_room_is_not_judged():
+    collector, done = judged(judges=0.5, refines=0.0), [outcome(i, WRONG) for i in range(4)]
+    cut = [each._replace(truncated=np.ones(G, bool)) for each in done]
+
+    def tasks(outcomes, takes_text=bool):
+        requests = (jr.curation.Request(G),) * 4
+        batch = Collection(P, G, requests=requests, outcomes=tuple(outcomes), data=DATA)
+        batch = batch._replace(takes_text=takes_text)
+        proposed, _ = collector.propose(collector.init(10), jax.random.key(0), batch, 4)
+        return [request.text for request in proposed if request.text is not None]
+
+    assert len(tasks(done)) == 4
+    assert len(tasks([*cut[:3], done[3]])) == 1
+    assert len(tasks(done, lambda text: "question 2" in text)) == 1
 
 
 def test_messages_of_a_user_and_bad_options():

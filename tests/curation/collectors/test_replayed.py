@@ -8,6 +8,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, replayed
+from jaxrl_llm.curation.collectors import replayed as replayed_module
 from jaxrl_llm.curation.collectors.protocol import sized
 
 P, G, T, N = 4, 2, 5, 10
@@ -235,6 +236,30 @@ def test_scores_decide_who_stays():
     collector = for_run(replayed(capacity=2, share=0.5, score=mean, evict="lowest", unique=False))
     _, state = run(collector, 3, reward=lambda step, number: [step + 0.1 * number] * 2)
     np.testing.assert_allclose(np.sort(state.buffer.scores), [2.0, 2.1], rtol=1e-6)
+
+
+def test_scores_that_none_exceeds_leave_when_they_are_too_old():
+    """A full buffer of the best groups takes others once those can no longer be drawn."""
+    options = {"capacity": 2, "share": 0.5, "evict": "lowest", "max_staleness": 2}
+    collector = for_run(replayed(score=lambda rewards: rewards.std(axis=-1), **options))
+    batches, state = run(collector, 12)
+    assert [REPLAYED in roles(batch) for batch in batches] == 4 * [False, True, True]
+    assert state.buffer.versions.tolist() == [9, 9]
+
+
+def test_the_version_of_a_stored_group_is_that_of_its_oldest_sampled_token():
+    """Observations and prefixes have none."""
+    store = replayed_module.store_groups
+    empty = for_run(replayed(capacity=4, share=0.5)).init(N).buffer
+
+    def version_of(*versions):
+        tokens = np.arange(len(versions), dtype=np.int32)
+        logp = np.zeros(len(versions), np.float32)
+        one = Response(tokens, logp, logp, np.int32(versions), reward=1.0)
+        stored = store(empty, [[one]], prompts=[0], scores=np.zeros(1, np.float32))
+        return int(stored.versions[stored.order >= 0][0])
+
+    assert [version_of(5, -1, 7), version_of(-1, 6), version_of(-1, -1)] == [5, 6, -1]
 
 
 def test_what_cannot_be_stored_is_left_out():

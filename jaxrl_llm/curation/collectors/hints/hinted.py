@@ -51,6 +51,7 @@ class GuidedGroup(NamedTuple):
       numbers: Indices of its requests in the batch, the plain one first.
       requests: The same requests, all of which have finished.
       outcomes: Their outcomes.
+      takes_text: ``text -> bool``, whether a message is short enough for a prompt.
     """
 
     prompt: int
@@ -63,6 +64,7 @@ class GuidedGroup(NamedTuple):
     numbers: tuple[int, ...]
     requests: tuple[Request, ...]
     outcomes: tuple[Outcome, ...]
+    takes_text: Callable[[str], bool] = bool
 
     @property
     def row(self) -> Mapping[str, Any]:
@@ -159,6 +161,7 @@ class _Hinted:
                 numbers=numbers,
                 requests=tuple(requests[i] for i in numbers),
                 outcomes=outcomes,
+                takes_text=collection.takes_text,
             )
 
         groups = [group(place) for place in range(total)]

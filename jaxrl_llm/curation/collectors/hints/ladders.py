@@ -271,10 +271,10 @@ class _Rethink(_Ladder):
         question, outcome = group.row["text"], group.outcomes[-1]
         present = np.flatnonzero(outcome.where)
         answer = outcome.texts[present[0]] if present.size else ""
-        return (
-            self.decompose.format(question=question),
-            self.refine.format(question=question, answer=answer),
-        )
+        refine = self.refine.format(question=question, answer=answer)
+        # Without an answer that has room in a prompt there is nothing to refine.
+        steps = (self.decompose.format(question=question), refine)
+        return steps if group.takes_text(refine) else steps[:1]
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         hinted = of_role(group, HINTED)

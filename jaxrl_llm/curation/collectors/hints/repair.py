@@ -38,9 +38,14 @@ class _Repair(HintedPolicy):
     least: int = 0
     most: int = 1
     column: str = "demonstration"
+    max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "repair"
     needs_slots = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Repair":
+        del group_size
+        return dataclasses.replace(self, max_new_tokens=max_new_tokens)
 
     def check(self, row: Mapping[str, Any]) -> None:
         if self.teacher is None:
@@ -72,6 +77,8 @@ class _Repair(HintedPolicy):
             shown = group.decode([int(x) for x in begins.tokens])
             end = group.encode(self.teacher(group.row["text"], shown), ends=True)
             response = _joined(begins, np.int32(end))
+            if self.max_new_tokens is not None:
+                response = beginning(response, self.max_new_tokens)
             requests.append(Request(1, responses=(response,), sampled=False, role=DEMONSTRATION))
         return requests
 
@@ -120,7 +127,8 @@ class _Repair(HintedPolicy):
                     low = middle
                 else:
                     high = middle - 1
-            chosen.append((i, low))
+            if self.max_new_tokens is None or low < self.max_new_tokens:  # room to go on
+                chosen.append((i, low))
         if judged := of_role(group, JUDGE):
             pairs = zip(chosen, judged, strict=True)
             chosen = [place for place, (_, outcome) in pairs if self._right(outcome)]
