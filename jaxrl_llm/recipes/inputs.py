@@ -89,7 +89,7 @@ EXTRAS: dict[str, Extra] = {
     # Of a token.
     "sum_pi_sq": Extra("PGT", "float", "sum of squared probabilities under the old policy"),
     "sum_pi_cubed": Extra("PGT", "float", "sum of cubed probabilities under the old policy"),
-    "hidden_sq": Extra("PGT", "float", "squared norm of the last hidden state, old policy"),
+    "hidden_sq": Extra("PGT", "float", "squared norm of the last hidden state / T, old policy"),
     "step_effects": Extra("PGT2", "float", "changes of objective and policy by the token's step"),
     "old_entropy": Extra("PGT", "float", "entropy under the old policy"),
     "old_mean_log_probs": Extra("PGT", "float", "mean log-probability of the vocabulary, old"),

@@ -92,6 +92,7 @@ class Gradients(NamedTuple):
     grads: ArrayTree  # with the structure of the trained parameters
     logp: Array  # [P, G, T], under the policy at which the gradient was taken
     entropy: Array  # [P, G, T]
+    scale: Array | None = None  # [], multiplies the optimizer's update; None for 1
 
 
 def make_step(
@@ -317,11 +318,10 @@ class _StepParts:
 
         def update(carry, part: Batch, there: Array | bool = True):
             part = recipe.weigh(part) if reweighs else part
-            loss, grads, logp, entropy = _policy_gradients(
+            loss, grads, logp, entropy, _ = _policy_gradients(
                 scorer, recipe, state.base, carry[0], part, accumulated
             )
-            scaled = "update_scale" in recipe.computed_from("batch")
-            scale = part.extras["update_scale"][0, 0, 0] if scaled else None
+            scale = _update_scale(recipe, part)
             carry, metrics = apply_if_finite(
                 self.optimizer, carry, loss, grads, scale=scale, finite=finite & there
             )
@@ -481,6 +481,13 @@ def _policy_gradients(
     return Gradients(value, grads, logp, entropy)
 
 
+def _update_scale(recipe: Recipe, batch: Batch) -> Array | None:
+    """What the recipe multiplies the optimizer's update by; None for nothing."""
+    if "update_scale" not in recipe.computed_from("batch"):
+        return None
+    return batch.extras["update_scale"][0, 0, 0]
+
+
 def prepare_key(key: Array, step: int | Array) -> Array:
     """The key that ``Recipe.prepare`` receives in a step of a run with this key."""
     return jax.random.fold_in(jax.random.fold_in(key, step), _PREPARE)
@@ -534,7 +541,8 @@ def make_gradients(
         trained = scorer
         if teacher is not None and recipe.reads_teacher_logits:
             trained = reads_logits_of(scorer, teacher.model, weights)
-        return _policy_gradients(trained, recipe, base, params, batch, microbatches)
+        found = _policy_gradients(trained, recipe, base, params, batch, microbatches)
+        return found._replace(scale=_update_scale(recipe, batch))
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
     weights = None if teacher is None else teacher.params
@@ -558,7 +566,9 @@ def apply_gradients(
       The state of the next step, and ``loss``, ``grad_norm``, ``update_norm`` and ``skipped``.
     """
     carry = (state.params, state.opt_state)
-    carry, metrics = _apply(optimizer, carry, gradients.loss, gradients.grads)
+    carry, metrics = _apply(
+        optimizer, carry, gradients.loss, gradients.grads, scale=gradients.scale
+    )
     return state._replace(params=carry[0], opt_state=carry[1], step=state.step + 1), metrics
 
 

@@ -302,7 +302,8 @@ class Scorer:
         hidden = self._hidden(params, batch)
         scores = self._of_hidden(params, hidden, batch, statistics or {}, batch.packing)
         if "hidden_sq" in of_hidden:
-            squares = jnp.sum(hidden.astype(jnp.float32) ** 2, axis=-1)
+            # Of the states whose products with the matrix are the logits of the policy.
+            squares = jnp.sum((hidden.astype(jnp.float32) / self.temperature) ** 2, axis=-1)
             squares = unpack(batch.packing, squares, batch.mask)
             scores = scores._replace(statistics=scores.statistics | {"hidden_sq": squares})
         if "hidden_rank" in of_hidden:

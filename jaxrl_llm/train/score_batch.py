@@ -257,6 +257,7 @@ def with_old_logp(
     if batch.old_logp is not None:
         return batch
     if stale and not recipe.reads_behavior and batch.behavior_logp is not None:
+        batch = _with_behavior(batch, scorer, state, microbatches)
         return batch.replace(old_logp=batch.behavior_logp)
     logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
     return batch.replace(old_logp=logp)

@@ -964,7 +964,7 @@ def make_algorithm(
         remat=config.remat,
         shared_prefix_len=experiment.shared_prefix_len,
         packing=config.packing,
-        stale=config.asynchrony.max_staleness > 0,
+        stale=config.asynchrony.max_staleness > 0 or recipe.sampled_by == "reference",
         mesh=experiment.mesh,
         learning_rate=make_schedule(config.optimizer),
         tokens_per_microbatch=config.tokens_per_microbatch,

@@ -410,7 +410,10 @@ def test_a_reference_that_moves_may_sample(tmp_path):
         ("by the policy", {"recipe": recipe}),
     ):
         seen.append([])
-        train(tiny_run(tmp_path / name, reward=reward, steps=2, **changes))
+        result = train(tiny_run(tmp_path / name, reward=reward, steps=2, **changes))
+        # The second batch is of other weights than those that train, which the ratio tells.
+        ratio = result.history[-1].get("ratio_max", 1.0)
+        assert (ratio == 1.0) == (name != "by the reference")
     assert seen[0] == seen[1] != seen[2]
     with pytest.raises(ValueError, match="sampled_by='reference' needs a reference that moves"):
         jr.recipes.grpo().replace(sampled_by="reference")

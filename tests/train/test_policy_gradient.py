@@ -29,7 +29,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import Scorer, score_hidden
-from jaxrl_llm.train.score_batch import score_batch
+from jaxrl_llm.train.score_batch import score_batch, with_old_logp
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 # Tests of equal recipes and options share what they compile.
@@ -412,7 +412,7 @@ def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
     kept = np.asarray(batch.mask)
     ids = np.clip(np.asarray(batch.tokens), 0, log_p.shape[-1] - 1)
     taken = np.take_along_axis(log_p, ids[..., None], -1)[..., 0]
-    hidden = np.asarray(whole_hidden(model()[1], batch), np.float64)
+    hidden = np.asarray(whole_hidden(model()[1], batch), np.float64) / 0.7  # of those logits
     want = (-(np.exp(log_p) * log_p).sum(-1), np.exp(2 * log_p).sum(-1), taken)
     want = (*want, (hidden**2).sum(-1))
     for found, expected in zip(seen[0], want, strict=True):
@@ -625,6 +625,16 @@ def test_the_update_is_scaled_where_the_recipe_says_so():
     scaled, _ = run_steps(plain(computed=(Computed("update_scale", half, "batch"),)), batch)
     want = jax.tree.map(lambda a, b: a + 0.5 * (b - a), params, whole.params)
     expect_same(scaled.params, want, 1e-6)
+    # And where a loop of one's own calls the parts of the step.
+    recipe = plain(computed=(Computed("update_scale", half, "batch"),))
+    optimizer = sgd(0.1)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), copy=True)
+    ready, _ = recipe.prepare(batch, state.algo_state)
+    gradients = jr.train.make_gradients(model()[0], recipe)(state, ready)
+    moved, _ = jr.train.apply_gradients(optimizer, state, gradients)
+    full, _ = jr.train.apply_gradients(optimizer, state, gradients._replace(scale=None))
+    want = jax.tree.map(lambda a, b: a + 0.5 * (b - a), params, full.params)
+    expect_same(moved.params, want, 1e-6)
 
 
 @pytest.mark.slow
@@ -721,6 +731,9 @@ def test_tokens_of_unknown_behavior_have_ratio_one(stale):
     )
     if stale:
         np.testing.assert_array_equal(scored.old_logp, scored.behavior_logp)
+        options = {"state": state, "microbatches": 1, "stale": True}
+        early = with_old_logp(batch, recipe, scorer, **options)  # as for a process reward model
+        np.testing.assert_array_equal(early.old_logp, scored.old_logp)
         return
     prepared, _ = recipe.prepare(scored, state.algo_state)
     unknown = np.asarray(batch.mask & ~known)
