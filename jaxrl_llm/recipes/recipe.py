@@ -343,6 +343,12 @@ class Recipe:
                 f"step, so rollouts of older weights (max_staleness {max_staleness}) would bias "
                 "it; use 0."
             )
+        if max_staleness > 0 and self.reads_behavior and not wiring.corrects_behavior(self):
+            raise ValueError(
+                f"recipe {self.name!r} reads behavior_logp, but only to drop tokens or to scale "
+                f"its update, so those of older weights (max_staleness {max_staleness}) would have "
+                "no ratio to them; add a correction, or use 0."
+            )
         if max_staleness > 0 and not self.uses_ratio and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "

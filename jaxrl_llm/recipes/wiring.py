@@ -300,6 +300,18 @@ def prepare_names(recipe, name: str) -> bool:
     return any(p.name == name for r in readers(recipe)[0] for p in unfilled(r))
 
 
+def corrects_behavior(recipe) -> bool:
+    """Whether something weighs tokens by the policy that sampled them.
+
+    What only drops tokens by it or scales the update by it leaves the others as they are.
+    """
+    if recipe.correction is not None:
+        return True
+    apart = ("selection", "curation", _label(Computed("update_scale", len, "batch")))
+    parts = (reader for part in readers(recipe) for reader in part if reader.slot not in apart)
+    return any(p.name == "behavior_logp" for reader in parts for p in unfilled(reader))
+
+
 def reward_range(advantage: Transform) -> tuple[float, float]:
     """The rewards that an advantage is defined for (see ``core.traits(reward_range=...)``).
 

@@ -208,3 +208,13 @@ def test_windows_are_known_by_the_weights_that_sampled_them():
     recipe.check_staleness(0)
     with pytest.raises(ValueError, match="'t_ppo' trains each window of a response once"):
         recipe.check_staleness(1)
+
+
+def test_a_rule_that_only_drops_tokens_is_no_correction_for_older_weights():
+    mask = jr.bind(jr.corrections.off_policy_sequence_mask, threshold=0.5)
+    recipe = jr.recipes.grpo().replace(selection=mask)
+    recipe.check_staleness(0)
+    with pytest.raises(ValueError, match="'grpo' reads behavior_logp, but only to drop tokens"):
+        recipe.check_staleness(1)
+    weights = jr.bind(jr.corrections.importance_weights, level="token", cap=3.0)
+    recipe.replace(correction=weights).check_staleness(1)
