@@ -130,7 +130,7 @@ def assert_loop_runs_whole(
         each. The reward is in [0, 1] and has further components; two prompts in ten have equal
         rewards. Data and reward supply all that a preset may read: hints, demonstrations,
         paraphrases, turns, unit tests.
-      steps: Number of training steps.
+      steps: Number of training steps; one more if responses take this many or a fraction of it.
 
     Raises:
       AssertionError: If a part had no effect; it names the recipe and the part.
@@ -153,6 +153,9 @@ def assert_loop_runs_whole(
         config = dataclasses.replace(config, model=network, reward=_first_number, sampling=sampling)
     elif default and made.likelihood is not None:
         config = dataclasses.replace(config, model=_denoiser)
+    segments = getattr(made.collector, "segments", None) if not made.forward_only else None
+    if segments is not None and steps % segments == 0:
+        steps += 1  # after whole responses, a collector of parts has none to go on with
     optimizer = config.optimizer
     if made.computed_from("optimizer"):
         # At the usual learning rate of a tiny run, bounds on the effect of a step mask all tokens.

@@ -53,7 +53,11 @@ def finish(process, folder):
         process.wait()
         pytest.fail(f"the process did not end: {(folder / 'err').read_text()[-2000:]}")
     err = re.sub(r" *\d+%\|[^]]*]", "", (folder / "err").read_text())
-    return code, (folder / "out").read_text(), [line for line in err.splitlines() if line.strip()]
+    return (
+        code,
+        (folder / "out").read_text(),
+        [x for line in err.splitlines() if (x := line.strip())],
+    )
 
 
 def wait_for(process, path, text):

@@ -701,11 +701,11 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
 def test_resume_frees_the_fresh_state_before_it_reads_the_saved_one(tmp_path, monkeypatch):
     alive, restore = [], Checkpoints.restore
 
-    def spy(self, like):
+    def spy(self, like, **options):
         assert not any(isinstance(x, jax.Array) for x in jax.tree.leaves(like[:3]))
         gc.collect()  # which the tests put off
         alive.extend(x for x in jax.live_arrays() if x.shape == mark.shape)
-        return restore(self, like)
+        return restore(self, like, **options)
 
     def model():
         # A shape that nothing else in this process has; freed unless the run holds on to it.

@@ -135,8 +135,8 @@ class _Judged:
         with on_host():
             key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
             draw, *caps = jax.random.split(key, 3)
-            # A response that was cut off has no answer to judge.
-            answered = ~groups.truncated
+            # A wrong response that was cut off has no answer to judge.
+            answered = ~groups.truncated | (groups.rewards > 0)
             items = judge_items(
                 draw, groups.rewards, answered=answered, where=groups.where, point=self.point
             )
@@ -231,7 +231,7 @@ def judged(
       SPARK (arXiv:2509.22624), 64 prompts and at most 32 tasks of each kind. The released code
       samples its tasks after the update on the prompts, in the same cycle; here they are in one
       batch. It shows half of the wrong answers without their reasoning, and no response to a judge
-      from which it could not extract an answer: here, none that was cut off.
+      from which it could not extract an answer: here, no wrong one that was cut off.
     """
     name = "judged"
     checks.check_share(name, judges=judges, refines=refines, point=point)
