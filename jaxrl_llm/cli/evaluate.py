@@ -93,11 +93,12 @@ def run(arguments: Sequence[str]) -> int:
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)
         start = params
-        if hasattr(experiment.collector, "evaluation_text"):
+        remembers = hasattr(experiment.collector, "evaluation_text")
+        if remembers:
             collector_state = experiment.collector.init(len(experiment.train))
         if run_dir is not None:
             params, checkpoints = choice.restore(run_dir, experiment, params)
-            if collector_state != ():
+            if remembers:
                 step = checkpoints.last
                 collector_state = checkpoints.restore_collector(collector_state, step=step)
     key = jax.random.key(config.seed if args.seed is None else args.seed)

@@ -401,8 +401,9 @@ def capo_selection(
       old_logp: ``[..., G, T]``, nats: log p of the sampled token.
       sum_pi_sq: ``[..., G, T]``, sum of the squared probabilities of the vocabulary.
       sum_pi_cubed: ``[..., G, T]``, sum of their cubes; see :func:`sum_pi_cubed`.
-      hidden_sq: ``[..., G, T]``, squared norm of the last hidden state; or a number for all. A
-        model that ends with an RMS norm has about its width, times the squared scale.
+      hidden_sq: ``[..., G, T]``, squared norm of the last hidden state over the temperature; or a
+        number for all. A model that ends with an RMS norm has about its width, times the squared
+        scale, over the squared temperature.
 
     Returns:
       bool ``[..., G, T]``.

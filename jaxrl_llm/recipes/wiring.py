@@ -307,9 +307,14 @@ def corrects_behavior(recipe) -> bool:
     """
     if recipe.correction is not None:
         return True
-    apart = ("selection", "curation", _label(Computed("update_scale", len, "batch")))
-    parts = (reader for part in readers(recipe) for reader in part if reader.slot not in apart)
-    return any(p.name == "behavior_logp" for reader in parts for p in unfilled(reader))
+    prepare, loss = readers(recipe)
+    scales = recipe.computed_from("batch").get("update_scale")
+    weighing = (
+        reader
+        for reader in (*prepare, *loss)
+        if reader.slot not in ("selection", "curation") and reader.function is not scales
+    )
+    return any(p.name == "behavior_logp" for reader in weighing for p in unfilled(reader))
 
 
 def reward_range(advantage: Transform) -> tuple[float, float]:

@@ -557,6 +557,8 @@ def apply_gradients(
 ) -> tuple[TrainState, dict[str, Array]]:
     """One optimizer step, skipped if the loss, gradient or update is non-finite.
 
+    A recipe's ``update_scale``, which the gradients hold, multiplies the update.
+
     Args:
       optimizer: The one passed to ``init_state``.
       state: The state before the step.

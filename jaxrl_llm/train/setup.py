@@ -46,7 +46,12 @@ from jaxrl_llm.rollout.subagent import SubagentPlayer
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
+from jaxrl_llm.train.checkpoint.serialization import (
+    abstract,
+    base_fingerprint,
+    shapes_of,
+    values_digest,
+)
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
@@ -459,15 +464,8 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
 def _begun_from(source: str, opened: OpenedModel) -> OpenedModel:
     """The model with the policy of an earlier run in place of its own parameters."""
     read = find_start(source, opened.model)
-    shapes = jax.tree.map(_shape, opened.shapes())
+    shapes = jax.tree.map(abstract, opened.shapes())
     return opened._replace(shapes=lambda: shapes, read=lambda: read(shapes))
-
-
-def _shape(x) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and, on a mesh, sharding of an array."""
-    sharding = getattr(x, "sharding", None)
-    spread = isinstance(sharding, jax.sharding.NamedSharding)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if spread else None)
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:

@@ -88,11 +88,10 @@ class _Verdict:
     label: int
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        verdict = re.compile(rf"\b(?:{'|'.join(self.words)})\b", re.IGNORECASE)
-        said = [
-            verdict.findall(text)[-1:] for text in texts
-        ]  # as words, not in "know" or "seconds"
-        return [float([word.lower() for word in x] == [self.words[self.label]]) for x in said]
+        # A word of its own, which "know" and "seconds" do not hold.
+        verdict = re.compile(rf"\b(?:{'|'.join(self.words)})\b")
+        last = [verdict.findall(text.lower())[-1:] for text in texts]
+        return [float(words == [self.words[self.label]]) for words in last]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

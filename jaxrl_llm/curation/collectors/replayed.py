@@ -197,7 +197,8 @@ def store_groups(
 def _oldest(group: Sequence[Response]) -> int:
     """The oldest version that sampled a token; -1 if none was sampled, as of observations."""
     versions = np.concatenate([_versions(response) for response in group])
-    return int(versions[versions >= 0].min(initial=2**30)) if (versions >= 0).any() else -1
+    sampled = versions[versions >= 0]
+    return int(sampled.min()) if sampled.size else -1
 
 
 def _versions(response: Response) -> np.ndarray:

@@ -142,8 +142,8 @@ def capo(
     Args:
       direction: "adam"; or "ascent", A |h|^2 (onehot - pi), from two sums over the vocabulary.
       lr: Learning rate in the scores; None for that of the update, with "adam".
-      hidden_sq: |h|^2 with "ascent", one number for all tokens; None uses that of each token,
-        which the train step computes.
+      hidden_sq: |h / T|^2 with "ascent" and temperature T, one number for all tokens; None uses
+        that of each token, which the train step computes.
       tau_h: Bound of the change of the objective.
       tau_f: Bound of the change of the policy.
       symmetric: Whether a step that lowers the objective by less than ``tau_h`` trains.
