@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -20,12 +20,14 @@ from jaxrl_llm.core.runtime.files import (
     reason,
     replaceable,
     write_all,
+    write_whole,
 )
 from jaxrl_llm.core.runtime.terminal import for_stream
 from jaxrl_llm.rollout import Completion
 from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP
 
 FINISH = {LENGTH: "length", STOP: "stop", FAILED: "failed", CANCELLED: "cancelled"}
+_FAILED = FINISH[FAILED]
 FIELDS = (
     "index",
     "sample",
@@ -139,6 +141,25 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+_OF_MODELS = (".gguf", ".jinja", ".json", ".safetensors")
+
+
+def digest_of_model(path: Path, out: Path | None) -> str | None:
+    """A short name for the files of a model on this machine: names, sizes and times of change.
+
+    ``out`` is not one of them, wherever it is. None if nothing has that path.
+    """
+    path = path.expanduser()
+    files = path.iterdir() if path.is_dir() else [path]
+    written = None if out is None else out.resolve()
+    found = {}
+    for file in sorted(files):
+        if file.suffix in _OF_MODELS and file.is_file() and file.resolve() != written:
+            status = file.stat()
+            found[file.name] = (status.st_size, status.st_mtime_ns)
+    return digest(found) if found else None
+
+
 class OutFile:
     """A JSONL file, in a folder that exists, to which completions are appended by group.
 
@@ -191,12 +212,25 @@ class OutFile:
 
     def done(self, prompts: Sequence[PromptRow], run: str) -> set[tuple[int, int]]:
         """Index and sample of the completions of these prompts that are already in the file."""
-        texts = {each.index: each.text for each in prompts}
-        return {
-            (row["index"], row["sample"])
-            for row in self._rows
-            if row.get("run") == run and texts.get(row["index"]) == row["prompt"]
-        }
+        is_of = _rows_of(prompts, run)
+        rows = [row for row in self._rows if is_of(row) and row.get("finish") != _FAILED]
+        return {(row["index"], row["sample"]) for row in rows}
+
+    def drop_failed(self, prompts: Sequence[PromptRow], run: str, n: int) -> int:
+        """Removes the failed ones of ``n`` completions of these prompts; returns their number."""
+        is_of = _rows_of(prompts, run)
+
+        def has_failed(row: Any) -> bool:
+            return is_of(row) and row.get("finish") == _FAILED and row["sample"] < n
+
+        before = len(self._rows)
+        self._rows = [row for row in self._rows if not has_failed(row)]
+        if len(self._rows) < before:
+            with self._errors():
+                lines = self.path.read_bytes().split(b"\n")
+                kept = [x for x in lines if not x.strip() or not has_failed(parse_json(x))]
+                write_whole(self.path, b"\n".join(kept))
+        return before - len(self._rows)
 
     def write(self, rows: Sequence[dict]) -> None:
         """Appends rows; if the process dies, only some of them are written."""
@@ -215,6 +249,17 @@ class OutFile:
 
     def flush(self) -> None:
         """Does nothing: rows are written immediately."""
+
+
+def _rows_of(prompts: Sequence[PromptRow], run: str) -> Callable[[Any], bool]:
+    """Whether a row of a file is a completion of these prompts under this name of a run."""
+    texts = {each.index: each.text for each in prompts}
+
+    def is_of(row: Any) -> bool:
+        named = isinstance(row, dict) and "index" in row and row.get("run") == run
+        return named and texts.get(row["index"]) == row["prompt"]
+
+    return is_of
 
 
 class Printer:

@@ -18,6 +18,7 @@ from jaxrl_llm.cli.completions import (
     Printer,
     PromptRow,
     digest,
+    digest_of_model,
     read_prompts,
     text_of,
     to_row,
@@ -48,8 +49,8 @@ class Sample:
       file: A file with a prompt on each line; if it ends in .jsonl, an object on each line with a
         field "prompt", whose other fields are copied to the completions.
       out: Append the completions to this JSONL file, as they finish, instead of printing them. With
-        the same options and the same file, only the missing completions are sampled. It may also be
-        a device or a pipe.
+        the same options and the same file, only the missing and the failed completions are sampled.
+        It may also be a device or a pipe.
       json: Print JSON objects, as --out writes them, instead of text.
       n: Completions per prompt.
       max_new_tokens: Maximum length of a completion, in tokens.
@@ -183,7 +184,8 @@ class Job:
     """A model with the options for completing prompts.
 
     ``chat`` is whether prompts go through the chat template; ``step`` is that of the run's
-    checkpoint and ``checkpoint`` a digest of its files, None if the model is not a run's.
+    checkpoint, None if the model is not a run's; ``files`` is a digest of the checkpoint's files or
+    of the model's, None if they are not in a place that the user names.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class Job:
         chat: bool,
         system: str | None,
         step: int | None,
-        checkpoint: str | None = None,
+        files: str | None = None,
     ):
         self.model, self.params, self.tokenizer, self.args = model, params, tokenizer, args
         self._chat, self._system = chat, system
@@ -217,8 +219,8 @@ class Job:
             "chat": chat,
             "system": system,
         }
-        if checkpoint is not None:  # a run may have been made again
-            settings["checkpoint"] = checkpoint
+        if files is not None:  # a run may have been made again, a model replaced
+            settings["checkpoint"] = files
         settings |= {name: x for name in _DRAW if (x := getattr(args, name)) is not None}
         self.name = digest(settings)
 
@@ -236,6 +238,8 @@ class Job:
                         f"{option} has no effect: the run was trained without the chat template."
                     )
 
+        # Before the model is read: files that are replaced meanwhile are another model's.
+        files = digest_of_model(Path(args.model), args.out)
         policy = options.load_policy(choice, dtype=args.dtype, check=check)
         if policy.config is not None:
             data = policy.config.data
@@ -249,7 +253,7 @@ class Job:
             chat=chat,
             system=system,
             step=policy.step,
-            checkpoint=policy.checkpoint,
+            files=policy.checkpoint or files,
         )
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
@@ -389,6 +393,8 @@ def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
     args = job.args
     done = set() if out is None else out.done(prompts, job.name)
     if out is not None:
+        if failed := out.drop_failed(prompts, job.name, args.n):
+            _print_status(f"Sampling failed completions again: {failed:,}.")
         total, stored = len(prompts) * args.n, len(done)
         if stored:
             left = f"{total - stored:,} are left" if total > stored else "nothing is left to do"

@@ -118,6 +118,9 @@ def run(arguments: Sequence[str]) -> int:
         _print(f"No chat completions: {error}.")
     stop_ids = (*policy.tokenizer.eos_ids, *(renderer.stop_ids if renderer else ()))
     server = _start(args, policy, tuple(dict.fromkeys(stop_ids)))
+    # Only the server has the weights from now on, so that new ones replace them.
+    policy = policy._replace(params=())
+    function = policy.function()
 
     def load_params(path: str):
         choice = options.CheckpointChoice(path, None, False)
@@ -125,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
             other = options.load_policy(choice, dtype=args.dtype)
         except UsageError as error:
             raise ValueError(str(error)) from error
-        if other.function() != policy.function():
+        if other.function() != function:
             raise ValueError(
                 f"{path!r} is another model, or has another adapter, than {args.model!r}."
             )

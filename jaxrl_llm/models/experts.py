@@ -117,7 +117,8 @@ class ExpertLinear(nnx.Module):
             arrays["bias"] = self.bias[...]
         if delta is not None and delta[0].ndim == 3:
             a, b, scale = delta
-            arrays |= {"a": a, "b": scale * b}
+            # Cast first: a sampler has cast both factors before, and a trainer has not.
+            arrays |= {"a": a, "b": scale * b.astype(dtype)}
         return {name: x.astype(dtype) for name, x in arrays.items()}
 
     def of_tokens(self, dtype, delta, chosen: Array) -> tuple[Array, Array, Array] | None:

@@ -28,7 +28,15 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.data import Renderer, Tokenizer
 from jaxrl_llm.rollout import Completion
 from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP
-from jaxrl_llm.serve.chat import ChatRequest, TextStream, read_chat, to_message, token_entries
+from jaxrl_llm.serve.chat import (
+    ChatRequest,
+    TextStream,
+    TokenTexts,
+    read_chat,
+    text_of,
+    to_message,
+    token_entries,
+)
 from jaxrl_llm.serve.requests import Fields, RequestError, SampleRequest, read_generate
 from jaxrl_llm.serve.server import Reply, Ticket, TokenServer
 from jaxrl_llm.train.teachers import TokenScores
@@ -133,11 +141,13 @@ class Api:
         spec = self._server.engine.spec
         body = await self._read(request)
         asked = await run_in_threadpool(read_generate, body, spec, self._name)
-        scores = None
+        scores, version = None, self._server.version
         if asked.prompt_logprobs is not None:
             score = self._server.score_prompt
-            scores = await run_in_threadpool(score, asked.sample.prompt, asked.prompt_logprobs)
-        reply: Reply | None = Reply((), self._server.version)
+            scores, version = await run_in_threadpool(
+                score, asked.sample.prompt, asked.prompt_logprobs
+            )
+        reply: Reply | None = Reply((), version)
         if asked.sample.max_tokens:
             reply = await self._answer(request, asked.sample)
         if reply is None:
@@ -169,6 +179,8 @@ class Api:
                 content["prompt_token_ids"] = list(asked.sample.prompt)
             if scores is not None:
                 content["prompt_logprobs"] = _prompt_logprobs(asked.sample.prompt, scores)
+                # New weights may have come before the first token was sampled.
+                content["prompt_logprobs_version"] = version
             return JSONResponse(content)
 
         return await run_in_threadpool(respond)
@@ -191,7 +203,7 @@ class Api:
         def respond() -> Response:
             choices = []
             for index, each in enumerate(reply.completions):
-                tokens, finish = each.tokens.tolist(), _finish(each)
+                tokens, finish = each.tokens.tolist(), _finish_of_text(each, asked, renderer)
                 message = to_message(tokens, renderer, asked, f"{name}-{index}")
                 if "tool_calls" in message and finish == "stop":
                     finish = "tool_calls"
@@ -217,22 +229,21 @@ class Api:
             )
         fields = Fields("The request", await self._read(request))
         path, server, load = fields.take("path", str, ""), self._server, self._load_params
-        version = fields.take_integer("version", server.version + 1, 0, 2**31 - 1)
+        version = fields.take_integer("version", None, 0, 2**31 - 1)
         at_once = fields.take("at_once", bool, False)
         fields.end()
         if not path:
             raise RequestError("The request needs a path, the folder of a model or run.")
 
-        def change() -> None:
+        def change() -> int:
             try:
-                server.update(load(path), version=version, at_once=at_once)
+                return server.update(load(path), version=version, at_once=at_once)
             except (ValueError, OSError) as error:
                 raise RequestError(" ".join(str(error).split())) from error
             except RuntimeError as error:
                 raise RequestError(" ".join(str(error).split()), 503) from error
 
-        await run_in_threadpool(change)
-        return JSONResponse({"version": version})
+        return JSONResponse({"version": await run_in_threadpool(change)})
 
     def _check_caller(self, request: Request) -> None:
         """Raises unless the request names this host and has the key, compared in constant time."""
@@ -292,7 +303,8 @@ class Api:
     ) -> AsyncIterator[str]:
         """Server-sent events of a chat completion; a client that disconnects cancels it."""
         sample, head = asked.sample, self._head(name, "chat.completion.chunk")
-        texts = [TextStream(renderer, sample.stops) for _ in range(sample.choices)]
+        texts = [TextStream(renderer, sample.stops, sample.least) for _ in range(sample.choices)]
+        of_tokens = [TokenTexts(self._tokenizer) for _ in texts]
         try:
             async with self._tokens(sample) as (ticket, arrivals):
                 for index in range(sample.choices):
@@ -306,14 +318,15 @@ class Api:
                     chunk = _chunk(head, index, delta)
                     if asked.logprobs:
                         chunk["choices"][0]["logprobs"] = token_entries(
-                            tokens, logps, self._tokenizer, as_ids=asked.tokens_as_ids
+                            tokens, logps, of_tokens[index], as_ids=asked.tokens_as_ids
                         )
                     if asked.token_ids:
                         chunk["choices"][0]["token_ids"] = tokens
                     yield _event(chunk)
                 reply = _checked(await asyncio.wrap_future(ticket.reply))
             for index, each in enumerate(reply.completions):
-                finish, delta = _finish(each), {"content": texts[index].rest()}
+                finish = _finish_of_text(each, asked, renderer)
+                delta = {"content": texts[index].rest()}
                 if asked.tools:
                     delta = to_message(each.tokens.tolist(), renderer, asked, f"{name}-{index}")
                     calls = delta.get("tool_calls", [])
@@ -356,9 +369,8 @@ class Api:
 
     def _entries(self, asked: ChatRequest, each: Completion) -> dict[str, Any]:
         logps = each.out.behavior_logp.tolist()
-        return token_entries(
-            each.tokens.tolist(), logps, self._tokenizer, as_ids=asked.tokens_as_ids
-        )
+        texts = TokenTexts(self._tokenizer)
+        return token_entries(each.tokens.tolist(), logps, texts, as_ids=asked.tokens_as_ids)
 
 
 def _checked(reply: Reply) -> Reply:
@@ -369,6 +381,15 @@ def _checked(reply: Reply) -> Reply:
 
 def _finish(completion: Completion) -> str:
     return _FINISH[completion.finish]
+
+
+def _finish_of_text(completion: Completion, asked: ChatRequest, renderer: Renderer) -> str:
+    """The finish reason of a chat's text, which a stop may cut that only the renderer spells."""
+    finish, sample = _finish(completion), asked.sample
+    if finish == "length" and sample.stops:
+        _, cut = text_of(completion.tokens.tolist(), renderer, sample.stops, sample.least)
+        return "stop" if cut else finish
+    return finish
 
 
 def _sampling_mask(

@@ -51,6 +51,17 @@ class SampleRequest(NamedTuple):
     stop_ids: frozenset[int] = frozenset()
     stops: tuple[str, ...] = ()
 
+    @property
+    def least(self) -> int:
+        """Minimum number of tokens, which a stop comes after."""
+        return int(self.settings.get("min_new_tokens", 0))
+
+
+def find_stop(text: str, stops: Sequence[str], behind: int = 0) -> int | None:
+    """Where the first stop text begins that ends behind a place of the text; None without one."""
+    starts = (text.find(stop, max(behind - len(stop) + 1, 0)) for stop in stops)
+    return min((start for start in starts if start >= 0), default=None)
+
 
 class Fields:
     """The fields of a JSON object, read one by one; fields that are never read are unknown.

@@ -23,7 +23,7 @@ from jaxrl_llm.rollout._inputs import check_ids
 from jaxrl_llm.rollout.engine.requests import empty_completion, slice_tokens
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, STOP
-from jaxrl_llm.serve.requests import RequestError, SampleRequest
+from jaxrl_llm.serve.requests import RequestError, SampleRequest, find_stop
 from jaxrl_llm.train.teachers import ModelTeacher, TokenScores
 
 # Requests without a seed are numbered from here, so they do not collide with small seeds.
@@ -53,6 +53,7 @@ class Ticket:
       request: The request.
       on_tokens: ``on_tokens(choice, out)``, called in the server's thread with new tokens.
       reply: A future of the reply.
+      after: Number of updates that came before the request.
       numbers: The request number of each choice, once the request runs.
       tokens: The tokens of each choice so far, if the ticket is watched.
       ends: The lengths of choices that ended at a stop of this request.
@@ -61,6 +62,7 @@ class Ticket:
     request: SampleRequest
     on_tokens: OnTokens | None = None
     reply: Future = field(default_factory=Future)
+    after: int = 0
     numbers: tuple[int, ...] = ()
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Ticket:
 
 class _Update(NamedTuple):
     params: ArrayTree
-    version: int
+    version: int | None
     at_once: bool
     done: Future
 
@@ -124,9 +126,13 @@ class TokenServer:
         self._waiting: deque[Ticket] = deque()
         self._running: dict[int, Ticket] = {}  # by group id
         self._updates: deque[_Update] = deque()
+        # Updates that came, and those of them that were applied or failed.
+        self._came = self._applied = 0
         self._ids, self._unseeded = itertools.count(), itertools.count()
         self._open, self._ended, self._lock = 0, False, threading.Lock()
         self._closing, self._error = False, ""
+        # Held while weights and their version change, so that both are read of the same ones.
+        self._changing = threading.Lock()
         self._generation = self._new_generation(params, version)
         self._teacher, self._scoring = ModelTeacher(engine.model, (), rows=1), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="token-server", daemon=True)
@@ -157,8 +163,11 @@ class TokenServer:
         """Puts a request into the queue; the ticket resolves when all choices have ended.
 
         Raises:
-          RequestError: If too many requests wait, or the server has closed.
+          RequestError: If too many requests wait, the server has closed, or the request has stop
+            texts and the server no ``decode_text``.
         """
+        if request.stops and self._decode_text is None:
+            raise RequestError("The request: stop texts are not served: this server has no texts.")
         ticket = Ticket(request, on_tokens)
         ticket.reply.set_running_or_notify_cancel()  # From now on only the server resolves it.
         with self._lock:
@@ -167,36 +176,43 @@ class TokenServer:
             if self._open >= self._max_waiting:
                 raise RequestError(f"{self._open:,} requests wait already; ask again later.", 503)
             self._open += 1
-            self._commands.put(lambda: self._waiting.append(ticket))
+            self._commands.put(lambda: self._take_ticket(ticket))
         return ticket
 
-    def score_prompt(self, prompt: Sequence[int], top: int) -> TokenScores:
+    def score_prompt(self, prompt: Sequence[int], top: int) -> tuple[TokenScores, int]:
         """Log-probabilities of a prompt's tokens except the first, and the top tokens per position.
 
         Computed in the caller's thread under the weights in use, at temperature 1, without filters.
+        The second result is the version of these weights.
         """
-        params = self._generation.params
         if len(prompt) < 2:
             empty = np.zeros((0, top))
-            return TokenScores(np.zeros(0), empty, empty)
+            return TokenScores(np.zeros(0), empty, empty), self._version
+        # The weights are read here, since calls that wait must not keep old ones alive.
         with self._scoring:
             teacher = self._teacher
-            teacher.params = params
+            teacher.params, version = self._weights()
             try:
-                return teacher.score([prompt[:1]], [prompt[1:]], top=top)[0]
+                return teacher.score([prompt[:1]], [prompt[1:]], top=top)[0], version
             finally:
                 teacher.params = ()  # so that old weights are not kept alive after an update
+
+    def _weights(self) -> tuple[ArrayTree, int]:
+        with self._changing:
+            return self._generation.params, self._generation.version
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends a request early, with its tokens so far; does nothing if it has ended."""
         self._commands.put(lambda: self._cancel(ticket))
 
-    def update(self, params: ArrayTree, *, version: int, at_once: bool = False) -> None:
-        """Sets new weights; returns when they are in use.
+    def update(
+        self, params: ArrayTree, *, version: int | None = None, at_once: bool = False
+    ) -> int:
+        """Sets new weights; returns their version when they are in use.
 
         Earlier requests are answered with the old weights, later requests with the new weights.
         With ``at_once``, running requests continue with the new weights instead, and each token
-        records the version that sampled it.
+        records the version that sampled it. Version None is the one after that in use.
 
         Raises:
           ValueError: If the parameters have other names or shapes than before, or ``version`` is
@@ -205,13 +221,14 @@ class TokenServer:
         """
         if _shapes(params) != self._shapes:
             raise ValueError("update: the parameters have other names or shapes than before.")
-        check_ids("update", version=version)
+        if version is not None:
+            check_ids("update", version=version)
         update = _Update(params, version, at_once, Future())
         with self._lock:
             if self._ended or self._closing:
                 raise RuntimeError(f"update: {self.failure}.")
             self._commands.put(lambda: self._take_update(update))
-        update.done.result()
+        return update.done.result()
 
     def close(self, *, wait: bool = True) -> None:
         """Ends the thread after the current chunk and cancels requests that decode or wait.
@@ -251,32 +268,49 @@ class TokenServer:
             command()
             block = False
 
+    def _take_ticket(self, ticket: Ticket) -> None:
+        ticket.after = self._came
+        self._waiting.append(ticket)
+
     def _take_update(self, update: _Update) -> None:
-        if not self._updates:  # what was asked before begins before
-            self._start()
+        self._came += 1
         self._updates.append(update)
 
     def _advance(self) -> None:
-        """Sets new weights, starts new requests, decodes one chunk, and replies."""
+        """Starts requests, sets new weights, decodes one chunk, and replies."""
         generation = self._generation
-        while self._updates and (self._updates[0].at_once or not self._running):
+        self._start()
+        while self._updates and (self._updates[0].at_once or not self._has_older()):
             update = self._updates[0]
-            generation.update(update.params, version=update.version)
-            self._version = update.version
-            self._updates.popleft().done.set_result(None)
-        if not self._updates:
+            # Of all requests at once, only here it is known which version is in use.
+            version = (self._version + 1) % 2**31 if update.version is None else update.version
+            with self._changing:
+                generation.update(update.params, version=version)
+            self._version = version
+            self._applied += 1
+            self._updates.popleft().done.set_result(version)
             self._start()
         if generation.has_work:
             generation.watching = any(ticket.watched for ticket in self._running.values())
             generation.step()
         self._settle()
 
+    def _has_older(self) -> bool:
+        """Whether requests that came before the next update have not been answered."""
+        return bool(self._running) or any(x.after <= self._applied for x in self._waiting)
+
     def _start(self) -> None:
-        """Submits waiting requests in order; a request whose numbers are in use keeps waiting."""
+        """Submits waiting requests in order; a request whose numbers are in use keeps waiting.
+
+        So does a request that came after an update that was not yet applied.
+        """
         used = {number for ticket in self._running.values() for number in ticket.numbers}
         for _ in range(len(self._waiting)):
             ticket = self._waiting.popleft()
             request = ticket.request
+            if ticket.after > self._applied:
+                self._waiting.append(ticket)
+                continue
             if request.seed is None:
                 free = (_FIRST_NUMBER + i % (_NUMBERS - _FIRST_NUMBER) for i in self._unseeded)
                 numbers = tuple(
@@ -333,14 +367,17 @@ class TokenServer:
 
     def _stop_length(self, request: SampleRequest, tokens: list[int], start: int) -> int | None:
         """The length at which a stop of the request ends a response, or None."""
-        decode = self._decode_text
+        least = request.least  # which a stop comes after
+
+        def text_of(n: int) -> str:
+            return "" if self._decode_text is None else self._decode_text(tokens[:n])
+
+        behind = len(text_of(least).rstrip("\ufffd")) if least and request.stops else 0
 
         def has_text(n: int) -> bool:
-            text = decode(tokens[:n]) if decode is not None else ""
-            return any(stop in text for stop in request.stops)
+            return find_stop(text_of(n), request.stops, behind) is not None
 
         texts = bool(request.stops) and has_text(len(tokens))
-        least = int(request.settings.get("min_new_tokens", 0))  # which a stop comes after
         ends = range(max(start, least) + 1, len(tokens) + 1)
         return next(
             (n for n in ends if tokens[n - 1] in request.stop_ids or (texts and has_text(n))), None
@@ -392,6 +429,7 @@ class TokenServer:
             self._resolve(self._running.pop(name), RequestError(f"{message}.", 500))
         while self._updates:
             self._updates.popleft().done.set_exception(RuntimeError(f"update: {message}."))
+        self._applied = self._came
         before, self._generation.slots = self._generation, None
         try:
             self._generation = self._new_generation(before.params, before.version)

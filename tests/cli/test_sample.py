@@ -276,6 +276,66 @@ def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
     assert "Failed with non-finite logits of the model: prompt 0, 1 (from 0)." in err
 
 
+def test_failed_completions_are_sampled_again(capsys, monkeypatch):
+    options = ("one", "three", "--out", "out.jsonl")
+    run(capsys, *options, "--seed", 9)
+    model, params = tiny()
+    broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: (model, broken))
+        run(capsys, *options, code=1)
+        _, err = run(capsys, *options, code=1)
+    assert "Sampling failed completions again: 2." in err
+    others, failed = rows_of("out.jsonl")[:2], rows_of("out.jsonl")[2:]
+    assert [row["finish"] for row in failed] == ["failed"] * 2
+    Path("out.jsonl").chmod(0o600)
+    _, err = run(capsys, *options)
+    assert "'out.jsonl' holds 2 of other prompts or options; they stay" in err
+    rows = rows_of("out.jsonl")
+    assert rows[:2] == others and len(by_place(rows[2:])) == 2
+    assert {row["finish"] for row in rows} <= {"stop", "length"}
+    assert Path("out.jsonl").stat().st_mode & 0o777 == 0o600
+    # Only those that are asked for.
+    lines = [json.dumps(row | {"sample": 1, "finish": "failed"}) for row in rows[2:]]
+    Path("out.jsonl").write_text("\n".join([*map(json.dumps, rows), *lines, ""]))
+    _, err = run(capsys, *options)
+    assert len(rows_of("out.jsonl")) == 6 and "again" not in err
+    run(capsys, *options, "--n", 2)
+    assert len(rows_of("out.jsonl")) == 6
+    assert (
+        len(by_place(row for row in rows_of("out.jsonl")[2:] if row["run"] == rows[2]["run"])) == 4
+    )
+
+
+@pytest.mark.parametrize("name", ["folder", "model.gguf"])
+def test_a_model_whose_files_were_replaced_is_another_run(capsys, name):
+    folder = Path(name)
+    file = folder
+    if name == "folder":
+        folder.mkdir()
+        file = folder / "model.safetensors"
+    file.write_bytes(b"weights")
+
+    def sampled():
+        words = ["sample", name, "one", "--out", "folder/out.jsonl", "--max-new-tokens", "4"]
+        assert main(words) == 0
+        return capsys.readouterr().err
+
+    Path("folder").mkdir(exist_ok=True)
+    sampled()
+    assert "nothing is left to do" in sampled()
+    file.write_bytes(b"w3ights")
+    os.utime(file, ns=(1, 10**18))
+    assert "they stay" in sampled()
+    os.utime(file, ns=(1, 10**18 + 1))
+    sampled()
+    assert len(rows_of("folder/out.jsonl")) == 3
+    if name == "folder":
+        Path("folder/tokenizer.json").write_text("{}")
+        sampled()
+        assert len(rows_of("folder/out.jsonl")) == 4
+
+
 def test_the_page_of_the_engine_names_every_field():
     page = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
     assert all(f"`{field}`" in page for field in ("prompt", *completions.FIELDS))

@@ -1,5 +1,6 @@
 """``jaxrl-llm serve``: what it refuses, and a server in a process of its own until Ctrl-C."""
 
+import gc
 import json
 import os
 import re
@@ -9,11 +10,14 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import weakref
 from pathlib import Path
 
+import jax
 import pytest
 
-from jaxrl_llm.cli import main
+import jaxrl_llm as jr
+from jaxrl_llm.cli import main, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 # The command with the tiny model in place of a named one.
@@ -49,6 +53,43 @@ def test_wrong_words_are_refused_before_a_model_is_loaded(arguments, part, capsy
         assert main(["serve", "tiny", *words]) == 2
     err = capsys.readouterr().err
     assert part in " ".join(err.split()) and "Traceback" not in err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_were_replaced_are_not_kept(dtype, monkeypatch):
+    known = []
+
+    def load_model(name, *, dtype):
+        # Float32, as a run has them, whatever the dtype of the products.
+        model, params = jr.testing.tiny_model(num_layers=1, dtype=dtype, seed=len(known))
+        known.append([weakref.ref(x) for x in jax.tree.leaves(params) if x.ndim > 1])
+        return model, params
+
+    def alive(n):
+        gc.collect()
+        return sum(ref() is not None for ref in known[n])
+
+    def serving(app, server, listener):
+        try:
+            counts.append(alive(0))
+            server.update(loaders[0]("tiny"), version=1)
+            counts.append(alive(0))
+        finally:
+            server.close()
+            listener.close()
+        return 0
+
+    counts, loaders = [], []
+    monkeypatch.setattr("jaxrl_llm.models.load_model", load_model)
+    monkeypatch.setattr("jaxrl_llm.data.load_tokenizer", lambda name: jr.testing.ByteTokenizer())
+    monkeypatch.setattr(
+        "jaxrl_llm.serve.make_app", lambda *_, load_params, **__: loaders.append(load_params)
+    )
+    monkeypatch.setattr(serve, "_serve", serving)
+    words = ["--slots", "1", "--max-new-tokens", "4", "--prompt-length", "8", "--vary", "top_k"]
+    assert main(["serve", "tiny", "--port", "0", "--dtype", dtype, *words]) == 0
+    # In float32 the server uses the arrays themselves, until they are replaced.
+    assert (counts[0] == 0) == (dtype == "bfloat16") and counts[1] == 0 and len(known) == 2
 
 
 @pytest.mark.slow

@@ -229,6 +229,20 @@ def test_an_adapter_of_experts_equals_the_merged_model(small):
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
 
 
+def test_an_adapter_of_experts_is_rounded_once_in_trainer_and_sampler():
+    """A sampler casts the factors before it decodes, a trainer where it uses them."""
+    experts = ExpertsConfig(count=4, active=2, width=16)
+    model, params = tiny_model(num_layers=1, experts=experts, dtype="bfloat16")
+    config = LoRAConfig(rank=3, alpha=10.0, targets=("experts",))
+    adapter = jax.tree.map(
+        lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), init_lora(params, config)
+    )
+    policy, adapted = adapted_model(model, config), Adapted(params, adapter)
+    logits = jax.jit(partial(logits_of, policy, tokens=TOKENS))
+    cast = jr.models.cast_params(policy, adapted)
+    np.testing.assert_array_equal(logits(adapted), logits(cast))
+
+
 def test_peft_has_no_adapter_of_experts(small, tmp_path):
     model, params = small
     config = LoRAConfig(rank=2, targets=("experts",))

@@ -1,6 +1,7 @@
 """The token server over HTTP on this machine: what it answers, to whom, and what it turns away."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import socket
@@ -12,18 +13,29 @@ import jax
 import numpy as np
 import pytest
 import uvicorn
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.support import keep_mask
+from jaxrl_llm.data.tokenizer import PretrainedTokenizer
 from jaxrl_llm.rollout.types import CANCELLED
 from jaxrl_llm.serve import RequestError, SampleRequest, TokenServer, make_app
-from jaxrl_llm.serve.chat import ChatRequest, TextStream, to_message
+from jaxrl_llm.serve.chat import (
+    ChatRequest,
+    TextStream,
+    TokenTexts,
+    read_chat,
+    to_message,
+    token_entries,
+)
 from jaxrl_llm.train.teachers import ModelTeacher, ServerTeacher
 
 TOKENIZER = jr.testing.ByteTokenizer()
 MODEL, PARAMS = jr.testing.tiny_model(num_layers=1)
 OTHER = jr.testing.tiny_model(num_layers=1, seed=1)[1]
 KEY, SECRET = jax.random.key(7), "a key"
+RENDERER = jr.data.make_renderer(TOKENIZER)
 TOKENS, LONGEST = 12, 40
 GENERATE, CHAT = "/inference/v1/generate", "/v1/chat/completions"
 ENGINE = jr.rollout.make_engine(
@@ -233,6 +245,39 @@ def test_stops_of_a_request_end_it_at_the_first(service):
     assert choice["token_ids"] == tokens[:end] and choice["finish_reason"] == "stop"
 
 
+def test_stop_texts_need_a_decoder():
+    with TokenServer(ENGINE, PARAMS, key=KEY) as server:
+        with pytest.raises(RequestError, match="stop texts are not served"):
+            server.submit(SampleRequest([1], 1, 2, stops=("x",)))
+        assert server.open_requests == 0
+        server.submit(SampleRequest([1], 1, 2, stop_ids=frozenset([5]))).reply.result()
+
+
+def test_a_stop_text_counts_only_behind_the_minimum(service):
+    request = SampleRequest([1], 1, 9, {"min_new_tokens": 3}, stops=("bc", "d"))
+    cases = {"abcd": 4, "abdx": None, "axbc": 4, "abxbcd": 5, "abcbc": 5}
+    for text, length in cases.items():
+        tokens = list(text.encode())
+        assert service.tokens._stop_length(request, tokens, 0) == length
+        asked = ChatRequest(request, False, False, False, False, False, False)
+        content = to_message(tokens, RENDERER, asked, "x")["content"]
+        end = {"abcd": "abc", "axbc": "ax", "abxbcd": "abx", "abcbc": "abc"}.get(text, text)
+        assert content == end
+        stream = TextStream(RENDERER, request.stops, 3)
+        assert "".join([*(stream.add([token]) for token in tokens), stream.rest()]) == end
+
+
+def test_a_text_that_is_cut_at_a_stop_has_stopped(service, monkeypatch):
+    prompt = TOKENIZER.encode(TOKENIZER.chat(MESSAGES))
+    (whole,) = direct(prompt, (3,))
+    assert len(whole) == TOKENS and not whole.finish
+    asked = {"messages": MESSAGES, "seed": 3, "stop": TOKENIZER.decode(whole.tokens.tolist())[-1]}
+    # As with a stop that only the renderer's text has, such as a special token that it spells.
+    monkeypatch.setattr(service.tokens, "_stop_length", lambda *_: None)
+    assert service.ask(CHAT, asked)[1]["choices"][0]["finish_reason"] == "stop"
+    assert service.events(asked)[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
 
@@ -278,6 +323,73 @@ def test_a_stream_holds_back_what_may_be_a_stop_or_half_a_character():
     assert stream.add(list(b"ENDmore")) == "" and stream.rest() == "Nx"
 
 
+def test_texts_of_tokens_add_up_to_the_text():
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    words += ["▁", "▁Hello", "▁world", "!", "▁2", "✓"]
+    backend = Backend(models.WordLevel({word: n for n, word in enumerate(words)}, "<unk>"))
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.add_special_tokens(["<s>", "</s>"])
+    of_pieces = PretrainedTokenizer(backend, eos_ids=[2])
+    said = ["▁Hello", "▁world", "!", "▁2", "▁", "▁", "▁2", "<0xE2>", "<0x9C>", "<0x93>", "✓"]
+    said += ["</s>", *(f"<0x{i:02X}>" for i in "é€🦀".encode()), "▁world"]
+    rng = np.random.default_rng(0)
+    random = rng.integers(0, 259, 300).tolist()
+    for tokenizer, tokens in [
+        (of_pieces, [words.index(word) for word in said]),
+        (of_pieces, [words.index(word) for word in said * 9]),
+        (TOKENIZER, [*"é€🦀".encode(), 257]),
+        (TOKENIZER, [*random, 65]),
+        (TOKENIZER, [*[255] * 90, 65]),
+    ]:
+        logps = [-1.0] * len(tokens)
+
+        def entries(of, texts, logps=logps):
+            return token_entries(of, logps[: len(of)], texts, as_ids=False)["content"]
+
+        whole = entries(tokens, TokenTexts(tokenizer))
+        joined = b"".join(bytes(e["bytes"]) for e in whole if e["bytes"] is not None)
+        assert joined.decode() == tokenizer.decode(tokens)
+        names = "".join(e["token"] for e in whole)
+        assert names.replace("<bos>", "").replace("<pad>", "").replace("<eos>", "").replace(
+            "</s>", ""
+        ) == tokenizer.decode(tokens)
+        texts = TokenTexts(tokenizer)  # of a stream
+        parts = [entries(tokens[n : n + 3], texts) for n in range(0, len(tokens), 3)]
+        assert sum(parts, []) == whole
+    whole = [e["token"] for e in entries_of(of_pieces, words, said)]
+    assert whole[:5] == ["Hello", " world", "!", " 2", " "] and whole[7:12] == [
+        "",
+        "",
+        "✓",
+        "✓",
+        "</s>",
+    ]
+    # A long text costs as much a token as a short one.
+    longest = []
+
+    class Counting(jr.testing.ByteTokenizer):
+        def decode(self, ids, **options):
+            longest.append(len(ids))
+            return super().decode(ids, **options)
+
+    token_entries(random * 3, [0.0] * 900, TokenTexts(Counting()), as_ids=False)
+    assert max(longest) <= 40
+
+
+def entries_of(tokenizer, words, said):
+    tokens = [words.index(word) for word in said]
+    return token_entries(tokens, [0.0] * len(tokens), TokenTexts(tokenizer), as_ids=False)[
+        "content"
+    ]
+
+
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = {"name": "add", "arguments": '{"a": 1}'}
 
@@ -301,10 +413,55 @@ def test_tools_go_into_the_prompt_and_calls_come_out(service):
         "role": "assistant",
         "content": "<tool_call>{",
     }
+    two = TOKENIZER.encode(text.replace("<eos>", text))
+    assert len(to_message(two, renderer, request, "x")["tool_calls"]) == 2
+    one = to_message(two, renderer, request._replace(parallel=False), "x")["tool_calls"]
+    assert [call["function"] for call in one] == [CALL]
+
+
+def test_the_reasoning_of_a_call_comes_back_as_it_was_written():
+    request = ChatRequest(SampleRequest([1], 1, 1), True, False, False, False, False, False)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    for text in (
+        f"<think>\nHm.\n</think>\n\n{call}",
+        f"<think>\nHm.\n</think>\n\nSo:\n{call}",
+        call,
+    ):
+        said = to_message(TOKENIZER.encode(f"{text}<eos>"), RENDERER, request, "x")
+        assert said.get("reasoning_content", "") == ("Hm." if "Hm." in text else "")
+        for name in ("reasoning_content", "reasoning"):
+            back = {name if k == "reasoning_content" else k: x for k, x in said.items()}
+            asked = {"messages": [MESSAGES[1], back, {"role": "tool", "content": "3"}]}
+            spec = dataclasses.replace(ENGINE.spec, prompt_length=400)
+            prompt = read_chat(asked, spec, "tiny", RENDERER).sample.prompt
+            assert f"<bos>assistant\n{text}<eos>" in TOKENIZER.decode(prompt, skip_special=False)
+
+
+def test_fields_that_change_nothing_are_taken(service):
+    call = {"id": "1", "type": "function", "index": 0, "function": CALL}
+    function = TOOLS[0]["function"] | {"strict": False, "description": "Adds."}
+    parts = [{"type": "text", "text": "2"}, {"type": "text", "text": "+2?"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]}]
+    asked = {"messages": [*messages, {"role": "tool", "content": "4", "tool_call_id": "1"}]}
+    asked |= {"tools": [{"type": "function", "function": function}]}
+    spec = dataclasses.replace(ENGINE.spec, prompt_length=400)
+    for value in (True, None):
+        read = read_chat(asked | {"parallel_tool_calls": value}, spec, "tiny", RENDERER)
+        assert read.parallel
+    assert "<bos>user\n2+2?<eos>" in TOKENIZER.decode(read.sample.prompt, skip_special=False)
+    assert not read_chat(asked | {"parallel_tool_calls": False}, spec, "tiny", RENDERER).parallel
 
 
 def of_params(**params):
     return GENERATE, {"token_ids": [1], "sampling_params": params}
+
+
+def tool_of(**function):
+    return {"messages": MESSAGES, "tools": [{"type": "function", "function": function}]}
+
+
+def call_of(**call):
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}, MESSAGES[1]]}
 
 
 DEEP = {"name": "f", "arguments": "[" * 5_000}
@@ -356,6 +513,30 @@ WRONG = {
         "not of type text",
     ),
     "tool": (CHAT, {"messages": MESSAGES, "tools": [{"type": "x"}]}, 400, "type 'x' is not served"),
+    "tool field": (
+        CHAT,
+        {"messages": MESSAGES, "tools": [TOOLS[0] | {"functoin": {}}]},
+        400,
+        "Tool 0 has an unknown field 'functoin'; did you mean 'function'?",
+    ),
+    "schema": (CHAT, tool_of(name="add", parmeters={}), 400, "did you mean 'parameters'?"),
+    "strict": (CHAT, tool_of(name="add", strict=True), 400, "strict True is not served"),
+    "parallel": (CHAT, {"messages": MESSAGES, "parallel_tool_calls": 1}, 400, "true or false"),
+    "part": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "txt": "2"}]}]},
+        400,
+        "A part of message 0 has an unknown field 'txt'; did you mean 'text'?",
+    ),
+    "call": (CHAT, call_of(type="x", function=CALL), 400, "type 'x' is not served"),
+    "call field": (CHAT, call_of(function=CALL, name="add"), 400, "unknown field 'name'"),
+    "call of": (CHAT, call_of(function=CALL | {"args": 1}), 400, "unknown field 'args'"),
+    "thought": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "", "reasoning_content": "Hm."}]},
+        400,
+        "Message 0 of role user has reasoning_content",
+    ),
     "top": (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs 2 is not served"),
     "weights": ("/weights", {"path": "x"}, 403, "started with a key"),
     "path": ("/v1/nothing", {}, 404, "Not Found"),
@@ -473,9 +654,77 @@ def test_new_weights_come_between_requests_or_at_once(service, held):
         update.result()
         reply = ticket.reply.result()
         assert reply.version == 1 and set(reply.completions[0].out.version.tolist()) == {1, 2}
+    assert tokens.update(OTHER) == 3 and tokens.version == 3  # by default the next
     with pytest.raises(ValueError, match="other names or shapes"):
         tokens.update({"x": np.zeros(3)}, version=3)
     tokens.update(PARAMS, version=0)
+
+
+def test_a_request_that_waits_for_its_seed_is_older_than_a_later_update(service, held):
+    tokens, request = service.tokens, SampleRequest([1, 2], 1, TOKENS, seed=500)
+    with ThreadPoolExecutor(1) as pool:
+        before = [tokens.submit(request) for _ in range(2)]
+        update = pool.submit(tokens.update, OTHER, version=1)
+        wait_until(lambda: tokens._commands.qsize() == 3)
+        after = [tokens.submit(request._replace(seed=seed)) for seed in (500, 501)]
+        held.release()
+        assert [ticket.reply.result(60).version for ticket in before] == [0, 0]
+        assert update.result() == 1
+        assert [ticket.reply.result(60).version for ticket in after] == [1, 1]
+    tokens.update(PARAMS, version=0)
+
+
+def test_scores_name_the_version_of_their_weights(service, monkeypatch):
+    tokens, body = service.tokens, {"token_ids": [5, 6, 7]}
+    body["sampling_params"] = {"max_tokens": 0, "prompt_logprobs": 0}
+    want = [ModelTeacher(MODEL, x).score([[5]], [[6, 7]])[0].logp for x in (PARAMS, OTHER)]
+    with ThreadPoolExecutor(1) as pool:
+        # A request that waits for another to be scored reads the weights only when its turn comes.
+        with tokens._scoring:
+            asked = pool.submit(tokens.score_prompt, [5, 6, 7], 0)
+            time.sleep(0.2)
+            tokens.update(OTHER, version=4)
+        scores, version = asked.result(60)
+        np.testing.assert_allclose(scores.logp, want[1], atol=1e-5)
+        assert version == 4
+    # New weights may come between the scores and the response.
+    score = tokens.score_prompt
+
+    def then_updated(*args):
+        found = score(*args)
+        tokens.update(PARAMS, version=5)
+        return found
+
+    monkeypatch.setattr(tokens, "score_prompt", then_updated)
+    _, reply = service.ask(GENERATE, body)
+    assert reply["version"] == reply["prompt_logprobs_version"] == 4
+    logps = [reply["prompt_logprobs"][n][str(5 + n)]["logprob"] for n in (1, 2)]
+    np.testing.assert_allclose(logps, want[1], atol=1e-5)
+    body["sampling_params"]["max_tokens"] = 1
+    monkeypatch.undo()
+    _, reply = service.ask(GENERATE, body)
+    assert reply["version"] == reply["prompt_logprobs_version"] == 5
+    tokens.update(PARAMS, version=0)
+
+
+def test_two_weights_at_once_have_two_versions():
+    barrier = threading.Barrier(2)
+
+    def load(path):
+        barrier.wait(60)
+        return OTHER
+
+    service = Service(key=SECRET, load_params=load)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            asked = [
+                pool.submit(service.ask, "/weights", {"path": "x"}, key=SECRET) for _ in range(2)
+            ]
+            replies = [each.result() for each in asked]
+        assert sorted(reply["version"] for _, reply in replies) == [1, 2]
+        assert service.tokens.version == 2
+    finally:
+        service.stop()
 
 
 def test_an_error_of_the_engine_fails_what_ran_and_no_more(service, monkeypatch):
