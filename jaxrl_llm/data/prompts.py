@@ -15,20 +15,23 @@ class Prompt:
 
     Attributes:
       text: The user's message, before any chat template.
-      answer: The right answer as a text, if there is one.
-      metadata: Fields that a reward may read. "answer" and "id" are added to it.
+      answer: The right answer as a text, or several texts any of which is right, if there is one.
+      metadata: Fields that a reward may read. "answer" and "id" are added to it, and "messages"
+        if there are any.
       id: Name of the prompt in messages and tables.
       messages: The conversation whose last message is the text; None if the text is the first.
     """
 
     text: str
-    answer: str | None = None
+    answer: str | tuple[str, ...] | None = None
     metadata: dict[str, Any] = field(default_factory=dict, hash=False)
     id: str = ""
     messages: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
 
     def __post_init__(self):
         metadata = {**self.metadata, "answer": self.answer, "id": self.id}
+        if self.messages is not None:
+            metadata["messages"] = list(self.messages)
         object.__setattr__(self, "metadata", metadata)
 
     @property

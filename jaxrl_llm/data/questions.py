@@ -1,10 +1,12 @@
 """Questions: prompts with their token ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxrl_llm.data.rendering import encode_chat
+from jaxrl_llm.data.rendering import ChatRenderer, encode_chat
 
 
 class Question(NamedTuple):
@@ -75,10 +77,23 @@ class TextEncoder:
         return 0 < len(self._encode(text)) <= self.room
 
     def response(self, text: str, *, ends: bool = False) -> list[int]:
-        """The tokens of a response, with the stop token if it ``ends``."""
+        """The tokens of a response, with the stop token if it ``ends``.
+
+        The chat template says how a response ends, if that is a token at which the model stops.
+        """
         first = len(self.tokenizer.encode(""))
         tokens = self.tokenizer.encode(text, allow_special=False)[first:]
-        return tokens + list(self.tokenizer.eos_ids[:1]) if ends else tokens
+        return tokens + self._end if ends else tokens
+
+    @cached_property
+    def _end(self) -> list[int]:
+        stops = list(self.tokenizer.eos_ids)
+        if self.chat:
+            with suppress(ValueError):  # no template, or one that changes messages
+                written = ChatRenderer(self.tokenizer).turn("")
+                if written[-1] in stops:
+                    return written
+        return stops[:1]
 
     def _encode(self, text: str) -> list[int]:
         if not self.chat:

@@ -2,11 +2,12 @@
 
 Each function returns a `PromptSet`. Every row of a table is a prompt: ``prompt_field`` names the
 field with the user's message, and ``answer_field`` the field with the right answer, which becomes a
-text, or None if there is none. A prompt may be a list of messages that ends with the user's; then
-``chosen``, ``rejected`` and ``completion`` may be messages of the assistant, or without a prompt
-complete conversations. Every other field is metadata; "id" names the prompt, otherwise its source
-and row do. Empty or malformed data, a missing field and an unknown name raise ValueError; a package
-that is not installed raises ImportError.
+text, or None if there is none; a list of texts, any of which is right, becomes a tuple. A prompt
+may be a list of messages that ends with the user's; then ``chosen``, ``rejected`` and
+``completion`` may be messages of the assistant, or without a prompt complete conversations. Every
+other field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed
+data, a missing field and an unknown name raise ValueError; a package that is not installed raises
+ImportError.
 """
 
 import difflib
@@ -152,6 +153,8 @@ def from_file(
             reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
         )
         rows, fields = list(table), list(table.features or ())
+    if reader == "json":
+        rows = _as_written(path, rows, fields)
     if not needs_answer and answer_field not in fields:
         answer_field = None
     return _from_rows(rows, fields, "from_file", str(path), path.name, prompt_field, answer_field)
@@ -234,7 +237,9 @@ def _from_rows(
             raise ValueError(
                 f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
             )
-        if answer is not None and not isinstance(answer, str):
+        if isinstance(answer, list | tuple) and answer and all(isinstance(x, str) for x in answer):
+            answer = tuple(answer)  # any of them is right
+        elif answer is not None and not isinstance(answer, str):
             answer = json.dumps(answer, default=str)
         others = {k: v for k, v in row.items() if k not in (prompt_field, answer_field)}
         identity = row.get("id")
@@ -242,6 +247,25 @@ def _from_rows(
         return Prompt(text, answer, others, identity, messages)
 
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
+
+
+def _as_written(path: Path, rows: list[dict], fields: list[str]) -> list[dict]:
+    """The rows with the values of a JSON file, where Arrow has one type for each column.
+
+    It makes times of texts that look like dates, and 1.0 of 1 beside 2.5. A file whose objects go
+    on over several lines has the rows as Arrow read them.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        if text.lstrip().startswith("["):
+            values = parse_json(text)
+        else:
+            values = [parse_json(line) for line in text.split("\n") if line.strip()]
+    except ValueError:
+        return rows
+    if len(values) != len(rows) or not all(isinstance(x, dict) for x in values):
+        return rows
+    return [{name: value.get(name) for name in fields} for value in values]
 
 
 def _check_json(datasets: Any, paths: Sequence[str], function: str) -> bool:

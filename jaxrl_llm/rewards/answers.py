@@ -146,7 +146,8 @@ def normalize_math(text: str) -> str:
       ['1000', '\\frac{1}{2}', '5.00']
 
     References:
-      Minerva (arXiv:2206.14858), appendix D.1, as in verl's and slime's DAPO reward.
+      Minerva (arXiv:2206.14858), appendix D.1, as in verl's and slime's DAPO reward, which keep the
+      commas of a negative integer.
     """
     text = text.rpartition("=")[2]
     for old, new in _REPLACED:
@@ -157,7 +158,7 @@ def normalize_math(text: str) -> str:
         text = pattern.sub(new, text)
     text = text.replace("$", "")
     digits = text.replace(",", "")
-    return (digits if digits.isdigit() else text).strip()
+    return (digits if digits.removeprefix("-").isdigit() else text).strip()
 
 
 def boxed_text(text: str) -> str | None:

@@ -32,9 +32,18 @@ _NUMBER = re.compile(
 )
 _OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
 _MOST_DIGITS = 4000  # Python refuses to read longer ones
-_BARE = re.compile(r"[(\[].*,.*[)\]]|.*[\\^_].*", re.DOTALL)  # a tuple, an interval, LaTeX
-_ANCHORED = re.compile(r"\$|\\boxed|\\\(|\\\[")
-_NAMED = ("sqrt", "infinity")  # words that math-verify reads without a backslash
+_ANCHORED = re.compile(r"\$.*\$|\\boxed|\\\(|\\\[", re.DOTALL)
+# -1,234.5   3/4   $12.50   50%   12 kg
+_NUMERAL = re.compile(
+    r"""
+    [-+]? \s* (?: \\?\$ )? \s*
+    (?: [0-9]{1,3} (?: [, ][0-9]{3} )+ | [0-9]+ )? (?: \. [0-9]+ )? (?: \s* / \s* [0-9]+ )?
+    \s* (?: \\?% )? (?: \s+ (?P<unit> [A-Za-z]{2,} ) )? \.?
+    """,
+    re.VERBOSE,
+)
+_FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
+_NOT_PROSE = ("sqrt", "infinity", "and", "sin", "cos", "tan", "log", "exp")
 
 
 class _NoTimeoutWarning(logging.Filter):
@@ -221,7 +230,8 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     Args:
       prompt: Not read.
       completion: The reply; a boxed formula counts, otherwise the last formula or number.
-      metadata: Has "answer": LaTeX with or without dollar signs, or a number.
+      metadata: Has "answer": LaTeX with or without dollar signs, or a number; or a list of them,
+        any of which is right.
 
     Returns:
       1.0 or 0.0.
@@ -318,26 +328,38 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
     # The package remarks that its time limits are off: here they are off on purpose.
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_FILTER)
-    answer, gold = metadata.get("answer"), None
-    if answer is not None:
-        text = str(answer).strip()
-        # The package reads bare LaTeX between dollar signs alone: of 2\pi it would take the 2.
-        words = (word.strip(".,;:!?'\"()[]{}") for word in text.split())
-        prose = any(len(w) > 2 and w.isalpha() and w.lower() not in _NAMED for w in words)
-        forms = [text] if prose else [text, f"${text}$"]
-        if _BARE.fullmatch(text) and not _ANCHORED.search(text):
-            forms.reverse()
-        gold = next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), None)
-    if not gold:
+    answer = metadata.get("answer")
+    answers = answer if isinstance(answer, list | tuple) else [answer]
+
+    def read(answer: Any) -> list:
+        forms = [] if answer is None else _forms(str(answer).strip())
+        return next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), [])
+
+    golds = [read(x) for x in answers]
+    if not golds or not all(golds):
         raise RewardError(
             f"{function}: metadata['answer'] must be readable as mathematics, got {answer!r}; "
             "write LaTeX (a product of letters between dollar signs), or grade prose otherwise"
         )
     if reply is None:
         return 0.0
-    return float(
-        package.verify(gold, package.parse(reply, parsing_timeout=None), timeout_seconds=None)
-    )
+    parsed = package.parse(reply, parsing_timeout=None)
+    return float(any(package.verify(gold, parsed, timeout_seconds=None) for gold in golds))
+
+
+def _forms(answer: str) -> list[str]:
+    """The texts as which math-verify may read an answer, the first that it can read."""
+    as_math = f"${_FUNCTIONS.sub(lambda name: chr(92) + name[0], answer)}$"
+    if _ANCHORED.search(answer):
+        return [answer, as_math]
+    words = (word.strip(".,;:!?'\"()[]{}") for word in answer.split())
+    if any(len(w) > 2 and w.isalpha() and w.lower() not in _NOT_PROSE for w in words):
+        return [answer]  # between dollar signs, its letters would be a product
+    number = _NUMERAL.fullmatch(answer)
+    if number and not _FUNCTIONS.fullmatch(number["unit"] or ""):
+        return [answer, as_math]
+    # Of bare mathematics, such as 2x + 3, the package reads one number.
+    return [as_math, answer] if len(_NUMBER.findall(answer)) == 1 else [as_math]
 
 
 def math_verify_pool(

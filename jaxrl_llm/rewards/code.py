@@ -157,15 +157,17 @@ def code_asserts(
     Args:
       prompt, completion, seconds, memory, processes, partial: As above; one run has all tests, and
         tests after a limit is reached fail.
-      metadata: "tests" is a list of texts of assertions, or one text; a test that defines ``check``
-        (as in HumanEval) is called with the candidate. "setup" is code that runs before the tests,
-        and "entry_point" names the function that tests may call ``candidate``.
+      metadata: "tests" is a list of texts of assertions, which may be encoded as JSON, or one text;
+        a test that defines ``check`` (as in HumanEval) is called with the candidate. "setup" is
+        code that runs before the tests, and "entry_point" names the function that tests may call
+        ``candidate``.
 
     Returns:
       ``{"reward": ..., "test_passes": [...]}``.
 
     Raises:
-      RewardError: If there are no such tests, or a test is not valid Python.
+      RewardError: If there are no such tests, or a test is not valid Python, or asserts nothing at
+        its top level, as a test of pytest or unittest that nobody calls.
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -242,23 +244,45 @@ def _stdio_tests(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(test["input"], test["output"]) for test in tests]
 
 
+def _cannot_fail(statement: ast.stmt) -> bool:
+    """Whether a statement only defines, imports or names something."""
+    if isinstance(statement, ast.If):  # if __name__ == "__main__", which no test is
+        return "__name__" in ast.dump(statement.test)
+    if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
+        return not any(isinstance(x, ast.Call | ast.Await) for x in ast.walk(statement))
+    inert = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return isinstance(statement, inert | ast.Import | ast.ImportFrom | ast.Pass)
+
+
 def _assert_tests(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The setup, tests and entry point of a row, as `grade` reads them."""
     tests, setup = metadata.get("tests"), metadata.get("setup") or ""
     entry_point = metadata.get("entry_point") or ""
-    tests = [tests] if isinstance(tests, str) else tests
+    if isinstance(tests, str):
+        try:
+            tests = parse_json(tests)
+        except ValueError:
+            tests = [tests]
     if not (isinstance(tests, Sequence) and tests and all(isinstance(x, str) for x in tests)):
         raise RewardError(
             "code_asserts: metadata['tests'] must be a string or a list of strings, got "
-            f"{str(tests)[:100]!r}"
+            f"{str(metadata.get('tests'))[:100]!r}"
         )
+    programs = []
     for text in (setup, *tests):
         try:
-            ast.parse(text)
+            programs.append(ast.parse(text))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RewardError(f"code_asserts: {text[:100]!r} is not Python: {error}") from error
     if len(tests) == 1 and re.search(r"^def check\(", tests[0], re.MULTILINE):
         if not entry_point:
             raise RewardError("code_asserts: tests that define check need an 'entry_point'")
         setup, tests = f"{setup}\n{tests[0]}", ["check(candidate)"]
+        programs = []
+    for text, program in zip(tests, programs[1:], strict=False):
+        if all(map(_cannot_fail, program.body)):
+            raise RewardError(
+                f"code_asserts: the test {text[:100]!r} asserts nothing when it runs, so any code "
+                "would pass it; call its functions, or put what it defines into 'setup'"
+            )
     return {"setup": setup, "tests": list(tests), "entry_point": entry_point}

@@ -90,7 +90,7 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
 class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(boxed_math)`)
     """The answer of a completion as a vote, for questions without a known answer.
 
-        answer_ids = a number for each answer, -1 for none
+        answer_ids = a number for each answer, -1 for none or an empty one
         reward     = the verifier's where metadata has "answer", else 0
 
     ``recipes.ttrl_majority`` trains only on agreement: the reward is only reported, so held-out
@@ -143,7 +143,7 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
         if self.verifier is not None and metadata.get("answer") is not None:
             value: Any = self.verifier(prompt, completion, metadata)
             reward = _number("majority_vote", name_of(self.verifier), value)
-        if text is None:
+        if not text:  # an empty box is no answer
             return {"reward": reward, "answer_ids": -1.0}
         # A component is float32, which holds integers below 2^24 exactly.
         digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest()

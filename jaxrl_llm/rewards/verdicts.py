@@ -8,7 +8,10 @@ import re
 
 from jaxrl_llm.rewards.answers import without_thinking
 
-_RATING = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
+_SCALE = r"(?:/|out\s+of|on\s+a\s+scale\s+(?:of|from)|scale:?)"
+_RANGE = r"\d+(?:\.\d+)?(?:\s*(?:-|\u2013|to)\s*\d+(?:\.\d+)?)?"
+_SCALES = re.compile(rf"{_SCALE}\s*[*_$({{\[]*\s*{_RANGE}", re.IGNORECASE)
+_RATING = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 
 
 def verdict(text: str, *, words: tuple[str, str] = ("no", "yes")) -> float | None:
@@ -70,7 +73,7 @@ def rating(text: str, *, low: float = 0.0, high: float = 10.0) -> float | None:
     """
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"rating: low must be below high; got {low:g} and {high:g}.")
-    numbers = _RATING.findall(without_thinking(text))
+    numbers = _RATING.findall(_SCALES.sub(" ", without_thinking(text)))
     if not numbers:
         return None
     share = (float(numbers[-1]) - low) / (high - low)

@@ -5,6 +5,7 @@ makes one pass over the text and needs no deadline. They raise RewardError for a
 cannot grade, such as one without an answer.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -53,17 +54,12 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
     """
     del prompt
 
-    def whole_number(text: str) -> str:
-        try:
-            number = float(text)
-        except ValueError:
-            return text
-        return str(int(number)) if number.is_integer() else text
-
-    right = {whole_number(normalize_math(x)) for x in _answers("dapo_math", metadata)}
+    answers = _answers("dapo_math", metadata)
+    right = {_WHOLE.sub(r"\1", normalize_math(x)) for x in answers}
     return 1.0 if final_answer(completion) in right else -1.0
 
 
+_WHOLE = re.compile(r"^([+-]?[0-9]+)\.0*$")  # 18.0
 _CLOSED = ("yes", "no", "noanswer")
 
 
@@ -147,7 +143,8 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       prompt: Not read.
       completion: The reply; see :func:`choice_letter`.
       metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
-        needs "choices", the texts of the options. Without "choices" there are ten letters.
+        needs "choices", the texts of the options. Without "choices" there are ten letters. The text
+        of a number, as loaded from a file, is an index unless it is the text of an option.
 
     Returns:
       1.0 or 0.0.
@@ -183,6 +180,8 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
         wanted = letters[answer]
     elif isinstance(answer, str) and named.count(normalize_words(answer)) == 1:
         wanted = letters[named.index(normalize_words(answer))]
+    elif text.isdecimal() and int(text) < len(letters):  # a table's number is loaded as a text
+        wanted = letters[int(text)]
     else:
         options = f"the options {', '.join(letters)}" + (" or their texts" if named else "")
         raise RewardError(

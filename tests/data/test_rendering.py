@@ -395,6 +395,20 @@ def test_plain_text():
     }
 
 
+def test_a_response_ends_as_its_template_ends_a_turn(tokenizers):
+    for name, tokenizer in tokenizers.items():
+        encoder = TextEncoder(tokenizer, room=100)
+        end = make_renderer(tokenizer).stop_ids[0]
+        end = end if end in tokenizer.eos_ids else tokenizer.eos_ids[0]  # where the model stops
+        assert encoder.response("Yes.", ends=True)[-1] == end, name
+        plain = TextEncoder(tokenizer, room=100, chat=False)
+        assert plain.response("Yes.", ends=True)[-1] == tokenizer.eos_ids[0], name
+        assert plain.response("Yes.") == encoder.response("Yes.", ends=True)[:-1]
+    llama = tokenizers["llama-3"]
+    ended = llama.decode(TextEncoder(llama, 100).response("Yes.", ends=True), skip_special=False)
+    assert ended == "Yes.<|eot_id|>"
+
+
 def test_a_template_without_tools_or_an_end_of_turn():
     tokenizer = pretrained(ODD, ["<|endoftext|>"])
     renderer = make_renderer(tokenizer)

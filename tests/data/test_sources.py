@@ -35,6 +35,25 @@ def file(request, tmp_path):
     return path
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "json"])
+def test_values_are_those_of_the_file(tmp_path, kind):
+    answers = ["2024-01-15", 1, 2.5, ["Eiffel Tower", "La Tour Eiffel"]]
+    answers = [12345678901234567890123, *answers] if kind == "jsonl" else answers
+    for answer in answers:
+        rows = [{"prompt": "a", "answer": answer, "more": {"day": "2024-01-15"}}]
+        rows += [{"prompt": "b", "answer": 2.5 if answer == 1 else answer}]
+        if kind == "json":
+            (tmp_path / "f.json").write_text(json.dumps(rows))
+        first, second = from_file(
+            write(tmp_path / "f.jsonl", rows) if kind == "jsonl" else tmp_path / "f.json"
+        )
+        want = tuple(answer) if isinstance(answer, list) else str(answer)
+        assert first.answer == first.metadata["answer"] == want
+        assert first.metadata["more"] == {"day": "2024-01-15"} and second.metadata["more"] is None
+        assert hash(first) != hash(second)
+    assert jr.rewards.exact_match("", "la tour eiffel", first.metadata) == 1.0
+
+
 def test_each_kind_of_file(file, capfd):
     prompts = from_file(file)
     assert prompts.texts == ("1 + 1 =", "6 - 9 =")

@@ -145,6 +145,7 @@ def test_reasoning_gym_without_the_entry():
         ("x y", "$yx$", 1.0),
         ("$xyz$", "$zyx$", 1.0),
         (r"\sin x", r"$\sin(x)$", 1.0),
+        ("sin x", r"$\sin(x)$", 1.0),
         ("sqrt (2)", r"$\sqrt{2}$", 1.0),
         (r"\text{blue}", r"\boxed{\text{blue}}", 1.0),
     ],
@@ -163,7 +164,7 @@ def test_math_verify_works_outside_the_main_thread():
     assert given == [1.0]
 
 
-@pytest.mark.parametrize("answer", [None, "", "blue", "the cat sat", "Yes, it is.", "xyz", "sin x"])
+@pytest.mark.parametrize("answer", [None, "", "blue", "the cat sat", "Yes, it is.", "xyz"])
 def test_math_verify_refuses_an_answer_that_it_cannot_read(answer):
     with pytest.raises(rewards.RewardError, match=f"readable as mathematics, got {answer!r}"):
         rewards.math_verify("", "4", {"answer": answer})

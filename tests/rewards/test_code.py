@@ -157,6 +157,14 @@ def test_results_of_tests_reach_a_batch_and_a_pool(bubblewrap):
             assert [x.tolist() for x in scores.details["test_passes"]] == [[1, 0], [0, 0]]
 
 
+PYTEST = "import pytest\n\ndef test_double():\n    assert double(2) == 4"
+
+
+def test_a_list_of_tests_may_be_json(bubblewrap):
+    row = {"tests": json.dumps(["assert double(2) == 4", "assert double(3) == 9"])}
+    assert code_asserts("", DOUBLE, row)["test_passes"] == [True, False]
+
+
 @pytest.mark.parametrize(
     "reward, row, message",
     [
@@ -172,6 +180,15 @@ def test_results_of_tests_reach_a_batch_and_a_pool(bubblewrap):
         (code_asserts, {"tests": [1]}, "must be a string or a list"),
         (code_asserts, {"tests": ["assert ("]}, "'assert \\(' is not Python"),
         (code_asserts, {"tests": "def check(candidate): pass"}, "need an 'entry_point'"),
+        (code_asserts, {"tests": ""}, "asserts nothing when it runs"),
+        (code_asserts, {"tests": "# double(2) == 4"}, "asserts nothing when it runs"),
+        (code_asserts, {"tests": "'double(2) == 4'"}, "asserts nothing when it runs"),
+        (
+            code_asserts,
+            {"tests": ["assert double(2) == 4", PYTEST]},
+            "the test .* asserts nothing",
+        ),
+        (code_asserts, {"tests": "if __name__ == '__main__':\n    assert 0"}, "asserts nothing"),
     ],
 )
 def test_rows_that_cannot_be_graded(reward, row, message):

@@ -38,6 +38,13 @@ def test_words_are_two_that_differ():
         ("11", None),
         ("-1", None),
         ("v2 is fine", None),
+        ("**7**/10", 0.7),
+        ("**3** out of 10", 0.3),
+        (r"\boxed{3}/10", 0.3),
+        ("[[3]]/10", 0.3),
+        ("7 (out of 10)", 0.7),
+        ("Score: 3 on a scale of 1 to 10", 0.3),
+        ("On a scale from 0-10, I give it 4.", 0.4),
     ],
 )
 def test_the_last_number_counts(text, want):

@@ -58,6 +58,9 @@ def test_the_letter_of_a_choice(text, letter):
     assert R.choice_letter(text, "ABCD") == letter
 
 
+HUGE = "12345678901234567890"  # which no float64 is
+
+
 @pytest.mark.parametrize(
     ("reward", "text", "metadata", "value"),
     [
@@ -66,6 +69,10 @@ def test_the_letter_of_a_choice(text, letter):
         (R.dapo_math, "Answer: 1/2", {"answer": "1/2"}, 1.0),
         (R.dapo_math, "Answer: 3", {"answer": "3.7"}, -1.0),
         (R.dapo_math, "Answer: 18" + "\n" * 300, {"answer": 18}, -1.0),
+        (R.dapo_math, "Answer: 18", {"answer": "18.0"}, 1.0),
+        (R.dapo_math, "Answer: -1,234", {"answer": "-1234"}, 1.0),
+        (R.dapo_math, f"Answer: {HUGE}", {"answer": HUGE}, 1.0),
+        (R.dapo_math, "Answer: 12345678901234567168", {"answer": HUGE}, -1.0),
         (R.f1, "<think>Paris</think> Rome", {"answer": "Paris"}, 0.0),
         (R.f1, "Rome Italy", {"answer": ["Paris", "Rome"]}, 2 / 3),
         (R.f1, "the", {"answer": "a"}, 1.0),
@@ -73,6 +80,8 @@ def test_the_letter_of_a_choice(text, letter):
         (R.exact_match, "Rome Italy", {"answer": "Rome"}, 0.0),
         (R.multiple_choice, "Answer: B", {"answer": 1}, 1.0),
         (R.multiple_choice, "Answer: B", {"answer": " b "}, 1.0),
+        (R.multiple_choice, "Answer: B", {"answer": "1", "choices": ["x", "y"]}, 1.0),
+        (R.multiple_choice, "Answer: A", {"answer": "1", "choices": ["1", "2"]}, 1.0),
         (R.multiple_choice, "Answer: B", {"answer": "Lyon", "choices": ["Paris", "Lyon"]}, 1.0),
         (R.multiple_choice, "It is Lyon.", {"answer": "B", "choices": ["Paris", "Lyon"]}, 1.0),
         (R.multiple_choice, "Lyon or Paris", {"answer": "B", "choices": ["Paris", "Lyon"]}, 0.0),
@@ -124,6 +133,12 @@ def test_boxes_are_graded_as_mathematics():
     for reward in (R.boxed_math, R.reasoning_accuracy):
         with pytest.raises(RewardError, match=f"{reward.__name__}: metadata"):
             reward("", "no box", {"answer": ""})
+
+
+@pytest.mark.parametrize("text", [r"\boxed{}", r"\boxed{ }", "Answer: $", "no answer"])
+def test_an_empty_answer_is_no_vote(text):
+    for verifier in (R.boxed_math, R.dapo_math):
+        assert R.majority_vote(verifier)("", text, {})["answer_ids"] == -1.0
 
 
 SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})
@@ -299,10 +314,35 @@ def test_bad_shaping_is_refused(function, arguments, options, message):
 
 @pytest.mark.parametrize(
     ("answer", "right", "wrong"),
-    [(r"2\pi", r"\boxed{2\pi}", r"\boxed{2}"), ("(1, 2)", r"\boxed{(1,2)}", r"\boxed{2}")],
+    [
+        (r"2\pi", r"\boxed{2\pi}", r"\boxed{2}"),
+        ("(1, 2)", r"\boxed{(1,2)}", r"\boxed{2}"),
+        ("1,-2", r"\boxed{-2,1}", r"\boxed{1}"),
+        ("3, 5, 7", r"\boxed{3,5,7}", r"\boxed{7}"),
+        ("3,4", r"\boxed{3, 4}", r"\boxed{3.4}"),
+        ("1 and 2", r"\boxed{1,2}", r"\boxed{2}"),
+        ("-2 + 7i", r"\boxed{7i-2}", r"\boxed{7}"),
+        ("2x + 3", r"\boxed{3+2x}", r"\boxed{3}"),
+        ("y = 2x + 3", r"\boxed{y=2x+3}", r"\boxed{3}"),
+        ("1 < x < 3", r"\boxed{1<x<3}", r"\boxed{3}"),
+        ("4!", r"\boxed{24}", r"\boxed{4}"),
+        ("5x", r"\boxed{5x}", r"\boxed{5}"),
+        ("2 pi", r"\boxed{2\pi}", r"\boxed{2}"),
+        ("2 sin x", r"\boxed{2\sin x}", r"\boxed{2}"),
+        ("1,234.50", r"\boxed{1234.5}", r"\boxed{234.5}"),
+        ("12 in", r"\boxed{12}", r"\boxed{12in}"),
+        ("$12.50", r"\boxed{12.5}", r"\boxed{50}"),
+        ("18 dollars", r"\boxed{18}", r"\boxed{8}"),
+        ("#### 72", r"\boxed{72}", r"\boxed{2}"),
+        ("1 000", r"\boxed{1000}", r"\boxed{0}"),
+        ("3/4", r"\boxed{0.75}", r"\boxed{4}"),
+        ("12%", r"\boxed{12\%}", r"\boxed{2}"),
+    ],
 )
 def test_a_bare_answer_is_not_its_last_number(answer, right, wrong):
     pytest.importorskip("math_verify")
     for reward in (R.math_verify, R.boxed_math):
         assert reward("", right, {"answer": answer}) == 1.0
         assert reward("", wrong, {"answer": answer}) == 0.0
+        assert reward("", right, {"answer": ("77", answer)}) == 1.0
+        assert reward("", wrong, {"answer": ["77", answer]}) == 0.0
