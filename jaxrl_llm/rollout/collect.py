@@ -145,6 +145,7 @@ def collect(
     group_size: int,
     step: int,
     version: int = 0,
+    seed: int = 0,
     limits: Limits | None = None,
     pad_id: int = 0,
     rows: "DataRows | None" = None,
@@ -163,6 +164,7 @@ def collect(
       group_size: G.
       step: Index of the batch in the run, from 0.
       version: Version of the weights.
+      seed: Seed of the order of the data.
       limits: The limits of the run; requests with a text or responses need them.
       pad_id: Fills ``tokens`` after the end of a response.
       rows: The rows of the questions, to reuse them between calls; None creates them.
@@ -173,7 +175,7 @@ def collect(
       RewardError: If the reward fails.
     """
     data = DataRows(questions) if rows is None else rows
-    start = Collection(num_groups, group_size, step, data=data, version=version)
+    start = Collection(num_groups, group_size, step, data=data, version=version, seed=seed)
     if limits is not None:
         encoder = limits.encoder
         decode = encoder.tokenizer.decode

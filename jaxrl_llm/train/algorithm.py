@@ -31,6 +31,8 @@ class Algorithm(NamedTuple):
         policy's log-probabilities ``[P, G, T]``; for a batch with a skipped update.
       compile_ahead: ``(state, batch) -> None``, begins to compile the step for these shapes in
         another thread; the step waits for it. Results do not depend on it.
+      pass_over: ``(state) -> state``, the state after a step whose batch has no signal: its number,
+        and a reference that moves with the number of steps. May reuse the memory of the state.
     """
 
     sampler: Callable
@@ -38,18 +40,22 @@ class Algorithm(NamedTuple):
     step: Step
     inspect: Callable[[TrainState, Batch], tuple[Batch, Array]]
     compile_ahead: Callable[[TrainState, Batch], None] = lambda state, batch: None
+    pass_over: Callable[[TrainState], TrainState] = lambda state: state._replace(
+        step=state.step + 1
+    )
 
+    def without_update(
+        self, state: TrainState, reward: float
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """The state and metrics after a step whose batch has no signal.
 
-def without_update(state: TrainState, reward: float) -> tuple[TrainState, dict[str, Array]]:
-    """The state and metrics after a step whose batch has no signal: only the step number changes.
-
-    Args:
-      state: State before the step.
-      reward: Mean reward of the rollouts.
-    """
-    zeros = ("loss", "grad_norm", "update_norm", "skipped", "reward_std", "informative", "tokens")
-    metrics = {name: jnp.zeros(()) for name in zeros} | {"reward": jnp.float32(reward)}
-    return state._replace(step=state.step + 1), metrics
+        Args:
+          state: State before the step.
+          reward: Mean reward of the rollouts.
+        """
+        zeros = "loss", "grad_norm", "update_norm", "skipped", "reward_std", "informative", "tokens"
+        metrics = {name: jnp.zeros(()) for name in zeros} | {"reward": jnp.float32(reward)}
+        return self.pass_over(state), metrics
 
 
 class CompiledStep:
@@ -65,6 +71,8 @@ class CompiledStep:
       donate: Whether to reuse the memory of the input state.
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
       teacher: Parameters of a frozen teacher, which are not part of any state.
+      pass_over: ``pass_over(state, key) -> (state, None)``, the state after a step without an
+        update; None if only its number changes.
     """
 
     def __init__(
@@ -75,8 +83,10 @@ class CompiledStep:
         donate: bool,
         takes_key: bool,
         teacher: ArrayTree = (),
+        pass_over: Callable | None = None,
     ):
         trim_after_compiling()
+        self._pass_over, self._passing_over = pass_over, cast(Any, None)
         self._teacher = teacher
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
@@ -90,25 +100,28 @@ class CompiledStep:
         """One update of the state; see ``make_step``."""
         inner, key = self._split(state)
         if self.compiled is None:
-            self.compiled = self._jit(inner)
+            self.compiled = self._jit(self._step, inner)
         if (program := self.compiling.pop(_shapes_of(batch), None)) is not None:
             wait_for_one([program])  # if it failed, the same error comes from here
         if self._next_shapes is not None and not self._left:
             self._left = self._steps - int(state.step)
         new, metrics = self.compiled(inner, batch, key, state.base, self._teacher)
         self._look_ahead(new, batch, key, state.base)
-        new = new._replace(
-            key=state.key,
-            data_cursor=state.data_cursor,
-            base=state.base,
-            collector_state=state.collector_state,
-        )
-        return new, metrics
+        return _with_the_rest(new, state), metrics
+
+    def pass_over(self, state: TrainState) -> TrainState:
+        """The state after a step without an update; see :class:`Algorithm`."""
+        if self._pass_over is None:
+            return state._replace(step=state.step + 1)
+        inner, key = self._split(state)
+        if self._passing_over is None:
+            self._passing_over = self._jit(self._pass_over, inner)
+        return _with_the_rest(self._passing_over(inner, key)[0], state)
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """The program for arrays of these shapes and shardings; the arrays need not exist."""
         inner, key = self._split(state)
-        return self._jit(inner).lower(inner, batch, key, state.base, self._teacher)
+        return self._jit(self._step, inner).lower(inner, batch, key, state.base, self._teacher)
 
     def compile_ahead(self, state: TrainState, batch: Batch) -> None:
         """Begins to compile the program for these arrays; see :class:`Algorithm`.
@@ -119,7 +132,7 @@ class CompiledStep:
             return
         inner, key = self._split(state)
         if self.compiled is None:
-            self.compiled = self._jit(inner)
+            self.compiled = self._jit(self._step, inner)
         self._compile_aside(inner, batch, batch, key, state.base)
 
     def look_ahead(
@@ -170,12 +183,23 @@ class CompiledStep:
         inner = state._replace(key=(), data_cursor=(), base=(), collector_state=())
         return inner, state.key if self._takes_key else None
 
-    def _jit(self, inner: TrainState) -> Any:
+    def _jit(self, function: Callable, inner: TrainState) -> Any:
+        """A function with two outputs under ``jit``; the first is a state, placed as its input."""
         donated = (0,) if self._donate else ()
         if not isinstance(inner.step.sharding, jax.sharding.NamedSharding):
-            return jax.jit(self._step, donate_argnums=donated)
+            return jax.jit(function, donate_argnums=donated)
         shardings = jax.tree.map(lambda x: x.sharding, inner)
-        return jax.jit(self._step, donate_argnums=donated, out_shardings=(shardings, None))
+        return jax.jit(function, donate_argnums=donated, out_shardings=(shardings, None))
+
+
+def _with_the_rest(new: TrainState, state: TrainState) -> TrainState:
+    """The new state with the parts of ``state`` that no step changes."""
+    return new._replace(
+        key=state.key,
+        data_cursor=state.data_cursor,
+        base=state.base,
+        collector_state=state.collector_state,
+    )
 
 
 def _abstract(x: Array | jax.ShapeDtypeStruct, placed: Array) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.runtime.precision import resolve_dtype
-from jaxrl_llm.curation.collectors.protocol import collector_needs, width_of
+from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts, width_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
@@ -672,6 +672,13 @@ class TrainConfig:
         """Whether the data contain the training responses and their rewards."""
         recipe = find_recipe(self.recipe, self.sampling)
         return collector_needs(getattr(recipe, "collector", None), "offline")
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the recipe reads responses or hints of the data, so rows of a prompt differ."""
+        recipe = find_recipe(self.recipe, self.sampling)
+        parts = collector_parts(getattr(recipe, "collector", None))
+        return any(hasattr(part, "check_data") for part in parts)
 
     @property
     def _has_rewards(self) -> bool:

@@ -65,7 +65,8 @@ def make_evolution_step(
       >>> recipe, optimizer = jr.recipes.eggroll(sigma=0.01), optax.sgd(0.5)
       >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
       >>> population = jr.train.make_population(model, recipe, group_size=4, max_new_tokens=4)
-      >>> rollout = population(state.params, state.key, [[1, 2, 3], [4]])
+      >>> now = int(state.step)  # the members are those of this epoch
+      >>> rollout = population(state.params, state.key, [[1, 2, 3], [4]], version=now)
       >>> scores = (rollout.tokens > 100).mean(axis=-1, dtype=jnp.float32)
       >>> batch = jr.recipes.Batch.from_rollout(rollout, scores)
       >>> step = jr.train.make_evolution_step(recipe, optimizer)
@@ -211,7 +212,7 @@ def make_population(
     draw = jax.jit(delta, static_argnums=(0, 4, 5), out_shardings=sharding)
     shards = batch_shards(mesh)
 
-    def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
+    def population(params: ArrayTree, key: Array, prompts, *, version: int) -> Rollout:
         members = recipe.population(len(prompts), group_size)
         # On a mesh each device holds the factors of its rows, so a pair must not span two devices.
         share_pairs = recipe.pairs and members % (2 * shards) == 0
@@ -235,7 +236,7 @@ def _members_in_turn(
         rollouts = [each._replace(prompt_tokens=None, prompt_mask=None) for each in rollouts]
         return trees.zip_leaves(lambda x: jnp.concatenate(x, axis=axis), rollouts)
 
-    def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
+    def population(params: ArrayTree, key: Array, prompts, *, version: int) -> Rollout:
         members = recipe.population(len(prompts), group_size)
         batch_key, rollouts = jax.random.fold_in(key, version), []
         for member in range(members):

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.train.algorithm import without_update
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.profile import traced
@@ -131,7 +130,8 @@ def _train(run: Run) -> None:
                     data_cursor=rollouts.cursor, collector_state=rollouts.collector_state
                 )
                 if rollouts.metrics["no_signal"]:
-                    state, metrics = without_update(state, rollouts.metrics["sampled_reward"])
+                    reward = rollouts.metrics["sampled_reward"]
+                    state, metrics = run.algorithm.without_update(state, reward)
                     batch, packing = rollouts.batch, {}
                 else:
                     with run.clock("score"):

@@ -151,13 +151,13 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         metadata: Sequence[Mapping[str, Any]],
     ) -> list[Any]:
         """The rewards of completions; a ``Failure`` for one that is too long."""
-        del metadata
         model, params, encoder = self._loaded
         out: list[Any] = [None] * len(prompts)
         rows: dict[int, tuple[list[int], list[int]]] = {}
         for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            name, messages = repr(prompt[:40]), metadata[i].get("messages")
             tokens = (
-                encoder.prompt(prompt, repr(prompt[:40])),
+                encoder.conversation(messages, name) if messages else encoder.prompt(prompt, name),
                 encoder.response(completion, ends=True),
             )
             length, most = len(tokens[0]) + len(tokens[1]), model.config.max_length
@@ -206,7 +206,8 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module.
       compare: Whether completions of one prompt are compared.
-      message: ``(prompt, completions) -> text``, the question about one or two completions.
+      message: ``(prompt, completions) -> text``, the question about one or two completions. The
+        prompt of a conversation is all its messages, each after its role.
       parse: ``text -> number or None``, such as ``rewards.rating``; with ``compare`` 0 for the
         first, 1 for the second. None parses the words that the default message requests: "yes" or
         "no", "first" or "second".
@@ -292,7 +293,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         metadata: Sequence[Mapping[str, Any]],
     ) -> list[Any]:
         """The rewards of completions; a ``Failure`` for one that is not judged."""
-        del metadata
+        prompts = [_transcript(*each) for each in zip(prompts, metadata, strict=True)]
         if not self.compare:
             asked = [self.message(p, [c]) for p, c in zip(prompts, completions, strict=True)]
             verdicts = [None if text is None else self.parse(text) for text in self.write(asked)]
@@ -332,6 +333,14 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
             for i, texts in zip(part, texts_of(rollout, encoder.tokenizer.decode), strict=False):
                 out[i] = texts[0]
         return out
+
+
+def _transcript(prompt: str, metadata: Mapping[str, Any]) -> str:
+    """A prompt as a judge reads it: of a conversation, all messages with their roles."""
+    messages = metadata.get("messages")
+    if not messages:
+        return prompt
+    return "\n\n".join(f"{x['role'].capitalize()}: {x['content']}" for x in messages)
 
 
 def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:

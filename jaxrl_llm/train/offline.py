@@ -43,6 +43,7 @@ def offline_batches(
     collector: Collector,
     questions: Sequence[Question],
     *,
+    examples: Sequence[Question] = (),
     num_groups: int,
     group_size: int,
     limits: Limits,
@@ -53,28 +54,30 @@ def offline_batches(
     Args:
       collector: A collector with a part that is ``offline``.
       questions: The rows of the data.
+      examples: Other rows, from which a collector may draw examples.
       num_groups, group_size: Size of a batch.
       limits, pad_id: See :func:`~jaxrl_llm.rollout.collect.collect`.
     """
     parts = collector_parts(collector)
     offline = next(part for part in parts if getattr(part, "offline", False))
     every = dataclasses.replace(offline, source=in_epochs())
+    known = [*questions, *examples]
     backend = SamplerBackend(
         _unavailable,
-        questions,
+        known,
         decode=limits.encoder.tokenizer.decode,
         grade=_unavailable,
         num_groups=num_groups,
         group_size=group_size,
     )
-    state, seen, rows = every.init(len(questions)), set(), DataRows(questions)
+    state, seen, rows = every.init(len(questions)), set(), DataRows(known)
     while len(seen) < len(questions):
         collected = collect(
             every,
             state,
             jax.random.key(0),
             backend,
-            questions,
+            known,
             next_places=lambda count: [],
             num_groups=num_groups,
             group_size=group_size,

@@ -72,7 +72,9 @@ def evaluate_pairs(
     """
     rows: dict[int, ScoredItems] = {}
     check()
-    for places, batch, collected in experiment.offline_batches(experiment.held_out):
+    for places, batch, collected in experiment.offline_batches(
+        experiment.held_out, experiment.train
+    ):
         if experiment.references is not None:
             batch = experiment.references.attach(batch)
         if experiment.recipe.head is not None:  # attaches the labels of steps

@@ -130,9 +130,10 @@ def make_step(
 
     An optimizer step is skipped if its loss, gradient or scale is non-finite, or if the recipe's
     state would become non-finite. A skipped step leaves parameters and optimizer state unchanged,
-    bit for bit. If all steps of a batch are skipped, the recipe's state, the reference and the
-    critic's target are unchanged too, but ``state.step`` still advances. The critic's update has
-    the same guard. ``skipped`` and ``critic_skipped`` count the skipped steps.
+    bit for bit. If all steps of a batch are skipped, the recipe's state and the critic's target are
+    unchanged too, but ``state.step`` still advances, and with it a moving reference, whose rule
+    counts steps. The critic's update has the same guard. ``skipped`` and ``critic_skipped`` count
+    the skipped steps.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
@@ -217,6 +218,7 @@ def make_step(
         donate=donate,
         takes_key=recipe.draws or random_turns or recipe.reference_draws,
         teacher=() if teacher is None else teacher.params,
+        pass_over=parts.pass_over if recipe.reference or recipe.earlier else None,
     )
 
 
@@ -257,7 +259,7 @@ class _StepParts:
         state, metrics, logp = self.update_policy(state, batch, algo_state, key, weights)
         applied = metrics["skipped"] < self.num_updates(batch)
         algo_state = self.learn(state, batch, algo_state, logp)
-        state = self.move_reference(state, key, applied)
+        state = self.move_reference(state, key)
         if (critic := self.recipe.critic) is not None:
             state, of_critic = self.update_critic(critic, state, batch)
         metrics |= {f"critic_{name}": value for name, value in of_critic.items()}
@@ -360,8 +362,17 @@ class _StepParts:
             algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
         return algo_state
 
-    def move_reference(self, state: TrainState, key: Array | None, applied: Array) -> TrainState:
-        """The state with its moving reference and the policies of earlier iterations."""
+    def pass_over(self, state: TrainState, key: Array | None) -> tuple[TrainState, None]:
+        """The state after a step without an update."""
+        state = self.move_reference(state, key)
+        return state._replace(step=state.step + 1), None
+
+    def move_reference(self, state: TrainState, key: Array | None) -> TrainState:
+        """The state with its moving reference and the policies of earlier iterations.
+
+        Their rules count steps, so they are called after every one, also if its updates were
+        skipped: a reference that is replaced once would otherwise never be.
+        """
         recipe = self.recipe
         if recipe.reference is not None:
             # The same key in every step: a rule may draw once for several steps.
@@ -375,11 +386,11 @@ class _StepParts:
             )
             if isinstance(state.reference, Iterates):
                 reference, params = reference
-                state = state._replace(params=keep(applied, params, state.params))
-            state = state._replace(reference=keep(applied, reference, state.reference))
+                state = state._replace(params=params)
+            state = state._replace(reference=reference)
         if recipe.earlier is not None:
             earlier = recipe.earlier(state.earlier, state.params, state.step + 1)
-            state = state._replace(earlier=keep(applied, earlier, state.earlier))
+            state = state._replace(earlier=earlier)
         return state
 
     def update_critic(
@@ -703,4 +714,4 @@ def make_policy_gradient(
         before = state._replace(step=state.step - 1)
         return step.prepared(before, batch), logp_of(state.policy, batch)
 
-    return Algorithm(sampler, score, step, inspect, step.compile_ahead)
+    return Algorithm(sampler, score, step, inspect, step.compile_ahead, step.pass_over)

@@ -397,6 +397,7 @@ def _play_collector(
         group_size=group_size,
         step=number,
         version=version,
+        seed=config.data.seed,
         limits=Limits(
             experiment.encoder,
             sampling.max_new_tokens,

@@ -18,6 +18,8 @@ from jaxrl_llm.train.setup import Experiment
 
 # Number of responses sampled at a time, unless one prompt has more.
 _AT_ONCE = 64
+# Fields that a new pair does not keep: they describe other responses, or repeat the prompt.
+_NOT_KEPT = ("messages", "margin", "density", "completion", "label", "responses", "rewards")
 
 
 class SampledPairs(NamedTuple):
@@ -125,10 +127,10 @@ def sample_pairs(
 
 
 def pair_row(prompt: Prompt, chosen: str, rejected: str) -> dict[str, Any]:
-    """A row of data with a pair and the other fields of its prompt."""
+    """A row of data with a pair and the other fields of its prompt, none of old responses."""
     messages: str | Sequence = prompt.text if prompt.messages is None else list(prompt.messages)
     row = {"id": prompt.id, "prompt": messages, "chosen": chosen, "rejected": rejected}
-    others = {k: v for k, v in prompt.metadata.items() if k not in row}
+    others = {k: v for k, v in prompt.metadata.items() if k not in (*row, *_NOT_KEPT)}
     if others["answer"] is None:
         del others["answer"]
     return row | others

@@ -300,7 +300,7 @@ class Experiment:
         """The questions of an evaluation, and how many of them are decoded greedily at a time."""
         config, shards = self.config, batch_shards(self.rollout_mesh)
         questions, message = self.held_out, None
-        if config.offline:  # several rows of one prompt are one question
+        if config.reads_columns:  # several rows of one prompt are one question
             questions = list({x.prompt.content: x for x in questions}.values())
         if hasattr(self.collector, "evaluation_text"):
             message = self.collector.evaluation_text(collector_state, self.encoder.takes_text)
@@ -314,12 +314,18 @@ class Experiment:
         enough = -(-len(questions) // shards) * shards
         return questions, min(config.prompts_per_step * config.sampling.group_size, enough)
 
-    def offline_batches(self, questions: Sequence[Question]) -> Iterator[OfflineRows]:
-        """Batches of the size of a training batch that cover every row of ``questions``."""
+    def offline_batches(
+        self, questions: Sequence[Question], examples: Sequence[Question] = ()
+    ) -> Iterator[OfflineRows]:
+        """Batches of the size of a training batch that cover every row of ``questions``.
+
+        A collector may also draw examples from ``examples``.
+        """
         config = self.config
         return offline_batches(
             self.collector,
             questions,
+            examples=examples,
             num_groups=config.prompts_per_step,
             group_size=config.sampling.group_size,
             limits=Limits(
@@ -678,12 +684,12 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
             prompts,
             held_out=config.data.held_out,
             seed=config.data.seed,
-            keep_repeats=config.offline,
+            keep_repeats=config.reads_columns,
         )
     if len(prompts) == 0:
         raise ValueError("data: there are no prompts to train on.")
     texts = [[prompt.content for prompt in part] for part in (prompts, held_out)]
-    if config.offline:
+    if config.reads_columns:
         texts += [[repr(prompt.metadata) for prompt in prompts]]
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     # The reference's scores are stored for all held-out prompts, whatever the limit of a run.

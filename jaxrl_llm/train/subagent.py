@@ -206,4 +206,8 @@ def with_subagent(main: Algorithm, subagent: Algorithm) -> Algorithm:
         batch, logp = main.inspect(state._replace(subagent=()), batch.replace(called=None))
         return batch.replace(called=called), logp
 
-    return Algorithm(main.sampler, score, step, inspect)
+    def pass_over(state: TrainState) -> TrainState:
+        after = main.pass_over(state._replace(subagent=()))
+        return after._replace(subagent=state.subagent)
+
+    return Algorithm(main.sampler, score, step, inspect, pass_over=pass_over)

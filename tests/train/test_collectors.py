@@ -173,6 +173,30 @@ def test_a_batch_without_signal_makes_no_update_and_says_so(tmp_path):
     assert (tmp_path / "checkpoints" / "step_00000003").is_dir()
 
 
+def test_a_reference_is_replaced_at_its_step_also_if_that_has_no_signal(tmp_path):
+    asked = []
+
+    def first_batch_only(prompt, completion, metadata):
+        asked.append(prompt)
+        return float(len(asked) <= 8 and len(asked) % 2)
+
+    reset = jr.bind(jr.regularizers.reset_reference, every=2, times=1)
+    term = jr.bind(jr.regularizers.kl_to_reference, estimator="k3", coef=0.1)
+    recipe = jr.recipes.dapo(max_rounds=1).replace(regularizers=(term,), reference=reset)
+    states = []
+    for steps in (1, 2, 3):
+        asked.clear()
+        folder = tmp_path / str(steps)
+        config = tiny_run(folder, recipe=recipe, reward=first_batch_only, steps=steps)
+        states.append(train(config, log=lambda line: None))
+    assert [row["no_signal"] for row in states[-1].history] == [0.0, 1.0, 1.0]
+    first, *later = (jax.device_get(result.state) for result in states)
+    jax.tree.map(np.testing.assert_array_equal, first.reference, config.model()[1])
+    for state in later:
+        jax.tree.map(np.testing.assert_array_equal, state.params, first.params)
+        jax.tree.map(np.testing.assert_array_equal, state.reference, first.params)
+
+
 def test_evaluations_between_batches_without_signal_do_not_count_as_signal(tmp_path):
     evaluation = EvaluationConfig(every=1, samples=1)
     recipe, changes = jr.recipes.dapo(max_rounds=1), {"steps": 4, "max_skipped": 2}

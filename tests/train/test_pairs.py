@@ -14,7 +14,8 @@ from jaxrl_llm.cli import main
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.sampled_pairs import pair_row
+from jaxrl_llm.train.setup import load_experiment, load_prompts
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -40,6 +41,49 @@ def of_pairs(run_dir, path, **changes):
         "evaluation": EvaluationConfig(),
     } | changes
     return tiny_run(run_dir, **changes)
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo"])
+def test_rows_of_one_prompt_all_train_and_are_part_of_the_data(tmp_path, pairs, recipe):
+    path = tmp_path / "rows.jsonl"
+    rows = [{**row, "demonstration": f"{n}"} for n, row in enumerate(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = jr.rewards.last_integer if recipe == "sft" else None
+    config = of_pairs(tmp_path / "run", str(path), recipe=recipe, reward=reward)
+    train, held_out, digest = load_prompts(config)
+    assert (len(train), len(held_out)) == (16, 4)
+    name = "demonstration" if recipe == "sft" else "chosen"
+    path.write_text("".join(json.dumps(row | {name: "other"}) + "\n" for row in rows))
+    assert load_prompts(config)[2] != digest
+
+
+def test_the_seed_of_the_data_orders_rows(tmp_path, pairs):
+    orders = []
+    for seed in (0, 1, 1):
+        data = DataConfig(prompts=pairs, chat=False, held_out=0, seed=seed)
+        config = of_pairs(
+            tmp_path / "run", pairs, data=data, evaluation=EvaluationConfig(enabled=False)
+        )
+        experiment, params = load_experiment(config)
+        state = experiment.collector.init(len(experiment.train))
+        start = params, jax.random.key(0), jr.data.Cursor(), state
+        batch = collect_rollouts(experiment, *start, number=0, version=0).batch
+        orders.append(batch.tokens.tolist())
+    assert orders[1] == orders[2] != orders[0]
+
+
+def test_a_new_pair_keeps_what_describes_its_prompt():
+    metadata = {"margin": 3.0, "density": 1.0, "level": 2, "chosen": "a", "rejected": "b"}
+    messages = [{"role": "user", "content": "q"}]
+    row = pair_row(Prompt("q", "7", metadata, "p", messages), "c", "d")
+    assert row == {
+        "id": "p",
+        "prompt": messages,
+        "chosen": "c",
+        "rejected": "d",
+        "level": 2,
+        "answer": "7",
+    }
 
 
 @pytest.mark.slow

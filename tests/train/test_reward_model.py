@@ -12,6 +12,8 @@ from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli import main
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
@@ -155,6 +157,37 @@ def test_an_exported_reward_model_scores_what_was_trained(exported):
     row = jnp.array([[[*b"q3a", 257]]])
     hidden, _ = jax.jit(model.apply)(params, row, jnp.arange(4)[None, None], context)
     np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], scores[2], rtol=1e-5)
+
+
+def test_a_conversation_is_scored_and_judged_as_a_whole(exported, tmp_path):
+    """As it was trained: rows whose last message alone is equal have other rewards."""
+    reward = jr.train.reward_model(str(exported / "reward_model"), tokenizer=ByteTokenizer())
+    last = {"role": "user", "content": "and then?"}
+    talks = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}, last]
+        for text in ("q1", "XYZ")
+    ]
+    prompts = [Prompt(last["content"], messages=talk) for talk in talks]
+    asked = [prompt.text for prompt in prompts], ["abc"] * 2, [x.metadata for x in prompts]
+    scores = jr.rewards.score(reward, *asked).rewards
+    encoder = TextEncoder(ByteTokenizer(), 500)
+    model, params = jr.models.load_reward_model(exported / "reward_model")
+    for talk, seen in zip(talks, scores, strict=True):
+        prompt, reply = encoder.conversation(talk, "p"), encoder.response("abc", ends=True)
+        context = jr.models.AttentionContext(jnp.ones((1, 1, len(prompt + reply)), bool))
+        row = jnp.array([[prompt + reply]])
+        hidden, _ = model.apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
+        np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], seen, rtol=1e-4)
+    assert scores[0] != scores[1]
+    model, params = tiny_model(num_layers=1)
+    jr.models.save_safetensors(params, tmp_path, config=model.config)
+    both = Scripted(tmp_path, compare=True)
+    twice = [x * 2 for x in asked]
+    assert jr.rewards.score(both, *twice).rewards.tolist() == [0.5] * 4
+    assert len(both.seen) == 4 and not any("q1" in x and "XYZ" in x for x in both.seen)
+    alone = Scripted(tmp_path)
+    jr.rewards.score(alone, *asked)
+    assert "User: q1\n\nAssistant: ok\n\nUser: and then?" in alone.seen[0]
 
 
 # What AutoModelForSequenceClassification and AutoModelForTokenClassification of transformers 5.23.0

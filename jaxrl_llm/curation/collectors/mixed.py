@@ -1,8 +1,6 @@
 """A collector that divides a batch between several others by share."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -29,11 +27,6 @@ class _Mixed:
 
     def width(self, group_size: int) -> int:
         return max(width_of(source, group_size) for source in self.sources)
-
-    def check_data(self, data: Sequence[Any]) -> None:
-        """Raises ValueError if a row has not what a source reads."""
-        for source in self.sources:
-            getattr(source, "check_data", lambda data: None)(data)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         sources = tuple(

@@ -274,6 +274,7 @@ class Collection(NamedTuple):
       decode: ``tokens -> text``.
       takes_text: ``text -> bool``, whether a message is short enough for a prompt.
       plays: Whether the rollouts are episodes of an environment, which alone rewards them.
+      seed: Seed of the order of the data, for a collector that chooses its prompts.
     """
 
     num_groups: int
@@ -288,6 +289,7 @@ class Collection(NamedTuple):
     decode: Callable[[Sequence[int]], str] = no_tokenizer
     takes_text: Callable[[str], bool] = bool
     plays: bool = False
+    seed: int = 0
 
     @property
     def waiting(self) -> int:

@@ -1,8 +1,8 @@
 """Prompts near a target success rate, predicted from the rollouts of a few references: DOTS."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,10 +72,6 @@ class _Targeted:
 
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
-
-    def check_data(self, data: Sequence[Any]) -> None:
-        """Raises ValueError if a row has not what the source reads."""
-        getattr(self.source, "check_data", lambda data: None)(data)
 
     def init(self, num_prompts: int) -> TargetedState:
         return TargetedState(

@@ -2,7 +2,7 @@
 
 :func:`in_order` takes the next prompts of the run, which the collector learns only after its
 request. A request may depend on the prompt, for example on the level of its hint or on a part of a
-correct response. The collectors here go through the data in the order given by their seed and store
+correct response. The collectors here go through the data in an order given by a seed and store
 their position.
 """
 
@@ -62,6 +62,11 @@ def _visits(size: int, epoch: int = 0, index: int = 0) -> dict[str, np.ndarray]:
     }
 
 
+def _order_seed(seed: int | None, collection: Collection) -> int:
+    """The seed of an order: a collector's own, or the run's."""
+    return collection.seed if seed is None else seed
+
+
 def _proposed(collection: Collection) -> int:
     """How many groups of a batch have been proposed."""
     return sum(request.extends is None for request in collection.requests)
@@ -71,35 +76,35 @@ def _proposed(collection: Collection) -> int:
 class _InEpochs:
     """Made by :func:`in_epochs`."""
 
-    seed: int = 0
+    seed: int | None = None
 
     def init(self, num_prompts: int) -> ArrayTree:
         return _visits(num_prompts)
 
     def propose(self, state, key, collection: Collection, count: int):
         del key
-        first = _proposed(collection)
-        entries, _ = next_visits(state, count=first + count, seed=self.seed)
+        first, seed = _proposed(collection), _order_seed(self.seed, collection)
+        entries, _ = next_visits(state, count=first + count, seed=seed)
         return tuple(Request(collection.group_size, int(i)) for i in entries[first:]), state
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         decision, _ = in_order().observe((), collection)
         if decision.rows is None and (collection.waiting or not collection.requests):
             return decision, state
-        _, after = next_visits(state, count=_proposed(collection), seed=self.seed)
-        return decision, after
+        seed = _order_seed(self.seed, collection)
+        return decision, next_visits(state, count=_proposed(collection), seed=seed)[1]
 
     def __repr__(self) -> str:
-        return "in_epochs()" if self.seed == 0 else f"in_epochs(seed={self.seed})"
+        return "in_epochs()" if self.seed is None else f"in_epochs(seed={self.seed})"
 
 
-def in_epochs(*, seed: int = 0) -> Collector:
+def in_epochs(*, seed: int | None = None) -> Collector:
     """Each prompt once per epoch, in an order that the collector chooses and stores.
 
     Unlike :func:`in_order` it chooses its prompts, for collectors whose requests depend on them.
 
     Args:
-      seed: Seed of the order, not negative.
+      seed: Seed of the order, not negative; None for that of the run, ``data.seed``.
 
     Returns:
       A collector; its state is the position in the epochs.
@@ -117,8 +122,9 @@ def in_epochs(*, seed: int = 0) -> Collector:
     References:
       Shuffled passes over the data, as in verl, TRL and tunix.
     """
-    checks.check_seed("in_epochs", seed=seed)
-    return _InEpochs(seed=int(seed))
+    if seed is not None:
+        checks.check_seed("in_epochs", seed=seed)
+    return _InEpochs(seed=seed)
 
 
 def _stages(data: Sequence[Mapping[str, Any]], *, column: str) -> np.ndarray:
@@ -131,7 +137,7 @@ class _Staged:
 
     boundaries: tuple[int, ...]
     column: str = "stage"
-    seed: int = 0
+    seed: int | None = None
 
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has no stage, or none is open in the first step."""
@@ -166,7 +172,8 @@ class _Staged:
         epoch, index, size = (int(visits[name]) for name in ("epoch", "index", "size"))
         there, places = self._open(collection.data, collection.step), []
         while len(places) < count:
-            order = np.random.default_rng((self.seed, epoch)).permutation(size)
+            seed = _order_seed(self.seed, collection)
+            order = np.random.default_rng((seed, epoch)).permutation(size)
             taken = index + np.flatnonzero(there[order[index:]])[: count - len(places)]
             places += order[taken].tolist()
             if len(places) < count or taken[-1] + 1 == size:
@@ -188,11 +195,13 @@ class _Staged:
         return decision, self._next(state, collection, _proposed(collection))[1]
 
     def __repr__(self) -> str:
-        seed = "" if self.seed == 0 else f", seed={self.seed}"
+        seed = "" if self.seed is None else f", seed={self.seed}"
         return f"staged({self.boundaries}, column={self.column!r}{seed})"
 
 
-def staged(boundaries: Sequence[int], *, column: str = "stage", seed: int = 0) -> Collector:
+def staged(
+    boundaries: Sequence[int], *, column: str = "stage", seed: int | None = None
+) -> Collector:
     """Prompts of the stages reached so far, from easy to hard, in shuffled epochs.
 
         a prompt takes part if stage <= number of boundaries that are at most the step
@@ -201,7 +210,7 @@ def staged(boundaries: Sequence[int], *, column: str = "stage", seed: int = 0) -
       boundaries: Steps at which the next stage begins, increasing.
       column: The column with the stage of each prompt, an integer from 0, for example by the
         length of its plan.
-      seed: Seed of the order, not negative.
+      seed: Seed of the order, not negative; None for that of the run, ``data.seed``.
 
     Returns:
       A collector; its state is the place in the epochs.
@@ -219,7 +228,8 @@ def staged(boundaries: Sequence[int], *, column: str = "stage", seed: int = 0) -
       Structured preference optimization (arXiv:2502.20742), which trains from easy to hard; see
       :func:`~jaxrl_llm.curation.stage_mask`. Confidence: ABSTRACT.
     """
-    checks.check_seed("staged", seed=seed)
+    if seed is not None:
+        checks.check_seed("staged", seed=seed)
     stage_mask(np.zeros(0, np.int32), 0, boundaries=boundaries)
     return _Staged(boundaries=tuple(boundaries), column=column, seed=seed)
 
@@ -362,7 +372,7 @@ class _Prefixed:
     cuts: int
     low: float
     high: float
-    seed: int
+    seed: int | None
 
     needs_slots = True
 
@@ -380,7 +390,8 @@ class _Prefixed:
     def propose(self, state, key, collection: Collection, count: int):
         del key
         first, prompts = _proposed(collection), int(state["size"]) // (self.cuts + 1)
-        entries, _ = next_visits(state, count=first + count, seed=self.seed)
+        seed = _order_seed(self.seed, collection)
+        entries, _ = next_visits(state, count=first + count, seed=seed)
         requests = []
         for entry in entries[first:]:
             cut, prompt = divmod(int(entry), prompts)
@@ -391,7 +402,7 @@ class _Prefixed:
                 trace = solution_of("prefixed", row, self.column)
                 tokens = collection.encode(trace) if isinstance(trace, str) else trace
                 with on_host():
-                    key = jax.random.fold_in(jax.random.key(self.seed), prompt)
+                    key = jax.random.fold_in(jax.random.key(seed), prompt)
                     length = np.int32(len(tokens))
                     ends = prefix_cuts(key, length, cuts=self.cuts, low=self.low, high=self.high)
                 prefix = tokens[: int(ends[cut - 1])]
@@ -405,13 +416,14 @@ class _Prefixed:
         decision, _ = in_order().observe((), collection)
         if decision.rows is None:
             return decision, state
-        return decision, next_visits(state, count=_proposed(collection), seed=self.seed)[1]
+        seed = _order_seed(self.seed, collection)
+        return decision, next_visits(state, count=_proposed(collection), seed=seed)[1]
 
     def __repr__(self) -> str:
         text = f"cuts={self.cuts}, low={self.low:g}, high={self.high:g}"
         if self.column != "demonstration":
             text = f"column={self.column!r}, {text}"
-        return f"prefixed({text}{f', seed={self.seed}' if self.seed else ''})"
+        return f"prefixed({text}{'' if self.seed is None else f', seed={self.seed}'})"
 
 
 def prefixed(
@@ -420,7 +432,7 @@ def prefixed(
     cuts: int = 3,
     low: float = 0.4,
     high: float = 0.8,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> Collector:
     """The prompts, and each of them again with several prefixes of a correct response.
 
@@ -434,7 +446,7 @@ def prefixed(
       column: The column with a correct response, a text or token ids.
       cuts: Number of prefixes of each trace.
       low, high: Smallest and largest share, see :func:`~jaxrl_llm.curation.prefix_cuts`.
-      seed: Seed of the cuts and of the order.
+      seed: Seed of the cuts and of the order; None for that of the run, ``data.seed``.
 
     Returns:
       A collector; its state is the position in the epochs.
@@ -454,7 +466,8 @@ def prefixed(
     name = "prefixed"
     checks.check_count(name, cuts=cuts)
     checks.check_share(name, low=low, high=high)
-    checks.check_seed(name, seed=seed)
+    if seed is not None:
+        checks.check_seed(name, seed=seed)
     if low > high:
         raise ValueError(f"{name}: low must not be above high; got {low:g} and {high:g}.")
-    return _Prefixed(column=column, cuts=int(cuts), low=low, high=high, seed=int(seed))
+    return _Prefixed(column=column, cuts=int(cuts), low=low, high=high, seed=seed)

@@ -21,7 +21,7 @@ from jaxrl_llm.curation import (
     Response,
 )
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup
-from jaxrl_llm.curation.collectors.protocol import sized
+from jaxrl_llm.curation.collectors.protocol import collector_parts, sized
 
 P, G, N = 3, 4, 7
 DATA = [
@@ -577,7 +577,9 @@ def test_rows_without_what_a_collector_reads_are_named(collector, column, value,
     data = [dict(row) for row in DATA]
     data[2][column] = value
     with pytest.raises(ValueError, match=message):
-        collector.check_data(data)
+        for part in collector_parts(collector):
+            if hasattr(part, "check_data"):
+                part.check_data(data)
 
 
 def test_a_data_set_without_a_trace_is_refused():
