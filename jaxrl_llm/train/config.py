@@ -325,7 +325,7 @@ class TrainConfig:
         fewer microbatches. Rows are then flat, and one group must fit. None uses `microbatches`.
       epochs: Passes over one batch; None uses the number in the recipe's paper.
       minibatches: Optimizer steps per pass, on disjoint sets of complete groups; None uses the
-        number in the recipe's paper if it divides the batch, else 1.
+        number in the recipe's paper, or the largest below it that divides the batch.
       packing: What shares rows in a step, to reduce padding: "flat" for prompts and responses of
         any groups, with what begins alike stored once, so that the cost follows unique tokens;
         "always" for the responses to one prompt; "tree" for these with common prefixes; "never"
@@ -748,10 +748,11 @@ class TrainConfig:
             return Passes()
         epochs = self.epochs or recipe.epochs
         passes = Passes(epochs, self.minibatches or recipe.minibatches, self.microbatches)
-        divides = passes.divides(self.prompts_per_step, self.mesh.shards)
-        if self.minibatches is None and not divides:
-            return passes._replace(minibatches=1)
-        return passes
+        if self.minibatches is not None:
+            return passes
+        fewer = (passes._replace(minibatches=m) for m in range(passes.minibatches, 1, -1))
+        divide = (x for x in fewer if x.divides(self.prompts_per_step, self.mesh.shards))
+        return next(divide, passes._replace(minibatches=1))
 
 
 # A Recipe or an EvolutionRecipe; its ``forward_only`` tells which of the two.
