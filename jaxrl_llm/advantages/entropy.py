@@ -154,8 +154,8 @@ def token_grpo(
       limit: If any advantage of a group reaches this magnitude, the group uses plain GRPO; above 0.
 
     Returns:
-      Advantages ``[..., G]``, float32; 0 where all rewards agree and for rollouts that take no
-      part.
+      Advantages ``[..., G]``, float32; 0 where all rewards agree, for rollouts without tokens and
+      for those that take no part.
 
     Example:
       >>> import jax.numpy as jnp
@@ -176,15 +176,17 @@ def token_grpo(
     lengths = masking.zero_masked(masking.lengths(mask), where)
     total = jnp.maximum(jnp.sum(lengths, axis=-1, keepdims=True), 1.0)
     centered = rewards - jnp.sum(lengths * rewards, axis=-1, keepdims=True) / total
-    std = jnp.sqrt(jnp.sum(lengths * centered**2, axis=-1, keepdims=True) / total)
+    variance = jnp.sum(lengths * centered**2, axis=-1, keepdims=True) / total
+    # The gradient of a square root at zero is infinite.
+    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
     by_token = centered / (std + eps)
     spoken = lengths > 0
     plain = rewards - stats.group_mean(rewards, where)
     plain = plain / (stats.group_std(rewards, where, ddof=1) + eps)
     large = jnp.any(spoken & (jnp.abs(by_token) >= limit), axis=-1, keepdims=True)
     advantages = jnp.where(large, plain, by_token)
-    advantages = jnp.where(stats.group_is_constant(rewards, where), 0.0, advantages)
-    return masking.zero_masked(advantages, where)
+    advantages = jnp.where(stats.group_is_constant(rewards, spoken), 0.0, advantages)
+    return masking.zero_masked(advantages, spoken)
 
 
 def entropy_reshaping(

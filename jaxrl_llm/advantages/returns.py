@@ -165,14 +165,29 @@ def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> 
     return placed - masking.zero_masked(penalty, mask)
 
 
+@jax.custom_jvp
 def recur_back(factors: Array, terms: Array) -> Array:
     """``c[t] = factors[t] c[t + 1] + terms[t]`` along the last axis, with 0 after the end."""
+    # Products of ratios overflow, and infinity times a term of 0 is NaN.
+    most = jnp.finfo(jnp.float32).max
 
     def join(later, earlier):
-        return later[0] * earlier[0], earlier[0] * later[1] + earlier[1]
+        product = jnp.clip(later[0] * earlier[0], -most, most)
+        return product, earlier[0] * later[1] + earlier[1]
 
     elements = (factors, jnp.broadcast_to(terms, jnp.shape(factors)))
     return jax.lax.associative_scan(join, elements, reverse=True, axis=factors.ndim - 1)[1]
+
+
+@recur_back.defjvp
+def _recur_back_jvp(primals, tangents):
+    """``dc[t] = factors[t] dc[t + 1] + dfactors[t] c[t + 1] + dterms[t]``."""
+    factors, terms = primals
+    out = recur_back(factors, terms)
+    following = jnp.concatenate([out[..., 1:], jnp.zeros_like(out[..., :1])], axis=-1)
+    # Where 0 follows, a factor has slope 0, even if the slope of the term is infinite.
+    moved = jnp.where(following == 0, 0.0, following * tangents[0])
+    return out, recur_back(factors, moved + tangents[1])
 
 
 @traits(token_values=True)

@@ -197,7 +197,8 @@ def salt(
       next_state_ids: integers ``[..., G, K]``, numbered as ``state_ids``; below 0 for the end of
         the episode, which is one state.
       history: Number of earlier edges that are compared, not negative. 0 ignores how a state was
-        reached; with K only common beginnings are shared.
+        reached; with K only common beginnings are shared. A turn with an id below 0 among them
+        shares its history with no other.
       include_next_state: Whether the next state is compared.
       count: Whether a rollout that crosses an edge twice counts once ("rollout") or twice ("turn").
         With "turn" the sum over all turns of a group does not change.
@@ -229,8 +230,10 @@ def salt(
     if include_next_state:
         keys = (*keys, jnp.maximum(next_state_ids, -1))
     edges = labels = _labels(keys, known)
+    begins = ~jnp.concatenate([jnp.zeros_like(taken[..., :1]), taken[..., :-1]], axis=-1)
     for _ in range(history):
-        labels = _labels((_before(labels), edges), known)
+        before = _before(labels)
+        labels = _labels((before, edges), known & (begins | (before >= 0)))
     values = masking.zero_masked(advantages, where)
     values = _flat(jnp.broadcast_to(values[..., None], taken.shape))
     labels, counts = _flat(labels), jnp.ones(values.shape, bool)

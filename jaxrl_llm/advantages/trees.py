@@ -12,7 +12,7 @@ For responses that fork, tokens ``[..., G, T]`` of groups of G:
   ``rewards``: ``[..., G]``, floating point, one per response.
   ``node_ids``: integers ``[..., G, T]``, the rollout that sampled each token: equal where tokens
     are shared; below 0 for none. A node is the run of tokens that one rollout sampled until it
-    paused or ended; the prompt is the root of a group.
+    paused or ended, or until others forked from it; the prompt is the root of a group.
   ``mask``: bool ``[..., G, T]``, and ``where`` bool ``[..., G]``, True for the responses that take
     part; None for all.
   ``max_depth``: The greatest depth of a node, from 0; None for floor(log2(G)).
@@ -168,8 +168,10 @@ def depth_advantages(
 
     count = total(jnp.ones(jnp.shape(rewards)))
     centered = rewards - total(rewards) / jnp.maximum(count, 1.0)
-    std = jnp.sqrt(total(centered**2) / jnp.maximum(count - 1.0, 1.0))
-    known = valid & (count > 1) & (std >= 1e-6)
+    variance = total(centered**2) / jnp.maximum(count - 1.0, 1.0)
+    # The gradient of a square root at zero is infinite.
+    std = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
+    known = valid & (count > 1) & (variance > 0) & (std >= 1e-6)
     return jnp.where(known, jnp.clip(centered / (std + 1e-8), -bound, bound), 0.0)
 
 

@@ -281,6 +281,8 @@ def place_turn_rewards(
     if won is not None:
         success = jnp.any(won if turn_where is None else won & turn_where, axis=-1)
     hits = jnp.sum(earned > 0, axis=-1, dtype=jnp.float32)
+    if jnp.ndim(max_total if max_total is not None else 1.0):
+        checks.check_shape(function, "max_total", max_total, jnp.shape(rewards))
     most = jnp.asarray(1.0 if max_total is None else max_total, jnp.float32)
     share = earned / jnp.maximum(jnp.where(success, hits, most), 1.0)[..., None]
     places = jnp.broadcast_to(jnp.arange(jnp.shape(mask)[-1]), jnp.shape(mask))

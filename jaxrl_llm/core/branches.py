@@ -34,8 +34,10 @@ class Branches(NamedTuple):
 def branches(function: str, node_ids: Array, mask: Array, *, max_depth: int | None) -> Branches:
     """The nodes of groups of responses.
 
-    A node is a segment of tokens that one rollout sampled. A response that was paused and continued
-    has several nodes, and rows that share tokens have the same rollout id for them.
+    A node is a segment of tokens that one rollout sampled and the same rows share. A response that
+    was paused and continued has several nodes, and rows that share tokens have the same rollout id
+    for them. Where rows fork from a response that went on, what follows is a node of its own: the
+    response keeps a leaf.
 
     Args:
       function: Named in messages.
@@ -55,15 +57,19 @@ def branches(function: str, node_ids: Array, mask: Array, *, max_depth: int | No
         max_depth = max(G, 1).bit_length() - 1
     rows = jnp.arange(G, dtype=jnp.int32)
     ids = jnp.where(jnp.asarray(node_ids) < 0, -1 - rows[:, None], node_ids)
+    alike = (ids[..., :, None, :] == ids[..., None, :, :]) & mask[..., None, :, :]
+    sharing = jnp.sum(alike, axis=-2, dtype=jnp.int32)
     before = masking.previous_token(mask)
-    last = jnp.take_along_axis(ids, jnp.maximum(before, 0), axis=-1)
-    starts = mask & ((before < 0) | (ids != last))
+    last, shared = (jnp.take_along_axis(x, jnp.maximum(before, 0), axis=-1) for x in (ids, sharing))
+    starts = mask & ((before < 0) | (ids != last) | (sharing < shared))
     depth = jnp.minimum(jnp.cumsum(starts, axis=-1) - 1, max_depth)
     depth = jnp.where(mask, depth, -1).astype(jnp.int32)
     at = depth[..., None, :] == jnp.arange(max_depth + 1)[:, None]  # [..., G, D, T]
     there = jnp.any(at, axis=-1)
-    least = jnp.iinfo(jnp.int32).min
-    stretch = jnp.max(jnp.where(at, ids[..., None, :], least), axis=-1, initial=least)
+    # The last id of each segment: those of the greatest depth may hold several.
+    end = jnp.max(jnp.where(at, jnp.arange(at.shape[-1]), -1), axis=-1, initial=-1)
+    held = at & (jnp.arange(at.shape[-1]) == end[..., None])
+    stretch = jnp.sum(jnp.where(held, ids[..., None, :], 0), axis=-1)
     # same[g, h]: whether rows g and h have one node.
     same = (stretch[..., :, None, :] == stretch[..., None, :, :]) & there[..., None, :, :]
     first = jnp.where(there, jnp.argmax(same, axis=-2), -1).astype(jnp.int32)

@@ -147,7 +147,7 @@ def elbo_likelihood(
 
     Args:
       samples: See the module.
-      draws: See the module; ignored by "quadrature".
+      draws: See the module; with "quadrature", whose levels are fixed, only the default.
       masks: See the table.
 
     Returns:

@@ -275,19 +275,22 @@ def flow_clip(
     old_step_mean: Array,
     step_scale: Array,
     eps: float = 1e-4,
+    reduce: str = "mean",
 ) -> Array:
     """The clipped ratio of each step, normalized so that its spread is equal at all noise levels.
 
         R = exp(ratio_norm(logp - old_logp));   loss[t] = -min(R A, clip(R, 1 - eps, 1 + eps) A)
 
     Args:
-      logp: ``[..., T]``, floating point, log-densities of the steps, a mean over dimensions.
+      logp: ``[..., T]``, floating point, log-densities of the steps.
       old_logp: ``[..., T]``, under the policy that sampled; a constant.
       advantages: ``[..., T]``, or ``[...]``, one per trajectory; a constant.
       mask: bool ``[..., T]``, True for steps that train.
       step_mean, old_step_mean: ``[..., T, D]``, means of the Gaussians; the old mean is a constant.
       step_scale: ``[..., T]``, their standard deviation, :attr:`FlowStep.scale`.
       eps: Clip of the ratio, above 0.
+      reduce: "mean" or "sum", as the likelihood reduces over dimensions, ``reduce`` of
+        :func:`flow_likelihood`: the two must agree, which the densities do not tell.
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
@@ -308,13 +311,15 @@ def flow_clip(
     _inputs.check_mask(function, "mask", mask)
     checks.check_same_shape(function, logp=logp, old_logp=old_logp, mask=mask)
     checks.check_positive(function, finite=True, eps=eps)
+    checks.check_option(function, "reduce", reduce, ("mean", "sum"))
     if jnp.ndim(advantages) == jnp.ndim(mask) - 1:
         advantages = advantages[..., None]
     advantages = masking.zero_masked(jnp.broadcast_to(advantages, jnp.shape(mask)), mask)
     advantages, old_logp = map(jax.lax.stop_gradient, (advantages, old_logp))
     mean, old_mean = (_read(x, mask) for x in (step_mean, old_step_mean))
     log_ratio = masking.zero_masked(logp, mask) - masking.zero_masked(old_logp, mask)
-    ratio = jnp.exp(ratio_norm(log_ratio, mean, old_mean, jnp.where(mask, step_scale, 1.0)))
+    scale = jnp.where(mask, step_scale, 1.0)
+    ratio = jnp.exp(ratio_norm(log_ratio, mean, old_mean, scale, reduce=reduce))
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     return masking.zero_masked(-jnp.minimum(ratio * advantages, clipped * advantages), mask)
 

@@ -16,5 +16,18 @@ def check_tokens(function: str, mask: Array | None, **arrays) -> None:
 
 
 def scaled(coef, x: Array) -> Array:
-    """``coef * x`` in float32; a coefficient is a constant."""
+    """``coef * x`` in float32; a coefficient is a constant.
+
+    Raises ValueError unless it is a scalar or broadcasts to ``x`` at the same rank: one of fewer
+    axes would be read along the last ones, a value per prompt, ``[P]``, along tokens.
+    """
+    shape, got = jnp.shape(x), jnp.shape(coef)
+    broadcasts = len(got) == len(shape) and all(
+        size in (1, full) for size, full in zip(got, shape, strict=True)
+    )
+    if got and not broadcasts:
+        raise ValueError(
+            "regularizers: coef must be a number, or an array with the axes, full or 1, of the "
+            f"token loss {shape}; got {got}."
+        )
     return jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32)) * x

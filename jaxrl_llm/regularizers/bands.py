@@ -8,8 +8,10 @@ All raise TypeError for a wrong dtype and ValueError for a wrong shape or an opt
 """
 
 import dataclasses
+import math
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, bind, checks, masking
@@ -86,10 +88,16 @@ def entropy_history_update(
     checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
     turns = state.total.shape[0]
     counted = mask & (jnp.asarray(turn_ids) >= 0) & (jnp.asarray(turn_ids) < turns)
-    place = jnp.where(counted, turn_ids, turns).reshape(-1)
-    entropy = masking.zero_masked(old_entropy, counted).reshape(-1)
-    sums = jnp.zeros(turns).at[place].add(entropy, mode="drop")
-    tokens = jnp.zeros(turns).at[place].add(1.0, mode="drop")
+    rows = (math.prod(jnp.shape(mask)[:-1]), jnp.shape(mask)[-1])
+    place = jnp.where(counted, turn_ids, turns).reshape(rows)
+    entropy = masking.zero_masked(old_entropy, counted).reshape(rows)
+
+    def of_row(x: Array, place: Array) -> Array:
+        return jnp.zeros(turns).at[place].add(x, mode="drop")
+
+    # Row by row: one by one, float32 counts no further than 2^24.
+    sums = jnp.sum(jax.vmap(of_row)(entropy, place), axis=0)
+    tokens = jnp.sum(jax.vmap(of_row)(jnp.ones_like(entropy), place), axis=0)
     there = (tokens > 0).astype(jnp.float32)
     return EntropyHistory(state.total + sums / jnp.maximum(tokens, 1.0), state.steps + there)
 

@@ -123,7 +123,7 @@ def drpo_len(
     right, wrong = sides > 0, sides < 0
     shares = length_softmax_weights(lengths, right, length=length, lam=lam)
     raised = jnp.sum(shares * score, axis=-1, keepdims=True)
-    lowered = tau * log_mean_exp(score / tau, wrong)
+    lowered = _tempered_mean(score, wrong, tau)
     both = jnp.any(right, axis=-1, keepdims=True) & jnp.any(wrong, axis=-1, keepdims=True)
     objective = jnp.where(both, raised - lowered, 0.0)
     # A NaN advantage has no side and must reach the loss.
@@ -251,6 +251,22 @@ def drpo_kl_coef(
     groups = jnp.sum(members > 0)
     coef = kl_barrier(jnp.sum(each) / total, beta=beta, delta=delta)
     return (coef * groups * members * lengths / total)[..., None]
+
+
+def _tempered_mean(x: Array, where: Array, tau) -> Array:
+    """``tau log(mean(exp(x / tau)))`` over the entries of ``where``, their mean if tau is infinite.
+
+    Along the last axis, which stays; 0 for no entries.
+    """
+    finite = jnp.isfinite(tau)
+    tau = jnp.where(finite, tau, 1.0)
+    mean = masking.masked_mean(x, where, axis=-1, keepdims=True)
+    away = masking.zero_masked(x - mean, where) / tau
+    close = jnp.max(jnp.abs(away), axis=-1, keepdims=True, initial=0.0) < 1.0
+    # The logarithm of a mean near 1 would lose the digits that a large tau magnifies.
+    flat = masking.masked_mean(jnp.expm1(jnp.where(close, away, 0.0)), where, -1, keepdims=True)
+    beyond = jnp.where(close, jnp.log1p(flat), log_mean_exp(away, where))
+    return jnp.where(finite, mean + tau * beyond, mean)
 
 
 def log_mean_exp(x: Array, where: Array) -> Array:

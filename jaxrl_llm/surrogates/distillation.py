@@ -280,7 +280,7 @@ def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.
       SRPO (arXiv:2604.02288), PAPER reading.
     """
     name = "entropy_weights"
-    checks.check_non_negative(name, beta=beta)
+    checks.check_non_negative(name, finite=True, beta=beta)
     checks.check_float(name, teacher_entropy=teacher_entropy)
     checks.check_mask(name, selected)
     checks.check_same_shape(name, teacher_entropy=teacher_entropy, selected=selected)

@@ -117,4 +117,6 @@ def _error(difference: Array, huber: float | None) -> Array:
     if huber is None:
         return 0.5 * difference**2
     size = jnp.abs(difference)
-    return jnp.where(size <= huber, 0.5 * difference**2, huber * (size - 0.5 * huber))
+    # Not a choice between two forms: that of an infinite distance is infinite, its gradient NaN.
+    within = jnp.minimum(size, huber)
+    return within * (size - 0.5 * within)

@@ -113,6 +113,20 @@ def test_the_mean_over_tokens_equals_float64_and_falls_back():
 # --- ETTRL -----------------------------------------------------------------------------------
 
 
+def test_a_rollout_without_tokens_has_no_advantage():
+    mask = jnp.arange(4) < jnp.array([[2], [3], [0]])
+    for rewards in ([1.0, 1.0, 0.0], [0.1, 0.1, 0.7], [1.0, 0.0, 0.5]):
+        out = adv.token_grpo(jnp.array(rewards), mask)
+        alone = adv.token_grpo(jnp.array(rewards[:2]), mask[:2])
+        np.testing.assert_allclose(out, [*alone, 0.0], rtol=1e-6)
+
+    def total(rewards):
+        return adv.token_grpo(rewards, mask).sum()
+
+    for rewards in (jnp.ones(3), jnp.array([1.0, 1.0, 0.0])):
+        np.testing.assert_array_equal(jax.grad(total)(rewards), np.zeros(3))
+
+
 def test_certain_answers_count_for_more():
     entropy, mask = jnp.array([[0.2], [0.4], [0.6]]), jnp.ones((3, 1), bool)
     advantages = jnp.array([2.0, -0.5, -0.5])

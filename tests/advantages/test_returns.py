@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
 
 from jaxrl_llm.advantages import kl_shaped_rewards, reward_to_go, terminal_rewards
+from jaxrl_llm.advantages.returns import errors_back, recur_back
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 SHAPE = (2, 3, 6)
@@ -135,3 +136,36 @@ def test_empty_axes():
     assert reward_to_go(jnp.zeros((2, 0)), jnp.zeros((2, 0), bool)).shape == (2, 0)
     assert reward_to_go(jnp.zeros((0, 3)), jnp.zeros((0, 3), bool)).shape == (0, 3)
     assert terminal_rewards(jnp.zeros(2), jnp.zeros((2, 0), bool)).shape == (2, 0)
+
+
+def test_factors_whose_product_overflows_meet_no_reward():
+    """A product of ratios beyond float32 times no reward is no reward."""
+    mask = jnp.ones(512, bool)
+    ratio = jnp.exp(jnp.where(jnp.arange(512) < 256, 0.5, 0.0))
+    rewards, values = jnp.zeros(512).at[0].set(1.0), jnp.zeros(512)
+    out = errors_back(rewards, values, values, mask, gamma=1.0, trace=ratio, weight=ratio)
+    np.testing.assert_allclose(out, rewards * np.exp(0.5), rtol=1e-6)
+    assert not np.any(recur_back(jnp.exp(jnp.full(2048, 0.1)), jnp.zeros(2048)))
+
+
+def test_gradients_of_factors_whose_product_overflows():
+    def first(log_ratio, rewards):
+        return recur_back(jnp.exp(log_ratio), rewards)[0]
+
+    slopes = jax.jit(jax.grad(first, (0, 1)))
+    of_ratios, of_rewards = slopes(jnp.where(jnp.arange(512) < 256, 0.5, 0.0), jnp.eye(1, 512)[0])
+    assert not np.any(of_ratios)
+    np.testing.assert_allclose(of_rewards[:170], np.exp(0.5 * np.arange(170)), rtol=1e-4)
+    assert (of_rewards[200:] > 1e38).all()
+    of_ratios, of_rewards = slopes(jnp.full(2048, 0.1), jnp.zeros(2048))
+    assert not np.any(of_ratios) and not np.isnan(of_rewards).any()
+
+
+def test_gradients_of_the_recursion():
+    rng = np.random.default_rng(3)
+    factors = np.where(rng.random((2, 9)) < 0.3, 0.0, rng.normal(size=(2, 9))).astype(np.float32)
+    terms = np.where(rng.random((2, 9)) < 0.5, 0.0, rng.normal(size=(2, 9))).astype(np.float32)
+    check_grads(recur_back, (factors, terms), order=1, modes=("fwd", "rev"), atol=0.05, rtol=0.05)
+    # The slope of a reward of 0 is the product of the factors before it.
+    slope = jax.grad(lambda r: recur_back(jnp.full(3, 0.5), r)[0])(jnp.zeros(3))
+    assert slope.tolist() == [1.0, 0.5, 0.25]

@@ -258,6 +258,21 @@ def test_salt_with_a_full_history_shares_common_beginnings_alone():
     assert float(salt_of(BASE, history=1, **ids)[2, 2]) == pytest.approx(0.5 / 3)
 
 
+def test_an_unknown_turn_before_is_no_beginning():
+    ids = {
+        "state_ids": jnp.array([[-1, 5, 6], [-1, 5, 6]]),
+        "action_ids": jnp.array([[0, 7, 8], [3, 7, 8]]),
+        "next_state_ids": jnp.array([[5, 6, 1], [5, 6, 1]]),
+    }
+    base = jnp.array([1.0, -1.0])
+    for history, shared in ((0, [1.0, 0.0, 0.0]), (1, [1.0, 1.0, 0.0]), (2, [1.0, 1.0, 1.0])):
+        assert salt_of(base, history=history, **ids)[0].tolist() == shared
+    # A turn that did not happen is none: what follows begins the episode.
+    where = jnp.array([[False, True, True], [False, True, True]])
+    out = salt_of(base, history=2, turn_where=where, **ids)
+    assert not np.asarray(out).any()
+
+
 def test_similar_states_are_clustered_in_order():
     texts = ["go north door", "go north door!", "a lamp", "go north door", "a lamp."]
     assert similar_states(texts, threshold=0.9).tolist() == [0, 0, 1, 0, 1]

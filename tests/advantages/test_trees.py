@@ -260,6 +260,38 @@ def test_members_in_another_order_and_chains():
         branch_advantages(rewards, ids[:, :4], mask)
 
 
+def test_a_root_that_ended_and_was_forked_is_a_leaf_of_its_own():
+    rewards, mask = jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones((4, 3), bool)
+    ids = jnp.array([[0, 0, 0], [0, 2, 2], [0, 3, 3], [1, 1, 1]])
+    apart = ids.at[0, 1:].set(4)
+    for credit in (branch_of, spo_of):
+        np.testing.assert_array_equal(credit(rewards, ids, mask), credit(rewards, apart, mask))
+    ours = branch_of(rewards, ids, mask)
+    np.testing.assert_allclose(ours[0], [0.7071, 1.1547, 1.1547], atol=1e-4)
+    np.testing.assert_allclose(spo_of(rewards, ids, mask)[0], [1 / 6, 2 / 3, 2 / 3], atol=1e-6)
+    # Forked at two places, the later one by a rollout of a lower number; a pause ends a run too.
+    ids = jnp.array([[5, 5, 5, 5], [5, 2, 2, 2], [5, 5, 3, 3], [5, 5, 3, 4]])
+    apart = jnp.array([[5, 6, 7, 7], [5, 2, 2, 2], [5, 6, 3, 8], [5, 6, 3, 4]])
+    mask, rewards = jnp.ones((4, 4), bool), jnp.array([1.0, 0.5, 0.25, 0.0])
+    for deep in (0, 1, 2, 3):
+        for credit in (branch_of, spo_of):
+            ours = credit(rewards, ids, mask, max_depth=deep)
+            np.testing.assert_array_equal(ours, credit(rewards, apart, mask, max_depth=deep))
+    # A fork that takes no part ends no run.
+    ids, where = jnp.array([[0, 0], [0, 2], [1, 1]]), jnp.array([True, False, True])
+    ours = branch_of(jnp.array([1.0, jnp.nan, 0.0]), ids, jnp.ones((3, 2), bool), where=where)
+    np.testing.assert_allclose(ours, np.array([[1, 1], [0, 0], [-1, -1]]) / 2**0.5, rtol=1e-5)
+
+
+def test_equal_rewards_have_finite_gradients():
+    ids, mask = jnp.array([[0, 2], [0, 3], [1, 4], [1, 5]]), jnp.ones((4, 2), bool)
+    for logp in (None, jnp.zeros((4, 2))):
+        slope = jax.grad(lambda r, logp=logp: branch_of(r, ids, mask, old_logp=logp).sum())
+        np.testing.assert_array_equal(slope(jnp.ones(4)), np.zeros(4))
+    steps = jax.grad(lambda r: advantages_of(r, DEPTH, 0 * DEPTH, trees=1, max_depth=2).sum())
+    np.testing.assert_array_equal(steps(jnp.ones(7)), np.zeros(7))
+
+
 def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
     """ARPO's worked number; and a sum over all copies, in which shared logits are one parameter."""
     ids = jnp.array([[0, 1], [0, 2], [0, 3]])

@@ -167,6 +167,13 @@ def test_totals_are_over_the_tokens_of_the_mask():
             ValueError,
             "max_total=2.0 has no effect with mode='single'",
         ),
+        (
+            lambda: place_turn_rewards(
+                FINAL, MASK, turn_ids=TURN_IDS, turn_rewards=INTERM, max_total=jnp.ones((3, 1))
+            ),
+            ValueError,
+            r"place_turn_rewards: max_total must have shape \(3,\); got \(3, 1\)",
+        ),
     ],
 )
 def test_bad_input(make, error, words):

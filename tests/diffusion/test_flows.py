@@ -145,6 +145,39 @@ def test_flow_grpo_is_ppo_over_steps():
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
+def test_normed_ratios_of_summed_densities():
+    """At a small move the ratio has the slope of (mean - old) . eps, a sum or mean over D."""
+    rng = np.random.default_rng(4)
+    eps, scale = rng.normal(size=(3, 6)), jnp.array([0.1, 1.0, 10.0])
+    old, mask = jnp.float32(rng.normal(size=(3, 6))), jnp.ones(3, bool)
+    x = old + scale[:, None] * jnp.float32(eps)
+
+    def loss(mean, reduce):
+        logp, old_logp = (
+            diffusion.gaussian_logprob(x, m, scale, reduce=reduce) for m in (mean, old)
+        )
+        return diffusion.flow_clip(
+            logp,
+            old_logp,
+            jnp.array(0.5),
+            mask,
+            step_mean=mean,
+            old_step_mean=old,
+            step_scale=scale,
+            eps=0.9,
+            reduce=reduce,
+        )
+
+    moved = old + 0.1
+    for reduce, size in (("mean", 6), ("sum", 1)):
+        away = 0.1 * eps.sum(-1) / size
+        ratio = np.clip(np.exp(away), 0.1, 1.9)
+        expected = -0.5 * np.minimum(np.exp(away), ratio)
+        np.testing.assert_allclose(loss(moved, reduce), expected, rtol=2e-3)
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        loss(old, "max")
+
+
 def test_penalties_are_zero_at_the_reference_and_ignore_other_steps():
     v, ref, _, _ = sample(3)
     where = jnp.array([[True, False]] * 3)

@@ -77,6 +77,19 @@ def test_a_history_is_the_mean_over_the_steps_in_which_a_turn_occurred():
     assert state.steps.tolist() == [2.0, 2.0, 0.0]
 
 
+def test_a_turn_of_more_tokens_than_float32_counts():
+    shape = (5120, 4096)  # the first 2^24 tokens of entropy 0
+    entropy = jnp.broadcast_to((jnp.arange(5120) >= 4096).astype(jnp.float32)[:, None], shape)
+    state = reg.entropy_history_init(turns=1)
+    update = jax.jit(reg.entropy_history_update)
+    state = update(state, entropy, jnp.ones(shape, bool), turn_ids=jnp.zeros(shape, jnp.int8))
+    np.testing.assert_allclose(state.mean, [0.2], rtol=1e-6)
+    assert state.steps.tolist() == [1.0]
+    empty = jnp.zeros((2, 0))
+    after = reg.entropy_history_update(state, empty, empty > 0, turn_ids=empty.astype(int))
+    assert after.steps.tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

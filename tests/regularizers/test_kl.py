@@ -408,6 +408,20 @@ def test_share_and_coefficient_may_come_from_controllers():
     np.testing.assert_allclose(got[1], half[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
+def test_a_coefficient_of_another_shape_is_named(shape):
+    """Of fewer axes it would be read along the last ones; of more it would enlarge the loss."""
+    coef = jnp.ones(shape)
+    with pytest.raises(ValueError, match=r"regularizers: coef must .*\(2, 3, 5\); got \("):
+        kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=coef)
+    ours = [
+        kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=jnp.full(fits, 0.5))
+        for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE)
+    ]
+    for each in ours[1:]:
+        np.testing.assert_array_equal(each, ours[0])
+
+
 def test_no_gradient_reaches_share_and_coefficient():
     def loss(numbers):
         return kl_convex(

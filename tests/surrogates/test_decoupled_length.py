@@ -120,6 +120,26 @@ def test_infinite_temperatures():
     assert shares.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("tau", [float("inf"), 1e8, 100.0])
+def test_at_a_high_temperature_wrong_answers_are_lowered_equally(tau):
+    logp = jnp.array([-0.5, -3.0, -0.25, -0.75])[:, None]
+    mask, advantages = jnp.ones((4, 1), bool), jnp.array([1.0, -1.0, -1.0, -1.0])
+
+    def objective(x, tau):
+        return drpo_len(x, None, advantages, mask, length=8, tau=tau)[0, 0]
+
+    wrong = np.float64(logp[1:, 0])
+    mean, shares = wrong.mean(), np.full(3, 1 / 3)
+    if np.isfinite(tau):
+        mean += tau * np.log1p(np.expm1((wrong - mean) / tau).mean())
+        shares = np.exp((wrong - wrong.mean()) / tau) / 3
+        shares /= shares.sum()
+    for number in (tau, jnp.float32(tau)):
+        value, gradient = jax.jit(jax.value_and_grad(objective))(logp, number)
+        assert float(value) == pytest.approx(0.5 + mean, rel=1e-6)
+        np.testing.assert_allclose(gradient[:, 0], [-1.0, *shares], rtol=1e-6)
+
+
 def test_sequence_mean_is_enough_where_groups_are_equally_large():
     mask = np.ones(SHAPE, bool)
     got = [

@@ -314,6 +314,9 @@ def test_the_routed_do_not_read_advantages_nor_the_others_a_teacher():
         r"keep_taught: has_teacher must have shape \(2,\)": lambda: keep_taught(
             None, jnp.ones((2, 1), bool), has_teacher=jnp.ones(3, bool)
         ),
+        "entropy_weights: beta must be finite": lambda: entropy_weights(
+            jnp.ones(2), jnp.ones(2, bool), beta=np.inf
+        ),
         "entropy_weights: beta must not be negative": lambda: entropy_weights(
             jnp.zeros(2), jnp.ones(2, bool), beta=-1.0
         ),

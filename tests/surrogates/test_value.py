@@ -42,6 +42,21 @@ def test_worked_numbers():
     np.testing.assert_allclose(value_loss(old, old, returns, one), 0.5)
 
 
+def test_an_infinite_huber_distance_is_the_square():
+    values, old, returns = make()
+
+    def loss(x, huber):
+        return value_loss(x, old, returns, MASK, huber=huber).sum()
+
+    for huber in (np.inf, jnp.inf):
+        got = jax.value_and_grad(loss)(values, huber)
+        for ours, square in zip(got, jax.value_and_grad(loss)(values, None), strict=True):
+            np.testing.assert_allclose(ours, square, rtol=1e-6)
+    # On the distance itself the slope is that of both sides.
+    edge = jax.grad(lambda x: value_loss(x, None, jnp.zeros(1), jnp.ones(1, bool), huber=0.5)[0])
+    np.testing.assert_allclose(edge(jnp.array([0.5])), [0.5])
+
+
 @pytest.mark.parametrize("eps", [0.1, 0.5])
 @pytest.mark.parametrize("huber", [None, 0.3])
 @pytest.mark.parametrize("combine", ["max", "mean"])
