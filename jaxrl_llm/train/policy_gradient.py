@@ -256,9 +256,10 @@ class _StepParts:
         if (prm := self.recipe.prm) is not None:
             state, batch, of_critic = self.update_prm(prm, state, batch)
         batch, algo_state = self.prepare(state, batch, key, weights)
+        before = self.logp_at_start(state, batch)
         state, metrics, logp = self.update_policy(state, batch, algo_state, key, weights)
         applied = metrics["skipped"] < self.num_updates(batch)
-        algo_state = self.learn(state, batch, algo_state, logp)
+        algo_state = self.learn(state, batch, algo_state, logp, before)
         state = self.move_reference(state, key)
         if (critic := self.recipe.critic) is not None:
             state, of_critic = self.update_critic(critic, state, batch)
@@ -344,14 +345,34 @@ class _StepParts:
             carry, (metrics, logp) = run_turns(turns, update, logp_of, carry, batch, drawn)
         return state._replace(params=carry[0], opt_state=carry[1]), metrics, logp
 
+    def logp_at_start(self, state: TrainState, batch: Batch) -> Array | None:
+        """The log-probabilities before the step, from which a recipe reads its KL."""
+        of_older = self.stale and not self.recipe.reads_behavior  # old_logp, in such a run
+        if self.recipe.reads_last_kl and self.passes.updates > 1 and of_older:
+            return self.logp(state.policy, batch)
+        return batch.old_logp
+
     def learn(
-        self, state: TrainState, batch: Batch, algo_state: AlgoState, logp: Array | None
+        self,
+        state: TrainState,
+        batch: Batch,
+        algo_state: AlgoState,
+        logp: Array | None,
+        before: Array | None,
     ) -> AlgoState:
-        """The recipe's state after it learned from the update, which led to ``state``."""
+        """The recipe's state after it learned from the update, which led to ``state``.
+
+        Args:
+          state: The state after the update.
+          batch: The prepared batch.
+          algo_state: The recipe's state before it learns.
+          logp: Of :meth:`update_policy`.
+          before: Of :meth:`logp_at_start`.
+        """
         recipe = self.recipe
         if recipe.reads_last_kl:
             first = self.passes.updates == 1 or recipe.turn_updates is not None
-            old_logp = logp if first else batch.old_logp
+            old_logp = logp if first else before
             last_kl = diagnostics.approx_kl(
                 self.logp(state.policy, batch), old_logp, batch.mask, estimator="k3"
             )

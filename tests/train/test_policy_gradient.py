@@ -233,12 +233,13 @@ def test_the_kl_of_an_update_is_measured_after_it(options):
     expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
     assert expected > 1e-4
     np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
-    if not options:  # older weights may have sampled: the update is measured all the same
-        stale = batch.replace(old_logp=before - 0.5 * batch.mask)
-        state, *_ = run(recipe, stale, optimizer=sgd(1.0))
-        after = shared_scorer(model)(state.params, batch)
-        expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
-        np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
+    # Older weights may have sampled: the update is measured all the same.
+    older = before - 0.5 * batch.mask
+    stale = batch.replace(old_logp=older) if not options else batch.replace(behavior_logp=older)
+    state, *_ = run(recipe, stale, optimizer=sgd(1.0), stale=bool(options), **options)
+    after = shared_scorer(model)(state.params, batch)
+    expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
+    np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
     unread, *_ = run(jr.recipes.dapo(), batch, optimizer=sgd(1.0), **options)
     assert float(unread.algo_state.last_kl) == 0
 
