@@ -72,6 +72,25 @@ def test_the_seed_of_the_data_orders_rows(tmp_path, pairs):
     assert orders[1] == orders[2] != orders[0]
 
 
+def test_held_out_rows_have_examples_of_the_training_rows(tmp_path):
+    """By users with five rows each, of which at most a few are held out."""
+    path = tmp_path / "users.jsonl"
+    rows = [
+        {"prompt": f"q{n}", "chosen": "a", "rejected": "B", "user": n % 4} for n in range(20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = of_pairs(tmp_path / "run", str(path), recipe=jr.recipes.fspo(shots=2))
+    experiment, _ = load_experiment(config)
+    assert len(experiment.held_out) == 4
+    seen = set()
+    for places, batch, _ in experiment.offline_batches(experiment.held_out, experiment.train):
+        for place, tokens in zip(places, batch.prompt_tokens, strict=True):
+            text = bytes(x for x in tokens.tolist() if x < 256).decode()
+            assert text.count("Preferred answer") == 2 and place < 4
+            seen.add(place)
+    assert seen == {0, 1, 2, 3}
+
+
 def test_a_new_pair_keeps_what_describes_its_prompt():
     metadata = {"margin": 3.0, "density": 1.0, "level": 2, "chosen": "a", "rejected": "b"}
     messages = [{"role": "user", "content": "q"}]
