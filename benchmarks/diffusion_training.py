@@ -23,7 +23,7 @@ from benchmarks.preferences import interval
 from benchmarks.worker import jax_device_name, package_versions
 
 CONFIG = harness.ROOT / "configs" / "diffusion.py"
-METHODS = ("diffu_grpo", "coupled_grpo", "espo")
+METHODS = {"diffu_grpo": "improved", "coupled_grpo": "coupled", "espo": "espo"}  # and their configs
 # How often it is evaluated.
 EVERY = {"supervised": 50, "improved": 25}
 
@@ -79,10 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # The second reads the checkpoint that the first leaves under this name.
     runs = [measure(folder, "supervised", str(CONFIG), "runs/diffusion", *every("supervised"))]
-    for method in METHODS:
-        words = ("--recipe", method, *every("improved"))
-        target = f"{CONFIG}:improved"
-        runs.append(measure(folder, method, target, f"runs/{method}", *words))
+    for method, config in METHODS.items():
+        target = f"{CONFIG}:{config}"
+        runs.append(measure(folder, method, target, f"runs/{method}", *every("improved")))
         print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     result = {
         "name": "diffusion_training",

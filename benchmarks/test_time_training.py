@@ -82,7 +82,7 @@ def adapt(
         model=lambda: (model, params, tokenizer),
         data=DataConfig(prompts=lambda: asked, chat=chat),
         reward=jr.rewards.majority_vote(config.reward),
-        recipe=jr.recipes.ttrl_majority(),
+        recipe=jr.recipes.ttrl_majority().replace(minibatches=1),
         sampling=dataclasses.replace(config.sampling, group_size=options.votes),
         optimizer=dataclasses.replace(
             config.optimizer, learning_rate=options.learning_rate, decay_steps=None

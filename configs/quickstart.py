@@ -62,7 +62,7 @@ config = TrainConfig(
 dapo = dataclasses.replace(
     config,
     recipe="dapo",
-    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=80),
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=40),
     max_skipped=3,
     minibatches=2,
     run_dir="runs/quickstart_dapo",

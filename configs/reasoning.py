@@ -48,7 +48,7 @@ config = TrainConfig(
     reward=jr.rewards.last_integer,
     recipe="grpo",
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
-    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=48),
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=24),
     checkpoint=CheckpointConfig(every=0, keep=1),  # 1.6 GB
     steps=24,
     max_skipped=3,

@@ -37,6 +37,7 @@ one that deviates: jaxrl-llm train configs/tiny.py:path --recipe ui_s1.
 import dataclasses
 import math
 
+import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.environments import NumberGuess, Observation, SemiOnline, Subgoals, ask
 from jaxrl_llm.environments.text import last_number
@@ -152,7 +153,7 @@ def denoising_model():
 denoiser = dataclasses.replace(
     config,
     model=denoising_model,
-    recipe="diffu_grpo",
+    recipe=jr.recipes.diffu_grpo(epochs=1),
     sampling=SamplingConfig(
         group_size=8, max_new_tokens=8, denoising=DenoisingOptions(steps=4, block_length=4)
     ),

@@ -18,8 +18,9 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
 
         reward = sum of weight_n term_n
 
-    It returns a mapping: "reward", and each term by its name, without its weight. Other entries of
-    a term's mapping, such as ``answer_ids``, are passed on under their names.
+    It returns a mapping: "reward", and each term by its name, without its weight. A term that is
+    NaN or None does not apply, and the sum is that of the others. Other entries of a term's
+    mapping, such as ``answer_ids``, are passed on under their names.
 
     Args:
       terms: Maps a name to a reward and its weight. The terms are called one after another. A
@@ -64,6 +65,11 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
         return f"weighted_sum({self.__qualname__})"
 
     @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each term."""
+        return {name: weight for name, (_, weight) in self.terms.items()}
+
+    @property
     def answer(self) -> Extract | None:
         """The extractor of the first term that has one; see :func:`answer_of`."""
         return next((x for term, _ in self.terms.values() if (x := answer_of(term))), None)
@@ -82,8 +88,12 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
                 raise TypeError(f"weighted_sum: the term {name!r} is async, which no sum awaits.")
             if isinstance(value, Mapping):
                 more |= {key: x for key, x in value.items() if key != "reward"}
-            values[name] = _number("weighted_sum", name, value)
-            values["reward"] += weight * values[name]
+            value = math.nan if value is None else value
+            values[name] = number = _number("weighted_sum", name, value)
+            if not math.isnan(number):
+                values["reward"] += weight * number
+        if all(math.isnan(values[name]) for name in self.terms):
+            values["reward"] = math.nan
         return {**values, **{key: x for key, x in more.items() if key not in values}}
 
 
@@ -152,8 +162,11 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
 
 def _number(function: str, name: str, value: Any) -> float:
     """The number that a reward returned, or the entry "reward" of its mapping."""
-    if not isinstance(value, Mapping):
+    if isinstance(value, Mapping):
+        if "reward" not in value:
+            raise RewardError(f"{function}: {name!r} returns a mapping without an entry 'reward'")
+        value = value["reward"]
+    try:
         return float(value)
-    if "reward" not in value:
-        raise RewardError(f"{function}: {name!r} returns a mapping without an entry 'reward'")
-    return float(value["reward"])
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{function}: {name!r} returns {value!r:.80}, not a number") from error

@@ -135,7 +135,7 @@ class VerifierPool:
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
-        self.answer = answer_of(function)
+        self.answer, self.weights = answer_of(function), getattr(function, "weights", None)
         self._function = sendable(function)
         self._processes: set[Process] = set()
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()

@@ -25,6 +25,7 @@ from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.denoising import draws_of_pass
 from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import Scores
 
@@ -51,9 +52,9 @@ def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
         x = np.asarray(x)
         return np.where(x == 0, 0.0, x + rng.normal(0.0, 0.1, x.shape)).astype(np.float32)
 
-    if "old_draw_logp" in batch.extras:
-        extras = {**batch.extras, "old_draw_logp": near(scored.statistics[DRAW_LOGP])}
-        batch = batch.replace(extras=extras)
+    of_draws = [name for name in ("old_draw_logp", "ref_draw_logp") if name in batch.extras]
+    terms = {name: near(scored.statistics[DRAW_LOGP]) for name in of_draws}
+    batch = batch.replace(extras={**batch.extras, **terms})
     batch = batch.replace(old_logp=near(scored.logp), ref_logp=near(scored.logp))
     return (network, params), batch
 
@@ -179,6 +180,8 @@ def _check_denoising_step(recipe: Recipe, sizes: Sequence[MeshSizes]) -> None:
 
     def loss(params):
         prepared, _ = cases.prepare(recipe)(batch, recipe.init())
+        if recipe.likelihood.passes > 1:  # a single pass uses the first of their draws
+            prepared = draws_of_pass(prepared, jnp.int32(0), likelihood=recipe.likelihood)
         scores = score(params, prepared)
         prepared = recipe.measure(prepared, scores.logp)
         statistics = scores.statistics if "old_draw_logp" in recipe.required_fields else None

@@ -588,6 +588,7 @@ class TrainConfig:
         if self.reference is not None and not recipe.uses_reference:
             raise ValueError(f"config: reference has no effect: recipe {recipe.name!r} reads none.")
         self._check_teacher(recipe)
+        self._check_weights(recipe)
         moves = getattr(recipe, "reference", None) is not None
         if self.reference_logp is not None:
             self._check_stored_reference(recipe, moves)
@@ -595,6 +596,20 @@ class TrainConfig:
             raise ValueError(
                 f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
                 "moving reference is an adapter as well."
+            )
+
+    def _check_weights(self, recipe: "AnyRecipe") -> None:
+        """Raises ValueError if a recipe reads no weights, and the reward has some."""
+        weights = getattr(self.reward, "weights", None) or {}
+        if recipe.forward_only or "reward_components" not in recipe.required_fields:
+            return
+        is_preset = recipe.name in PRESETS and recipe == find_recipe(recipe.name, self.sampling)
+        if is_preset and any(weight != 1 for weight in weights.values()):
+            pairs = ", ".join(f"({name!r}, {weight:g})" for name, weight in weights.items())
+            raise ValueError(
+                f"config: recipe {recipe.name!r} reads each reward apart, and not the weights of "
+                f"{self.reward!r}; give them to the recipe, such as jr.recipes.gdpo(weights=("
+                f"{pairs})), or make them 1."
             )
 
     def _check_subagent(self, recipe: "AnyRecipe") -> None:

@@ -186,6 +186,7 @@ def attach_fields(
     nodes: np.ndarray | None = None,
     segments: Segments | None = None,
     draws: Mapping[str, np.ndarray] | None = None,
+    sums: bool = False,
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
@@ -208,6 +209,7 @@ def attach_fields(
         tokens are shared.
       segments: Segments of the responses, if the collector values prefixes.
       draws: Mask samples of the recipe's likelihood; see :func:`draw_masks`.
+      sums: Whether the reward is a sum of its other components, so that it is none itself.
 
     Raises:
       ValueError: Also if a component that is used as a field would be added to the trained reward.
@@ -215,7 +217,8 @@ def attach_fields(
     check_rewards(recipe, np.asarray(batch.rewards), questions)
     shape, names = batch.rewards.shape, host_fields(recipe)
     if "reward_components" in recipe.required_fields:
-        batch = batch.replace(reward_components=_components(recipe, scores, names, shape))
+        left_out = (*names, "reward") if sums else tuple(names)
+        batch = batch.replace(reward_components=_components(recipe, scores, left_out, shape))
     # The rollout that drew each token, if ``nodes`` is None.
     drawn = np.broadcast_to(np.arange(math.prod(shape)).reshape((*shape, 1)), batch.mask.shape)
     known = {

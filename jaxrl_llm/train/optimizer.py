@@ -26,8 +26,8 @@ class OptimizerConfig:
       eps: Added to the square root of that mean.
       weight_decay: Strength of the decay toward zero; it is multiplied by the step size.
       max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
-      warmup_steps: Updates over which the step size rises from zero.
-      decay_steps: Updates after warmup over which the step size falls to zero; None for no decay.
+      warmup_steps: Steps of a run, each of one batch, over which the step size rises from zero.
+      decay_steps: Steps after warmup over which the step size falls to zero; None for no decay.
       moment_dtype: Dtype of the mean of gradients: "bfloat16" halves its size and saves a quarter
         of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 the change
         in one step is below the precision of bfloat16.
@@ -67,8 +67,14 @@ class OptimizerConfig:
                 )
 
 
-def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
-    """The step size: a number, or a function of the number of previous updates."""
+def make_schedule(config: OptimizerConfig, *, updates: int = 1) -> float | optax.Schedule:
+    """The step size: a number, or a function of the number of previous updates.
+
+    Args:
+      config: The options.
+      updates: Updates of a batch: so many are one step of the warmup and the decay, so that a run
+        has the same step sizes however many updates its recipe makes.
+    """
     rate: Any = config.learning_rate
     if config.decay_steps:
         rate = optax.linear_schedule(rate, 0.0, config.decay_steps)
@@ -78,10 +84,12 @@ def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
         warm = optax.linear_schedule(start, config.learning_rate, max(config.warmup_steps - 1, 1))
         after = rate if callable(rate) else optax.constant_schedule(rate)
         rate = optax.join_schedules([warm, after], [config.warmup_steps])
-    return rate
+    if not callable(rate) or updates == 1:
+        return rate
+    return lambda count: rate(count / updates)
 
 
-def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
+def learning_rate(config: OptimizerConfig, opt_state: ArrayTree, *, updates: int = 1) -> float:
     """The step size of the last update, or of the first if none has been made.
 
     Example:
@@ -94,7 +102,7 @@ def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
       >>> learning_rate(config, state)
       0.375
     """
-    schedule = make_schedule(config)
+    schedule = make_schedule(config, updates=updates)
     if not callable(schedule):
         return schedule
     return float(schedule(max(int(_updates(opt_state)) - 1, 0)))
@@ -112,9 +120,9 @@ def _updates(opt_state: ArrayTree) -> Array:
     return next(node.count for node in nodes if isinstance(node, kind))
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The optax transformation that a configuration describes."""
-    rate = make_schedule(config)
+def make_optimizer(config: OptimizerConfig, *, updates: int = 1) -> optax.GradientTransformation:
+    """The optax transformation that a configuration describes; see :func:`make_schedule`."""
+    rate = make_schedule(config, updates=updates)
     if config.name == "sgd":  # as in AdamW, the decay bypasses the momentum
         transforms = []
         if config.b1:

@@ -152,7 +152,9 @@ class Run:
         """
         seconds = rollouts.seconds | self.clock.read()
         host = rollouts.metrics | dict(packing) | self._meter(rollouts.batch, seconds)
-        host["learning_rate"] = learning_rate(self.config.optimizer, state.opt_state)
+        host["learning_rate"] = learning_rate(
+            self.config.optimizer, state.opt_state, updates=self.config.passes.updates
+        )
         values = host_metrics(metrics, host, seconds=seconds)
         if not has_nonfinite_update(values):
             self.state = state

@@ -414,6 +414,10 @@ class Experiment:
             steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
             if config.minibatches is None and paper != passes.minibatches:
                 steps += f", not in the {paper} minibatches of its paper, which do not divide it"
+        decay = config.optimizer.decay_steps
+        last = config.steps if decay is None else config.optimizer.warmup_steps + decay
+        if last < config.steps:
+            steps += f", at a learning rate of 0 after step {last} of {config.steps}"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {rollouts} a step{steps}; "
@@ -970,7 +974,7 @@ def make_algorithm(
         packing=config.packing,
         stale=config.asynchrony.max_staleness > 0 or recipe.sampled_by == "reference",
         mesh=experiment.mesh,
-        learning_rate=make_schedule(config.optimizer),
+        learning_rate=make_schedule(config.optimizer, updates=config.passes.updates),
         tokens_per_microbatch=config.tokens_per_microbatch,
         steps=config.steps,
     )
@@ -1025,9 +1029,10 @@ def init_experiment(
         experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
     if not holds_reference(config, recipe):
         reference = start = None
-    optimizer = moving_only(recipe, make_optimizer(config.optimizer))
+    updates = config.passes.updates
+    optimizer = moving_only(recipe, make_optimizer(config.optimizer, updates=updates))
     of_critic = config.critic_optimizer
-    critic_optimizer = make_optimizer(of_critic) if of_critic is not None else None
+    critic_optimizer = make_optimizer(of_critic, updates=updates) if of_critic is not None else None
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
     if isinstance(experiment.teacher, Teacher):
         fingerprint["teacher"] = values_digest(experiment.teacher.params)

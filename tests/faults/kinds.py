@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "population": sampled(recipe=jr.recipes.eggroll(sigma=0.05), remat="full"),
     "pairs": pairs,
     "episodes": episodes,
-    "denoiser": sampled(model=denoiser, recipe="diffu_grpo"),
+    "denoiser": sampled(model=denoiser, recipe=jr.recipes.diffu_grpo(epochs=1)),
 }
 # Which weights sample a rollout depends on time, so only questions can be compared.
 TIMED = ("rollouts ahead of the weights",)

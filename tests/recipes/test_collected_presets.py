@@ -17,7 +17,7 @@ from jaxrl_llm.curation.collectors.protocol import UNFINISHED, sized
 from jaxrl_llm.recipes import Batch
 
 P, G, T = 3, 4, 5
-PLAIN = ("spark", "april", "arrol", "pf_ppo", "latr", "training_free_grpo")
+PLAIN = ("april", "arrol", "pf_ppo", "training_free_grpo")
 
 
 def make_batch() -> tuple[np.ndarray, Batch]:
@@ -96,7 +96,10 @@ def kl(row):
     return np.exp(row.ref - row.x) - 1 - (row.ref - row.x)
 
 
-TOKEN_LOSS = dict.fromkeys((*PLAIN, "verl_erank"), plain) | {
+TOKEN_LOSS = dict.fromkeys(PLAIN, plain) | {
+    "spark": lambda row, a: plain(row, a) + 0.001 * kl(row),
+    "latr": lambda row, a: plain(row, a) + 0.01 * kl(row),
+    "verl_erank": lambda row, a: plain(row, a) + 0.001 * (kl(row) - row.entropy),
     "rollout_replay": replay,
     "dots": replay,
     "fading_replay": replay,
@@ -196,15 +199,17 @@ def test_the_loss_is_the_papers(name):
     logp, batch = make_batch()
     recipe = jr.recipes.PRESETS[name]()
     ready, state = recipe.prepare(batch, recipe.init())
-    expected = reference(name, logp, batch)
-    assert float(recipe.loss(jnp.asarray(logp), ready)) == pytest.approx(expected, rel=1e-5)
+    expected, entropy = reference(name, logp, batch), batch.extras["old_entropy"]
+    got = float(recipe.loss(jnp.asarray(logp), ready, entropy=entropy))
+    assert got == pytest.approx(expected, rel=1e-5)
     if name == "verl_erank":
         # The first batch has no bonus; its mean is what the second is compared with.
         every = np.float64(batch.extras["hidden_rank"])[np.asarray(batch.where)]
         ready, _ = recipe.prepare(batch, state)
         with_bonus = reference(name, logp, batch, seen=every.mean(0))
         assert abs(with_bonus - expected) > 1e-3
-        assert float(recipe.loss(jnp.asarray(logp), ready)) == pytest.approx(with_bonus, rel=1e-5)
+        got = float(recipe.loss(jnp.asarray(logp), ready, entropy=entropy))
+        assert got == pytest.approx(with_bonus, rel=1e-5)
 
 
 def test_training_free_grpo_makes_no_update():

@@ -9,6 +9,8 @@ CORRECTION = jr.corrections.rollout_correction
 
 # The masks of a likelihood.
 DRAWN = "masked masked_prompt noise written"
+# The terms of each draw, where several passes over a batch have masks of their own.
+OF_PASSES = "old_draw_logp ref_draw_logp"
 # What the recipe of each preset requires beyond rewards, tokens and masks.
 REQUIRED = {
     "ace": "old_logp ref_logp",
@@ -16,7 +18,7 @@ REQUIRED = {
     "polychromic": "answer_ids ref_logp",
     "portool": "node_ids turn_ids turn_where",
     "seeupo": "ref_logp turn_ids turn_where",
-    "spo_tree": "node_ids old_logp",
+    "spo_tree": "node_ids old_logp ref_logp",
     "srpo_vla": "embeddings",
     "adaptive_kl": "old_logp old_values ref_logp values",
     "adhint": "hint_mask old_entropy steered",
@@ -99,7 +101,7 @@ REQUIRED = {
     "span_distillation": "old_logp span_ids teacher_span_logp",
     "sdpo": "has_teacher teacher_logp top_ids",
     "sol_rl": "behavior_logp old_logp",
-    "spo_chain": "old_logp prefix_values segment_ids segment_where",
+    "spo_chain": "old_logp prefix_values ref_logp segment_ids segment_where",
     "spo_tracker": "policy_shift prompt_ids",
     "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
     "ssb": "behavior_logp",
@@ -107,7 +109,7 @@ REQUIRED = {
     "trloo": "turn_ids turn_rewards turn_where",
     "ttrl_majority": "answer_ids ref_logp",
     "ettrl": "answer_ids old_entropy ref_logp",
-    "verl_erank": "hidden_rank",
+    "verl_erank": "entropy hidden_rank ref_logp",
     "ulorl": "old_entropy old_logp",
     "v05_baseline": "prior",
     "vcpo": "behavior_logp old_logp",
@@ -122,7 +124,10 @@ REQUIRED = {
     "m2po": "behavior_logp old_logp",
     "dppo_tv": "behavior_logp",
     "dppo_kl": "behavior_logp",
-    "epo": "entropy old_entropy turn_ids",
+    "epo": "entropy old_entropy ref_logp turn_ids",
+    "latr": "ref_logp",
+    "rollout_gdro": "ref_logp",
+    "spark": "ref_logp",
     "mc_return": "turn_ids turn_rewards turn_where",
     "gigpo": "ref_logp state_ids turn_ids turn_rewards turn_where",
     "hgpo": "ref_logp state_ids turn_ids turn_rewards turn_where",
@@ -133,9 +138,9 @@ REQUIRED = {
     "practitioner_recipe": "old_logp ref_logp turn_ids turn_rewards turn_where won",
     "mua_rl": "ref_logp",
     "igpo": "answer_logp ref_logp turn_ids turn_where",
-    "diffu_grpo": f"{DRAWN} ref_logp",
-    "coupled_grpo": f"{DRAWN} ref_logp",
-    "espo": f"{DRAWN} ref_logp",
+    "diffu_grpo": f"{DRAWN} {OF_PASSES} ref_logp",
+    "coupled_grpo": f"{DRAWN} {OF_PASSES} ref_logp",
+    "espo": f"{DRAWN} {OF_PASSES} ref_logp",
     "elbo_grpo": DRAWN,
     "gdpo_elbo": DRAWN,
     "spg": DRAWN,

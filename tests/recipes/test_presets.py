@@ -180,26 +180,104 @@ def test_every_option_changes_the_loss(name, options):
     assert losses[0] != losses[1]
 
 
-def test_presets_state_the_optimizer_steps_of_their_papers():
-    made = {name: catalog.preset(name, length=8, num_prompts=4) for name in PRESETS}
-    assert {n: r.minibatches for n, r in made.items() if r.minibatches > 1} == {
-        "cispo": 16,
-        "clip_cov": 8,
-        "dapo": 16,
-        "drpo_len": 4,
-        "hapo": 16,
-        "gspo": 4,
-        "kl_cov": 8,
-        "llds": 2,
-        "mssr": 16,
-        "poad": 4,
-        "prompt_gdro": 4,
-        "rover": 4,
-    }
-    passes = {name: recipe.epochs for name, recipe in made.items() if recipe.epochs > 1}
-    assert passes == {"mc_grpo": 2, "minillm": 4, "remix": 2, "unigrpo": 2}
-    for recipe in made.values():
-        recipe.check_passes(recipe.epochs, recipe.minibatches)
+# Epochs and minibatches, of presets that make more than one update per batch.
+PASSES = {
+    "adaptive_kl": (4, 1),
+    "ampo": (1, 2),
+    "arpo": (1, 8),
+    "cispo": (1, 16),
+    "clip_cov": (1, 8),
+    "coupled_grpo": (2, 1),
+    "dapo": (1, 16),
+    "dcpo_distribution": (1, 4),
+    "dcpo_dynamic_clip": (1, 16),
+    "diffu_grpo": (12, 1),
+    "drpo_len": (1, 4),
+    "espo": (8, 1),
+    "fapo": (1, 16),
+    "flow_grpo": (1, 2),
+    "gmpo": (1, 8),
+    "gspo": (1, 4),
+    "hapo": (1, 16),
+    "hbpo": (1, 4),
+    "icpo": (1, 2),
+    "jspo": (1, 8),
+    "kl_cov": (1, 8),
+    "llds": (1, 2),
+    "luffy_shaping": (1, 2),
+    "mc_grpo": (2, 1),
+    "minillm": (4, 1),
+    "mopps": (1, 2),
+    "mssr": (1, 16),
+    "poad": (1, 4),
+    "prompt_gdro": (1, 4),
+    "remix": (2, 1),
+    "rollout_gdro": (1, 2),
+    "rover": (1, 4),
+    "sage": (1, 2),
+    "sapo": (1, 4),
+    "sol_rl_flow": (1, 2),
+    "scaf_grpo": (1, 4),
+    "spo_chain": (2, 8),
+    "spo_tracker": (1, 8),
+    "ttrl_majority": (1, 8),
+    "ui_s1": (1, 4),
+    "unigrpo": (2, 1),
+    "verl_erank": (1, 2),
+    "vineppo": (2, 8),
+}
+# Weights of the KL to the reference in the loss.
+KL = {
+    "brorl": 1e-4,
+    "coupled_grpo": 0.01,
+    "dart": 0.1,
+    "diffu_grpo": 0.04,
+    "epo": 0.01,
+    "ettrl": 1e-3,
+    "gigpo": 0.01,
+    "grpo": 1e-3,
+    "hgpo": 0.01,
+    "icpo": 1e-3,
+    "igpo": 1e-3,
+    "latr": 0.01,
+    "llds": 1e-3,
+    "mc_grpo": 0.04,
+    "rollout_gdro": 1e-3,
+    "seeupo": 0.002,
+    "spark": 1e-3,
+    "spo_chain": 1e-4,
+    "spo_tree": 1e-4,
+    "verl_erank": 1e-3,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_optimizer_steps_of_a_preset(name):
+    recipe = catalog.preset(name, length=8, num_prompts=4)
+    assert (recipe.epochs, recipe.minibatches) == PASSES.get(name, (1, 1))
+    recipe.check_passes(recipe.epochs, recipe.minibatches)
+
+
+def kl_weights(recipe):
+    terms = [dict(getattr(each, "options", ())) for each in recipe.regularizers]
+    names = [getattr(each, "__name__", "") for each in recipe.regularizers]
+    return [x.get("coef") for n, x in zip(names, terms, strict=True) if n == "kl_to_reference"]
+
+
+@pytest.mark.parametrize("name", KL)
+def test_the_weight_of_the_kl_of_a_preset(name):
+    recipe = catalog.preset(name, length=8, num_prompts=4)
+    assert kl_weights(recipe) == [KL[name]]
+    assert kl_weights(PRESETS[name](kl_coef=0.0)) == []
+    assert "ref_logp" not in PRESETS[name](kl_coef=0.0).required_fields
+
+
+def test_the_clip_of_mopps_and_the_kl_of_reinforce_pp_baseline():
+    clip = jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.28)
+    assert jr.recipes.mopps().surrogate == clip
+    assert jr.recipes.reinforce_pp_baseline().regularizers == ()
+    k2 = jr.bind(jr.regularizers.kl_to_reference, estimator="k2", coef=1e-3)
+    assert jr.recipes.reinforce_pp_baseline(kl_coef=1e-3).regularizers == (k2,)
 
 
 def test_windows_are_known_by_the_weights_that_sampled_them():

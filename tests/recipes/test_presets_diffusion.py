@@ -1,5 +1,6 @@
 """The losses of presets with a likelihood, against float64 NumPy from their papers' formulas."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def coupled_grpo():
 
 
 def espo():
-    loss = of_sequences(centered(REWARDS), 0.2)
+    loss = of_sequences(centered(REWARDS) * G / (G - 1), 0.2)
     return (loss + 3e-3 * total(LOGP - REF) ** 2 / (2 * MASK.sum(-1))).mean()
 
 
@@ -130,13 +131,57 @@ REFERENCES = {
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_loss(name):
-    recipe = jr.recipes.catalog.preset(name, length=T, num_prompts=P)
+    options = {"epochs": 1} if name in ("coupled_grpo", "diffu_grpo", "espo") else {}
     if name == "igpo_inpainting":  # of two or three tokens, a fifth is none
-        recipe = jr.recipes.igpo_inpainting(hint_share=0.5)
+        options = {"hint_share": 0.5}
+    recipe = getattr(jr.recipes, name)(**options)
     prepared, _ = recipe.prepare(batch_of(), recipe.init())
     statistics = {"draw_logp": jnp.float32(DRAWS)} if name == "bgpo" else {}
     loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)
     np.testing.assert_allclose(loss, REFERENCES[name](), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [jr.recipes.coupled_grpo, jr.bind(jr.recipes.espo, samples=1)])
+def test_each_pass_has_masks_of_its_own(make):
+    """The draws of a pass follow one another, and are as those of a single pass."""
+    passes = 3
+    one, several = (make(epochs=n).likelihood for n in (1, passes))
+    valid, prompt = jnp.ones((2, 12), bool), jnp.ones((2, 4), bool)
+    key = jax.random.key(0)
+    count = one.draw(key, valid, prompt).masked.shape[0]
+    draws = several.draw(key, valid, prompt)
+    assert draws.t.shape == (passes * count, 2) and draws.prompt.shape == (passes * count, 2, 4)
+    logp = jnp.asarray(RNG.normal(-1.0, 0.4, (count, 2, 12)), jnp.float32)
+    masks, estimates, alone = [], [], jax.random.split(key, passes)
+    for number in range(passes):
+        part = jax.tree.map(lambda x, n=number: x[n * count : (n + 1) * count], draws)
+        expected = one.draw(alone[number], valid, prompt)
+        for a, b in zip(part, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+        same = [x.estimate(logp, part, valid, advantages=None) for x in (one, several)]
+        np.testing.assert_array_equal(*same)
+        estimates.append(same[0])
+        masks.append(np.asarray(part.masked[-2:]))
+        np.testing.assert_array_equal(masks[-1].sum(0), 1)  # a mask and its complement
+    whole = several.estimate(jnp.tile(logp, (passes, 1, 1)), draws, valid, advantages=None)
+    np.testing.assert_allclose(whole, np.mean(estimates, axis=0), rtol=1e-5)
+    assert (masks[0] != masks[1]).any() and (masks[1] != masks[2]).any()
+    assert make(epochs=passes) == make(epochs=passes)
+    assert (several.passes, one.passes) == (passes, 1)
+    with pytest.raises(ValueError, match="draws masks for 3 passes over a batch; got epochs 2"):
+        make(epochs=passes).check_passes(2, 1)
+
+
+def test_the_reference_of_coupled_grpo_moves_to_a_mixture():
+    reference, params = {"w": jnp.zeros(2)}, {"w": jnp.full(2, 5.0)}
+    rule = jr.recipes.coupled_grpo(sync_every=3).reference
+    moved = [float(rule(reference, params, step)["w"][0]) for step in range(1, 7)]
+    assert moved == pytest.approx([0.0, 0.0, 3.0, 0.0, 0.0, 3.0])
+    assert dict(jr.recipes.coupled_grpo().reference.options)["every"] == 32
+    for options in ({"sync_every": None}, {"kl_coef": 0.0}):
+        assert jr.recipes.coupled_grpo(**options).reference is None
+    with pytest.raises(ValueError, match="coupled_grpo: sync_every must be above 0"):
+        jr.recipes.coupled_grpo(sync_every=0)
 
 
 def test_other_methods_take_a_likelihood():

@@ -83,7 +83,7 @@ REFERENCES = {
     "flow_grpo": (flow_grpo, {}, MASK),
     "sol_rl_flow": (flow_grpo, {}, MASK),
     "unigrpo": (unigrpo, {"steps": None}, WINDOW),
-    "branch_grpo_flow": (branch_grpo_flow, {"splits": (0, 1)}, MASK),
+    "branch_grpo_flow": (branch_grpo_flow, {"splits": (0, 1), "ratio": 0.5}, MASK),
 }
 
 
@@ -167,5 +167,5 @@ def test_options_that_leave_out_the_reference():
     assert jr.recipes.unigrpo().uses_reference
     with pytest.raises(ValueError, match="text_eps and flow_coef have no effect without steps"):
         jr.recipes.unigrpo(steps=None, flow_coef=0.5)
-    every = jr.recipes.branch_grpo_flow(ratio=None, splits=(0, 1))
+    every = jr.recipes.branch_grpo_flow(splits=(0, 1))
     assert int(prepared_of(every).mask.sum()) == P * (2 + 4 * 2)  # each step of a tree once

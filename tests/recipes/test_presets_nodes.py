@@ -28,6 +28,7 @@ def make_batch() -> tuple[np.ndarray, Batch]:
         prompt_tokens=jnp.ones((P, 2), jnp.int32),
         prompt_mask=jnp.ones((P, 2), bool),
         old_logp=jnp.asarray(np.minimum(logp + rng.normal(0, 0.4, logp.shape), -0.01), jnp.float32),
+        ref_logp=jnp.asarray(logp + np.random.default_rng(5).normal(0, 0.4, logp.shape)),
         extras={
             "node_ids": jnp.array(NODES),
             "old_entropy": jnp.asarray(rng.uniform(0.2, 2.0, logp.shape), jnp.float32),
@@ -53,6 +54,11 @@ def clip(logp, batch, advantages, high, dual=1e9):
     return np.where(advantages < 0, np.minimum(loss, -dual * advantages), loss)
 
 
+def k3(logp, batch):
+    difference = np.float64(batch.ref_logp) - np.float64(logp)
+    return np.exp(difference) - 1 - difference
+
+
 def masa(logp, batch, entropy):
     del entropy
     return clip(logp, batch, group_advantages(batch), 0.28, 10.0)[np.asarray(batch.mask)].mean()
@@ -65,7 +71,8 @@ def epo(logp, batch, entropy):
     history = np.choose(turns, [old[mask & (turns == k)].mean() for k in range(2)])
     outside = ~((h > 0) & (h < 2.0 * history))
     band = -0.001 * (h - 0.1 * outside)
-    return (clip(logp, batch, group_advantages(batch), 0.2) + band)[mask].mean()
+    loss = clip(logp, batch, group_advantages(batch), 0.2) + band + 0.01 * k3(logp, batch)
+    return loss[mask].mean()
 
 
 def branch_grpo(logp, batch, entropy):
@@ -128,7 +135,7 @@ def spo_tree(logp, batch, entropy):
             trains[p, g, t] = first == g and abs(raw[p, g, t]) > 1e-9 and uncertain
     x = raw[trains]
     whitened = (raw - x.mean()) / np.sqrt(x.var(ddof=1) + 1e-8)
-    return clip(logp, batch, whitened, 0.2)[trains].mean()
+    return (clip(logp, batch, whitened, 0.2) + 1e-4 * k3(logp, batch))[trains].mean()
 
 
 def polychromic(logp, batch, entropy):

@@ -27,6 +27,7 @@ def make_batch():
         prompt_tokens=jnp.ones((P, 2), jnp.int32),
         prompt_mask=jnp.ones((P, 2), bool),
         old_logp=jnp.asarray(logp[1]),
+        ref_logp=jnp.asarray(logp[2]),
         behavior_logp=jnp.asarray(logp[2]),
         extras={
             "turn_ids": jnp.asarray(ids, jnp.int32),
@@ -186,7 +187,7 @@ CASES = {
     "t_ppo": ({"drop_tail": 1}, t_ppo),
     "vtrace": ({"gamma": 0.9}, vtrace),
     "vineppo": ({}, of_segments),
-    "spo_chain": ({"rho": 0.4}, of_segments),
+    "spo_chain": ({"rho": 0.4, "kl_coef": 0.3}, of_segments),
     "pav": ({"alpha": 2.0}, lambda b: of_segments(b, 2.0)),
 }
 
@@ -207,6 +208,9 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     else:
         ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
         loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
+    if name == "spo_chain":
+        difference = np.float64(batch.ref_logp) - np.float64(logp)
+        loss = loss + 0.3 * (np.exp(difference) - 1 - difference)
     found = recipe.loss(jnp.asarray(logp), prepared)
     np.testing.assert_allclose(found, loss[trains].mean(), rtol=2e-4)
     if y is None:

@@ -1,3 +1,4 @@
+import math
 import pickle
 import time
 
@@ -142,6 +143,16 @@ def test_an_empty_answer_is_no_vote(text):
 
 
 SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})
+
+
+@pytest.mark.parametrize("absent", [math.nan, None, {"reward": math.nan}])
+def test_a_term_that_does_not_apply_is_not_in_the_sum(absent):
+    terms = {"a": (lambda p, c, m: absent, 1.0), "b": (lambda p, c, m: 2.0, 0.5)}
+    value = R.weighted_sum(terms)("", "", {})
+    assert value["reward"] == 1.0 and math.isnan(value["a"]) and value["b"] == 2.0
+    assert math.isnan(R.weighted_sum({"a": terms["a"]})("", "", {})["reward"])
+    with pytest.raises(RewardError, match="weighted_sum: 'c' returns 'two', not a number"):
+        R.weighted_sum({"c": (lambda p, c, m: "two", 1.0)})("", "", {})
 
 
 def test_a_weighted_sum_returns_its_terms():

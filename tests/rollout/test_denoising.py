@@ -192,7 +192,7 @@ def test_blocks_of_a_model_begin_in_the_prompt():
             np.testing.assert_allclose(done.model_logp[p, g, now], expected, atol=1e-4)
         if steps > 2:
             continue
-        recipe = jr.recipes.diffu_grpo(p=0.0)
+        recipe = jr.recipes.diffu_grpo(p=0.0, epochs=1)
         batch = jr.recipes.Batch(
             tokens=done.tokens,
             mask=jnp.ones((2, 2, 8), bool),

@@ -22,6 +22,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.config import find_prompts, find_recipe
+from jaxrl_llm.train.optimizer import make_schedule
 
 
 def batch_reward(prompt, completion, metadata):
@@ -272,6 +273,11 @@ def test_optimizer_options_have_their_effect():
     np.testing.assert_allclose(falling, [-0.1, -0.075, -0.05, -0.025, 0.0], rtol=1e-4, atol=1e-9)
     both = steps_of(OptimizerConfig(learning_rate=0.1, warmup_steps=2, decay_steps=2), 3.0, count=5)
     np.testing.assert_allclose(both, [-0.05, -0.1, -0.1, -0.05, 0.0], rtol=1e-4, atol=1e-9)
+    # Of a batch with two updates, both count as one step.
+    config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, decay_steps=2)
+    rates = [float(make_schedule(config, updates=2)(n)) for n in range(8)]
+    np.testing.assert_allclose(rates[::2], [0.05, 0.1, 0.1, 0.05], rtol=1e-4)
+    np.testing.assert_allclose(rates[5::2], [0.075, 0.025], rtol=1e-4)
     decayed = steps_of(OptimizerConfig(learning_rate=0.1, weight_decay=0.5), 3.0, count=1)
     np.testing.assert_allclose(decayed, [-0.1 - 0.05], rtol=1e-4)
     # eps shows how large the gradient was that Adam saw: 1 / sqrt(2) if cut to norm 1, else 3.

@@ -30,6 +30,7 @@ from jaxrl_llm.train import (
     LoRAConfig,
     MeshConfig,
     OccupiedError,
+    OptimizerConfig,
     SamplingConfig,
     TrainingError,
     make_step,
@@ -744,9 +745,13 @@ def test_the_greedy_evaluation_fills_no_more_rows_than_it_has_questions():
 @pytest.mark.slow
 def test_minibatches_resume_exactly_and_are_packed(tmp_path):
     changes = {"recipe": "dapo", "epochs": 2, "minibatches": 2, "packing": "always"}
+    changes["optimizer"] = OptimizerConfig(learning_rate=1e-2, decay_steps=2)  # in batches
     lines = []
     done = train(tiny_run(tmp_path / "whole", steps=3, **changes), log=lines.append)
-    assert "4 optimizer steps a batch" in lines[0]
+    assert "4 optimizer steps a batch, at a learning rate of 0 after step 2 of 3" in lines[0]
+    rates = [row["learning_rate"] for row in done.history]
+    np.testing.assert_allclose(rates, [6.25e-3, 1.25e-3, 0], rtol=1e-6)
+    assert [row["update_norm"] > 0 for row in done.history] == [True, True, False]
     train(tiny_run(tmp_path / "parts", steps=1, **changes))
     resumed = train(tiny_run(tmp_path / "parts", steps=3, **changes), resume=True)
     assert_same(resumed.state, done.state)

@@ -1,6 +1,7 @@
 """Whole runs of methods that need more than rollouts and rewards, and their exact resume."""
 
 import dataclasses
+import functools
 import shutil
 
 import jax
@@ -193,6 +194,26 @@ def test_rewards_by_name_reach_the_method(tmp_path):
     ):
         train(tiny_run(tmp_path / "one", **changes))
     assert not (tmp_path / "one" / "checkpoints").exists()
+
+
+def test_a_sum_is_no_reward_beside_its_terms(tmp_path, monkeypatch):
+    """Each is normalized on its own: with their sum, a penalty could become a bonus."""
+    low = functools.partial(parts_of_reward)
+    terms = {"low": (lambda *x: low(*x)["low"], 1.0), "short": (lambda *x: low(*x)["short"], -0.5)}
+    total = jr.rewards.weighted_sum(terms)
+    told = r"recipe 'gdpo' reads each reward apart.*gdpo\(weights=\(\('low', 1\), \('short', -0.5\)"
+    with pytest.raises(ValueError, match=told):
+        tiny_run(tmp_path, recipe="gdpo", reward=total)
+    seen = []
+
+    def spying(components, *, where):
+        seen.append(sorted(components))
+        return jr.advantages.gdpo(components, where=where)
+
+    spy = jr.stateless(jr.given(spying, components="reward_components"))
+    recipe = jr.recipes.gdpo().replace(name="spying", advantage=spy)
+    train(tiny_run(tmp_path, recipe=recipe, reward=total, steps=1))
+    assert seen and all(names == ["low", "short"] for names in seen)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -75,9 +75,7 @@ def test_the_seed_of_the_data_orders_rows(tmp_path, pairs):
 def test_held_out_rows_have_examples_of_the_training_rows(tmp_path):
     """By users with five rows each, of which at most a few are held out."""
     path = tmp_path / "users.jsonl"
-    rows = [
-        {"prompt": f"q{n}", "chosen": "a", "rejected": "B", "user": n % 4} for n in range(20)
-    ]
+    rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "B", "user": n % 4} for n in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = of_pairs(tmp_path / "run", str(path), recipe=jr.recipes.fspo(shots=2))
     experiment, _ = load_experiment(config)

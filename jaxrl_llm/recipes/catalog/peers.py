@@ -69,7 +69,7 @@ PEER_NAMES = (
         "epsilon_high is the largest weight itself, not its distance from 1. Its default is "
         "epsilon, 0.2. There is no lower bound."),
     PeerName("TRL", "GRPOConfig.loss_type", "sapo",
-        "jr.recipes.sapo(tau_pos=1.0, tau_neg=1.05)", ("sapo",),
+        "jr.recipes.sapo(tau_pos=1.0, tau_neg=1.05).replace(minibatches=1)", ("sapo",),
         "TRL divides by all rows of a batch, ours by those with a token."),
     PeerName("TRL", "GRPOConfig.loss_type", "luspo",
         "jr.recipes.luspo(eps_low=0.2, eps_high=0.2)", ("luspo",),
@@ -86,7 +86,9 @@ PEER_NAMES = (
         "jr.bind(jr.advantages.grpo, scale='batch', eps=1e-4)", ("grpo",)),
     PeerName("TRL", "GRPOConfig.scale_rewards", "none", "jr.advantages.dr_grpo", ("dr_grpo",)),
     PeerName("TRL", "GRPOConfig.multi_objective_aggregation", "normalize_then_sum",
-        "jr.advantages.gdpo", ("gdpo",)),
+        "jr.advantages.gdpo", ("gdpo",),
+        "The weights of the rewards are an option of the recipe, not of weighted_sum: "
+        "jr.recipes.gdpo(weights=(('right', 1.0), ('length', -0.05)))."),
     PeerName("TRL", "GRPOConfig.multi_objective_aggregation", "sum_then_normalize",
         "jr.rewards.weighted_sum"),
     PeerName("TRL", "GRPOConfig.reward_weights", "", "jr.rewards.weighted_sum"),
@@ -151,7 +153,7 @@ PEER_NAMES = (
         "TRL clips the ratio of full sequences (epsilon 0.2) and subtracts beta times k1 from the "
         "reward, with beta 0.05; the preset is REINFORCE with the same advantage."),
     PeerName("TRL", "GMPOTrainer", "",
-        "jr.recipes.gmpo()", ("gmpo",),
+        "jr.recipes.gmpo().replace(minibatches=1)", ("gmpo",),
         "TRL's mean counts rows without a token, with a ratio of 1."),
     PeerName("TRL", "DPOConfig.loss_type", "sigmoid", "jr.recipes.dpo(beta=0.1)", ("dpo",)),
     PeerName("TRL", "DPOConfig.loss_type", "robust",
@@ -345,7 +347,7 @@ PEER_NAMES = (
         "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the mean is over "
         "tokens unless loss_agg_mode='seq-mean-token-mean'."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "sapo",
-        "jr.recipes.sapo()", ("sapo",),
+        "jr.recipes.sapo().replace(minibatches=1)", ("sapo",),
         "The mean is over tokens unless loss_agg_mode='seq-mean-token-mean'."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gpg",
         "jr.surrogates.reinforce", ("reinforce", "gpg")),
@@ -358,7 +360,7 @@ PEER_NAMES = (
         "verl's defaults, ours are the paper's 0.002 and 1. verl does not clamp the log ratio "
         "here."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "geo_mean",
-        "jr.recipes.gmpo(eps_low=0.2, eps_high=0.2)", ("gmpo",),
+        "jr.recipes.gmpo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gmpo",),
         "The bounds are of the log ratio, 0.2 unless set; the paper's are 0.4. verl's mean counts "
         "rows without a token."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "cispo",

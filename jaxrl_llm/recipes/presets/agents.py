@@ -50,8 +50,8 @@ def arpo(
       first, prob, weight, tokens, scale: See ``curation.turn_branched``.
 
     References:
-      ARPO (arXiv:2507.19849): the released code starts with 8 of 16 rollouts and uses soft credit.
-      "hard" is PAPER, and ``segment`` is ours.
+      ARPO (arXiv:2507.19849): the released code starts with 8 of 16 rollouts, uses soft credit and
+      makes 8 updates per batch. "hard" is PAPER, and ``segment`` is ours.
     """
     checks.check_option("arpo", "credit", credit, ("soft", "hard"))
     advantage = stateless(advantages.grpo)
@@ -69,6 +69,7 @@ def arpo(
         advantage=advantage,
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=collector,
+        minibatches=8,
         paper="arXiv:2507.19849",
     )
 

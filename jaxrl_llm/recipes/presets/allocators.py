@@ -4,12 +4,12 @@ Options that these presets share:
 
     first: Rollouts of each prompt before any is allocated.
     max_rollouts: Maximum rollouts of a prompt, which is also the width of a batch.
-    eps_low, eps_high: See the package.
+    kl_coef, eps_low, eps_high: See the package.
 """
 
 from typing import Literal
 
-from jaxrl_llm import advantages, aggregate, curation, surrogates
+from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
@@ -113,11 +113,13 @@ def rollout_gdro(
     explore: float = 0.01,
     eps_low: float = 0.2,
     eps_high: float = 0.28,
+    kl_coef: float = 0.001,
 ) -> Recipe:
     """A bandit for each bin of difficulty chooses the rollouts of its prompts, G on average.
 
         arms of all bins: the most probable ones with P G rollouts in all
         score of an arm <- score + failure rate - price (rollouts - G)
+        loss = mean over tokens of (token loss + kl_coef KL)
 
     Args:
       arms: Numbers of rollouts to choose from, in ascending order. The paper has from 2 to three
@@ -127,19 +129,22 @@ def rollout_gdro(
       explore: Uniform share of the choice.
 
     References:
-      Rollout-GDRO (arXiv:2601.19280) and its released code, settings of three bins. See
-      ``curation.rollout_gdro_memory`` for the score of an arm.
+      Rollout-GDRO (arXiv:2601.19280), and the settings of the released script for three bins,
+      including two minibatches and the KL. See ``curation.rollout_gdro_memory`` for the score of an
+      arm.
     """
     allocate = bind(curation.gdro_extra_rollouts, arms=tuple(arms), eta=eta, explore=explore)
     return from_base(
         name="rollout_gdro",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
         collector=curation.two_phase(
             allocate,
             first=arms[0],
             max_rollouts=arms[-1],
             memory=curation.rollout_gdro_memory(arms=tuple(arms), edges=edges),
         ),
+        minibatches=2,
         paper="arXiv:2601.19280",
     )
 

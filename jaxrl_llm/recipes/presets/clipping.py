@@ -60,12 +60,14 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
       eps_high: The log ratio is clipped at ``eps_high``, in nats.
 
     References:
-      Zhao et al., GMPO (arXiv:2507.20673); verl's loss is ``geo_mean``.
+      Zhao et al., GMPO (arXiv:2507.20673), with the 8 updates per batch of the released scripts;
+      verl's loss is ``geo_mean``.
     """
     return from_base(
         name="gmpo",
         surrogate=bind(surrogates.gmpo, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
+        minibatches=8,
         paper="arXiv:2507.20673",
     )
 
@@ -127,7 +129,8 @@ def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> 
         r = exp(logp - behavior_logp),   m = smallest r of the tokens before, 1 for the first
         loss = mean over tokens of -stop_gradient(clip(m r, w_min, w_max)) A logp
 
-    The ratios are to the policy that sampled, whatever its age.
+    The ratios are to the policy that sampled, whatever its age. It is the policy of the step unless
+    the run sets ``asynchrony.max_staleness``.
 
     Args:
       w_min: Smallest weight, absolute.
@@ -199,12 +202,14 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
       tau_neg: Sharpness elsewhere; larger, so that the gradient of lowered tokens decays sooner.
 
     References:
-      Gao et al. (arXiv:2511.20347); formula and defaults of verl and TRL, which agree.
+      Gao et al. (arXiv:2511.20347), whose batches have four minibatches; formula and defaults of
+      verl and TRL, which agree.
     """
     return from_base(
         name="sapo",
         surrogate=bind(surrogates.sapo, tau_pos=tau_pos, tau_neg=tau_neg),
         weights=aggregate.sequence_mean,
+        minibatches=4,
         paper="arXiv:2511.20347",
     )
 

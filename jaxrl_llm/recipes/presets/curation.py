@@ -210,7 +210,7 @@ def fapo(
 
     References:
       Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
-      with a buffer of 4096 of 8192 tokens and verl's dual clip at 10.
+      with a buffer of 4096 of 8192 tokens, verl's dual clip at 10 and 16 updates per batch.
     """
     reward = stateless(rewards.fapo_reward, lam=lam)
     grpo = stateless(advantages.grpo)
@@ -234,6 +234,7 @@ def fapo(
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
+        minibatches=16,
         paper="arXiv:2510.22543",
     )
 
@@ -263,8 +264,9 @@ def hbpo(
       floor: Smallest reward of a right answer; None for no bound.
 
     References:
-      HBPO (arXiv:2507.15844), and the reward and advantage of the released code. The clip and the
-      weighting are the defaults of the trainer that it uses.
+      HBPO (arXiv:2507.15844), and the reward and advantage of the released code, with the four
+      minibatches of its script. The clip and the weighting are the defaults of the trainer that it
+      uses.
     """
     if budgets is None:
         shares = (1 / 8, 1 / 4, 1 / 2, 5 / 8)
@@ -279,6 +281,7 @@ def hbpo(
             stateless(advantages.hbpo, max_length=length, intra_weight=intra_weight),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        minibatches=4,
         paper="arXiv:2507.15844",
     )
 

@@ -1,17 +1,23 @@
 """Methods for masked-diffusion models: an estimate replaces the likelihood.
 
-They train a model with ``causal=False``. All updates of a batch, the old policy and the reference
-use the same masks.
+They train a model with ``causal=False``. The policy, the old policy and the reference are scored on
+the same masks. With several passes over a batch each has masks of its own; the number of passes is
+an option of the preset, since the masks are drawn for it.
 """
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm import advantages, aggregate, curation, diffusion, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, stateless
+from jaxrl_llm.core import Array, ArrayTree, bind, checks, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
 
 def diffu_grpo(
-    *, p: float = 0.15, eps: float = 0.5, kl_coef: float = 0.04, epochs: int = 1
+    *, p: float = 0.15, eps: float = 0.5, kl_coef: float = 0.04, epochs: int = 12
 ) -> Recipe:
     """GRPO on the log-probabilities of one step of denoising.
 
@@ -21,12 +27,12 @@ def diffu_grpo(
       p: Share of the prompt that is hidden.
       eps: Clip range of a token's ratio.
       kl_coef: Weight of k3 to the reference.
-      epochs: Passes over a batch, each with other masks of the prompt; the paper has 12.
+      epochs: Passes over a batch, each with other masks of the prompt and an update.
 
     References:
-      Zhao et al., d1 (arXiv:2504.12216). The released code makes 12 passes; they cost 12 updates a
-      batch, so the default is one. It also moves the reference every 64 steps, which has no effect
-      there, since it trains an adapter, whose reference is the model below.
+      Zhao et al., d1 (arXiv:2504.12216), with the 12 passes of the released code; ``epochs=1`` is
+      much cheaper. The code also moves the reference every 64 steps, which has no effect there,
+      since it trains an adapter, whose reference is the model below.
     """
     return from_base(
         name="diffu_grpo",
@@ -39,7 +45,14 @@ def diffu_grpo(
     )
 
 
-def coupled_grpo(*, pairs: int = 1, eps: float = 0.5, kl_coef: float = 0.01) -> Recipe:
+def coupled_grpo(
+    *,
+    pairs: int = 1,
+    eps: float = 0.5,
+    kl_coef: float = 0.01,
+    epochs: int = 2,
+    sync_every: int | None = 32,
+) -> Recipe:
     """GRPO on log-probabilities from pairs of complementary masks.
 
     Advantages are rewards minus the mean of the others of their group.
@@ -48,49 +61,69 @@ def coupled_grpo(*, pairs: int = 1, eps: float = 0.5, kl_coef: float = 0.01) -> 
       pairs: Number of mask pairs; two forward passes each, and one with all tokens masked.
       eps: Clip of a token's ratio.
       kl_coef: Weight of k3 to the reference.
+      epochs: Passes over a batch, each with other masks and an update.
+      sync_every: Batches after which the reference moves to 0.6 of the policy and 0.4 of itself;
+        None for a frozen one, as with ``kl_coef`` 0.
 
     References:
-      Gong et al., DiffuCoder (arXiv:2506.20639).
+      Gong et al., DiffuCoder (arXiv:2506.20639), and the released config: two passes over a batch,
+      and a reference that moves every 64 updates, which are 32 batches. The share of 0.6 is TRL's.
     """
+    checks.check_positive("coupled_grpo", sync_every=sync_every)
+    moved = None
+    if kl_coef and sync_every is not None:
+        moved = bind(_synchronized, every=sync_every, share=0.6)
     return from_base(
         name="coupled_grpo",
         advantage=stateless(advantages.rloo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
         regularizers=(_kl(kl_coef),) if kl_coef else (),
-        likelihood=diffusion.coupled_likelihood(pairs=pairs),
+        likelihood=_of_passes(
+            diffusion.coupled_likelihood(pairs=pairs), epochs, count=2 * pairs + 1
+        ),
+        reference=moved,
+        epochs=epochs,
         paper="arXiv:2506.20639",
     )
 
 
-def espo(*, samples: int = 1, eps: float = 0.2, kl_coef: float = 3e-3) -> Recipe:
+def espo(*, samples: int = 2, eps: float = 0.2, kl_coef: float = 3e-3, epochs: int = 8) -> Recipe:
     """One ratio of lower bounds per response, to the power 1 / L, and k2 to the reference.
 
-    Advantages are rewards minus the mean of their group.
+    Advantages are rewards minus the mean of the others of their group.
 
     Args:
       samples: Number of masks, each with its complement: two forward passes.
       eps: Clip of the ratio.
       kl_coef: Weight of the penalty.
+      epochs: Passes over a batch, each with other masks and an update.
 
     References:
-      Ou et al., ESPO (arXiv:2512.03759).
+      Ou et al., ESPO (arXiv:2512.03759), with the advantages, samples and 8 passes of the released
+      code. The weight of the penalty is that of its countdown script; those of GSM8K and MATH have
+      1e-3, those of code and Sudoku 1e-2.
     """
     penalty = bind(diffusion.elbo_kl, coef=kl_coef)
     return from_base(
         name="espo",
-        advantage=stateless(advantages.dr_grpo),
+        advantage=stateless(advantages.rloo),
         surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
         weights=aggregate.sequence_mean,
         regularizers=(penalty,) if kl_coef else (),
-        likelihood=diffusion.elbo_likelihood(
-            samples=samples, draws="stratified", masks="complementary"
+        likelihood=_of_passes(
+            diffusion.elbo_likelihood(samples=samples, draws="stratified", masks="complementary"),
+            epochs,
+            count=2 * samples,
         ),
+        epochs=epochs,
         paper="arXiv:2512.03759",
     )
 
 
 def elbo_grpo(*, samples: int = 4, eps: float = 0.2, masks: str = "exact") -> Recipe:
     """A clipped ratio of lower bounds per response, with the mask samples of LLaDA and VRPO.
+
+    The ratio is 1 unless the run makes several updates on a batch (``minibatches``).
 
     Args:
       samples: Forward passes per response.
@@ -112,6 +145,8 @@ def elbo_grpo(*, samples: int = 4, eps: float = 0.2, masks: str = "exact") -> Re
 
 def gdpo_elbo(*, samples: int = 2, eps: float = 0.2) -> Recipe:
     """A clipped ratio of lower bounds by quadrature over the noise level.
+
+    The ratio is 1 unless the run makes several updates on a batch (``minibatches``).
 
     Args:
       samples: Number of noise levels, with a forward pass each.
@@ -137,7 +172,9 @@ def spg(
       beta, mix: Power of the upper bound, and its weight.
 
     References:
-      Wang et al., SPG (arXiv:2510.09541).
+      Wang et al., SPG (arXiv:2510.09541). The released scripts mask block by block (``block=32``)
+      and make four passes over a batch, which are refused here, since the likelihood of the old
+      policy is not known before the advantages. ``block=None`` is ours.
     """
     return from_base(
         name="spg",
@@ -160,7 +197,9 @@ def wd1(*, scale: float = 1.0, p: float = 0.15) -> Recipe:
       p: Share of the prompt that is hidden.
 
     References:
-      Tang et al., wd1 (arXiv:2507.08838).
+      Tang et al., wd1 (arXiv:2507.08838). The released scripts make 12 passes over a batch, 8 for
+      Sudoku, each with another part of the prompt hidden; here a batch has one, and several are
+      refused, as there is no ratio.
     """
     return from_base(
         name="wd1",
@@ -259,3 +298,48 @@ def _uncertain_hints(
 
 def _kl(coef: float):
     return bind(regularizers.kl_to_reference, estimator="k3", coef=coef)
+
+
+def _of_passes(
+    likelihood: diffusion.Likelihood, passes: int, *, count: int
+) -> diffusion.Likelihood:
+    """The likelihood, of ``count`` draws, with other masks in each pass over a batch."""
+    if passes == 1:
+        return likelihood
+    return likelihood._replace(
+        draw=bind(_draw_passes, draw=likelihood.draw, passes=passes),
+        estimate=bind(_mean_of_passes, estimate=likelihood.estimate, count=count),
+        passes=passes,
+    )
+
+
+def _draw_passes(
+    key: Array, valid: Array, prompt: Array, *, draw: Callable, passes: int
+) -> diffusion.Draws:
+    each = [draw(k, valid, prompt) for k in jax.random.split(key, passes)]
+    return diffusion.Draws(*map(jnp.concatenate, zip(*each, strict=True)))
+
+
+def _mean_of_passes(
+    logp: Array,
+    draws: diffusion.Draws,
+    valid: Array,
+    *,
+    advantages: Array | None = None,
+    estimate: Callable,
+    count: int,
+) -> Array:
+    """The mean estimate over the draws of one pass, or of all."""
+    parts = [slice(i, i + count) for i in range(0, len(logp), count)]
+    each = [
+        estimate(logp[x], diffusion.Draws(*(y[x] for y in draws)), valid, advantages=advantages)
+        for x in parts
+    ]
+    return jnp.mean(jnp.stack(each), axis=0)
+
+
+def _synchronized(
+    reference: ArrayTree, params: ArrayTree, step: Array, *, every: int, share: float
+) -> ArrayTree:
+    mixed = regularizers.ema_reference(reference, params, rate=share)
+    return regularizers.reset_reference(reference, mixed, step, every=every)

@@ -24,7 +24,7 @@ def eggroll(
     sign: bool = False,
     temperature: float = 0.0,
 ) -> EvolutionRecipe:
-    """EGGROLL: a population in one batch, with antithetic low-rank noise on every matrix.
+    """EGGROLL: a population in one batch, with antithetic low-rank noise on the layers' matrices.
 
         W_n = W + s_n sigma / sqrt(r) A_n B_n^T,     s_n = +-1
         grad = -sigma / sqrt(N) sum_n F_n E_n
@@ -66,12 +66,14 @@ def eggroll(
 
 
 def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe:
-    """OpenAI-ES: antithetic noise at every weight, centered ranks, an estimate of the gradient.
+    """OpenAI-ES: antithetic noise at each weight, centered ranks, an estimate of the gradient.
 
         theta_n = theta + s_n sigma eps_n
         grad = -1 / (N sigma) sum_n F_n s_n eps_n,     F in [-1/2, 1/2]
 
-    Members are evaluated one after another, each with a copy of the weights.
+    Members are evaluated one after another, each with a copy of the weights. The noise is on the
+    matrices of the layers; ``replace(rules=(("*", "full"),))`` also moves embeddings and norms, as
+    the paper moves every weight.
 
     References:
       OpenAI-ES (arXiv:1703.03864), which uses Adam and weight decay. Here equal scores share the

@@ -15,6 +15,8 @@ def verl_erank(
     weight: float = 1.0,
     cap: float = 2.0,
     rate: float = 0.3,
+    kl_coef: float = 0.001,
+    entropy_coef: float = 0.001,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
@@ -27,17 +29,22 @@ def verl_erank(
       weight: Weight of the bonus.
       cap: The bonus is at most ``|A| / cap``.
       rate: Update rate of the averages.
-      eps_low, eps_high: See the package.
+      kl_coef, entropy_coef, eps_low, eps_high: See the package.
 
     References:
-      VERL (arXiv:2509.23808) and its released code: prefixes of 40 tokens in the last 512. It adds
-      the bonus to the last token; here it is part of the advantage of all tokens.
+      VERL (arXiv:2509.23808) and its released code: prefixes of 40 tokens in the last 512, and the
+      KL, the entropy bonus and the two minibatches of its script. It adds the bonus for the rank to
+      the last token; here it is part of the advantage of all tokens.
     """
+    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
+    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
     shaping = advantages.rank_shaping(gain=gain, weight=weight, cap=cap, rate=rate)
     return from_base(
         name="verl_erank",
         advantage=chain(stateless(advantages.grpo), shaping),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(*penalty, *bonus),
+        minibatches=2,
         paper="arXiv:2509.23808",
     )
 
@@ -56,12 +63,13 @@ def epo(
     turns: int = 50,
     steps: int = 150,
     form: Literal["hinge", "indicator"] = "indicator",
+    kl_coef: float = 0.01,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
     """An entropy bonus minus a penalty for tokens outside a band around their turn's history.
 
-        loss = mean over tokens of (clipped loss - coef (H - w P))
+        loss = mean over tokens of (clipped loss - coef (H - w P) + kl_coef KL)
         P = alpha [not low h < H < high h]
         h = mean over the steps so far, including this one, of the mean entropy of the token's turn
         w decreases over ``steps``
@@ -75,12 +83,13 @@ def epo(
         turn and the batch needs no turns.
       steps: Updates over which the weight of the penalty decreases.
       form: "indicator", whose gradient is 0, so that only the bonus acts; "hinge" has a gradient.
+      kl_coef, eps_low, eps_high: See the package.
 
     References:
-      EPO (arXiv:2509.22576) and its released code, which applies the penalty in batches with a turn
-      in the second half of the maximum; here all turns are treated alike. It counts a turn that did
-      not occur as entropy 0; here such a step is not part of its history. "hinge" is ours.
-      ``alpha`` is that of ALFWorld.
+      EPO (arXiv:2509.22576) and its released code with the KL of its scripts. It applies the
+      penalty in batches with a turn in the second half of the maximum; here all turns are treated
+      alike. It counts a turn that did not occur as entropy 0; here such a step is not part of its
+      history. "hinge" is ours. ``alpha`` is that of ALFWorld.
     """
     band = bind(
         regularizers.entropy_band,
@@ -91,6 +100,7 @@ def epo(
         alpha=alpha,
         form=form,
     )
+    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
     return from_base(
         name="epo",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
@@ -98,6 +108,6 @@ def epo(
             Computed("entropy_history", regularizers.entropy_history(turns=turns), "controller"),
             Computed("band_weight", curation.scheduled(_phase, steps=steps), "controller"),
         ),
-        regularizers=(given(band, history="entropy_history", weight="band_weight"),),
+        regularizers=(given(band, history="entropy_history", weight="band_weight"), *penalty),
         paper="arXiv:2509.22576",
     )

@@ -33,8 +33,9 @@ def flow_grpo(
       bound: Bound of the advantages.
 
     References:
-      Liu et al., Flow-GRPO (arXiv:2505.05470), the released code, which drops trajectories whose
-      advantage is 0; here they count in the mean.
+      Liu et al., Flow-GRPO (arXiv:2505.05470), the released code with its two updates on a batch.
+      It drops trajectories whose advantage is 0, which count in the mean here, and samples its last
+      step with noise without training it.
     """
     credit = stateless(advantages.grpo, scale="batch", ddof=0, eps=1e-4)
     return from_base(
@@ -43,6 +44,7 @@ def flow_grpo(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
         regularizers=(bind(diffusion.flow_kl, coef=kl_coef),) if kl_coef else (),
         likelihood=diffusion.flow_likelihood(noise=noise, window=window),
+        minibatches=2,
         paper="arXiv:2505.05470",
     )
 
@@ -52,28 +54,31 @@ def branch_grpo_flow(
     splits: tuple[int, ...] = (0, 3, 6, 9),
     eta: float = 0.3,
     split_noise: float = 4.0,
-    ratio: float | None = 0.5,
+    ratio: float | None = None,
     eps: float = 1e-3,
     bound: float = 5.0,
 ) -> Recipe:
-    """Trajectories that share their first steps; advantages by depth; pruned leaves do not train.
+    """Trajectories that share their first steps, and advantages by depth.
 
         R(node) = mean reward of its leaves;   A = R standardized among the nodes of its depth
-        each step of the tree that is not pruned trains once, with the A of the node it leads to
+        each step of the tree trains once, with the A of the node it leads to
 
     Args:
       splits: Steps at which each latent continues as two; a group has ``2 ** len(splits)`` members,
         or several such trees.
       eta: Noise level of the sampler.
       split_noise: Factor of the noise at the steps that split.
-      ratio: Share of the leaves that train, half of them the best; None for all.
+      ratio: Share of the last nodes that train, half of them the best, each with all its steps
+        behind the last split; None for all.
       eps: Clip range of a step's ratio.
       bound: Bound of the advantages.
 
     References:
-      Li et al., BranchGRPO (arXiv:2509.06040), the released code: 20 steps. Its sliding window of
-      depths is ``selection=bind(curation.branch_tokens, window=...)``, over the segments between
-      splits.
+      Li et al., BranchGRPO (arXiv:2509.06040), the released code: 20 steps. It makes an update
+      every 12 steps of the trees, in random order, here one a batch, so that the ratio is 1 unless
+      the run sets ``minibatches``. Its scripts prune no leaf; its rule for that (``ratio``) keeps
+      the step of the last split. Its sliding window of depths is
+      ``selection=bind(curation.branch_tokens, window=...)``, over the segments between splits.
     """
     selection = bind(curation.branch_tokens, current_version=None)
     return from_base(

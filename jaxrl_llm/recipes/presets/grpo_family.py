@@ -98,7 +98,8 @@ def dapo(
         overlong buffer:   r + clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
 
     Groups of equal rewards have advantage 0; without dynamic sampling they count in the
-    denominator.
+    denominator. By default there is no overlong penalty, which is part of the paper's method:
+    ``max_length`` and ``overlong_buffer`` add it.
 
     Args:
       dynamic_sampling: Whether groups of equal rewards are dropped and replaced by others.
@@ -276,6 +277,8 @@ def ace(
 
     References:
       Xu et al., ACE (arXiv:2602.21420), ABSTRACT, as ACE-DAPO: the paper also pairs it with GRPO.
+      Only the loss is that of :func:`dapo`, without its dynamic sampling and its 16 updates per
+      batch.
     """
     penalty = stateless(advantages.ace, alpha=alpha, length_normalize=length_normalize, c_max=c_max)
     return from_base(
@@ -297,13 +300,14 @@ def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
     the gradient is unbiased on policy. A batch needs several prompts.
 
     References:
-      Zeng et al., Shrinkage baselines (arXiv:2511.03710); advantage, clip and mean as in the
-      authors' code and its script for mathematics.
+      Zeng et al., Shrinkage baselines (arXiv:2511.03710); advantage, clip, mean and 8 updates per
+      batch as in the authors' code and its script for mathematics.
     """
     return from_base(
         name="jspo",
         advantage=stateless(advantages.jspo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        minibatches=8,
         paper="arXiv:2511.03710",
     )
 
@@ -366,14 +370,15 @@ def ttrl_majority(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: flo
     answer.
 
     References:
-      TTRL (arXiv:2504.16084). The released code votes with 64 rollouts and trains on the first 32
-      of them (``curation.first_rollouts``); here all that vote train. Its KL weight is the
-      trainer's default.
+      TTRL (arXiv:2504.16084), with the 8 updates per batch of the released scripts. The code votes
+      with 64 rollouts and trains on the first 32 of them (``curation.first_rollouts``); here all
+      that vote train. Its KL weight is the trainer's default.
     """
     return from_base(
         name="ttrl_majority",
         advantage=chain(stateless(rewards.majority_rewards), stateless(advantages.grpo)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        minibatches=8,
         paper="arXiv:2504.16084",
     )

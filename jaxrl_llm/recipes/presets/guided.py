@@ -70,7 +70,8 @@ def sage(
       attempts: Maximum attempts to get hints that can be parsed; None for 3. Only if not ``light``.
 
     References:
-      SAGE (arXiv:2602.03143) and its released code, which also writes new hints in SAGE-light.
+      SAGE (arXiv:2602.03143) and its released code, with the two minibatches of its script. The
+      code also writes new hints in SAGE-light.
     """
     if light:
         checks.check_no_effect("sage", "with light=True", attempts=attempts)
@@ -87,6 +88,7 @@ def sage(
         name="sage",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=collector,
+        minibatches=2,
         paper="arXiv:2602.03143",
     )
 
@@ -113,7 +115,8 @@ def scaf_grpo(
       warmup: Number of batches before the first hint.
 
     References:
-      Scaf-GRPO (arXiv:2510.19807) and its released code, whose planning tier is disabled.
+      Scaf-GRPO (arXiv:2510.19807) and its released code with its four minibatches; its planning
+      tier is disabled.
     """
     policy = curation.scaffold(
         bind(curation.tier_messages, column=column),
@@ -126,6 +129,7 @@ def scaf_grpo(
         name="scaf_grpo",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=curation.hinted(policy),
+        minibatches=4,
         paper="arXiv:2510.19807",
     )
 

@@ -105,7 +105,8 @@ def areal(
 
     Each token has the log-probability of the version of the weights that sampled it, so an update
     may interrupt a response. ``corrections.staleness_capacity`` bounds the age of the data at
-    sampling.
+    sampling. The data are as old as the run's ``asynchrony.max_staleness`` allows, by default not
+    older than the policy.
 
     Args:
       cap: Largest weight to keep, at least 1.
@@ -139,6 +140,8 @@ def m2po(*, threshold: float = 0.04) -> Recipe:
         r = exp(logp - behavior_logp);   loss = sum of -keep r A over the number of tokens
         keep = the most tokens, nearest first, whose mean square of log(old / behavior) is below
         the threshold
+
+    The data are older than the policy only if the run sets ``asynchrony.max_staleness``.
 
     Args:
       threshold: Bound of the mean square, above 0.
@@ -196,7 +199,8 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
         update = min(1, effective share of samples / rho_base)^power times the optimizer's
 
     ``n`` is the squared norm of the gradient of a response's log-probability, the optional extra
-    ``grad_sq_norms``; without it the length is used. Each batch has one update.
+    ``grad_sq_norms``; without it the length is used. Each batch has one update. The data are older
+    than the policy only if the run sets ``asynchrony.max_staleness``.
 
     Args:
       cap: Largest weight in the loss, at least 1; the baseline and the step are uncapped.

@@ -4,10 +4,10 @@ Shared options:
 
     rollouts: Number of rollouts from each prefix (``curation.valued``).
     segments: Maximum segments of a response; None for no limit.
-    eps_low, eps_high: See the package.
+    kl_coef, eps_low, eps_high: See the package.
 """
 
-from jaxrl_llm import advantages, curation, surrogates
+from jaxrl_llm import advantages, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
@@ -35,9 +35,9 @@ def vineppo(
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
 
     References:
-      VinePPO (arXiv:2410.01679), the released code: 9 rollouts; its KL penalty of 1e-4 is omitted
-      here. Steps end at tokens with a line break, so no text is tokenized again; equal prefixes of
-      a group share rollouts.
+      VinePPO (arXiv:2410.01679), the released code: 9 rollouts, two passes over a batch in eight
+      minibatches each; its KL penalty of 1e-4 is omitted here. Steps end at tokens with a line
+      break, so no text is tokenized again; equal prefixes of a group share rollouts.
     """
     rule = curation.line_starts
     if step_length is not None:
@@ -51,6 +51,8 @@ def vineppo(
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=curation.valued(rule, rollouts=rollouts, segments=segments),
+        epochs=2,
+        minibatches=8,
         paper="arXiv:2410.01679",
         group_relative=False,
     )
@@ -63,6 +65,7 @@ def spo_chain(
     rollouts: int = 9,
     segments: int | None = None,
     whiten: bool = True,
+    kl_coef: float = 1e-4,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
@@ -70,7 +73,7 @@ def spo_chain(
 
         uncertain = old probability < rho;   a segment begins at every interval-th of them
         A_k = V_(k+1) - V_k, for the last segment r - V_k;   V as in :func:`vineppo`
-        loss = mean over uncertain tokens, A whitened over them
+        loss = mean over uncertain tokens of (token loss + kl_coef KL), A whitened over them
 
     Args:
       rho: Probability from which a token counts as certain.
@@ -78,7 +81,9 @@ def spo_chain(
       whiten: Whether advantages are shifted and scaled over the uncertain tokens of the batch.
 
     References:
-      SPO-chain (arXiv:2505.23564), the released code; it clamps log-ratios to +-10, here to +-20.
+      SPO-chain (arXiv:2505.23564), the released code for GSM8K: a KL of 1e-4, two passes over a
+      batch in eight minibatches each. Its configs for Qwen make one pass in four, with 4 rollouts.
+      It clamps log-ratios to +-10, here to +-20.
     """
     credit, spread = stateless(advantages.segment_advantages), stateless(_SPREAD)
     scaled = stateless(advantages.whiten_uncertain, rho=rho)
@@ -87,8 +92,11 @@ def spo_chain(
         name="spo_chain",
         advantage=chain(credit, spread, scaled) if whiten else chain(credit, spread),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
         selection=bind(curation.uncertain_tokens, rho=rho),
         collector=curation.valued(rule, rollouts=rollouts, segments=segments),
+        epochs=2,
+        minibatches=8,
         paper="arXiv:2505.23564",
         group_relative=False,
     )

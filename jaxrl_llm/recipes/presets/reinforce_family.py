@@ -5,7 +5,7 @@ A token loss of ``-A logp`` has no ratio and no clip, so every batch has one upd
 
 from typing import Literal
 
-from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
@@ -128,7 +128,11 @@ def reinforce_pp(
 
 
 def reinforce_pp_baseline(
-    *, norm: Literal["token", "sequence"] = "token", eps_low: float = 0.2, eps_high: float = 0.2
+    *,
+    norm: Literal["token", "sequence"] = "token",
+    kl_coef: float = 0.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
 ) -> Recipe:
     """Rewards minus their group mean, scaled by one deviation for the full batch.
 
@@ -139,15 +143,21 @@ def reinforce_pp_baseline(
 
     Args:
       norm: Unit of mean and deviation: all tokens, or all rollouts.
+      kl_coef: Weight of the KL to the reference model (k2), which is added to the token loss; 0
+        disables both.
 
     References:
       Hu et al., REINFORCE++ (arXiv:2501.03262). ``norm="token"`` is verl's
-      ``reinforce_plus_plus_baseline``, "sequence" the form of ProRL and BroRL.
+      ``reinforce_plus_plus_baseline``, "sequence" the form of ProRL and BroRL. OpenRLHF's example
+      script adds the KL with a weight of 1e-3; here the default is none, as in verl.
     """
+    checks.check_non_negative("reinforce_pp_baseline", kl_coef=kl_coef)
+    penalty = bind(regularizers.kl_to_reference, estimator="k2", coef=kl_coef)
     return from_base(
         name="reinforce_pp_baseline",
         advantage=stateless(advantages.reinforce_pp_baseline, norm=norm),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(penalty,) if kl_coef else (),
         paper="arXiv:2501.03262",
     )
 

@@ -333,11 +333,13 @@ def spark(
     judges: float = 0.25,
     refines: float = 0.25,
     point: float = 0.3,
-    kl_coef: float = 0.0,
+    kl_coef: float = 1e-3,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
     """Rollouts with known rewards become judging and refining tasks, which also train.
+
+        loss = mean over tokens of (token loss + kl_coef KL)
 
     Rewards are above 0 for right answers and at most 0 for wrong ones.
 
@@ -346,7 +348,7 @@ def spark(
       point: See :func:`jaxrl_llm.curation.judged`.
 
     References:
-      SPARK (arXiv:2509.22624); the penalty is ours.
+      SPARK (arXiv:2509.22624), with the KL of the released scripts.
     """
     penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
     return from_base(
@@ -434,7 +436,9 @@ def dart(
     References:
       DART (arXiv:2509.23866), for agents that see a screen, which is text here. The selection of
       steps is NOTES, since it is commented out in the released code, and the limit of turns is
-      ABSTRACT. See :func:`jaxrl_llm.curation.pooled`.
+      ABSTRACT. The weight is on the ratio of a token and the mean over tokens, with the clip of
+      DAPO; the released script has it on GSPO's loss, with a clip of 0.1 and 0.28 and the mean over
+      sequences. See :func:`jaxrl_llm.curation.pooled`.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()

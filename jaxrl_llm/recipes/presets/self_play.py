@@ -17,8 +17,9 @@ def sppo(*, beta: float = 1e-3) -> Recipe:
 
         loss = mean over both of (logp - ref_logp - (win rate - 1/2) / beta)^2 / 2
 
-    The win rate of a rollout is its mean probability of beating the others of its group, under a
-    Bradley-Terry model of the rewards. The reference is the policy that sampled.
+    The win rate of a rollout is its mean probability of beating a rollout of its group, itself
+    included (1/2), under a Bradley-Terry model of the rewards. The reference is the policy that
+    sampled.
 
     Args:
       beta: 1 / eta, the inverse step size.
@@ -189,7 +190,13 @@ def accelerated_po(*, beta: float = 0.1, alpha: float = 0.3, every: int = 100) -
     )
 
 
-def seppo(*, beta: float = 0.1, every: int = 30, column: str = "demonstration") -> Recipe:
+def seppo(
+    *,
+    beta: float = 0.1,
+    every: int = 30,
+    column: str = "demonstration",
+    tolerance: float = 1e-5,
+) -> Recipe:
     """Semi-policy preference optimization: responses of the data against samples of a past policy.
 
         loss = -log sigmoid(x_w - s x_l),   s = 1 where logp_w >= ref_logp_w, else -1
@@ -204,6 +211,8 @@ def seppo(*, beta: float = 0.1, every: int = 30, column: str = "demonstration") 
       beta: Scale of the implicit rewards.
       every: Steps per iteration.
       column: Column with a response in each row.
+      tolerance: Log-probabilities that differ by less, relative to their size, count as equal, as
+        of a policy and a reference of the same weights; in bfloat16 about 1e-2.
 
     References:
       Zhang et al. (arXiv:2410.05255), who train diffusion models; the form for language models and
@@ -211,7 +220,7 @@ def seppo(*, beta: float = 0.1, every: int = 30, column: str = "demonstration") 
     """
     return with_loss(
         "seppo",
-        bind(preferences.paired, loss=bind(preferences.seppo, beta=beta)),
+        bind(preferences.paired, loss=bind(preferences.seppo, beta=beta, tolerance=tolerance)),
         reads=("ref_logp",),
         paper="arXiv:2410.05255",
         collector=curation.demonstrations(column=column),

@@ -46,9 +46,10 @@ def spo_tracker(
       _LastVisit(num_prompts=100, length=64)
 
     References:
-      Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts.
-      There the shift is measured after the update of the visit; in the paper, and here, before it.
-      Its tracker starts from 8 rollouts per prompt: ``advantages.beta_tracker_init``.
+      Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts,
+      with its 8 updates per batch. There the shift is measured after the update of the visit; in
+      the paper, and here, before it. Its tracker starts from 8 rollouts per prompt:
+      ``advantages.beta_tracker_init``.
     """
     name = "spo_tracker"
     memory = ()
@@ -70,6 +71,7 @@ def spo_tracker(
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
+        minibatches=8,
         paper="arXiv:2509.13232",
         collector=curation.prioritized(
             weights, prior=(0.5, 0.5), retain=0.875 if rho is None else rho, follows=_tracked_rates
@@ -154,7 +156,8 @@ def dcpo_dynamic_clip(
       r_max: Largest upper bound.
 
     References:
-      Yang et al., DCPO (arXiv:2509.02333), whose released script has epsilons of 0.2 and 0.28.
+      Yang et al., DCPO (arXiv:2509.02333), with the 16 updates per batch of the released script,
+      which has epsilons of 0.2 and 0.28.
     """
     return from_base(
         name="dcpo_dynamic_clip",
@@ -167,6 +170,7 @@ def dcpo_dynamic_clip(
             dual_clip=dual_clip,
         ),
         weights=aggregate.sequence_mean,
+        minibatches=16,
         paper="arXiv:2509.02333",
     )
 
@@ -200,7 +204,8 @@ def dcpo_distribution(
       cold: The temperature that sharpens.
 
     References:
-      DCPO (arXiv:2601.12730), and the released code; the best reported target is 0.25.
+      DCPO (arXiv:2601.12730), and the released code with its four minibatches; the best reported
+      target is 0.25.
     """
     checks.check_positive("dcpo_distribution", hot=hot, cold=cold)
     if not cold < hot:
@@ -223,5 +228,6 @@ def dcpo_distribution(
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
+        minibatches=4,
         paper="arXiv:2601.12730",
     )

@@ -1,7 +1,7 @@
 """Methods whose rollouts fork, or end early.
 
-Option that these presets share: ``eps_low``, ``eps_high``, see the package. ``packing="tree"`` of a
-run trains on the unique tokens of responses that fork.
+Options that these presets share: ``kl_coef``, ``eps_low``, ``eps_high``, see the package.
+``packing="tree"`` of a run trains on the unique tokens of responses that fork.
 """
 
 from typing import Literal
@@ -35,7 +35,6 @@ def ettrl(
       branches: Number of branches of a fork.
       reshape: Whether advantages are reshaped by entropy, which the paper prefers; else clipped.
       bound: Bound of the clipped advantages.
-      kl_coef: Weight of the KL to the reference.
 
     References:
       ETTRL (arXiv:2508.11356), NOTES reading: 12 roots, 2 forks of 2 branches, 60 leaves, which is
@@ -103,22 +102,26 @@ def latr(
     limit: int | None = None,
     starts: tuple[int, ...] = (0, 100, 200, 300),
     shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25),
+    kl_coef: float = 0.01,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
     """Rollouts of a tree that branches at uncertain tokens and drops branches that become similar.
 
-    The advantage is that of GRPO over the leaves and the plain rollouts. The options are
+        loss = mean over tokens of (token loss + kl_coef KL)
+
+    The advantage is that of GRPO over the leaves and the plain rollouts. The other options are
     those of ``curation.lookahead``.
 
     References:
-      LATR (arXiv:2510.24302), the released class; its script for mathematics has ``min_prob=0.15,
-      max_gap=0.25, max_distance=None, min_suffix=0.2, min_overlap=0.5``. Rounds of segments are
-      ours, see ``curation.lookahead``.
+      LATR (arXiv:2510.24302), the released class, and the KL of its scripts; the script for
+      mathematics has ``min_prob=0.15, max_gap=0.25, max_distance=None, min_suffix=0.2,
+      min_overlap=0.5``. Rounds of segments are ours, see ``curation.lookahead``.
     """
     return from_base(
         name="latr",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
         collector=curation.lookahead(
             min_prob=min_prob,
             max_gap=max_gap,
@@ -204,6 +207,7 @@ def spo_tree(
     scale: Literal["std"] | None = None,
     max_prob: float | None = 0.9,
     whiten: bool = True,
+    kl_coef: float = 1e-4,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
@@ -211,7 +215,8 @@ def spo_tree(
 
         V(node) = reward of a leaf, else mean over its children of V;   A = V(node) - V(parent)
         A' = A scaled to mean 0 and variance 1 over the tokens that train
-        loss = mean over tokens with A != 0 and exp(old_logp) < max_prob, each once, of token loss
+        loss = mean over tokens with A != 0 and exp(old_logp) < max_prob, each once, of
+               (token loss + kl_coef KL)
 
     The group is the leaves of one tree: 216 for 6, 6 and 6 branches.
 
@@ -227,8 +232,9 @@ def spo_tree(
 
     References:
       Guo et al., SPO (arXiv:2505.23564), the released code: 6-6-6, segments of 30 tokens for GSM8K,
-      600 for MATH; "rloo" is no scale, "grpo" is "std". There each segment is a sample, and batches
-      of 128 are drawn and whitened separately; here all segments of a batch share one step.
+      600 for MATH, a KL of 1e-4; "rloo" is no scale, "grpo" is "std". There each segment is a
+      sample, and batches of 128 are drawn and whitened separately; here all segments of a batch
+      share one step.
     """
     if isinstance(branches, tuple) and len(branches) != levels:
         raise ValueError(
@@ -244,6 +250,7 @@ def spo_tree(
         name="spo_tree",
         advantage=chain(credit, scaled) if whiten else chain(credit),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
         selection=selection,
         collector=curation.branched(splits=levels, branches=branches, segment=segment),
         paper="arXiv:2505.23564",

@@ -170,8 +170,8 @@ def ui_s1(
         the batch; None for never.
 
     References:
-      UI-S1 (arXiv:2509.11543), and the settings of the released script, whose threshold is on the
-      returns of first steps; here it is on the rewards of rollouts.
+      UI-S1 (arXiv:2509.11543), and the settings of the released script with its four minibatches,
+      whose threshold is on the returns of first steps; here it is on the rewards of rollouts.
     """
     credit = bind(
         advantages.ui_s1,
@@ -191,6 +191,7 @@ def ui_s1(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=_penalty(kl_coef),
         collector=collector,
+        minibatches=4,
         paper="arXiv:2509.11543",
     )
 
