@@ -108,6 +108,14 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
                 of_critic += [word] if "=" in word else [word, *filter(None, [next(each, None)])]
             else:
                 rest.append(word)
+        run: Any = getattr(default, "run", default)
+        if (
+            of_critic and not subcommands and run is not None and run.critic is None
+        ):  # it begins as the policy's
+            given = {word.partition("=")[0].replace("_", "-") for word in of_critic}
+            for key, value in vars(run.optimizer).items():
+                option = f"--critic.{key.replace('_', '-')}"
+                of_critic += [] if option in given else [option, str(value)]
         words = [*rest, *(subcommands or _CRITIC[:1] * bool(of_critic)), *of_critic]
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_by_name)
@@ -396,13 +404,16 @@ class CheckpointChoice(NamedTuple):
     def restore(
         self, run_dir: Path, experiment: Experiment, params: ArrayTree
     ) -> tuple[ArrayTree, Checkpoints]:
-        """The policy of the checkpoint, from the parameters before training; the checkpoints."""
+        """The policy of the checkpoint, from the parameters before training; the checkpoints.
+
+        The questions must be those of the run: of others, it may have trained on held-out ones.
+        """
         config = experiment.config
         checkpoints = Checkpoints(
             run_dir / "checkpoints",
             model=experiment.model,
             best=config.checkpoint.best,
-            run=base_fingerprint(params, config.lora),
+            run=base_fingerprint(params, config.lora) | {"questions": experiment.questions},
         )
         return checkpoints.restore_policy(params, step=self.resolve(checkpoints)), checkpoints
 
@@ -439,6 +450,9 @@ def load_policy(
         from jaxrl_llm import data, models
 
         choice.check(None)
+        place = Path(name)
+        if not place.exists() and any(is_run(str(x)) for x in place.parent.glob("*")):
+            raise UsageError(f"There is no run {name!r}.")
         with usage_errors():
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, data.load_tokenizer(name))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -29,7 +30,9 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
 
     def __post_init__(self):
-        metadata = {**self.metadata, "answer": self.answer, "id": self.id}
+        metadata = {"answer": None, **self.metadata, "id": self.id}
+        if self.answer is not None:
+            metadata["answer"] = self.answer
         if self.messages is not None:
             metadata["messages"] = list(self.messages)
         object.__setattr__(self, "metadata", metadata)
@@ -38,6 +41,12 @@ class Prompt:
     def content(self) -> str:
         """The content that identifies it: the text, with the messages before it, if any."""
         return self.text if self.messages is None else json.dumps(list(self.messages), default=str)
+
+
+def _question(prompt: Prompt) -> str:
+    """What identifies a prompt with its metadata, whatever its name."""
+    metadata = {key: value for key, value in prompt.metadata.items() if key != "id"}
+    return f"{prompt.content}\0{sorted(metadata.items(), key=lambda x: x[0])!r}"
 
 
 class PromptSet(Sequence[Prompt]):
@@ -95,6 +104,7 @@ def split_distinct(
     held_out: float = 0.2,
     seed: int = 0,
     keep_repeats: bool = False,
+    by_row: bool = False,
 ) -> tuple[PromptSet, PromptSet]:
     """Splits the distinct texts, so that no question is in both sets.
 
@@ -111,6 +121,8 @@ def split_distinct(
       seed: Seed of the choice of held-out texts.
       keep_repeats: Whether to keep all prompts of a text, which differ in their metadata, on one
         side.
+      by_row: Whether prompts of one text with other metadata are different questions, such as the
+        games of an environment, instead of repeats.
 
     Returns:
       `(train, held_out)`.
@@ -129,14 +141,23 @@ def split_distinct(
     checks.check_seed("split_distinct", seed=seed)
     source = getattr(prompts, "source", "prompts")
     distinct: dict[str, list[Prompt]] = {}
+    others = 0
     for prompt in prompts:
-        same = distinct.setdefault(prompt.content, [])
+        same = distinct.setdefault(_question(prompt) if by_row else prompt.content, [])
         if keep_repeats or not same:
             same.append(prompt)
+        else:
+            others += prompt.answer != same[0].answer
     if len(distinct) < 2:
         raise ValueError(
             f"split_distinct: {source} has {len(distinct)} distinct text; a split needs at least "
             "two."
+        )
+    if others:
+        warnings.warn(
+            f"split_distinct: {others} prompts of {source} are left out: the same text comes "
+            "before them with another answer.",
+            stacklevel=2,
         )
 
     def rank(text: str) -> bytes:

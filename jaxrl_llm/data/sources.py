@@ -104,7 +104,7 @@ def from_file(
     Args:
       path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.
       prompt_field, answer_field: See the module.
-      needs_answer: Whether a file without the answer's field is an error.
+      needs_answer: Whether a row without an answer is an error.
 
     Raises:
       FileNotFoundError: If there is no such file.
@@ -157,7 +157,8 @@ def from_file(
         rows = _as_written(path, rows, fields)
     if not needs_answer and answer_field not in fields:
         answer_field = None
-    return _from_rows(rows, fields, "from_file", str(path), path.name, prompt_field, answer_field)
+    names = prompt_field, answer_field
+    return _from_rows(rows, fields, "from_file", str(path), path.name, *names, needs_answer)
 
 
 def from_hub(
@@ -211,6 +212,7 @@ def _from_rows(
     label: str,
     prompt_field: str,
     answer_field: str | None,
+    needs_answer: bool = True,
 ) -> PromptSet:
     if not rows:
         raise ValueError(_EMPTY.format(function, source))
@@ -233,7 +235,7 @@ def _from_rows(
                 f"non-empty string, got {text!r:.80}."
             )
         answer = row[answer_field] if answer_field else None
-        if answer_field and answer is None:
+        if answer_field and answer is None and needs_answer:
             raise ValueError(
                 f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
             )

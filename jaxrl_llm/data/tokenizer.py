@@ -255,7 +255,10 @@ class PretrainedTokenizer:
         Raises ValueError if the model has no chat template, or it rejects the conversation.
         """
         if self.template is None:
-            raise ValueError("chat: this model has no chat template; give plain text to `encode`")
+            raise ValueError(
+                "chat: this model has no chat template; send plain text: --raw of `jaxrl-llm "
+                "sample`, --data.no-chat of a run, `encode` in your code"
+            )
         return render_chat(
             self.template,
             messages,

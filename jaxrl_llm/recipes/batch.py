@@ -1,6 +1,7 @@
 """The training batch: one pytree, leading axes [P, G], and the checks that need its values."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,8 +97,17 @@ class Batch:
           rollout: P groups of G; any record with its fields.
           rewards: ``[P, G]``, or flat ``[P G]``.
           where: bool ``[P, G]``, True for rollouts that take part; None for all.
+
+        Raises:
+          ValueError: If the rewards have another shape.
         """
         shape = rollout.mask.shape[:2]
+        rewards = rewards if hasattr(rewards, "reshape") else np.asarray(rewards, np.float32)
+        if rewards.shape not in (shape, (math.prod(shape),)):
+            raise ValueError(
+                f"from_rollout: rewards must have shape {shape} or ({math.prod(shape)},); got "
+                f"{rewards.shape}."
+            )
         return cls(
             tokens=rollout.tokens,
             mask=rollout.mask,

@@ -5,7 +5,7 @@ Each check raises an AssertionError that names the check, the recipe and the num
 
 import tempfile
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -180,8 +180,9 @@ def _check_denoising_step(recipe: Recipe, sizes: Sequence[MeshSizes]) -> None:
 
     def loss(params):
         prepared, _ = cases.prepare(recipe)(batch, recipe.init())
-        if recipe.likelihood.passes > 1:  # a single pass uses the first of their draws
-            prepared = draws_of_pass(prepared, jnp.int32(0), likelihood=recipe.likelihood)
+        likelihood: Any = recipe.likelihood
+        if likelihood.passes > 1:  # a single pass uses the first of their draws
+            prepared = draws_of_pass(prepared, jnp.int32(0), likelihood=likelihood)
         scores = score(params, prepared)
         prepared = recipe.measure(prepared, scores.logp)
         statistics = scores.statistics if "old_draw_logp" in recipe.required_fields else None

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.train.intervals import wilson
 
 RESAMPLES = 2000
 _MOST = 1000  # completions, so that binomial coefficients are finite
@@ -213,9 +214,11 @@ def at_k(
                     f"{name}: no question has {k} graded completions, since calls of the reward "
                     "failed."
                 )
+            mean, count = float(values[enough].mean()), int(enough.sum())
             low, high = bootstrap(values, resamples=resamples)
-            mean = float(values[enough].mean())
-            results.append(AtK(name, mean, low, high, int(enough.sum())))
+            if low == high:  # Equal values, of which a resample says nothing.
+                low, high = wilson(mean, count)
+            results.append(AtK(name, mean, low, high, count))
     return tuple(results)
 
 

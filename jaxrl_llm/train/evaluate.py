@@ -19,8 +19,7 @@ from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.train.at_k import AtK, at_k
 from jaxrl_llm.train.grading import Grader, sample_rows
-
-_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
+from jaxrl_llm.train.intervals import Z, wilson
 
 
 class Accuracy(NamedTuple):
@@ -51,39 +50,6 @@ class Accuracy(NamedTuple):
         if self.calibration_error is None:
             return text
         return f"{text}, calibration error {self.calibration_error:.3f}, Brier {self.brier:.3f}"
-
-
-def wilson(mean: float, n: float) -> tuple[float, float]:
-    """95% interval of a proportion, by Wilson's score method.
-
-        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   z = 1.96
-
-    Args:
-      mean: p, the proportion of successes, in [0, 1].
-      n: Number of independent trials; need not be an integer.
-
-    Returns:
-      Lower and upper bounds, within [0, 1].
-
-    Raises:
-      ValueError: If ``mean`` is not in [0, 1] or ``n`` is not above 0.
-
-    Example:
-      >>> low, high = wilson(0.5, 40)
-      >>> round(low, 4), round(high, 4)
-      (0.352, 0.648)
-
-    References:
-      Wilson, Probable inference, the law of succession, and statistical inference, 1927.
-    """
-    checks.check_positive("wilson", n=n)
-    if not 0 <= mean <= 1:
-        raise ValueError(f"wilson: mean must be in [0, 1]; got {mean:g}.")
-    z2 = _Z * _Z
-    center = mean + z2 / (2 * n)
-    spread = _Z * math.sqrt(mean * (1 - mean) / n + z2 / (4 * n * n))
-    low, high = (center - spread) / (1 + z2 / n), (center + spread) / (1 + z2 / n)
-    return max(0.0, min(low, mean)), min(1.0, max(high, mean))
 
 
 def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
@@ -133,7 +99,7 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
         n = mean * (1 - mean) / variance if variance > 0 else float(Q)
         low, high = wilson(mean, min(max(n, Q), N))
     else:
-        half = _Z * math.sqrt(variance)
+        half = Z * math.sqrt(variance)
         low, high = mean - half, mean + half
     return Accuracy(mean, low, high, Q, S, bool(np.isin(values, (0.0, 1.0)).all()), failed)
 

@@ -86,6 +86,8 @@ def score_batch(
       ValueError: If the recipe needs teacher prompts or reference answers, and the batch has
         neither those nor the numbers computed from them.
     """
+    if not hasattr(scorer, "model"):
+        raise TypeError(f"score_batch: scorer must be a train.Scorer; got {scorer!r}.")
     batch = _with_behavior(batch, scorer, state, microbatches)
     if stale and not recipe.reads_behavior and batch.old_logp is None:
         batch = batch.replace(old_logp=batch.behavior_logp)

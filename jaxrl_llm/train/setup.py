@@ -689,6 +689,7 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
             held_out=config.data.held_out,
             seed=config.data.seed,
             keep_repeats=config.reads_columns,
+            by_row=config.environment is not None,
         )
     if len(prompts) == 0:
         raise ValueError("data: there are no prompts to train on.")

@@ -204,6 +204,9 @@ def test_options_of_a_critic_stand_anywhere(words, rate):
 
 def test_a_critic_of_the_config_file_is_changed_or_left_out(capsys):
     config = options.load_config(ROOT / "configs" / "tiny.py")
+    # Without one in the file, it is the policy's but for what is given.
+    found = options.parse_config(config, ["--critic.b1", "0.8", "--recipe", "ppo_max"])
+    assert found.critic == dataclasses.replace(config.optimizer, b1=0.8)
     config = dataclasses.replace(config, recipe="ppo_max", critic=CRITIC)
     assert options.parse_config(config, ["--steps", "3"]).critic == CRITIC
     found = options.parse_config(config, ["--critic.eps", "1e-6", "--steps", "3"])

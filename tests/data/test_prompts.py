@@ -19,6 +19,27 @@ def test_a_prompt_puts_answer_and_id_where_rewards_read_them():
     assert len({prompt, prompt}) == 1
 
 
+def test_a_prompt_without_an_answer_keeps_the_column_of_that_name():
+    assert Prompt("q", metadata={"answer": "steps #### 18"}).metadata["answer"] == "steps #### 18"
+    assert Prompt("q").metadata["answer"] is None
+
+
+def test_games_with_one_text_are_different_questions():
+    games = [Prompt("Play.", metadata={"rules": n // 2}, id=str(n)) for n in range(20)]
+    with pytest.raises(ValueError, match="has 1 distinct text"):
+        split_distinct(games)
+    train, held_out = split_distinct(games, by_row=True)
+    rules = [{x.metadata["rules"] for x in part} for part in (train, held_out)]
+    assert [len(each) for each in rules] == [8, 2] and not rules[0] & rules[1]
+
+
+def test_rows_that_are_left_out_with_another_answer_are_told():
+    prompts = [Prompt(f"{n % 4}", str(n % 8)) for n in range(16)]
+    with pytest.warns(UserWarning, match="split_distinct: 8 prompts of prompts are left out"):
+        train, held_out = split_distinct(prompts)
+    assert len(train) + len(held_out) == 4
+
+
 def test_a_prompt_does_not_change_the_mapping_it_was_given():
     given = {"level": 3}
     Prompt("1 + 1 =", "2", given)

@@ -54,6 +54,11 @@ def test_values_are_those_of_the_file(tmp_path, kind):
     assert jr.rewards.exact_match("", "la tour eiffel", first.metadata) == 1.0
 
 
+def test_rows_may_lack_an_answer_where_none_is_needed(tmp_path):
+    path = write(tmp_path / "f.jsonl", [{"prompt": "a", "answer": 1}, {"prompt": "b"}])
+    assert [x.answer for x in from_file(path, needs_answer=False)] == ["1", None]
+
+
 def test_each_kind_of_file(file, capfd):
     prompts = from_file(file)
     assert prompts.texts == ("1 + 1 =", "6 - 9 =")

@@ -1,5 +1,7 @@
 """Host-side checks of a batch: one sentence, with the prompt's name."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,19 @@ def test_a_good_batch_passes_unchanged():
     a = arrays()
     batch = check(a)
     assert batch.tokens is a["tokens"]
+
+
+def test_rewards_of_rollouts_have_their_shape():
+    """Of any other, reshaped, they would be those of other rollouts."""
+    a = arrays()
+    others = dict.fromkeys(("behavior_logp", "support", "experts", "ends"))
+    names = ("tokens", "mask", "prompt_tokens", "prompt_mask")
+    rollout = types.SimpleNamespace(**others, **{name: a[name][:, :1] for name in names[:2]})
+    rollout.prompt_tokens, rollout.prompt_mask = a["prompt_tokens"], a["prompt_mask"]
+    for rewards in ([1.0, 0.0], [[1.0], [0.0]], np.float32([1, 0])):
+        assert Batch.from_rollout(rollout, rewards).rewards.tolist() == [[1.0], [0.0]]
+    with pytest.raises(ValueError, match=r"from_rollout: rewards must have shape \(2, 1\) or"):
+        Batch.from_rollout(rollout, np.ones((1, 2)))
 
 
 def put(field, place, value):

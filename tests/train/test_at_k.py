@@ -96,6 +96,13 @@ def test_at_k_names_and_counts():
     assert at_k(right, []) == ()
 
 
+def test_equal_questions_have_an_interval_too():
+    none = at_k(np.zeros((4, 2), bool), [1])[0]
+    assert (none.mean, none.low) == (0.0, 0.0) and none.high == pytest.approx(0.49, abs=0.01)
+    half = at_k(np.array([[True, False]] * 4), [1])[0]
+    assert half.low == pytest.approx(0.15, abs=0.01) and half.high == pytest.approx(0.85, abs=0.01)
+
+
 RIGHT = np.ones((2, 4), bool)
 
 

@@ -140,6 +140,10 @@ def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
     assert json.loads(capsys.readouterr().out)["pairs"]["mean"] == trained
     assert main(["evaluate", str(tmp_path / "run"), "--samples", "2"]) == 2
     assert "--samples, --k and --seed have no effect" in capsys.readouterr().err
+    with open(pairs, "a") as file:  # other questions may be split otherwise
+        file.write(json.dumps(ROWS[0] | {"prompt": "new"}) + "\n")
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "was made with other questions, or another split" in capsys.readouterr().err
 
 
 def text_of(tokens, mask):

@@ -359,7 +359,8 @@ class Checkpoints:
         """
         model = without_precision(repr(self.model.config))
         wanted = {"params": shapes_digest(like), "model": model}
-        wanted |= {name: mark for name, mark in self.run.items() if name in ("lora", "base")}
+        checked = ("lora", "base", "questions")
+        wanted |= {name: mark for name, mark in self.run.items() if name in checked}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 
     def restore_policy(self, params: ArrayTree, *, step: int | None = None) -> ArrayTree:
