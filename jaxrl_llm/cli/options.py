@@ -450,9 +450,9 @@ def load_policy(
         from jaxrl_llm import data, models
 
         choice.check(None)
-        place = Path(name)
-        if not place.exists() and any(is_run(str(x)) for x in place.parent.glob("*")):
-            raise UsageError(f"There is no run {name!r}.")
+        beside = Path(name).parent if not Path(name).exists() and "/" in name else None
+        if beside is not None and any(is_run(str(x)) for x in beside.glob("*")):
+            raise UsageError(f"There is no run {name!r}.")  # and it is not looked for on the hub
         with usage_errors():
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, data.load_tokenizer(name))

@@ -151,6 +151,17 @@ def test_wrong_usage_is_exit_code_2(capsys, arguments, part):
     assert "Traceback" not in err
 
 
+def test_a_mistyped_run_is_not_a_model_of_the_hub(capsys, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["sample", "runs/frist", "hi"]) == 2
+    assert "There is no run 'runs/frist'." in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "runs")  # where a name alone may be that of a model
+    assert main(["sample", "nobody-made-this", "hi"]) == 2
+    assert "There is no run" not in capsys.readouterr().err
+
+
 def test_unknown_options_come_with_a_suggestion(capsys, tmp_path):
     path = config_file(tmp_path)
     code, _, err = run(capsys, "train", path, "--optimizer.lerning-rate", "1e-3")
