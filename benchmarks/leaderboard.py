@@ -75,6 +75,8 @@ def options_of(task: str, recipe: str) -> list[str]:
     updates = int(given.get("--minibatches", config.minibatches or 1))
     if updates > 1 and not found.forward_only and not found.uses_ratio:
         options += ["--minibatches", "1"]
+    if config.minibatches is None and "--minibatches" not in given and not found.forward_only:
+        options += ["--epochs", "1", "--minibatches", "1"]  # whatever the recipe's paper has
     return options
 
 

@@ -116,5 +116,5 @@ coupled = dataclasses.replace(
 
 
 espo = dataclasses.replace(
-    improved, recipe=jr.recipes.espo(epochs=1), run_dir="runs/diffusion_espo"
+    improved, recipe=jr.recipes.espo(samples=1, epochs=1), run_dir="runs/diffusion_espo"
 )

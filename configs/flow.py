@@ -84,6 +84,7 @@ config = TrainConfig(
     evaluation=EvaluationConfig(samples=16),
     steps=60,
     prompts_per_step=8,
+    minibatches=1,  # one update a batch, by each method
     remat="none",
     samples_every=20,
     run_dir="runs/flow",
@@ -92,6 +93,6 @@ config = TrainConfig(
 no_text = dataclasses.replace(
     config,
     recipe=jr.recipes.unigrpo(steps=None),
-    epochs=1,  # as the other methods here; the preset has two
+    epochs=1,  # the preset has two
     run_dir="runs/flow_no_text",
 )

@@ -109,13 +109,9 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
             else:
                 rest.append(word)
         run: Any = getattr(default, "run", default)
-        if (
-            of_critic and not subcommands and run is not None and run.critic is None
-        ):  # it begins as the policy's
-            given = {word.partition("=")[0].replace("_", "-") for word in of_critic}
-            for key, value in vars(run.optimizer).items():
-                option = f"--critic.{key.replace('_', '-')}"
-                of_critic += [] if option in given else [option, str(value)]
+        if of_critic and not subcommands and run is not None and run.critic is None:
+            policy: Any = parse(kind, rest, command=command, default=default)
+            of_critic = _beside(getattr(policy, "run", policy).optimizer, of_critic)
         words = [*rest, *(subcommands or _CRITIC[:1] * bool(of_critic)), *of_critic]
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_by_name)
@@ -132,6 +128,16 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
             return options
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
+
+
+def _beside(optimizer: Any, of_critic: list[str]) -> list[str]:
+    """The options of a critic, which begins with the policy's optimizer, unless of another kind."""
+    given = {word.partition("=")[0].replace("_", "-") for word in of_critic}
+    words = list(of_critic)
+    for key, value in vars(optimizer).items():
+        option = f"--critic.{key.replace('_', '-')}"
+        words += [] if option in given else [option, str(value)]
+    return of_critic if "--critic.name" in given else words
 
 
 def _not_on_command_line(words: list[str]) -> Any:

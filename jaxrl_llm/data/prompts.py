@@ -3,11 +3,13 @@
 import hashlib
 import json
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.compose import stable_repr
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,20 @@ class Prompt:
         return self.text if self.messages is None else json.dumps(list(self.messages), default=str)
 
 
-def _question(prompt: Prompt) -> str:
-    """What identifies a prompt with its metadata, whatever its name."""
+def row_text(prompt: Prompt) -> str:
+    """What identifies a prompt with its metadata, but for its name; equal in every process."""
+
+    def plain(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(sorted(f'{k!r}: {plain(v)}' for k, v in value.items()))}}}"
+        if isinstance(value, set | frozenset):
+            return f"{{{', '.join(sorted(map(plain, value)))}}}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(plain, value))}]"
+        return stable_repr(value)
+
     metadata = {key: value for key, value in prompt.metadata.items() if key != "id"}
-    return f"{prompt.content}\0{sorted(metadata.items(), key=lambda x: x[0])!r}"
+    return f"{prompt.content}\0{plain(metadata)}"
 
 
 class PromptSet(Sequence[Prompt]):
@@ -140,10 +152,14 @@ def split_distinct(
     checks.check_share("split_distinct", zero=False, one=False, held_out=held_out)
     checks.check_seed("split_distinct", seed=seed)
     source = getattr(prompts, "source", "prompts")
-    distinct: dict[str, list[Prompt]] = {}
-    others = 0
+    prompts, distinct, others = list(prompts), dict[str, list[Prompt]](), 0
+    several: set[str] = set()  # texts with other metadata each
+    if by_row:
+        rows = {row_text(x): x.content for x in prompts}
+        several = {text for text, count in Counter(rows.values()).items() if count > 1}
     for prompt in prompts:
-        same = distinct.setdefault(_question(prompt) if by_row else prompt.content, [])
+        name = row_text(prompt) if prompt.content in several else prompt.content
+        same = distinct.setdefault(name, [])
         if keep_repeats or not same:
             same.append(prompt)
         else:

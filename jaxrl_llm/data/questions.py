@@ -89,7 +89,7 @@ class TextEncoder:
     def _end(self) -> list[int]:
         stops = list(self.tokenizer.eos_ids)
         if self.chat:
-            with suppress(ValueError):  # no template, or one that changes messages
+            with suppress(Exception):  # no template, or one that takes no such conversation
                 written = ChatRenderer(self.tokenizer).turn("")
                 if written[-1] in stops:
                     return written

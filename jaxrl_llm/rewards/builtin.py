@@ -33,12 +33,12 @@ _NUMBER = re.compile(
 _OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
 _MOST_DIGITS = 4000  # Python refuses to read longer ones
 _ANCHORED = re.compile(r"\$.*\$|\\boxed|\\\(|\\\[", re.DOTALL)
-# -1,234.5   3/4   $12.50   50%   12 kg
+# -1,234.5   3/4   $12.50   50%   12 km/h   5 N
 _NUMERAL = re.compile(
     r"""
-    [-+]? \s* (?: \\?\$ )? \s*
+    [-+]? \s* (?: \\?\$ | [£€¥] )? \s*
     (?: [0-9]{1,3} (?: [, ][0-9]{3} )+ | [0-9]+ )? (?: \. [0-9]+ )? (?: \s* / \s* [0-9]+ )?
-    \s* (?: \\?% )? (?: \s+ (?P<unit> [A-Za-z]{2,} ) )? \.?
+    \s* (?: \\?% )? (?: \s+ (?P<unit> [A-Za-z]{2,} (?: / [A-Za-z]+ )? | [A-Z] ) )? \.?
     """,
     re.VERBOSE,
 )

@@ -65,7 +65,7 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
         return f"weighted_sum({self.__qualname__})"
 
     @property
-    def weights(self) -> dict[str, float]:
+    def weights_of_sum(self) -> dict[str, float]:
         """The weight of each term."""
         return {name: weight for name, (_, weight) in self.terms.items()}
 

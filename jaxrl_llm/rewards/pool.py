@@ -135,7 +135,8 @@ class VerifierPool:
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
-        self.answer, self.weights = answer_of(function), getattr(function, "weights", None)
+        self.answer = answer_of(function)
+        self.weights_of_sum = getattr(function, "weights_of_sum", None)
         self._function = sendable(function)
         self._processes: set[Process] = set()
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()

@@ -8,9 +8,18 @@ import re
 
 from jaxrl_llm.rewards.answers import without_thinking
 
-_SCALE = r"(?:/|out\s+of|on\s+a\s+scale\s+(?:of|from)|scale:?)"
-_RANGE = r"\d+(?:\.\d+)?(?:\s*(?:-|\u2013|to)\s*\d+(?:\.\d+)?)?"
-_SCALES = re.compile(rf"{_SCALE}\s*[*_$({{\[]*\s*{_RANGE}", re.IGNORECASE)
+_RANGE = r"\d+\s*(?:-|\u2013|to)\s*\d+"
+# What follows a number, as /10 and out of 10, and a range with the word scale or in parentheses.
+_SCALES = re.compile(
+    rf"""
+    (?<=[\d*_$\])}}]) \s* (?: / | \(? \s* out\s+of ) \s* [*_$({{\[]* \s* \d+ (?:\.\d+)?
+    | scale\s*:?\s*(?:of\s+|from\s+)? {_RANGE}
+    | {_RANGE} \s* (?:-?\s*point\s+)? scale
+    | \d+ -? \s? point\s+scale
+    | \( \s* {_RANGE} \s* \)
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 _RATING = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 
 

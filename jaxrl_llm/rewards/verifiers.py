@@ -5,9 +5,9 @@ makes one pass over the text and needs no deadline. They raise RewardError for a
 cannot grade, such as one without an answer.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from jaxrl_llm.rewards.answers import (
@@ -54,12 +54,19 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
     """
     del prompt
 
-    answers = _answers("dapo_math", metadata)
-    right = {_WHOLE.sub(r"\1", normalize_math(x)) for x in answers}
+    def whole_number(text: str) -> str:
+        try:
+            number = Decimal(text)
+        except InvalidOperation:
+            return text
+        small = number.is_finite() and number.adjusted() < _MOST_DIGITS
+        return str(int(number)) if small and number == int(number) else text
+
+    right = {whole_number(normalize_math(x)) for x in _answers("dapo_math", metadata)}
     return 1.0 if final_answer(completion) in right else -1.0
 
 
-_WHOLE = re.compile(r"^([+-]?[0-9]+)\.0*$")  # 18.0
+_MOST_DIGITS = 1000  # of an answer that is an integer
 _CLOSED = ("yes", "no", "noanswer")
 
 
@@ -143,8 +150,8 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       prompt: Not read.
       completion: The reply; see :func:`choice_letter`.
       metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
-        needs "choices", the texts of the options. Without "choices" there are ten letters. The text
-        of a number, as loaded from a file, is an index unless it is the text of an option.
+        needs "choices", the texts of the options. Without "choices" there are ten letters.
+        A number of a file is loaded as a text, which is no index.
 
     Returns:
       1.0 or 0.0.
@@ -180,8 +187,6 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
         wanted = letters[answer]
     elif isinstance(answer, str) and named.count(normalize_words(answer)) == 1:
         wanted = letters[named.index(normalize_words(answer))]
-    elif text.isdecimal() and int(text) < len(letters):  # a table's number is loaded as a text
-        wanted = letters[int(text)]
     else:
         options = f"the options {', '.join(letters)}" + (" or their texts" if named else "")
         raise RewardError(

@@ -325,7 +325,8 @@ class TrainConfig:
         fewer microbatches. Rows are then flat, and one group must fit. None uses `microbatches`.
       epochs: Passes over one batch; None uses the number in the recipe's paper.
       minibatches: Optimizer steps per pass, on disjoint sets of complete groups; None uses the
-        number in the recipe's paper, or the largest below it that divides the batch.
+        number in the recipe's paper, or the largest below it that divides the batch into
+        minibatches of at least two groups.
       packing: What shares rows in a step, to reduce padding: "flat" for prompts and responses of
         any groups, with what begins alike stored once, so that the cost follows unique tokens;
         "always" for the responses to one prompt; "tree" for these with common prefixes; "never"
@@ -600,7 +601,7 @@ class TrainConfig:
 
     def _check_weights(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError if a recipe reads no weights, and the reward has some."""
-        weights = getattr(self.reward, "weights", None) or {}
+        weights = getattr(self.reward, "weights_of_sum", None) or {}
         if recipe.forward_only or "reward_components" not in recipe.required_fields:
             return
         is_preset = recipe.name in PRESETS and recipe == find_recipe(recipe.name, self.sampling)
@@ -765,7 +766,9 @@ class TrainConfig:
         passes = Passes(epochs, self.minibatches or recipe.minibatches, self.microbatches)
         if self.minibatches is not None:
             return passes
-        fewer = (passes._replace(minibatches=m) for m in range(passes.minibatches, 1, -1))
+        # One group alone often has no signal, and its update is then momentum only.
+        most = min(passes.minibatches, self.prompts_per_step // 2)
+        fewer = (passes._replace(minibatches=m) for m in range(most, 1, -1))
         divide = (x for x in fewer if x.divides(self.prompts_per_step, self.mesh.shards))
         return next(divide, passes._replace(minibatches=1))
 

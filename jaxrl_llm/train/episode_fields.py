@@ -1,6 +1,6 @@
 """Batch fields that describe the turns of episodes, by their names in ``Batch.extras``."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -23,7 +23,8 @@ def episode_fields(
     K is the maximum number of turns, rounded up to a power of two. Equal states, actions and
     subgoals in the batch have equal ids, -1 for none. Subgoals and switches are parsed from the
     text of a turn, see ``environments.turn_parts``. Any other field of turns is read from the
-    information that the environment returns for each turn (``Observation.info``).
+    information that the environment returns for each turn (``Observation.info``), 0 for a last turn
+    that was cut off or failed.
 
     Args:
       batch: P groups of G.
@@ -81,14 +82,22 @@ def episode_fields(
     for name in sorted(set(names) - set(made)):
         if name not in EXTRAS or EXTRAS[name].axes != "PGK":
             continue
-        if absent := [turn for each in turns for turn in each if name not in turn.info]:
+        # The environment says nothing of a turn that it did not see, or that failed.
+        seen = [turn for each in episodes if each is not None for turn in _answered(each)]
+        if absent := [turn for turn in seen if name not in turn.info]:
             raise ValueError(
                 f"the recipe needs {name!r} ({EXTRAS[name].about}) of each turn, but the info of "
                 f"the environment has {sorted(absent[0].info) or 'nothing'} for the turn "
                 f"{absent[0].text[:40]!r}."
             )
-        made[name] = of_turns(lambda turn, name=name: turn.info[name], np.float32)
+        made[name] = of_turns(lambda turn, name=name: turn.info.get(name, 0.0), np.float32)
     return {name: array for name, array in made.items() if name in names}
+
+
+def _answered(episode: Episode) -> Sequence[Turn]:
+    """The turns to which the environment answered."""
+    cut = episode.end in ("length", "env_error", "env_timeout")
+    return episode.turns[:-1] if cut else episode.turns
 
 
 def episode_metrics(scores: Scores, where: np.ndarray) -> dict[str, float]:

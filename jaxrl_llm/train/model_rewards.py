@@ -155,7 +155,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         out: list[Any] = [None] * len(prompts)
         rows: dict[int, tuple[list[int], list[int]]] = {}
         for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            name, messages = repr(prompt[:40]), metadata[i].get("messages")
+            name, messages = repr(prompt[:40]), _conversation(prompt, metadata[i])
             tokens = (
                 encoder.conversation(messages, name) if messages else encoder.prompt(prompt, name),
                 encoder.response(completion, ends=True),
@@ -335,10 +335,19 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         return out
 
 
+def _conversation(prompt: str, metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The conversation that ends with a prompt; a column of that name may hold something else."""
+    messages = metadata.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, Mapping) or last.get("role") != "user":
+        return None
+    return messages if last.get("content") == prompt else None
+
+
 def _transcript(prompt: str, metadata: Mapping[str, Any]) -> str:
     """A prompt as a judge reads it: of a conversation, all messages with their roles."""
-    messages = metadata.get("messages")
-    if not messages:
+    messages = _conversation(prompt, metadata)
+    if messages is None:
         return prompt
     return "\n\n".join(f"{x['role'].capitalize()}: {x['content']}" for x in messages)
 

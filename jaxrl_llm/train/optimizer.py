@@ -26,7 +26,8 @@ class OptimizerConfig:
       eps: Added to the square root of that mean.
       weight_decay: Strength of the decay toward zero; it is multiplied by the step size.
       max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
-      warmup_steps: Steps of a run, each of one batch, over which the step size rises from zero.
+      warmup_steps: Steps of a run, each of one batch, over which the step size rises from zero; of
+        a recipe that updates turn by turn, each turn counts as a step.
       decay_steps: Steps after warmup over which the step size falls to zero; None for no decay.
       moment_dtype: Dtype of the mean of gradients: "bfloat16" halves its size and saves a quarter
         of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 the change

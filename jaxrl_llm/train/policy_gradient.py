@@ -132,8 +132,8 @@ def make_step(
     state would become non-finite. A skipped step leaves parameters and optimizer state unchanged,
     bit for bit. If all steps of a batch are skipped, the recipe's state and the critic's target are
     unchanged too, but ``state.step`` still advances, and with it a moving reference, whose rule
-    counts steps. The critic's update has the same guard. ``skipped`` and ``critic_skipped`` count
-    the skipped steps.
+    counts steps and may also move the policy (``extrapolated``). The critic's update has the same
+    guard. ``skipped`` and ``critic_skipped`` count the skipped steps.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,

@@ -261,7 +261,7 @@ def _with_fields(
         texts=texts_of_batch(experiment, collected),
         greedy=greedy_rewards,
         draws=_draws(experiment, batch, questions, key, number=number),
-        sums=getattr(experiment.config.reward, "weights", None) is not None,
+        sums=getattr(experiment.config.reward, "weights_of_sum", None) is not None,
     )
     if no_baseline.any():  # such a group would train as if its baseline were 0
         where = collected.where & ~no_baseline[:, None]

@@ -26,6 +26,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
     width_of,
 )
+from jaxrl_llm.data.prompts import row_text
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
@@ -413,10 +414,10 @@ class Experiment:
             passes, paper = config.passes, self.recipe.minibatches
             steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
             if config.minibatches is None and paper != passes.minibatches:
-                steps += f", not in the {paper} minibatches of its paper, which do not divide it"
+                steps += f", not in the {paper} minibatches of its paper, which are too many for it"
         decay = config.optimizer.decay_steps
         last = config.steps if decay is None else config.optimizer.warmup_steps + decay
-        if last < config.steps:
+        if last < config.steps and getattr(self.recipe, "turn_updates", None) is None:
             steps += f", at a learning rate of 0 after step {last} of {config.steps}"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
@@ -693,9 +694,8 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
         )
     if len(prompts) == 0:
         raise ValueError("data: there are no prompts to train on.")
-    texts = [[prompt.content for prompt in part] for part in (prompts, held_out)]
-    if config.reads_columns:
-        texts += [[repr(prompt.metadata) for prompt in prompts]]
+    by_row = config.reads_columns or config.environment is not None
+    texts = [[row_text(x) if by_row else x.content for x in part] for part in (prompts, held_out)]
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     # The reference's scores are stored for all held-out prompts, whatever the limit of a run.
     if config.evaluation.limit is not None and config.reference_logp is None:
@@ -993,10 +993,10 @@ def make_algorithm(
         return main
     passes = Passes(microbatches=config.microbatches)
     options = options._replace(passes=passes, shared_prefix_len=0)
-    method = recipe.subagent.recipe
+    method, of_subagent = recipe.subagent.recipe, make_optimizer(config.optimizer)
     return with_subagent(
         main,
-        make_policy_gradient(parts.model, method, optimizer, parts.sampler, options=options),
+        make_policy_gradient(parts.model, method, of_subagent, parts.sampler, options=options),
     )
 
 
@@ -1033,6 +1033,8 @@ def init_experiment(
     updates = config.passes.updates
     optimizer = moving_only(recipe, make_optimizer(config.optimizer, updates=updates))
     of_critic = config.critic_optimizer
+    if getattr(recipe, "prm", None) is not None:  # which makes one update a batch
+        updates = 1
     critic_optimizer = make_optimizer(of_critic, updates=updates) if of_critic is not None else None
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
     if isinstance(experiment.teacher, Teacher):

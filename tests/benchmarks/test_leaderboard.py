@@ -70,7 +70,8 @@ def test_a_run_a_recipe_and_a_seed(tmp_path, monkeypatch, capsys):
         leaderboard.main([*command, "--seeds", *seeds])
     config, warmup = leaderboard.TASKS["textworld"].config, "configs/textworld.py:warmup"
     order = [(name, seed) for seed in (0, 1) for name in ("grpo", "gigpo")]
-    runs = [(config, seed, "--recipe", name) for name, seed in order]
+    one = ("--epochs", "1", "--minibatches", "1")  # whatever a recipe's paper has
+    runs = [(config, seed, "--recipe", name, *one) for name, seed in order]
     assert made == [warmup, *runs]
     result = json.loads(capsys.readouterr().out.splitlines()[-2])
     assert [(run["recipe"], run["seed"]) for run in result["runs"]] == order

@@ -207,6 +207,12 @@ def test_a_critic_of_the_config_file_is_changed_or_left_out(capsys):
     # Without one in the file, it is the policy's but for what is given.
     found = options.parse_config(config, ["--critic.b1", "0.8", "--recipe", "ppo_max"])
     assert found.critic == dataclasses.replace(config.optimizer, b1=0.8)
+    words = ["--optimizer.weight-decay", "0.1", "--recipe", "ppo_max", "--critic.b2=0.95"]
+    found = options.parse_config(config, words)
+    assert found.critic == dataclasses.replace(found.optimizer, b2=0.95)
+    assert found.optimizer.weight_decay == 0.1
+    words = ["--recipe", "ppo_max", "--critic.name", "sgd", "--critic.learning-rate", "0.1"]
+    assert options.parse_config(config, words).critic.name == "sgd"
     config = dataclasses.replace(config, recipe="ppo_max", critic=CRITIC)
     assert options.parse_config(config, ["--steps", "3"]).critic == CRITIC
     found = options.parse_config(config, ["--critic.eps", "1e-6", "--steps", "3"])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm import rewards
 from jaxrl_llm.data import Prompt, PromptSet, from_reasoning_gym, split_distinct
+from jaxrl_llm.data.prompts import row_text
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -31,6 +32,16 @@ def test_games_with_one_text_are_different_questions():
     train, held_out = split_distinct(games, by_row=True)
     rules = [{x.metadata["rules"] for x in part} for part in (train, held_out)]
     assert [len(each) for each in rules] == [8, 2] and not rules[0] & rules[1]
+    # A text that is in one row is split as without its metadata.
+    alone = [Prompt(str(n), metadata={"rules": {"a", n}}) for n in range(20)]
+    for by_row in (True, False):
+        assert split_distinct(alone, by_row=by_row)[1].texts == split_distinct(alone)[1].texts
+
+
+def test_the_text_of_a_row_is_equal_in_every_process():
+    a, b = ({"x": {"p", "q", "r"}, "y": {1: object()}}, {"y": {1: object()}, "x": {"r", "q", "p"}})
+    assert row_text(Prompt("q", metadata=a, id="1")) == row_text(Prompt("q", metadata=b, id="2"))
+    assert row_text(Prompt("q", metadata=a)) != row_text(Prompt("q", metadata=a | {"x": {"p"}}))
 
 
 def test_rows_that_are_left_out_with_another_answer_are_told():

@@ -218,6 +218,7 @@ PASSES = {
     "sapo": (1, 4),
     "sol_rl_flow": (1, 2),
     "scaf_grpo": (1, 4),
+    "spark": (1, 8),
     "spo_chain": (2, 8),
     "spo_tracker": (1, 8),
     "ttrl_majority": (1, 8),

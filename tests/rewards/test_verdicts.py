@@ -45,6 +45,13 @@ def test_words_are_two_that_differ():
         ("7 (out of 10)", 0.7),
         ("Score: 3 on a scale of 1 to 10", 0.3),
         ("On a scale from 0-10, I give it 4.", 0.4),
+        ("On a 10-point scale: 7", 0.7),
+        ("Quality on the 1 to 10 scale: **8**", 0.8),
+        ("Rating (1-10): 4", 0.4),
+        ("Rating scale: 7", 0.7),
+        ("Out of 10 - 7", 0.7),
+        ("Accuracy/7", 0.7),
+        ("7/10 to 8/10", 0.8),
     ],
 )
 def test_the_last_number_counts(text, want):

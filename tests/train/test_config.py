@@ -357,7 +357,7 @@ def test_a_preset_by_name_knows_the_size_of_the_data():
     ("changes", "expected"),
     [
         ({"recipe": "dapo", "prompts_per_step": 32}, Passes(1, 16, 1)),  # the paper's
-        ({"recipe": "dapo", "prompts_per_step": 8}, Passes(1, 8, 1)),  # as many as divide 8
+        ({"recipe": "dapo", "prompts_per_step": 8}, Passes(1, 4, 1)),  # of two groups each
         ({"recipe": "dapo", "prompts_per_step": 24, "mesh": MeshConfig(data=2)}, Passes(1, 12, 1)),
         ({"recipe": "dapo", "prompts_per_step": 7, "mesh": MeshConfig(data=7)}, Passes(1, 1, 1)),
         ({"recipe": "dapo", "prompts_per_step": 8, "minibatches": 4}, Passes(1, 4, 1)),

@@ -17,7 +17,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Cursor, Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import Observation, Subgoals, turn_parts
-from jaxrl_llm.rollout.episodes import EpisodeOptions
+from jaxrl_llm.rollout.episodes import EPISODES, Episode, EpisodeOptions, Turn
 from jaxrl_llm.train import (
     AsyncConfig,
     EvaluationConfig,
@@ -26,6 +26,7 @@ from jaxrl_llm.train import (
     make_scorer,
     train,
 )
+from jaxrl_llm.train.episode_fields import episode_fields
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
@@ -401,3 +402,27 @@ def test_evaluations_go_to_the_devices_that_sample(tmp_path):
     train(made)
     again = train(dataclasses.replace(made, steps=2), resume=True)
     assert sum("held_out" in row for row in again.history) == 3
+
+
+@pytest.mark.parametrize("end", ["length", "env_error"])
+def test_the_last_turn_of_an_episode_may_have_no_answer(end):
+    """One episode that was cut off or failed does not end the run of all others."""
+    whole = Episode((Turn(1, "a", info={"turn_formats": 0.5}),) * 2, "done")
+    cut = Episode((Turn(1, "a", info={"turn_formats": 0.5}), Turn(1, "b")), end)
+    batch = jr.recipes.Batch(
+        tokens=np.ones((1, 2, 2), np.int32),
+        mask=np.ones((1, 2, 2), bool),
+        rewards=np.zeros((1, 2), np.float32),
+        where=np.ones((1, 2), bool),
+        prompt_tokens=np.ones((1, 1), np.int32),
+        prompt_mask=np.ones((1, 1), bool),
+    )
+
+    def fields(*episodes):
+        none = np.zeros(2, np.float32)
+        scores = jr.rewards.Scores(none, {}, none > 0, details={EPISODES: list(episodes)})
+        return episode_fields(batch, ["turn_formats"], scores, decode=str)["turn_formats"]
+
+    assert fields(whole, cut).tolist() == [[[0.5, 0.5], [0.5, 0.0]]]
+    with pytest.raises(ValueError, match="has nothing for the turn 'b'"):
+        fields(whole, cut._replace(end="done"))

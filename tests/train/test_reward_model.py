@@ -179,6 +179,10 @@ def test_a_conversation_is_scored_and_judged_as_a_whole(exported, tmp_path):
         hidden, _ = model.apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
         np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], seen, rtol=1e-4)
     assert scores[0] != scores[1]
+    # A column of that name with another conversation, such as one that is answered, is not read.
+    answered = [{"messages": [*talk, {"role": "assistant", "content": "abc"}]} for talk in talks]
+    plain = [reward(last["content"], "abc", row) for row in (*answered, {})]
+    np.testing.assert_allclose(plain, plain[0], rtol=1e-6)
     model, params = tiny_model(num_layers=1)
     jr.models.save_safetensors(params, tmp_path, config=model.config)
     both = Scripted(tmp_path, compare=True)

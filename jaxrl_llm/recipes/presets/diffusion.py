@@ -30,9 +30,10 @@ def diffu_grpo(
       epochs: Passes over a batch, each with other masks of the prompt and an update.
 
     References:
-      Zhao et al., d1 (arXiv:2504.12216), with the 12 passes of the released code; ``epochs=1`` is
-      much cheaper. The code also moves the reference every 64 steps, which has no effect there,
-      since it trains an adapter, whose reference is the model below.
+      Zhao et al., d1 (arXiv:2504.12216), with the 12 passes of the released scripts for GSM8K and
+      MATH, where those for Countdown and Sudoku have 8; ``epochs=1`` is much cheaper. The code also
+      moves the reference every 64 steps, which has no effect there, since it trains an adapter,
+      whose reference is the model below.
     """
     return from_base(
         name="diffu_grpo",
@@ -100,8 +101,9 @@ def espo(*, samples: int = 2, eps: float = 0.2, kl_coef: float = 3e-3, epochs: i
 
     References:
       Ou et al., ESPO (arXiv:2512.03759), with the advantages, samples and 8 passes of the released
-      code. The weight of the penalty is that of its countdown script; those of GSM8K and MATH have
-      1e-3, those of code and Sudoku 1e-2.
+      code. The weight of the penalty is that of its Countdown script, which has no clip; those of
+      GSM8K and MATH have 1e-3, those of code and Sudoku 1e-2. That for code trains all weights, and
+      its reference follows the policy every 64 updates; here it is frozen.
     """
     penalty = bind(diffusion.elbo_kl, coef=kl_coef)
     return from_base(

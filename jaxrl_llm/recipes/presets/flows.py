@@ -111,8 +111,9 @@ def sol_rl_flow(
 
     References:
       Sol-RL (arXiv:2604.06916), CODE reading, whose objective is DiffusionNFT's, on samples without
-      noise; here the steps are random, so a trajectory may leave the mode of its draft. Advantages
-      use only the rewards of the trajectories that train. 4-bit drafts are not included.
+      noise; here the steps are random, so a trajectory may leave the mode of its draft, and a batch
+      has two updates as in :func:`flow_grpo`. Advantages use only the rewards of the trajectories
+      that train. 4-bit drafts are not included.
     """
     recipe = flow_grpo(noise=noise, eps=eps, kl_coef=kl_coef, bound=bound)
     return recipe.replace(

@@ -81,8 +81,9 @@ def spo_chain(
       whiten: Whether advantages are shifted and scaled over the uncertain tokens of the batch.
 
     References:
-      SPO-chain (arXiv:2505.23564), the released code for GSM8K: a KL of 1e-4, two passes over a
-      batch in eight minibatches each. Its configs for Qwen make one pass in four, with 4 rollouts.
+      SPO-chain (arXiv:2505.23564), the released code for GSM8K: two passes over a batch in
+      eight minibatches each, and a KL of 1e-4, there of the sum over a response, here of the mean
+      over tokens. Its configs for Qwen make one pass in four, with 4 rollouts.
       It clamps log-ratios to +-10, here to +-20.
     """
     credit, spread = stateless(advantages.segment_advantages), stateless(_SPREAD)

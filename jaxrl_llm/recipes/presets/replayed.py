@@ -348,11 +348,12 @@ def spark(
       point: See :func:`jaxrl_llm.curation.judged`.
 
     References:
-      SPARK (arXiv:2509.22624), with the KL of the released scripts.
+      SPARK (arXiv:2509.22624), with the KL and the 8 updates per batch of the released scripts.
     """
     penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
     return from_base(
         name="spark",
+        minibatches=8,
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=penalty,
         collector=curation.judged(judges=judges, refines=refines, point=point),

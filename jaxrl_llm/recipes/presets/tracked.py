@@ -156,7 +156,7 @@ def dcpo_dynamic_clip(
       r_max: Largest upper bound.
 
     References:
-      Yang et al., DCPO (arXiv:2509.02333), with the 16 updates per batch of the released script,
+      Yang et al., DCPO (arXiv:2509.02333), with the 16 updates per batch of the base script,
       which has epsilons of 0.2 and 0.28.
     """
     return from_base(

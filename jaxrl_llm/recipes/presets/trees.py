@@ -232,9 +232,9 @@ def spo_tree(
 
     References:
       Guo et al., SPO (arXiv:2505.23564), the released code: 6-6-6, segments of 30 tokens for GSM8K,
-      600 for MATH, a KL of 1e-4; "rloo" is no scale, "grpo" is "std". There each segment is a
-      sample, and batches of 128 are drawn and whitened separately; here all segments of a batch
-      share one step.
+      600 for MATH, a KL of 1e-4, there of the sum over a segment's tokens, here of the mean; "rloo"
+      is no scale, "grpo" is "std". There each segment is a sample, and batches of 128 are drawn and
+      whitened separately; here all segments of a batch share one step.
     """
     if isinstance(branches, tuple) and len(branches) != levels:
         raise ValueError(
