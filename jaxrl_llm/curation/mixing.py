@@ -218,18 +218,19 @@ def best_teachers(
     checks.check_integer(function, roles=roles)
     checks.check_same_shape(function, rewards=rewards, roles=roles)
     valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
-    own, teacher, probe = (valid & (jnp.asarray(roles) == role) for role in _OWN_TEACHER_PROBE)
+    own, teacher, probe = (jnp.asarray(roles) == role for role in _OWN_TEACHER_PROBE)
+    # Which probe belongs to which teacher is told by all of them, those without a reward included.
+    places, first = (jnp.argsort(~x, axis=-1, stable=True) for x in (teacher, probe))
+    own, teacher, probe = valid & own, valid & teacher, valid & probe
     scores = comprehension_score(old_logp, mask & probe[..., None])
     size = jnp.shape(rewards)[-1]
-    first = jnp.argsort(~probe, axis=-1, stable=True)
     chosen = ampo_select(
         rewards,
         jnp.take_along_axis(scores, first, axis=-1),
         k_max=k_max,
         where=own,
-        available=jnp.arange(size) < jnp.sum(teacher, axis=-1, keepdims=True),
+        available=jnp.take_along_axis(teacher, places, axis=-1),
     )
-    places = jnp.argsort(~teacher, axis=-1, stable=True)
     answers = jnp.take_along_axis(places, jnp.maximum(chosen.teachers, 0), axis=-1)
     answers = jnp.where(chosen.teachers < 0, -1, answers)
     enters, leaves = (

@@ -111,7 +111,7 @@ class Backend(Protocol):
 
 
 def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
-    """A response as a sampler's outputs: what is not known is 0, of versions -1.
+    """A response as a sampler's outputs: what is not known is 0, of versions -1, of entropies NaN.
 
     ``blank`` is one token of the engine that is to go on from it.
     """
@@ -129,7 +129,10 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
             None if bits is None else np.zeros((n, *bits.shape), bits.dtype),
         )
     if blank is not None and blank.entropy is not None:
-        entropy = known(response.entropy)
+        # NaN stays out of statistics, which a 0 would lower.
+        entropy = np.full(n, np.nan, np.float32)
+        if response.entropy is not None:
+            entropy = np.asarray(response.entropy, np.float32)
     if blank is not None and blank.runner_up is not None:
         runner_up_logp = known(response.runner_up_logp)
         runner_up = np.zeros(n, np.int32)

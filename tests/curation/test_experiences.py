@@ -179,3 +179,8 @@ def test_what_cannot_be_is_said():
     shown = repr(experienced(capacity=4, review=jr.curation.review_message))
     assert shown == "experienced(capacity=4)"
     assert dataclasses.replace(experienced(), limit=2) == experienced()
+
+
+def test_it_is_no_source_of_prompts():
+    with pytest.raises(ValueError, match="source must ask for each group once"):
+        jr.curation.refill(jr.curation.informative_groups, source=experienced())

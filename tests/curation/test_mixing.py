@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxrl_llm.curation import ampo_select, comprehension_score, icpo_merge, mix_source_mask
+from jaxrl_llm.curation import (
+    ampo_select,
+    best_teachers,
+    comprehension_score,
+    icpo_merge,
+    mix_source_mask,
+)
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 merge = jax.jit(icpo_merge)
@@ -96,3 +102,13 @@ def test_all_steered_rejected_leaves_the_plain_group():
     assert kept.tolist() == [[True, True, False]]
     kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0), delta=0.5)
     assert kept.sum() == 2 and kept[0, 2]
+
+
+def test_a_teacher_without_a_reward_keeps_its_probe():
+    roles = jnp.array([0, 0, 2, 2, 2, 4, 4, 4])
+    prob = jnp.zeros(8).at[5:].set(jnp.array([0.9, 0.1, 0.5]))[:, None]
+    where = jnp.ones(8, bool).at[2].set(False)
+    inputs = {"roles": roles, "mask": jnp.ones((8, 1), bool), "old_logp": jnp.log(prob)}
+    kept = best_teachers(jnp.zeros(8), **inputs, where=where, k_max=1)
+    # The third teacher, whose probe is the third one, in the place of the first rollout.
+    assert np.flatnonzero(kept).tolist() == [1, 4]

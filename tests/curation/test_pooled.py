@@ -205,3 +205,19 @@ def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="the source must name its prompts"):
         collector.propose(state, jax.random.key(0), Collection(P, G), 1)
     assert repr(pooled(high=4, threshold=0.5)) == "pooled(capacity=1024, high=4, threshold=0.5)"
+
+
+def test_a_success_ages_until_the_update_whatever_samples():
+    collector, state = started(max_staleness=1)
+    for step in range(2):
+        *_, state = play(collector, state, step, fails_later)
+    batch, rows, _ = play(collector, state, 3, fails_later)
+    assert len(batch.requests) == P and not any(row.takes_part for row in rows)
+    requests, outcomes = batch.requests, batch.outcomes
+    early = Collection(P, G, 3, requests, outcomes, version=2)
+    assert collector.observe(state, early)[0].requests == ()
+
+
+def test_it_is_no_source_of_prompts():
+    with pytest.raises(ValueError, match="source must ask for each group once"):
+        jr.curation.refill(jr.curation.informative_groups, source=pooled())

@@ -131,3 +131,12 @@ def test_what_a_run_is_told():
         plain.check_sizes(DATA, group_size=G, num_groups=1)
     short = predicted(PARSE, REWARD, message=dataclasses.astuple)
     assert "message=" in repr(short)
+
+
+def test_in_rounds_it_is_no_source_of_prompts():
+    for options in ({"gate": GATE}, {"cutoff": CUTOFF}):
+        with pytest.raises(ValueError, match="source must ask for each group once"):
+            jr.curation.refill(
+                jr.curation.informative_groups, source=predicted(PARSE, REWARD, **options)
+            )
+    assert not predicted(PARSE, REWARD).asks_again

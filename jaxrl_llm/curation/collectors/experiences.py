@@ -212,6 +212,7 @@ class _Experienced:
     source: Collector
 
     sends_text: ClassVar[bool] = True
+    asks_again: ClassVar[bool] = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Experienced":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

@@ -13,11 +13,11 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
-    Outcome,
     Request,
     Response,
     Row,
     in_order,
+    joined_outcome,
     prompt_source,
     sized,
 )
@@ -235,7 +235,7 @@ class _Partial:
                 components = collection.outcome(place[0]).reward_components
                 absent = response.reward is None or bool(components)
                 stored.rewards[c, j] = np.nan if absent else response.reward
-        outcomes = tuple(_outcome_of(group, collection) for group in done)
+        outcomes = tuple(joined_outcome(group.members, collection) for group in done)
         seen = collection._replace(
             requests=tuple(Request(self._size, int(each.prompt)) for each in outcomes),
             outcomes=outcomes,
@@ -301,29 +301,6 @@ def _response_of(place: tuple[int, int], collection: Collection) -> Response:
 def _unfinished(group: _Group, collection: Collection) -> list[tuple[int, int]]:
     """The rollouts of a group that have not ended."""
     return [at for at in group.members if _response_of(at, collection).finish == UNFINISHED]
-
-
-def _outcome_of(group: _Group, collection: Collection) -> Outcome:
-    """One outcome of the members of several requests."""
-    members = [(collection.outcome(request), j) for request, j in group.members]
-    names = set.intersection(*(set(each.reward_components) for each, _ in members))
-
-    def joined(name: str) -> np.ndarray:
-        return np.array([getattr(each, name)[j] for each, j in members])
-
-    return Outcome(
-        prompt=members[0][0].prompt,
-        rewards=joined("rewards"),
-        where=joined("where"),
-        lengths=joined("lengths"),
-        truncated=joined("truncated"),
-        reward_components={
-            name: np.array([each.reward_components[name][j] for each, j in members])
-            for name in sorted(names)
-        },
-        responses=tuple(each.responses[j] for each, j in members),
-        texts=tuple(each.texts[j] for each, j in members),
-    )
 
 
 def partial_rollouts(

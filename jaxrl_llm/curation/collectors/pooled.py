@@ -62,6 +62,8 @@ class _Pooled:
     source: Collector
     max_new_tokens: int | None = None
 
+    asks_again = True
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Pooled":
         high = group_size if self.high is None else self.high
         if high < self.low:
@@ -122,7 +124,7 @@ class _Pooled:
         pool = state.pool
         usable = pool.order >= 0
         if self.max_staleness is not None:
-            usable &= collection.version - pool.versions <= self.max_staleness
+            usable &= collection.step - pool.versions <= self.max_staleness
         same = (pool.prompt_ids == np.asarray(groups.prompt)[:, None]) & usable
         digests = np.array([_digest(outcome.prompt_tokens) for outcome in outcomes], np.int32)
         same &= (state.digests[np.asarray(groups.prompt)] == digests)[:, None]
@@ -142,7 +144,7 @@ class _Pooled:
         if len(requests) == P and len(failed):
             stored = []
             for p in failed:
-                request = stored_request(pool, int(places[p]), version=collection.version)
+                request = stored_request(pool, int(places[p]), version=collection.step)
                 responses = request.responses
                 if not collection.plays:  # a success is graded again
                     responses = tuple(each._replace(reward=None) for each in responses)

@@ -79,6 +79,10 @@ class _Predicted:
         return self.cutoff is not None
 
     @property
+    def asks_again(self) -> bool:
+        return self._first
+
+    @property
     def _first(self) -> bool:
         """Whether predictions come before solutions."""
         return self.gate is not None or self.cutoff is not None

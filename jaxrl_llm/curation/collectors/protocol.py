@@ -95,7 +95,8 @@ class Response(NamedTuple):
       version: int32 ``[t]``, version of the weights that sampled each token; -1 or None as above.
       trains: bool ``[t]``, False for tokens that are only context; None for all True.
       entropy: float32 ``[t]``, entropy of the distribution of each token, or of the plain model if
-        the collector has ``records_model_entropy``; None if the sampler does not record it.
+        the collector has ``records_model_entropy``; NaN for tokens of an earlier batch, None if the
+        sampler does not record it.
       finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`; ignored for a beginning.
       reward: Its reward; None to grade it. A beginning has none.
       nodes: int32 ``[t]``, the rollout of this batch that sampled each token, by its number; -1 or
@@ -224,6 +225,28 @@ class Request(NamedTuple):
     draws_of: tuple[int, ...] = ()
 
 
+def more_of(request: Request, rollouts: int, responses: tuple[Response, ...] = ()) -> Request:
+    """A request for more rollouts of the prompt of a group, sampled as those of its first request.
+
+    They have its text, role and options, but not its responses; the caller sets ``extends``.
+
+    Args:
+      request: The first request of the group.
+      rollouts: Number of responses.
+      responses: Their beginnings, if they have any.
+    """
+    return request._replace(
+        rollouts=rollouts,
+        prompt=None,
+        responses=responses,
+        # What is sampled for a complete response is the policy's own.
+        sampled=True,
+        role=request.role if request.sampled else OWN,
+        fixed=(),
+        draws_of=(),
+    )
+
+
 class Outcome(NamedTuple):
     """The results of a finished group of n rollouts, or of several with a leading axis.
 
@@ -313,6 +336,29 @@ def computed_once(data: Sequence, function: Callable[[Sequence], Any]) -> Any:
     """
     computed = getattr(data, "computed", None)
     return function(data) if computed is None else computed(function)
+
+
+def joined_outcome(members: Sequence[tuple[int, int]], collection: Collection) -> Outcome:
+    """One outcome of rollouts of several requests for a prompt, each as (request, rollout)."""
+    pairs = [(collection.outcome(request), j) for request, j in members]
+    names = set.intersection(*(set(each.reward_components) for each, _ in pairs))
+
+    def joined(name: str) -> np.ndarray:
+        return np.array([getattr(each, name)[j] for each, j in pairs])
+
+    return Outcome(
+        prompt=pairs[0][0].prompt,
+        rewards=joined("rewards"),
+        where=joined("where"),
+        lengths=joined("lengths"),
+        truncated=joined("truncated"),
+        reward_components={
+            name: np.array([each.reward_components[name][j] for each, j in pairs])
+            for name in sorted(names)
+        },
+        responses=tuple(each.responses[j] for each, j in pairs),
+        texts=tuple(each.texts[j] for each, j in pairs if each.texts),
+    )
 
 
 class Row(NamedTuple):

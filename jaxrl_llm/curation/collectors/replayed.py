@@ -275,6 +275,7 @@ class _Replayed:
         # The places of this batch in the order in which they are drawn.
         index = np.asarray(sample.index)
         drawn = index[index >= 0].tolist()
+        part, _ = _part(collection)
         if self.replace is not None:
             after = self._fresh(state, collection)[0].rows is not None
             replay = [after] * count
@@ -287,18 +288,18 @@ class _Replayed:
                 wanted = int(np.count_nonzero(mask))
             start = groups - min(wanted, len(drawn), groups - 1)  # one at least is fresh
             replay = [start <= i < groups for i in range(first, first + count)]
+            part = part._replace(num_groups=start)
         used = sum(request.role == REPLAYED for request in collection.requests)
         places = iter(drawn[used:])
         stored = partial(
             stored_request,
             state.buffer,
-            version=collection.version,
+            version=collection.step,
             max_staleness=self.max_staleness,
         )
         # Beyond what is asked for, more may be proposed than there are.
         taken = [next(places, None) if each else None for each in replay]
         requests = [None if place is None else stored(place) for place in taken]
-        part, _ = _part(collection)
         fresh, source = self.source.propose(state.source, key, part, requests.count(None))
         following = iter(fresh)
         filled = tuple(next(following) if each is None else each for each in requests)
@@ -345,20 +346,23 @@ class _Replayed:
         return decision._replace(requests=more), learned, rows
 
     def _weights(self, state, collection: Collection) -> np.ndarray:
-        """What each place is drawn by, 0 for those that cannot be: float32 ``[C]``."""
+        """What each place is drawn by, 0 for those that cannot be: float32 ``[C]``.
+
+        Ages are those at the update: the batch of a step trains the weights of that version.
+        """
         buffer = state.buffer
         weights = np.ones(self.capacity, np.float32)
         ended = self.until is not None and collection.step >= self.until
         if ended or collection.step < self.start:
             return np.zeros_like(weights)
         with on_host():
-            able = replay_fresh(buffer, version=collection.version, max_lag=self.max_staleness)
+            able = replay_fresh(buffer, version=collection.step, max_lag=self.max_staleness)
             if self.priority is not None:
                 context = {
                     "scores": buffer.scores,
                     "order": buffer.order,
                     "versions": buffer.versions,
-                    "version": collection.version,
+                    "version": collection.step,
                     "where": able,
                 }
                 weights = np.asarray(call_with(self.priority, context=context), np.float32)
@@ -372,9 +376,7 @@ class _Replayed:
             row
             for row in rows
             if row.takes_part
-            and all(
-                requests[i].role == OWN and collection.outcome(i).where[j] for i, j in row.members
-            )
+            and all(_plain(requests[i]) and collection.outcome(i).where[j] for i, j in row.members)
         ]
         if self.store is not None:
             keep = _passing(self, "store", self.store, own, collection)
@@ -405,7 +407,7 @@ class _Replayed:
             checks.check_shape(repr(self), "the score's result", scores, (len(own),))
         prompts = [int(collection.outcome(row.members[0][0]).prompt) for row in own]
         if self.max_staleness is not None:  # what can never be drawn again leaves its place
-            old = collection.version - np.asarray(buffer.versions) > self.max_staleness
+            old = collection.step - np.asarray(buffer.versions) > self.max_staleness
             buffer = buffer._replace(order=np.where(old, -1, buffer.order))
         return store_groups(
             buffer, groups, prompts=prompts, scores=scores, evict=self.evict, unique=self.unique
@@ -421,6 +423,11 @@ class _Replayed:
                 continue
             shown.append(f"{field.name}={stable_repr(value) if callable(value) else repr(value)}")
         return f"replayed({', '.join(shown)})"
+
+
+def _plain(request: Request) -> bool:
+    """Whether the responses follow the prompt itself, as a stored group does when it comes back."""
+    return request.role == OWN and request.text is None and not request.prompt_tokens
 
 
 def _part(collection: Collection) -> tuple[Collection, list[int]]:
@@ -499,7 +506,8 @@ def replayed(
         probability whether it is a stored one.
       replace: ``rewards [n, G] -> keep [n, G]``, such as
         :func:`~jaxrl_llm.curation.informative_groups`, in place of ``share``.
-      store: The same for groups to store; None for all. Hinted groups are never stored.
+      store: The same for groups to store; None for all. Only groups that were sampled after the
+        prompt itself are stored, so none with a hint or another message.
       score: Scores ``[n]`` of new groups from ``rewards``, ``where`` and ``advantages`` (GRPO's),
         ``[n, G]``, such as :func:`~jaxrl_llm.curation.replay_scores`.
       priority: Weights ``[C]`` of draws from ``scores``, ``order``, ``versions``, ``version`` and

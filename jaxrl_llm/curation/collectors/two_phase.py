@@ -12,13 +12,13 @@ from jaxrl_llm.core import ArrayTree, accepted, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
-    OWN,
     Collection,
     Collector,
     Decision,
     Request,
     Row,
     in_order,
+    more_of,
     on_host,
     prompt_source,
     sized,
@@ -204,7 +204,10 @@ class _TwoPhase:
             if more := self._more(memory, collection, context, done):
                 return Decision(requests=more), state
         source = state if self.memory is None else state.source
-        _, learned = self.source.observe(source, collection)
+        first = collection._replace(
+            requests=requests[:groups], outcomes=collection.outcomes[:groups]
+        )
+        _, learned = self.source.observe(source, first)
         if self.memory is not None:
             with on_host():
                 memory = call_with(self.memory.learn, state.memory, context=context)
@@ -241,15 +244,19 @@ class _TwoPhase:
                 f"{self!r}: the allocator gives group {p}, which has {counts[p]} rollouts, "
                 f"{extra[p]} more; from 0 to {most - counts[p]} are left to max_rollouts {most}."
             )
+        # A group of which nothing is known gets no more: its accuracy of 0 only stands for none.
+        extra = np.where(context["where"].any(axis=-1), extra, 0)
         texts: list[str | None] = [None] * groups
         if self.text is not None:
             texts = call_with(self.text, context=context | {"memory": memory})
-        roles = [OWN if text is None else HINTED for text in texts]
-        return tuple(
-            Request(int(n), extends=p, round=done + 1, text=texts[p], role=roles[p])
-            for p, n in enumerate(extra)
-            if n
-        )
+        requests = []
+        for p in np.flatnonzero(extra).tolist():
+            request = more_of(collection.requests[p], int(extra[p]))
+            request = request._replace(extends=p, round=done + 1)
+            if (text := texts[p]) is not None:
+                request = request._replace(text=text, role=HINTED)
+            requests.append(request)
+        return tuple(requests)
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.allocate)}, max_rollouts={self.max_rollouts}"

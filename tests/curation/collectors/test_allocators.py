@@ -1,11 +1,14 @@
 """Collectors that give prompts different numbers of rollouts, as pure values without a sampler."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import HINTED, OWN, Collection, Outcome
+from jaxrl_llm import curation
+from jaxrl_llm.curation import HINTED, OWN, Collection, Outcome, Request
 
 P, G, N = 4, 6, 10
 KEY = jax.random.key(0)
@@ -263,3 +266,40 @@ def test_the_nearest_solved_problems_come_first():
     assert state.prompts.tolist() == [3, 1, 2]
     with pytest.raises(ValueError, match=r"threshold must be in \[-1, 1\]; got 2"):
         jr.curation.seeded_message(threshold=2)
+
+
+def test_a_group_that_no_reward_is_known_of_gets_no_more_and_the_source_learns_of_the_first():
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Source:
+        def init(self, num_prompts):
+            return ()
+
+        def propose(self, state, key, collection, count):
+            plain = Request(2, text="please", role=HINTED, limit=3)
+            return (plain,) * count, state
+
+        def observe(self, state, collection):
+            seen.append(collection)
+            return curation.Decision(), state
+
+    def up_to_four(accuracy, counts):
+        return np.where(accuracy < 1, 4 - counts, 0)
+
+    collector = curation.two_phase(up_to_four, max_rollouts=4, first=2, source=Source())
+    batch = Collection(3, 2)
+    requests, state = collector.propose((), KEY, batch, 3)
+    zero = outcome(3, range(2), 0)
+    outcomes = (zero, zero._replace(where=np.zeros(2, bool)), zero)
+    batch = batch._replace(requests=requests, outcomes=outcomes)
+    more = collector.observe(state, batch)[0].requests
+    # As the first ones were sampled.
+    assert [x.extends for x in more] == [0, 2]
+    assert {(x.rollouts, x.text, x.role, x.limit, x.round) for x in more} == {
+        (2, "please", HINTED, 3, 1)
+    }
+    batch = batch._replace(requests=requests + more, outcomes=outcomes + (zero, zero))
+    decision, _ = collector.observe(state, batch)
+    assert [len(row.members) for row in decision.rows] == [4, 2, 4]
+    assert [(x.requests, x.outcomes) for x in seen] == [(requests, outcomes)]

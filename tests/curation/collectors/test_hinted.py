@@ -22,6 +22,10 @@ from jaxrl_llm.curation import (
 )
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup
 from jaxrl_llm.curation.collectors.protocol import collector_parts, sized
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question, TextEncoder
+from jaxrl_llm.rollout.collect import Limits, _Book
+from jaxrl_llm.rollout.types import LENGTH, STOP
 
 P, G, N = 3, 4, 7
 DATA = [
@@ -404,6 +408,16 @@ def test_scope_may_have_a_judge_and_a_teacher():
     short = sized(collector, group_size=G, max_new_tokens=9)
     texts = [decode(r.responses[0].tokens) for r in short.observe((), batch)[0].requests]
     assert texts == ["a;(question 0 after a;)\0"[:9]] * 2
+    # Complete, whether its end has room or not, so that a run takes it.
+    limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 40, chat=False), 99, 300)
+    questions = [Question(Prompt(data[0]["text"]), [1])]
+    book = _Book(collector, (), None, questions, None, batch, limits)
+    for decided, finish in ((decision, STOP), (short.observe((), batch)[0], LENGTH)):
+        for request in decided.requests:
+            (checked,) = book._responses(request, 0)
+            assert checked.finish == finish
+    most = sized(collector, group_size=G, max_new_tokens=len("a;(question 0 after a;)") + 1)
+    assert most.observe((), batch)[0].requests[0].responses[0].finish == STOP
     # A beginning that fills a response leaves no room to go on.
     full = sized(collector, group_size=G, max_new_tokens=2)
     assert full.observe((), batch)[0].rows is not None

@@ -1,5 +1,6 @@
 """Trees that look ahead: against rows that advance token by token under the pure rules."""
 
+import dataclasses
 import hashlib
 from functools import cache, partial
 
@@ -10,7 +11,8 @@ import pytest
 from batches_of_collectors import play_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import Collection, Outcome, Response, lookahead
+from jaxrl_llm import curation
+from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, lookahead
 from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
 
 P, G, T, V, STOP = 3, 6, 14, 6, 5
@@ -256,3 +258,31 @@ def test_bad_input_is_one_sentence():
     requests, _ = collector.propose((), jax.random.key(0), start, 1)
     with pytest.raises(ValueError, match="reads runner_up_logp, which the responses do not have"):
         collector.observe((), start._replace(requests=requests, outcomes=(group,)))
+
+
+def test_the_source_learns_of_the_leaves_and_what_goes_on_has_its_message():
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Source:
+        def init(self, num_prompts):
+            return ()
+
+        def propose(self, state, key, collection, count):
+            asked = Request(collection.group_size, text="a hint", role=HINTED)
+            return (asked,) * count, state
+
+        def observe(self, state, collection):
+            seen.append(collection)
+            return curation.Decision(), state
+
+    collector = dataclasses.replace(ROUNDS, source=Source())
+    rows, _, collection = play(sized(collector, group_size=G, max_new_tokens=T), step=1)
+    assert {(x.text, x.role) for x in collection.requests} == {("a hint", HINTED)}
+    assert {x.temperature for x in collection.requests[P:] if not x.pauses} == {None}
+    (learned,) = seen
+    assert [(x.rollouts, x.extends) for x in learned.requests] == [(G, None)] * P
+    for row, group in zip(rows, learned.outcomes, strict=True):
+        own = [collection.outcomes[i].responses[j] for i, j in row.members]
+        assert len(group.rewards) == G and group.where.all()
+        assert all(x is y for x, y in zip(group.responses, own, strict=True))

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, replayed
+from jaxrl_llm.curation import (
+    OWN,
+    REPLAYED,
+    Collection,
+    Outcome,
+    Request,
+    Response,
+    in_order,
+    replayed,
+)
 from jaxrl_llm.curation.collectors import replayed as replayed_module
 from jaxrl_llm.curation.collectors.protocol import sized
 
@@ -312,3 +321,53 @@ def test_it_prints_what_differs():
     )
     assert repr(for_run(collector)).startswith(text)
     assert dataclasses.is_dataclass(collector)
+
+
+def test_only_what_follows_the_plain_prompt_is_stored():
+    collector = for_run(replayed(capacity=4, share=0.5))
+    state = collector.init(N)
+    _, collection, _ = play(collector, state, 0)
+    requests = list(collection.requests)
+    requests[1] = requests[1]._replace(text="in other words")
+    requests[2] = requests[2]._replace(prompt_tokens=(5,))
+    _, learned = collector.observe(state, collection._replace(requests=tuple(requests)))
+    assert sorted(learned.buffer.order.tolist()) == [-1, -1, 0, 1]
+    assert sorted(learned.buffer.prompt_ids[learned.buffer.order >= 0].tolist()) == [0, 3]
+
+
+def test_a_stored_group_ages_until_the_update_whatever_samples():
+    """Asynchronous sampling uses weights older than those that the batch trains."""
+    collector = for_run(replayed(capacity=8, share=0.5, max_staleness=2))
+    _, state = run(collector, 3)
+    _, collection, _ = play(collector, state, 4, version=2)
+    old = [r for r in collection.requests if r.role == REPLAYED]
+    assert old and all(r.responses[0].version[0] == 2 for r in old)
+    _, collection, learned = play(collector, state, 5, version=3)
+    assert all(request.role == OWN for request in collection.requests)
+    # What is too old leaves its place to the groups of the batch, whose tokens name their step.
+    there = learned.buffer.order >= 0
+    assert (learned.buffer.items.tokens[there, 0, 0] >= 500).all()
+
+
+def test_a_source_is_told_as_many_groups_when_it_proposes_as_when_it_learns():
+    proposed, observed = [], []
+
+    @dataclasses.dataclass(frozen=True)
+    class Source:
+        def init(self, num_prompts):
+            return ()
+
+        def propose(self, state, key, collection, count):
+            proposed.append(collection.num_groups)
+            return (Request(G),) * count, state
+
+        def observe(self, state, collection):
+            observed.append(collection.num_groups)
+            return in_order().observe((), collection)
+
+    collector = for_run(replayed(capacity=8, share=0.5, source=Source()))
+    state, ends = collector.init(N), []
+    for step in range(2):
+        _, _, state = play(collector, state, step, together=False)
+        ends.append(observed[-1])
+    assert ends == [4, 2] and proposed == [4] * 4 + [2] * 4

@@ -9,8 +9,11 @@ import pytest
 from batches_of_collectors import play_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import Collection, Outcome, Request, Response, forked, pruned
+from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, forked, pruned
 from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
+from jaxrl_llm.curation.collectors.trees.rounds import branch_counts, rule_arrays
+from jaxrl_llm.rollout.backends import tokens_of
+from jaxrl_llm.rollout.slots import Tokens
 
 P, G, T, N = 3, 6, 8, 10
 KEY = jax.random.key(3)
@@ -385,3 +388,69 @@ def test_responses_branch_where_entropy_has_risen():
         jr.curation.entropy_branched().observe((), Collection(1, 4))
     text = "entropy_branched(segment=2, weight=0.5)"
     assert repr(jr.curation.entropy_branched(segment=2, weight=0.5)) == text
+
+
+@dataclasses.dataclass(frozen=True)
+class Hinting:
+    """A source whose requests have a text and a role."""
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        asked = Request(collection.group_size, text="a hint", role=HINTED, temperature=0.5)
+        return (asked,) * count, state
+
+    def observe(self, state, collection):
+        return jr.curation.in_order().observe(state, collection)
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_what_goes_on_has_the_message_and_the_role_of_its_root(name):
+    collector = for_run(dataclasses.replace(COLLECTORS[name], source=Hinting()))
+    _, _, collection = play(collector, collector.init(N))
+    later = collection.requests[P:]
+    assert later and all(x.prompt is None for x in later)
+    told = {(x.text, x.role, x.temperature) for x in collection.requests}
+    assert told == {("a hint", HINTED, 0.5)}
+    assert all(x.limit is None and not x.pauses for x in later if x.round == later[-1].round)
+
+
+def test_draws_depend_on_the_seed_of_the_run_and_the_step():
+    keys = []
+
+    def watched(key, mask):
+        keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        return np.ones(len(mask), bool)
+
+    collector = for_run(pruned(watched, limit=3))
+    for seed, step in ((0, 0), (0, 0), (1, 0), (0, 1)):
+        batch = Collection(P, G, step=step, seed=seed)
+        play_batch(collector, collector.init(N), batch, lambda x, i: outcome(x, i % P, i))
+    each = [keys[i : i + P] for i in range(0, len(keys), P)]
+    assert len({tuple(x) for x in each}) == 3 and each[0] == each[1]
+
+    def counts(seed):
+        ones = np.ones(64, np.float32)
+        place = Collection(P, G, seed=seed)
+        options = {"slots": 64, "branches": 1, "prob": 0.5, "weight": 0.0}
+        return branch_counts(place, 0, 0, ones, ones, **options).tolist()
+
+    assert counts(0) == counts(0) != counts(1)
+
+
+def test_rules_read_0_where_an_entropy_is_not_known():
+    """Tokens of an earlier batch have none."""
+    answer = outcome(Request(2), 0, 0)
+    first = answer.responses[0]
+    entropy = np.append(np.nan, first.entropy[1:]).astype(np.float32)
+    answer = answer._replace(responses=(first._replace(entropy=entropy), answer.responses[1]))
+    collection = Collection(1, 2, requests=(Request(2),), outcomes=(answer,))
+    read = rule_arrays(collection, [0], 2, T, ["old_entropy"])["old_entropy"]
+    assert read[0, 0] == 0 and np.isfinite(read).all()
+    carried = first._replace(entropy=None)
+    blank = Tokens(*(np.zeros(()) for _ in range(6)))
+    assert np.isnan(tokens_of(carried, blank).entropy).all()
+    np.testing.assert_array_equal(
+        tokens_of(first._replace(entropy=entropy), blank).entropy, entropy
+    )

@@ -23,6 +23,9 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.hints import first_bad_step
 
+# The ``finish`` of a response that was cut, as in rollout.types.
+_LENGTH = 0
+
 FINISH = "{question}\n\nThis is a solution:\n{solution}\n\nWrite it in words of yours."
 
 
@@ -77,8 +80,10 @@ class _Repair(HintedPolicy):
             shown = group.decode([int(x) for x in begins.tokens])
             end = group.encode(self.teacher(group.row["text"], shown), ends=True)
             response = _joined(begins, np.int32(end))
-            if self.max_new_tokens is not None:
-                response = beginning(response, self.max_new_tokens)
+            most = self.max_new_tokens
+            if most is not None and len(response.tokens) > most:
+                # It is complete, without the end that has no room.
+                response = beginning(response, most)._replace(finish=_LENGTH)
             requests.append(Request(1, responses=(response,), sampled=False, role=DEMONSTRATION))
         return requests
 

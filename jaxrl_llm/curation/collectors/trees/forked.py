@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     beginning,
     in_order,
+    more_of,
     on_host,
     prompt_source,
     sized,
@@ -85,8 +86,10 @@ class _Forked:
         return tuple(self._limited(x, 0) for x in requests), state
 
     def _limited(self, request: Request, number: int) -> Request:
-        if self.segment is None or number == self.rounds:
+        if self.segment is None:
             return request
+        if number == self.rounds:
+            return request._replace(limit=None, pauses=False)
         ends = self.segment
         limit = ends[number] if isinstance(ends, tuple) else ends * (number + 1)
         return request._replace(limit=limit, pauses=True)
@@ -128,7 +131,8 @@ class _Forked:
                     begins += [beginning(response, int(place))] * self._branches(number)
             if not begins:
                 return ()
-            return (self._limited(Request(len(begins), responses=tuple(begins)), number + 1),)
+            request = more_of(collection.requests[group], len(begins), tuple(begins))
+            return (self._limited(request, number + 1),)
 
         asked, last = go_on(collection, self.rounds, more)
         if asked or not last or collection.waiting:

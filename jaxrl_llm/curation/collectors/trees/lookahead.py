@@ -23,6 +23,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     beginning,
+    joined_outcome,
+    more_of,
     on_host,
     prompt_source,
     sized,
@@ -126,6 +128,12 @@ class _Lookahead:
     def _greedy(request: Request, limit: int) -> Request:
         return request._replace(temperature=0.0, limit=limit, pauses=True)
 
+    @staticmethod
+    def _drawn(root: Request, rollouts: int, responses: tuple[Response, ...] = ()) -> Request:
+        """More rollouts of a group that do not grow, sampled to their end."""
+        request = more_of(root, rollouts, responses)
+        return request._replace(temperature=None, limit=None, pauses=False)
+
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         groups, requests = collection.num_groups, collection.requests
         if (missing := groups - len(requests)) > 0:
@@ -133,14 +141,17 @@ class _Lookahead:
         leaves = self._leaves(collection)
         plain = collection.group_size - leaves
         if leaves and plain and len(requests) == groups:
-            return Decision(requests=tuple(Request(plain, extends=g) for g in range(groups))), state
+            roots = enumerate(requests)
+            return Decision(
+                requests=tuple(self._drawn(x, plain)._replace(extends=g) for g, x in roots)
+            ), state
 
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
             tree = self._tree(collection, group, requests[before[0]].round)
             begins = [_unsure(tree.rows[row].response) for row in tree.goes_on]
             if not tree.complete:
                 limit = min(tree.length + (self.segment or 1), self.limit or 1)
-                request = Request(len(begins), responses=tuple(begins))
+                request = more_of(requests[group], len(begins), tuple(begins))
                 return (self._greedy(request, limit),)
             # It grows no further: each of its rows is sampled to its end. Where the root has
             # ended, what is missing begins with the prompt.
@@ -150,10 +161,11 @@ class _Lookahead:
             ended = [x.response for x in tree.rows.values() if x.response.finish != UNFINISHED]
             endings = []
             if begins:
-                endings.append(Request(len(begins), responses=tuple(begins)))
+                endings.append(self._drawn(requests[group], len(begins), tuple(begins)))
             if ended:
                 responses = tuple(_unsure(x)._replace(reward=None) for x in ended)
-                endings.append(Request(len(ended), responses=responses, sampled=False))
+                request = self._drawn(requests[group], len(ended), responses)
+                endings.append(request._replace(sampled=False, entropy_stats=None))
             return tuple(endings)
 
         rounds = 1 + math.ceil((self.limit or 1) / (self.segment or 1))
@@ -161,11 +173,16 @@ class _Lookahead:
         if asked or not last or collection.waiting:
             return Decision(requests=tuple(asked)), state
         self.grown.clear()
-        _, learned = self.source.observe(state, collection)
         members: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
         for i, request in enumerate(requests):
             if not _grows(request):
                 members[group_of(requests, i)] += [(i, j) for j in range(request.rollouts)]
+        # The greedy rollouts of a tree that grows are paused, without a reward.
+        seen = collection._replace(
+            requests=tuple(x._replace(rollouts=collection.group_size) for x in requests[:groups]),
+            outcomes=tuple(joined_outcome(row, collection) for row in members),
+        )
+        _, learned = self.source.observe(state, seen)
         return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
     def _tree(self, collection: Collection, group: int, number: int) -> _Tree:

@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     beginning,
     in_order,
+    more_of,
     on_host,
     prompt_source,
     sized,
@@ -45,7 +46,7 @@ class SurvivalRule(NamedTuple):
 
     Both functions may have as parameters, for the beginnings of a group: ``mask`` bool ``[n, T]``,
     ``old_entropy``, ``old_logp`` and ``behavior_logp`` ``[n, T]``, ``lengths`` and ``unfinished``
-    ``[n]``, ``step`` (of the run) and ``key`` (of step and group).
+    ``[n]``, ``step`` (of the run) and ``key`` (of seed, step and group).
 
     Attributes:
       init: ``init() -> state``, a pytree of arrays.
@@ -118,7 +119,10 @@ class _Pruned:
             alive = self._survivors(state["rule"], collection, group)
             responses = collection.outcome(group).responses
             begins = tuple(beginning(responses[j], len(responses[j].tokens)) for j in alive)
-            return (Request(len(begins), responses=begins),) if begins else ()
+            if not begins:
+                return ()
+            request = more_of(collection.requests[group], len(begins), begins)
+            return (request._replace(limit=None, pauses=False),)
 
         asked, last = go_on(collection, 1, more)
         if asked or not last or collection.waiting:
@@ -147,7 +151,8 @@ class _Pruned:
         names = [n for n in STATISTICS if any(n in accepted(x) for x in self._functions)]
         size = len(collection.outcome(group).responses)
         arrays = rule_arrays(collection, [group], size, self.length or 0, names)
-        key = jax.random.fold_in(jax.random.key(collection.step), group)
+        key = jax.random.fold_in(jax.random.key(collection.seed), collection.step)
+        key = jax.random.fold_in(key, group)
         return arrays | {"key": key, "step": np.int32(collection.step)}
 
     def _survivors(self, state, collection: Collection, group: int) -> list[int]:

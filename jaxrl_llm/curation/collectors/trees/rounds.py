@@ -96,7 +96,7 @@ def rule_arrays(collection: Collection, places: list[int], size: int, length: in
     for row, (response, start) in enumerate(zip(responses, begun, strict=True)):
         n = len(response.tokens)
         for name in names:
-            out[name][row, :n] = getattr(response, STATISTICS[name])
+            out[name][row, :n] = np.nan_to_num(getattr(response, STATISTICS[name]))  # NaN: unknown
         out["mask"][row, start:n] = True
         out["lengths"][row] = n
         out["unfinished"][row] = response.finish == UNFINISHED
@@ -142,7 +142,8 @@ def branch_counts(
     """How many branches rows get that have become more uncertain than they began.
 
     Args:
-      collection: Of the batch; the draws depend on its step, the group and the round.
+      collection: Of the batch; the draws depend on its seed and step, the group and
+        the round.
       group, number: Of the round.
       first, now: float32 ``[n]``, entropies of the rows.
       slots: Branches that there is room for.
@@ -150,7 +151,8 @@ def branch_counts(
       where: bool ``[n]``, rows that may branch; None for all.
     """
     with on_host():
-        key = jax.random.fold_in(jax.random.key(collection.step), group)
+        key = jax.random.fold_in(jax.random.key(collection.seed), collection.step)
+        key = jax.random.fold_in(key, group)
         draws = jax.random.uniform(jax.random.fold_in(key, number), (len(first), branches))
         taken = entropy_branches(
             jnp.asarray(first),

@@ -13,6 +13,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     beginning,
+    more_of,
     prompt_source,
     sized,
 )
@@ -72,7 +73,7 @@ class _TurnBranched:
             if left < 1:
                 return ()
             begins = self._branches(collection, group, before, left)
-            return (Request(len(begins), responses=begins),) if begins else (Request(left),)
+            return (more_of(requests[group], len(begins) or left, begins),)
 
         asked, last = go_on(collection, collection.group_size, more)
         if asked or not last or collection.waiting:
@@ -122,7 +123,7 @@ class _TurnBranched:
         end = min(start + self.tokens, len(response.tokens))
         trains = np.ones(end, bool) if response.trains is None else response.trains[:end]
         sampled = np.logical_and.accumulate(trains[start:end])
-        return float(response.entropy[start:end][sampled].sum() / self.scale)
+        return float(np.nansum(response.entropy[start:end][sampled]) / self.scale)
 
     def __repr__(self) -> str:
         return call_repr(turn_branched, self)

@@ -13,6 +13,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     beginning,
+    more_of,
     prompt_source,
     sized,
 )
@@ -95,13 +96,14 @@ class _EntropyBranched:
             left = slots - (len(rows) - len(live))
             last = number + 1 == rounds
             asked = []
+            root = collection.requests[group]._replace(limit=None, pauses=False)
             if begins:
-                request = Request(len(begins), responses=begins)
+                request = more_of(root, len(begins), begins)
                 if not last:
                     request = request._replace(limit=segment * (number + 2), pauses=True)
                 asked.append(request)
             if left and (last or not live):
-                asked.append(Request(left))
+                asked.append(more_of(root, left))
             return tuple(asked)
 
         asked, last = go_on(collection, rounds, more, lambda request: bool(request.limit))
