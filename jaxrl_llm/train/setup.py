@@ -318,10 +318,7 @@ class Experiment:
     def offline_batches(
         self, questions: Sequence[Question], examples: Sequence[Question] = ()
     ) -> Iterator[OfflineRows]:
-        """Batches of the size of a training batch that cover every row of ``questions``.
-
-        A collector may also draw examples from ``examples``.
-        """
+        """Batches of every row of ``questions``; a collector may draw from ``examples`` too."""
         config = self.config
         return offline_batches(
             self.collector,
@@ -1033,8 +1030,7 @@ def init_experiment(
     updates = config.passes.updates
     optimizer = moving_only(recipe, make_optimizer(config.optimizer, updates=updates))
     of_critic = config.critic_optimizer
-    if getattr(recipe, "prm", None) is not None:  # which makes one update a batch
-        updates = 1
+    updates = updates if getattr(recipe, "prm", None) is None else 1  # it makes one a batch
     critic_optimizer = make_optimizer(of_critic, updates=updates) if of_critic is not None else None
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
     if isinstance(experiment.teacher, Teacher):

@@ -209,14 +209,14 @@ def test_only_a_row_of_them_ends_the_run(tmp_path):
 
 
 def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):
-    def make(config: OptimizerConfig):
+    def make(config: OptimizerConfig, *, updates):
         def spoiled(updates, params):  # by a matrix product: the update is not computed twice
             nan = jnp.dot(jnp.ones(2), jnp.full(2, jnp.nan))
             return jax.tree.map(lambda x: x * nan, updates)
 
         spoil = optax.stateless(spoiled)
         once = optax.conditionally_transform(spoil, lambda count: count == 1)
-        return optax.chain(make_optimizer(config), once)
+        return optax.chain(make_optimizer(config, updates=updates), once)
 
     monkeypatch.setattr("jaxrl_llm.train.setup.make_optimizer", make)
     told = "Step 2 gave loss .* but a non-finite update, because of the optimizer or its"

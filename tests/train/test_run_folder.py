@@ -138,12 +138,12 @@ def test_a_file_may_be_moved_but_not_be_another_one(old, new, changed):
 
 
 def test_the_minibatches_of_a_recipe_are_those_of_its_mesh():
-    """GSPO's four minibatches of one group do not divide among two devices."""
-    one = tiny_run("run", recipe="gspo", prompts_per_step=4)
-    two = dataclasses.replace(one, mesh=MeshConfig(data=2))
-    changed = changed_settings(settings(one), settings(two))
-    assert changed == {"minibatches": (4, 1)}
-    assert changed_settings(settings(one) | {"minibatches": None}, settings(two)) == {}
+    """GSPO's four minibatches of two groups do not divide among four devices."""
+    one = tiny_run("run", recipe="gspo", prompts_per_step=8)
+    four = dataclasses.replace(one, mesh=MeshConfig(data=4))
+    changed = changed_settings(settings(one), settings(four))
+    assert changed == {"minibatches": (4, 2)}
+    assert changed_settings(settings(one) | {"minibatches": None}, settings(four)) == {}
     given = settings(dataclasses.replace(one, minibatches=4))
     assert changed_settings(settings(one), given) == {}
 
