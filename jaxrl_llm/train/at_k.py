@@ -187,6 +187,8 @@ def at_k(
 ) -> tuple[AtK, ...]:
     """pass@k for each k, and maj@k if there are answers.
 
+    Questions that all have one value, of which a resample says nothing, have Wilson's interval.
+
     Args:
       right, where: See the module; ``right`` is bool.
       ks: Values of k.
@@ -200,7 +202,7 @@ def at_k(
       >>> import numpy as np
       >>> from jaxrl_llm.train.at_k import at_k
       >>> print(*at_k(np.array([[True, False]] * 3), [1, 2]))
-      0.500 [0.500, 0.500] 1.000 [1.000, 1.000]
+      0.500 [0.125, 0.875] 1.000 [0.439, 1.000]
     """
     results = []
     for k in ks:

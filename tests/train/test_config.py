@@ -194,7 +194,7 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
                 "recipe": jr.recipes.dapo().replace(surrogate=jr.surrogates.reinforce),
                 "prompts_per_step": 16,
             },
-            "without a ratio to old_logp.* minibatches 16",
+            "without a ratio to old_logp.* minibatches 8",
         ),
         ({"sampling": SamplingConfig(group_size=1)}, "group_size must be at least 2; got 1"),
         (
