@@ -57,16 +57,11 @@ def model():
 
 def prompts(size=4000):
     every = from_reasoning_gym(TASK, size=size, min_word_len=LETTERS, max_word_len=LETTERS)
-    rows = (
-        Prompt(
-            each.metadata["entry"]["metadata"]["word"],
-            each.answer,
-            metadata={**each.metadata, "demonstration": each.answer},
-            id=each.id,
-        )
-        for each in every
-    )
-    return PromptSet(rows, source=f"reasoning-gym task {TASK!r}")
+    rows: dict[str, Prompt] = {}
+    for each in every:  # a word may be drawn twice
+        word, known = each.metadata["entry"]["metadata"]["word"], {"demonstration": each.answer}
+        rows.setdefault(word, Prompt(word, each.answer, {**each.metadata, **known}, each.id))
+    return PromptSet(rows.values(), source=f"reasoning-gym task {TASK!r}")
 
 
 supervised = jr.recipes.sft().replace(
@@ -115,6 +110,11 @@ coupled = dataclasses.replace(
 )
 
 
+# With one mask and the mean of a group, where the preset has two and the mean of the others.
 espo = dataclasses.replace(
-    improved, recipe=jr.recipes.espo(samples=1, epochs=1), run_dir="runs/diffusion_espo"
+    improved,
+    recipe=jr.recipes.espo(samples=1, epochs=1).replace(
+        advantage=jr.stateless(jr.advantages.dr_grpo)
+    ),
+    run_dir="runs/diffusion_espo",
 )
