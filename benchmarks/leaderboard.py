@@ -7,7 +7,8 @@ task's questions for each seed. Everything but the recipe is the config's: the m
 model, questions, learning rate and number of steps, and none is tuned. Tokens are all that the
 policy sampled, also for groups that a recipe then dropped; minutes are those of sampling and
 training, with the programs that they compile. Where a task makes several updates on a batch, a
-recipe without a ratio to the policy that sampled makes one, as its paper does.
+recipe without a ratio to the policy that sampled makes one, as its paper does. Where a task sets
+no number of updates, each recipe makes one, whatever its paper has.
 
 A task that has a warm-up begins with it, `jaxrl-llm train CONFIG:warmup`, which is made once for a
 folder, at the place that the config says, and is in none of the figures. A run that is in

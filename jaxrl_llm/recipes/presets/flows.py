@@ -76,8 +76,8 @@ def branch_grpo_flow(
     References:
       Li et al., BranchGRPO (arXiv:2509.06040), the released code: 20 steps. It makes an update
       every 12 steps of the trees, in random order, here one a batch, so that the ratio is 1 unless
-      the run sets ``minibatches``. Its scripts prune no leaf; its rule for that (``ratio``) keeps
-      the step of the last split. Its sliding window of depths is
+      the run sets ``minibatches``. Its scripts prune no leaf. Where it prunes, the step of
+      the last split always trains; with ``ratio`` it is pruned too. Its sliding window of depths is
       ``selection=bind(curation.branch_tokens, window=...)``, over the segments between splits.
     """
     selection = bind(curation.branch_tokens, current_version=None)

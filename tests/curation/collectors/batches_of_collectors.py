@@ -1,7 +1,29 @@
 """Plays a batch of a collector, with the answers of a function in place of a sampler."""
 
+import dataclasses
+
 import jax
 import numpy as np
+
+from jaxrl_llm import curation
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordingSource:
+    """A source that asks for one request again and again, and keeps what it is shown to learn."""
+
+    request: curation.Request
+    seen: list = dataclasses.field(default_factory=list)
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        return (self.request,) * count, state
+
+    def observe(self, state, collection):
+        self.seen.append(collection)
+        return curation.Decision(), state
 
 
 def play_batch(collector, state, collection, answer, *, order=None, one_by_one=False):

@@ -1,10 +1,9 @@
 """Collectors that give prompts different numbers of rollouts, as pure values without a sampler."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
+from batches_of_collectors import RecordingSource
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
@@ -269,25 +268,12 @@ def test_the_nearest_solved_problems_come_first():
 
 
 def test_a_group_that_no_reward_is_known_of_gets_no_more_and_the_source_learns_of_the_first():
-    seen = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Source:
-        def init(self, num_prompts):
-            return ()
-
-        def propose(self, state, key, collection, count):
-            plain = Request(2, text="please", role=HINTED, limit=3)
-            return (plain,) * count, state
-
-        def observe(self, state, collection):
-            seen.append(collection)
-            return curation.Decision(), state
+    source = RecordingSource(Request(2, text="please", role=HINTED, limit=3))
 
     def up_to_four(accuracy, counts):
         return np.where(accuracy < 1, 4 - counts, 0)
 
-    collector = curation.two_phase(up_to_four, max_rollouts=4, first=2, source=Source())
+    collector = curation.two_phase(up_to_four, max_rollouts=4, first=2, source=source)
     batch = Collection(3, 2)
     requests, state = collector.propose((), KEY, batch, 3)
     zero = outcome(3, range(2), 0)
@@ -302,4 +288,4 @@ def test_a_group_that_no_reward_is_known_of_gets_no_more_and_the_source_learns_o
     batch = batch._replace(requests=requests + more, outcomes=outcomes + (zero, zero))
     decision, _ = collector.observe(state, batch)
     assert [len(row.members) for row in decision.rows] == [4, 2, 4]
-    assert [(x.requests, x.outcomes) for x in seen] == [(requests, outcomes)]
+    assert [(x.requests, x.outcomes) for x in source.seen] == [(requests, outcomes)]

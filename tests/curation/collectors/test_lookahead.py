@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches_of_collectors import play_batch
+from batches_of_collectors import RecordingSource, play_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm import curation
 from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, lookahead
 from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
 
@@ -261,26 +260,13 @@ def test_bad_input_is_one_sentence():
 
 
 def test_the_source_learns_of_the_leaves_and_what_goes_on_has_its_message():
-    seen = []
+    source = RecordingSource(Request(G, text="a hint", role=HINTED))
 
-    @dataclasses.dataclass(frozen=True)
-    class Source:
-        def init(self, num_prompts):
-            return ()
-
-        def propose(self, state, key, collection, count):
-            asked = Request(collection.group_size, text="a hint", role=HINTED)
-            return (asked,) * count, state
-
-        def observe(self, state, collection):
-            seen.append(collection)
-            return curation.Decision(), state
-
-    collector = dataclasses.replace(ROUNDS, source=Source())
+    collector = dataclasses.replace(ROUNDS, source=source)
     rows, _, collection = play(sized(collector, group_size=G, max_new_tokens=T), step=1)
     assert {(x.text, x.role) for x in collection.requests} == {("a hint", HINTED)}
     assert {x.temperature for x in collection.requests[P:] if not x.pauses} == {None}
-    (learned,) = seen
+    (learned,) = source.seen
     assert [(x.rollouts, x.extends) for x in learned.requests] == [(G, None)] * P
     for row, group in zip(rows, learned.outcomes, strict=True):
         own = [collection.outcomes[i].responses[j] for i, j in row.members]
