@@ -105,12 +105,15 @@ def mean_field_likelihood(*, p: float = 0.15, samples: int = 1, passes: int = 1)
     return Likelihood(draw, bind(_of_mean_field), passes=passes)
 
 
-def coupled_likelihood(*, pairs: int = 1, low: float = 0.2, high: float = 0.8) -> Likelihood:
+def coupled_likelihood(
+    *, pairs: int = 1, low: float = 0.2, high: float = 0.8, passes: int = 1
+) -> Likelihood:
     """One forward with the response hidden, and pairs with complementary masks: :func:`coupled`.
 
     Args:
       pairs: How many pairs of masks, at least 1.
       low, high: Levels are uniform between these, in (0, 1).
+      passes: How many passes over a batch have masks of their own; with 1, all have the same.
 
     Returns:
       A :class:`Likelihood`.
@@ -124,15 +127,16 @@ def coupled_likelihood(*, pairs: int = 1, low: float = 0.2, high: float = 0.8) -
       Gong et al., DiffuCoder's coupled-GRPO (arXiv:2506.20639).
     """
     name = "coupled_likelihood"
-    checks.check_count(name, pairs=pairs)
+    checks.check_count(name, pairs=pairs, passes=passes)
     checks.check_share(name, zero=False, one=False, low=low, high=high)
     if low > high:
         raise ValueError(f"{name}: low {low} is above high {high}.")
-    return Likelihood(bind(_draw_coupled, pairs=pairs, low=low, high=high), bind(_of_coupled))
+    one = Likelihood(bind(_draw_coupled, pairs=pairs, low=low, high=high), bind(_of_coupled))
+    return _in_passes(one, passes, count=2 * pairs + 1)
 
 
 def elbo_likelihood(
-    *, samples: int = 1, draws: str = "independent", masks: str = "exact"
+    *, samples: int = 1, draws: str = "independent", masks: str = "exact", passes: int = 1
 ) -> Likelihood:
     """The evidence lower bound, :func:`elbo`.
 
@@ -149,6 +153,7 @@ def elbo_likelihood(
       samples: See the module.
       draws: See the module; with "quadrature", whose levels are fixed, only the default.
       masks: See the table.
+      passes: As of :func:`coupled_likelihood`.
 
     Returns:
       A :class:`Likelihood`.
@@ -166,13 +171,15 @@ def elbo_likelihood(
       (arXiv:2512.03759); Rojas et al., GDPO (arXiv:2510.08554).
     """
     name = "elbo_likelihood"
-    checks.check_count(name, samples=samples)
+    checks.check_count(name, samples=samples, passes=passes)
     checks.check_option(name, "masks", masks, tuple(_DRAW))
     if masks == "quadrature":
         if draws != "independent":
             raise ValueError(f"{name}: draws has no effect with 'quadrature'; got {draws!r}.")
-        return Likelihood(bind(_draw_quadrature, samples=samples), bind(_of_quadrature))
-    return Likelihood(bind(_DRAW[masks], samples=samples, draws=draws), bind(_of_elbo))
+        one = Likelihood(bind(_draw_quadrature, samples=samples), bind(_of_quadrature))
+    else:
+        one = Likelihood(bind(_DRAW[masks], samples=samples, draws=draws), bind(_of_elbo))
+    return _in_passes(one, passes, count=samples * (2 if masks == "complementary" else 1))
 
 
 def sandwiched_likelihood(
@@ -209,6 +216,40 @@ def sandwiched_likelihood(
         checks.check_count(name, block=block)
         draw = bind(_draw_blocks, samples=samples, block=block)
     return Likelihood(draw, bind(_of_sandwiched, beta=beta, mix=mix), True)
+
+
+def _in_passes(likelihood: Likelihood, passes: int, *, count: int) -> Likelihood:
+    """The likelihood, of ``count`` draws, with other masks in each pass over a batch."""
+    if passes == 1:
+        return likelihood
+    return likelihood._replace(
+        draw=bind(_draw_passes, draw=likelihood.draw, passes=passes),
+        estimate=bind(_mean_of_passes, estimate=likelihood.estimate, count=count),
+        passes=passes,
+    )
+
+
+def _draw_passes(key: Array, valid: Array, prompt: Array, *, draw: Callable, passes: int) -> Draws:
+    each = [draw(k, valid, prompt) for k in jax.random.split(key, passes)]
+    return Draws(*map(jnp.concatenate, zip(*each, strict=True)))
+
+
+def _mean_of_passes(
+    logp: Array,
+    draws: Draws,
+    valid: Array,
+    *,
+    advantages: Array | None = None,
+    estimate: Callable,
+    count: int,
+) -> Array:
+    """The mean estimate over the draws of one pass, or of all."""
+    parts = [slice(i, i + count) for i in range(0, len(logp), count)]
+    each = [
+        estimate(logp[x], Draws(*(y[x] for y in draws)), valid, advantages=advantages)
+        for x in parts
+    ]
+    return jnp.mean(jnp.stack(each), axis=0)
 
 
 def _nothing(prompt: Array, samples: int) -> Array:

@@ -331,3 +331,26 @@ def test_bad_input():
         diffusion.sandwiched(logp, masked, t, jnp.ones(3), valid)
     with pytest.raises(ValueError, match="at least one draw"):
         diffusion.elbo(logp[:0], masked[:0], t[:0])
+
+
+@pytest.mark.parametrize("masks", ["independent", "exact", "complementary", "quadrature"])
+def test_each_pass_has_draws_of_its_own(masks):
+    """Those of a pass estimate alone, and all of them the mean."""
+    one, two = (
+        diffusion.elbo_likelihood(samples=2, masks=masks, passes=passes) for passes in (1, 2)
+    )
+    key, valid, prompt = jax.random.key(0), jnp.ones((1, 9), bool), jnp.ones((1, 2), bool)
+    draws = two.draw(key, valid, prompt)
+    alone = [one.draw(k, valid, prompt) for k in jax.random.split(key, 2)]
+    count = len(alone[0].t)
+    assert two.passes == 2 and len(draws.t) == 2 * count
+    logp = -jnp.arange(count * 9.0).reshape(count, 1, 9)
+    estimates = []
+    for n, draw in enumerate(alone):
+        part = jax.tree.map(lambda x, n=n: x[n * count : (n + 1) * count], draws)
+        jax.tree.map(np.testing.assert_array_equal, part, draw)
+        estimates.append(two.estimate(logp, part, valid, advantages=None))
+        expected = one.estimate(logp, draw, valid, advantages=None)
+        np.testing.assert_array_equal(estimates[-1], expected)
+    whole = two.estimate(jnp.tile(logp, (2, 1, 1)), draws, valid, advantages=None)
+    np.testing.assert_allclose(whole, np.mean(estimates, axis=0), rtol=1e-6)

@@ -5,11 +5,6 @@ the same masks. With several passes over a batch each has masks of its own; the 
 an option of the preset, since the masks are drawn for it.
 """
 
-from collections.abc import Callable
-
-import jax
-import jax.numpy as jnp
-
 from jaxrl_llm import advantages, aggregate, curation, diffusion, regularizers, surrogates
 from jaxrl_llm.core import Array, ArrayTree, bind, checks, stateless
 from jaxrl_llm.recipes.presets.base import from_base
@@ -79,9 +74,7 @@ def coupled_grpo(
         advantage=stateless(advantages.rloo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
         regularizers=(_kl(kl_coef),) if kl_coef else (),
-        likelihood=_of_passes(
-            diffusion.coupled_likelihood(pairs=pairs), epochs, count=2 * pairs + 1
-        ),
+        likelihood=diffusion.coupled_likelihood(pairs=pairs, passes=epochs),
         reference=moved,
         epochs=epochs,
         paper="arXiv:2506.20639",
@@ -112,10 +105,8 @@ def espo(*, samples: int = 2, eps: float = 0.2, kl_coef: float = 3e-3, epochs: i
         surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
         weights=aggregate.sequence_mean,
         regularizers=(penalty,) if kl_coef else (),
-        likelihood=_of_passes(
-            diffusion.elbo_likelihood(samples=samples, draws="stratified", masks="complementary"),
-            epochs,
-            count=2 * samples,
+        likelihood=diffusion.elbo_likelihood(
+            samples=samples, draws="stratified", masks="complementary", passes=epochs
         ),
         epochs=epochs,
         paper="arXiv:2512.03759",
@@ -300,44 +291,6 @@ def _uncertain_hints(
 
 def _kl(coef: float):
     return bind(regularizers.kl_to_reference, estimator="k3", coef=coef)
-
-
-def _of_passes(
-    likelihood: diffusion.Likelihood, passes: int, *, count: int
-) -> diffusion.Likelihood:
-    """The likelihood, of ``count`` draws, with other masks in each pass over a batch."""
-    if passes == 1:
-        return likelihood
-    return likelihood._replace(
-        draw=bind(_draw_passes, draw=likelihood.draw, passes=passes),
-        estimate=bind(_mean_of_passes, estimate=likelihood.estimate, count=count),
-        passes=passes,
-    )
-
-
-def _draw_passes(
-    key: Array, valid: Array, prompt: Array, *, draw: Callable, passes: int
-) -> diffusion.Draws:
-    each = [draw(k, valid, prompt) for k in jax.random.split(key, passes)]
-    return diffusion.Draws(*map(jnp.concatenate, zip(*each, strict=True)))
-
-
-def _mean_of_passes(
-    logp: Array,
-    draws: diffusion.Draws,
-    valid: Array,
-    *,
-    advantages: Array | None = None,
-    estimate: Callable,
-    count: int,
-) -> Array:
-    """The mean estimate over the draws of one pass, or of all."""
-    parts = [slice(i, i + count) for i in range(0, len(logp), count)]
-    each = [
-        estimate(logp[x], diffusion.Draws(*(y[x] for y in draws)), valid, advantages=advantages)
-        for x in parts
-    ]
-    return jnp.mean(jnp.stack(each), axis=0)
 
 
 def _synchronized(
