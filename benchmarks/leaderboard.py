@@ -53,6 +53,15 @@ TASKS = {
     "gcd": Task("configs/reasoning.py:gcd", options=("--evaluation.every", "12")),
     "calculator": Task("configs/calculator.py", warmup=True),
     "textworld": Task("configs/textworld.py", warmup=True),
+    # After the twelve steps of the config every game is won; after these, methods still differ.
+    "textworld_early": Task(
+        "configs/textworld.py",
+        warmup=True,
+        options=(
+            *("--steps", "4", "--minibatches", "2"),
+            *("--dtype", "auto", "--evaluation.every", "2"),
+        ),
+    ),
 }
 
 
