@@ -47,12 +47,16 @@ class FlowLikelihood(NamedTuple):
     split_noise: float = 1.0
     steps: int | None = None
 
-    # As of a Likelihood: what a batch holds for it, and what its scorer returns of each step
-    # besides, with the number of axes behind [P, G, T].
-    fields = ("latents",)
+    # As of a Likelihood: what its scorer returns of each step besides, with the number of axes
+    # behind [P, G, T].
     statistics = (("step_mean", 1), ("step_scale", 0), ("step_std", 0), ("velocity", 1))
     reads_advantages = False
     passes = 1
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch holds for it: the latents, and which cells of a text are its tokens."""
+        return ("latents",) if self.steps is None else ("latents", "written")
 
     def at(self, x: Array, v: Array, steps: Array, levels: np.ndarray, **drawn) -> FlowStep:
         """Steps by their numbers, int ``[...]``, from latents ``[..., D]``.

@@ -233,6 +233,7 @@ def attach_fields(
         "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
         "node_ids": lambda: drawn if nodes is None else nodes[..., : batch.mask.shape[-1]],
         "latents": lambda: rollout.latents,
+        "written": lambda: np.asarray(batch.mask),
     }
     if recipe.collector is not None and roles is not None:
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))

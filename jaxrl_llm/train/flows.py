@@ -22,8 +22,8 @@ class FlowScorer:
 
     The batch holds the latents before and after each step in the extra ``latents``,
     ``[P, G, T, 2, D]``. One call of the model scores all steps of all trajectories. If text
-    precedes the steps, text tokens have the log-probabilities and entropies of the language model,
-    and statistics of 0.
+    precedes the steps, the extra ``written`` says which tokens the steps depend on, and text tokens
+    have the log-probabilities and entropies of the language model, and statistics of 0.
     """
 
     model: Model
@@ -50,8 +50,8 @@ class FlowScorer:
         The only statistics are those of ``FlowLikelihood.statistics``.
         """
         del statistics, of_hidden
-        if "latents" not in batch.extras:
-            raise ValueError("score: the batch has no latents in its extras.")
+        if absent := [name for name in self.likelihood.fields if name not in batch.extras]:
+            raise ValueError(f"score: the batch has no {absent[0]} in its extras.")
         length = self.likelihood.text_length(batch.mask.shape[-1])
         before, after = jnp.moveaxis(batch.extras["latents"][:, :, length:], -2, 0)
         prompts = (batch.prompt_tokens, batch.prompt_mask)
@@ -101,7 +101,9 @@ class FlowScorer:
             spread = jnp.broadcast_to(of_prompts[:, None], (P, G, of_prompts.shape[-1]))
             return jnp.concatenate([spread, of_texts[..., :length]], axis=-1).reshape(P * G, -1)
 
-        return rows(batch.prompt_tokens, batch.tokens), rows(batch.prompt_mask, batch.mask)
+        # Not the mask, which a recipe's selection may narrow: the velocity reads all of the text.
+        written = batch.extras["written"]
+        return rows(batch.prompt_tokens, batch.tokens), rows(batch.prompt_mask, written)
 
 
 def _behind(length: int, x: Array) -> Array:

@@ -150,7 +150,7 @@ REQUIRED = {
     "flow_grpo": "latents ref_step_mean",
     "branch_grpo_flow": "latents node_ids",
     "sol_rl_flow": "latents ref_step_mean",
-    "unigrpo": "latents old_step_mean ref_velocity",
+    "unigrpo": "latents old_step_mean ref_velocity written",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """

@@ -114,15 +114,17 @@ def test_one_loss_of_a_text_and_of_the_steps_behind_it():
         "old_step_mean": behind(OLD_MEAN),
         "ref_velocity": behind(REF_V),
     }
+    extras = {name: jnp.float32(x) for name, x in extras.items()}
+    where = jnp.asarray(np.concatenate([mask, WINDOW], -1))
     batch = jr.recipes.Batch(
         tokens=jnp.zeros((P, G, text + K), int),
-        mask=jnp.asarray(np.concatenate([mask, WINDOW], -1)),
+        mask=where,
         rewards=jnp.float32(REWARDS),
         where=jnp.ones((P, G), bool),
         prompt_tokens=jnp.zeros((P, 1), int),
         prompt_mask=jnp.ones((P, 1), bool),
         old_logp=jnp.float32(np.concatenate([old, OLD], -1)),
-        extras={name: jnp.float32(x) for name, x in extras.items()},
+        extras={**extras, "written": where},
     )
     statistics = {"step_mean": behind(MEAN), "step_scale": behind(SCALE), "velocity": behind(V)}
     statistics = {name: jnp.float32(x) for name, x in statistics.items()}

@@ -246,7 +246,7 @@ def test_what_writes_and_denoises_is_scored_as_it_was_sampled():
     assert mask[..., 5:].tolist() == [[[True, True, False]] * 4] * 2
     assert len(set(mask[..., :5].sum(-1).ravel().tolist())) > 1  # texts end where they end
     batch = jr.recipes.Batch.from_rollout(rollout, jnp.zeros((2, 4)))
-    batch = batch.replace(extras={"latents": rollout.latents})
+    batch = batch.replace(extras={"latents": rollout.latents, "written": rollout.mask})
     scorer = jax.jit(lambda params, batch: scorer_of(recipe, model)(params, batch))
     scores = scorer(params, batch)
     np.testing.assert_allclose(scores.logp, rollout.behavior_logp * mask, rtol=1e-3, atol=1e-4)
@@ -254,6 +254,10 @@ def test_what_writes_and_denoises_is_scored_as_it_was_sampled():
     other = scorer(params, batch.replace(tokens=batch.tokens.at[:, :, 0].add(1)))
     changed = np.abs(np.asarray(scores.logp - other.logp))[..., 5:7]
     assert changed.min() > 1e-7  # every step has another density after another text
+    selected = scorer(params, batch.replace(mask=batch.mask.at[:, :, 0].set(False)))
+    np.testing.assert_array_equal(selected.logp[..., 1:], scores.logp[..., 1:])
+    with pytest.raises(ValueError, match="the batch has no written in its extras"):
+        scorer(params, batch.replace(extras={"latents": rollout.latents}))
 
     def density(params):
         return jnp.sum(scorer(params, batch).logp[..., 5:])
