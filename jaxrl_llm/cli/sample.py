@@ -54,7 +54,8 @@ class Sample:
       json: Print JSON objects, as --out writes them, instead of text.
       n: Completions per prompt.
       max_new_tokens: Maximum length of a completion, in tokens.
-      min_new_tokens: Minimum length before the model may end a completion.
+      min_new_tokens: Minimum length before the model may end a completion; ``--stop`` may end one
+        sooner.
       temperature: 0 is greedy.
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.

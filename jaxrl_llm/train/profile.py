@@ -232,7 +232,8 @@ class Meter:
         """Metrics of a step; unknown values are left out.
 
         - ``unique_tokens``: tokens of the responses and of the prompts; a prompt counts once per
-          group, the shared prefix once.
+          group, the shared prefix once. Of a response, all up to its last token that trains, such
+          as the observations between turns, which the model reads.
         - ``unique_tokens_per_second``: over the phases wait, score and train.
         - ``flops_per_second``: :func:`train_flops` over the phase train. For a population,
           :func:`population_flops` over wait and train.
@@ -241,7 +242,8 @@ class Meter:
         ``batch`` is the batch as collected, on the host; ``seconds`` are by phase.
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
-        responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
+        mask = np.asarray(batch.mask) & np.asarray(batch.where)[..., None]
+        responses = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum(-1)
         readers = responses.shape[1] if self._forward_only else 1
         once = prompts.sum() - self._shared_prefix_len * (prompts.size - 1)
         tokens = float(readers * once + responses.sum())

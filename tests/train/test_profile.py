@@ -140,6 +140,8 @@ def test_speed_of_a_step(monkeypatch):
         "mfu": 2 * flops / 0.5 / 4e6,
     }
     assert Meter(model, shared_prefix_len=2)(batch, seconds)["unique_tokens"] == tokens - 2
+    observed = batch.replace(mask=jnp.asarray(batch.mask).at[0, 0, 0].set(False))
+    assert Meter(model)(observed, seconds)["unique_tokens"] == tokens  # the model reads it still
     frozen = Meter(model, peak_flops=1e6, frozen=True)(batch, seconds)
     assert frozen["flops_per_second"] < flops / 0.5
     # On a device whose peak nobody gave there is no utilization.
