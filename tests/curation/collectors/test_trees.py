@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches_of_collectors import play_batch
+from batches_of_collectors import RecordingSource, play_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, forked, pruned
@@ -414,6 +414,20 @@ def test_what_goes_on_has_the_message_and_the_role_of_its_root(name):
     told = {(x.text, x.role, x.temperature) for x in collection.requests}
     assert told == {("a hint", HINTED, 0.5)}
     assert all(x.limit is None and not x.pauses for x in later if x.round == later[-1].round)
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_the_source_learns_of_one_group_a_prompt_and_of_no_beginning(name):
+    collector = for_run(COLLECTORS[name])
+    (first,), _ = collector.propose(collector.init(N), KEY, Collection(P, G), 1)
+    source = RecordingSource(first)
+    collector = dataclasses.replace(collector, source=source)
+    rows, _, collection = play(collector, collector.init(N))
+    (learned,) = source.seen
+    assert [x.rollouts for x in learned.requests] == [len(row.members) for row in rows]
+    for row, group in zip(rows, learned.outcomes, strict=True):
+        own = [collection.outcomes[i].responses[j] for i, j in row.members]
+        assert group.where.all() and all(x is y for x, y in zip(group.responses, own, strict=True))
 
 
 def test_draws_depend_on_the_seed_of_the_run_and_the_step():

@@ -23,6 +23,7 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
     STATISTICS,
+    as_groups,
     check_counts,
     finished_members,
     go_on,
@@ -137,9 +138,9 @@ class _Forked:
         asked, last = go_on(collection, self.rounds, more)
         if asked or not last or collection.waiting:
             return Decision(requests=tuple(asked)), state
-        _, learned = self.source.observe(state, collection)
-        rows = tuple(Row(tuple(members)) for members in finished_members(collection))
-        return Decision(rows=rows), learned
+        members = finished_members(collection)
+        _, learned = self.source.observe(state, as_groups(collection, members))
+        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.rule)}, forks={self.forks}, branches={self.branches}"

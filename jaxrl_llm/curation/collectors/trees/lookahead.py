@@ -23,13 +23,12 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     beginning,
-    joined_outcome,
     more_of,
     on_host,
     prompt_source,
     sized,
 )
-from jaxrl_llm.curation.collectors.trees.rounds import call_repr, go_on, group_of
+from jaxrl_llm.curation.collectors.trees.rounds import as_groups, call_repr, go_on, group_of
 from jaxrl_llm.curation.trees.forks import edit_distance, rouge_l, suffix_match, tree_rollouts
 
 # ``finish`` of a response that ended with a stop token, as in ``rollout.STOP``.
@@ -177,12 +176,7 @@ class _Lookahead:
         for i, request in enumerate(requests):
             if not _grows(request):
                 members[group_of(requests, i)] += [(i, j) for j in range(request.rollouts)]
-        # The greedy rollouts of a tree that grows are paused, without a reward.
-        seen = collection._replace(
-            requests=tuple(x._replace(rollouts=collection.group_size) for x in requests[:groups]),
-            outcomes=tuple(joined_outcome(row, collection) for row in members),
-        )
-        _, learned = self.source.observe(state, seen)
+        _, learned = self.source.observe(state, as_groups(collection, members))
         return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
     def _tree(self, collection: Collection, group: int, number: int) -> _Tree:

@@ -25,6 +25,7 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
     STATISTICS,
+    as_groups,
     check_counts,
     finished_members,
     go_on,
@@ -142,7 +143,7 @@ class _Pruned:
                     context |= {"rewards": rewards, "where": where}
                     rule = call_with(self.rule.learn, rule, context=context)
                 rule = jax.tree.map(np.asarray, rule)
-        _, source = self.source.observe(state["source"], collection)
+        _, source = self.source.observe(state["source"], as_groups(collection, members))
         rows = tuple(Row(tuple(row)) for row in members)
         return Decision(rows=rows), {"rule": rule, "source": source}
 

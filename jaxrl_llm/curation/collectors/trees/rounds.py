@@ -19,6 +19,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Request,
     in_order,
+    joined_outcome,
     on_host,
 )
 
@@ -111,6 +112,18 @@ def finished_members(collection: Collection) -> list[list[tuple[int, int]]]:
             if response.finish != UNFINISHED:
                 members[group_of(collection.requests, i)].append((i, j))
     return members
+
+
+def as_groups(collection: Collection, members: Sequence[Sequence[tuple[int, int]]]) -> Collection:
+    """What the source of a tree observes: one request and outcome a group, of these members.
+
+    A beginning that paused has no reward, and what goes on from it is not another group.
+    """
+    requests, outcomes = [], []
+    for group, row in enumerate(members):
+        requests.append(collection.requests[group]._replace(rollouts=len(row)))
+        outcomes.append(joined_outcome(row, collection) if row else collection.outcome(group))
+    return collection._replace(requests=tuple(requests), outcomes=tuple(outcomes))
 
 
 def call_repr(factory: Callable, made: Collector) -> str:

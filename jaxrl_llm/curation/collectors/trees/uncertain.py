@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    as_groups,
     branch_counts,
     call_repr,
     check_branching,
@@ -109,9 +110,9 @@ class _EntropyBranched:
         asked, last = go_on(collection, rounds, more, lambda request: bool(request.limit))
         if asked or not last or collection.waiting:
             return Decision(requests=tuple(asked)), state
-        _, learned = self.source.observe(state, collection)
-        rows = tuple(Row(tuple(members)) for members in finished_members(collection))
-        return Decision(rows=rows), learned
+        members = finished_members(collection)
+        _, learned = self.source.observe(state, as_groups(collection, members))
+        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
     def _branches(
         self, collection: Collection, group: int, before: list[int], live: list[int], slots: int
