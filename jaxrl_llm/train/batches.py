@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core import checks, masking, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, plan_flat
 from jaxrl_llm.core.packing import FlatPacking, Layout, Tree, plan_packing, plan_tree
@@ -113,6 +113,26 @@ def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, 
     return {name: summarize(name, x) for name, x in history.items()}
 
 
+def summarize_turns(history: dict[str, Array], there: Array) -> dict[str, Array]:
+    """Combines the metrics ``[K]`` of the optimizer steps of turns, of those that are ``there``.
+
+    As :func:`summarize_updates` of as many minibatches as there are such turns; all metrics are 0
+    if no turn is there.
+    """
+    first, last = jnp.argmax(there), there.size - 1 - jnp.argmax(there[::-1])
+    picked = dict.fromkeys(_BEFORE_UPDATE, first) | {"approx_kl": last}
+
+    def summarize(name: str, x: Array) -> Array:
+        x = jnp.where(there, x, 0.0)
+        if name in picked:
+            return x[picked[name]]
+        if name in ("tokens", "pairs", "skipped"):
+            return jnp.sum(x)
+        return jnp.max(x) if name == "ratio_max" else jnp.sum(x) / jnp.maximum(jnp.sum(there), 1)
+
+    return {name: summarize(name, x) for name, x in history.items()}
+
+
 def run_passes(
     passes: Passes,
     update: Callable,
@@ -175,18 +195,20 @@ def run_turns(
         spread = factor if advantages.ndim == factor.ndim else factor[..., None]
         part = batch.replace(mask=mask, advantages=advantages * spread, old_logp=before)
         carry, (metrics, _) = update(carry, part, there)
-        metrics = metrics | {"skipped": jnp.where(there, metrics["skipped"], 0.0)}
         logp = logp_of(carry)
         factor = sequential_factor(
             factor, logp, before, mask, eps_low=turns.eps_low, eps_high=turns.eps_high
         )
-        return (carry, logp, factor), metrics
+        return (carry, logp, factor), (metrics, there)
 
     first = logp_of(carry)
     start = carry, first, jnp.ones(batch.where.shape, jnp.float32)
     order = turn_order(count, order=turns.order, key=key)
-    (carry, _, _), history = jax.lax.scan(one, start, order)
-    return carry, (summarize_updates(history, count), first)
+    (carry, _, _), (history, there) = jax.lax.scan(one, start, order)
+    # The responses are as long as they are, not as one of their turns.
+    lengths, trains = masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)
+    metrics = summarize_turns(history, there) | {"length": masking.masked_mean(lengths, trains)}
+    return carry, (metrics, first)
 
 
 def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:

@@ -455,11 +455,13 @@ class _StepParts:
         """The microbatches of a full batch."""
         return self.passes.of(batch.packing).microbatches
 
-    def num_updates(self, batch: Batch) -> int:
-        """The optimizer steps of a batch."""
+    def num_updates(self, batch: Batch) -> Array | int:
+        """The optimizer steps of a batch; of turns, those that have a token to train on."""
         if self.recipe.turn_updates is None:
             return self.passes.updates
-        return batch.extras["turn_where"].shape[-1]
+        turns = jnp.arange(batch.extras["turn_where"].shape[-1])
+        at_turn = batch.mask & (batch.extras["turn_ids"] == turns[:, None, None, None])
+        return jnp.maximum(jnp.sum(jnp.any(at_turn, axis=(1, 2, 3))), 1)
 
     def logp(self, policy: ArrayTree, batch: Batch) -> Array:
         """Log-probabilities ``[P, G, T]`` of a batch."""

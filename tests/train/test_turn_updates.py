@@ -99,6 +99,29 @@ def test_turns_that_are_not_there_make_no_step():
     assert_close(after.params, PARAMS, atol=0)
 
 
+def test_metrics_are_of_the_turns_that_are_there():
+    """A fourth column of turns, which no rollout has, changes nothing."""
+    batch = batch_of_turns()
+    batch = batch.replace(behavior_logp=jnp.full(batch.mask.shape, -4.0))
+    three = batch.replace(
+        extras={**batch.extras, "turn_where": batch.extras["turn_where"][..., :3]}
+    )
+    (_, wide), (_, narrow) = run(RECIPE, batch), run(RECIPE, three)
+    assert_close(wide, narrow)
+    assert wide["sampler_gap"] > 0
+    lengths = np.sum(batch.mask, -1)
+    np.testing.assert_allclose(wide["length"], lengths[lengths > 0].mean(), rtol=1e-6)
+
+
+def test_a_batch_whose_turns_are_all_skipped_leaves_the_state_of_the_recipe():
+    recipe = RECIPE.replace(advantage=jr.advantages.score_scaler())
+    batch = batch_of_turns()
+    rewards = batch.rewards.at[0, 0].set(jnp.nan)
+    state, metrics = run(recipe, batch.replace(rewards=rewards))
+    assert metrics["skipped"] == 3
+    assert_close(state.algo_state, recipe.init(), atol=0)
+
+
 @pytest.mark.slow
 def test_microbatches_and_meshes_change_nothing():
     batch = batch_of_turns()
