@@ -289,6 +289,17 @@ def row_trees(ends: np.ndarray) -> Tree:
     )
 
 
+def apart(tree: Tree) -> Tree:
+    """The trees of :func:`row_trees` as those of ``P G`` groups of one response each."""
+    P, G, T = tree.ends.shape
+    places = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (P * G, 1, T))
+    ends, parents, depths = (
+        None if x is None else x.reshape(P * G, 1, T)
+        for x in (tree.ends, tree.parents, tree.depths)
+    )
+    return Tree(sources=places, cells=places, ends=ends, parents=parents, depths=depths)
+
+
 def grow(tokens, lengths, words, paths, *, least: float, size: int):
     """Yields the members, the number of nodes and the ends of each tree of responses ``[G, T]``.
 

@@ -17,6 +17,7 @@ from jaxrl_llm.core.packing import (
     FlatPacking,
     Layout,
     Tree,
+    apart,
     check_packing,
     pack,
     pack_prompts,
@@ -342,6 +343,7 @@ class Scorer:
         P, G, T = batch.tokens.shape
         packing = None
         if "teacher_prompt_tokens" in batch.extras:
+            rewritten = isinstance(batch.packing, Tree) and batch.packing.parents is not None
             hidden = score_hidden(
                 self.model,
                 params,
@@ -349,6 +351,7 @@ class Scorer:
                 batch.extras["teacher_prompt_mask"].reshape(P * G, -1),
                 batch.tokens.reshape(P * G, 1, T),
                 batch.mask.reshape(P * G, 1, T),
+                packing=apart(batch.packing) if rewritten else None,
             )
             hidden = hidden.reshape(P, G, T, -1)
         else:

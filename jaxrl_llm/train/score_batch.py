@@ -211,10 +211,11 @@ def _score_earlier(
     if recipe.earlier is None or "earlier_logp" in batch.extras:
         return batch
     shares, total = recipe.earlier.shares(state.earlier), jnp.zeros(batch.mask.shape)
+    unrouted = batch.replace(experts=None)  # these are of the policy that sampled
     for share, params in zip(shares, state.earlier.policies, strict=True):
         policy = state.with_base(params)
         logp = map_microbatches(
-            lambda part, policy=policy: scorer(policy, part).logp, batch, microbatches
+            lambda part, policy=policy: scorer(policy, part).logp, unrouted, microbatches
         )
         total += share * jax.lax.stop_gradient(logp)
     return _with_extras(batch, {"earlier_logp": total})
@@ -315,10 +316,12 @@ def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatch
             "score_batch: kl_logp scores responses after another row's prompt, so a batch needs at "
             f"least 2 prompts; got {batch.prompt_tokens.shape[0]}."
         )
+    # Rows that share prompts would be others'; responses that are trees are so after any prompt.
+    rewritten = isinstance(batch.packing, Tree) and batch.packing.parents is not None
     others = batch.replace(
         prompt_tokens=jnp.roll(batch.prompt_tokens, 1, axis=0),
         prompt_mask=jnp.roll(batch.prompt_mask, 1, axis=0),
-        packing=None,
+        packing=batch.packing if rewritten else None,
         experts=None,
     )
     logp = map_microbatches(lambda part: scorer(params, part).logp, others, microbatches)

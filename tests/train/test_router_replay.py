@@ -33,6 +33,7 @@ from jaxrl_llm.train.memory_plan import load_inputs, make_plan
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.rollouts import collect_rollouts, pack_pending, unpack_pending
 from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.score_batch import score_batch
 from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -245,6 +246,18 @@ def test_a_reference_chooses(small, rollout):
     with_them, without = (step.prepared(state, x) for x in (batch, batch.replace(experts=None)))
     np.testing.assert_allclose(with_them.ref_logp, without.ref_logp, atol=1e-6)
     assert np.abs(with_them.old_logp - without.old_logp).max() > 0.01
+
+
+def test_policies_of_earlier_iterations_choose(small, rollout):
+    network, params = small
+    recipe = jr.recipes.mnpo()
+    state = init_state(moved(params), optax.sgd(1.0), recipe, key=jax.random.key(0))
+    batch = jax.tree.map(jnp.asarray, batch_of(rollout))
+    with_them, without = (
+        score_batch(x, recipe, Scorer(network), state=state)
+        for x in (batch, batch.replace(experts=None))
+    )
+    np.testing.assert_array_equal(with_them.extras["earlier_logp"], without.extras["earlier_logp"])
 
 
 @pytest.mark.slow

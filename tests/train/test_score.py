@@ -10,7 +10,7 @@ from helpers import make_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.flat_packing import plan_flat
-from jaxrl_llm.core.packing import plan_packing, plan_tree
+from jaxrl_llm.core.packing import plan_packing, plan_tree, row_trees
 from jaxrl_llm.models import AttentionContext, LayerKind
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.rollout.sampler import count_shared_prefix
@@ -18,6 +18,7 @@ from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.testing.model_checks import score_rows
 from jaxrl_llm.train import make_mesh, make_scorer, score
 from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.score_batch import mismatched
 
 
 def plain_score(model, params, batch, *, temperature):
@@ -518,3 +519,39 @@ def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, pack
     (_, got), gradient = grad(params, cut, np.nonzero(np.asarray(cut.mask)), packing)
     expect_equal(got, want)
     expect_equal(gradient, want_gradient)
+
+
+def rewritten_batch():
+    """Two groups of two responses whose tokens 1 and 2 are replaced by what follows."""
+    batch = make_batch(prompts=2, group=2, length=6)
+    batch = batch.replace(mask=jnp.ones(batch.mask.shape, bool))
+    ends = np.broadcast_to([6, 3, 3, 6, 6, 6], batch.mask.shape)
+    return batch.replace(packing=row_trees(ends))
+
+
+def test_a_teacher_with_prompts_of_its_own_reads_rewritten_responses_as_they_were():
+    model, params = tiny_model(num_layers=1)
+    batch, scorer = rewritten_batch(), Scorer(model)
+    spread = (2, 2, batch.prompt_mask.shape[-1])
+    prompts = {
+        "teacher_prompt_tokens": jnp.broadcast_to(batch.prompt_tokens[:, None], spread),
+        "teacher_prompt_mask": jnp.broadcast_to(batch.prompt_mask[:, None], spread),
+    }
+
+    def some(logits, tokens):
+        return logits[..., :5]
+
+    policy = scorer.teacher(params, batch, {"some": some})
+    own = scorer.teacher(params, batch.replace(extras=prompts), {"some": some})
+    np.testing.assert_allclose(own["some"], policy["some"], atol=1e-4)
+
+
+def test_another_rows_prompt_leaves_rewritten_responses_as_they_were():
+    model, params = tiny_model(num_layers=1)
+    batch, scorer = rewritten_batch(), Scorer(model)
+    alike = batch.replace(
+        prompt_tokens=batch.prompt_tokens[:1].repeat(2, 0),
+        prompt_mask=batch.prompt_mask[:1].repeat(2, 0),
+    )
+    own = jnp.sum(scorer(params, alike).logp, axis=-1)
+    np.testing.assert_allclose(mismatched(scorer, params, alike, 1), own, rtol=1e-4)
