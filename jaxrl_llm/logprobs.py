@@ -196,7 +196,7 @@ def vocabulary_statistics(
         _flat(support),
     )
     tokens = flat[0].shape[0]
-    chunk_size = min(chunk_size, tokens)
+    chunk_size = max(1, min(chunk_size, tokens))
     count = -(-tokens // chunk_size)
 
     def split(x):

@@ -109,6 +109,11 @@ def run(arguments: Sequence[str]) -> int:
             params, key, collector_state=collector_state, k=args.k, success=success
         )
     if config.compares_held_out:
+        if run_dir is not None and experiment.recipe.reference is not None:
+            raise UsageError(
+                f"the reference of recipe {experiment.recipe.name!r} moves, so held-out pairs are "
+                "ranked only within the run: see held_out in its metrics.jsonl."
+            )
         reference = load_reference(config, experiment.model, start, experiment.mesh)
         results["pairs"] = evaluate_pairs(experiment, make_score(experiment, params, reference))
     if args.json:

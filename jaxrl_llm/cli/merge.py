@@ -142,7 +142,7 @@ def _metric_weights(args: Merge) -> list[float]:
         for i, choice in enumerate(choices):
             rows = read_jsonl(Path(choice.target) / "metrics.jsonl")
             losses = [x["loss"] for x in rows if x["step"] == choice.step and "loss" in x]
-            if not losses or not losses[-1] > 0:
+            if not losses or not (losses[-1] or 0) > 0:  # null if it was not finite
                 got = losses[-1] if losses else "none"
                 raise UsageError(
                     f"--by loss needs a loss above 0 at each step; {args.models[i]!r} has {got}."

@@ -439,10 +439,11 @@ class EngineBackend:
                 if len(response.tokens)
             }
             left: dict[int, int] = {}
-            if self._episodes is not None and request.pauses:
+            if self._episodes is not None and (request.pauses or request.limit is not None):
+                what = "that pause" if request.pauses else f"of at most {request.limit} tokens"
                 raise ValueError(
-                    "a collector asks for episodes that pause, but an environment always plays to "
-                    "the end."
+                    f"a collector asks for episodes {what}, but an environment always plays to the "
+                    "end."
                 )
             if self._episodes is not None:
                 for number, response in begun:

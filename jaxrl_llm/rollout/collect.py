@@ -335,6 +335,11 @@ class _Book:
                 place = next(places) if request.prompt is None else int(request.prompt)
             numbers = tuple(range(number, number + request.rollouts))
             if request.draws_of and extended is not None:
+                if not all(0 <= i < len(extended.requests) for i in request.draws_of):
+                    raise ValueError(
+                        f"collector {self.collector!r} asks for the draws of rollouts "
+                        f"{request.draws_of} of a request with {len(extended.requests)}."
+                    )
                 numbers = tuple(extended.requests[i] for i in request.draws_of)
             text = request.text
             text = text(self._start.data[place]) if callable(text) else text
@@ -683,7 +688,7 @@ def _in_order(requests: Sequence[Request]) -> int:
 
 def mean_reward(scores: Sequence[Scores]) -> float:
     """Mean reward of all rollouts that have one; NaN if none has."""
-    rewards = np.concatenate([each.rewards[~each.failed] for each in scores])
+    rewards = np.concatenate([np.zeros(0), *(each.rewards[~each.failed] for each in scores)])
     return float(rewards.mean()) if rewards.size else float("nan")
 
 

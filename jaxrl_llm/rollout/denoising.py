@@ -24,6 +24,7 @@ from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
 from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, prompt_room
 from jaxrl_llm.rollout.sampling.draw import sample_from
+from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP, Rollout
 
 # Logits that exist at one time, if each response has those of a cell at least.
@@ -348,7 +349,7 @@ def _propose(
 ) -> tuple[Array, Array, Array, Array]:
     """A token for each cell, its log-probability as drawn and of the model, and how sure it is."""
     plain = jax.nn.log_softmax(logits)
-    if temperature == 0:
+    if temperature < GREEDY_BELOW:
         drawn = jnp.argmax(logits, axis=-1)
         behavior_logp = jnp.zeros(drawn.shape, jnp.float32)
     else:

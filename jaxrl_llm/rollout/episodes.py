@@ -150,6 +150,8 @@ def stored_episode(response: Response, decode: Callable[[list[int]], str]) -> Ep
     tokens, trains = np.asarray(response.tokens), np.asarray(response.trains, np.int8)
     edges = np.flatnonzero(np.diff(trains, prepend=0, append=0)).reshape(-1, 2)
     turns = [Turn(int(end - first), decode(tokens[first:end].tolist())) for first, end in edges]
+    if not turns:
+        raise ValueError("stored_episode: no token of the response trains, so it has no turn.")
     turns[-1] = turns[-1]._replace(reward=float(response.reward or 0.0))
     return Episode(tuple(turns), "done" if response.finish == STOP else "stopped")
 

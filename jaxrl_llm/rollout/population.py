@@ -22,6 +22,7 @@ from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
 from jaxrl_llm.rollout.decode import RowDeltas, count_deltas, fill_all, fill_prompts
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, pad_rows, prompt_room
+from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import (
     Slots,
@@ -121,7 +122,7 @@ def make_population_sampler(
     if shared_prefix_len:
         check_sizes(name, shared_prefix_len=shared_prefix_len)
     checks.check_token_ids(name, pad_id=(pad_id,))
-    if tries > 1 and temperature == 0:
+    if tries > 1 and temperature < GREEDY_BELOW:
         raise ValueError(
             f"{name}: tries={tries} has no effect at temperature 0, where all tries are equal."
         )

@@ -109,7 +109,7 @@ def finish(run: Run) -> Result:
             run.evaluate()
     state, enabled = run.state, config.evaluation.enabled
     before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
-    finished = int(state.step) == config.steps and bool(after or not enabled)
+    finished = int(state.step) >= config.steps and bool(after or not enabled)
     signal = None if finished else processes.any_of(run.interrupt.signal)
     if not enabled:
         folder.show_samples()

@@ -161,12 +161,12 @@ class Run:
         step = int(state.step)
         self.checkpoints.poll()  # clears the remains of a failed save to make room for the metrics
         self.folder.step(step, values, rollouts.rows)
+        self._guard(step, values, self.state, batch)
         if values["no_signal"]:
             self._check_signal(step, rollouts)
-        self._guard(step, values, self.state, batch)
         self._check_gradient(step, values)
         reward = values.get("sampled_reward", values["reward"])
-        self.checkpoints.set_score(step, {**values, "reward": reward})
+        self.checkpoints.set_score(step, {"reward": reward})  # other scores are of evaluations
         self.rollouts.publish(self.state)
         speed = f"{values['tokens_per_second']:.0f} tok/s"
         bar.set_postfix_str(f"reward {reward:.3f}, {speed}")
@@ -266,9 +266,7 @@ class Run:
         Raises:
           TrainingError: If too many steps in a row made no update.
         """
-        steps = (row for row in self.folder.history() if "no_signal" in row)  # no evaluations
-        rows = [row["step"] for row in steps if not row["no_signal"]]
-        in_a_row, limit = step - max(rows, default=0), self.config.max_skipped
+        in_a_row, limit = self._guard.in_a_row, self.config.max_skipped
         groups = int(rollouts.metrics["groups_sampled"])
         text = (
             f"Step {step} makes no update: none of the {groups} groups that "
@@ -278,8 +276,8 @@ class Run:
             self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
             return
         raise TrainingError(
-            f"{text}, as in each of the last {limit} steps; use prompts that the policy solves "
-            "sometimes but not always, another rule, or more rounds."
+            f"{text}, and none of the last {limit} steps made one; use prompts that the policy "
+            "solves sometimes but not always, another rule, or more rounds."
         )
 
     def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
@@ -344,11 +342,14 @@ def has_nonfinite_update(values: Mapping[str, float]) -> bool:
 
 
 class NonFiniteGuard:
-    """Counts steps with a skipped update, and ends the run after too many in a row.
+    """Counts steps without an update, and ends the run after too many in a row.
+
+    ``in_a_row`` is how many the last steps were: skipped, or without a rollout that takes part. The
+    guard ends a run only at a skipped one.
 
     Args:
       folder: The run folder; the batch of the last skipped step is written there.
-      limit: Number of skipped steps in a row that ends the run.
+      limit: Number of steps without an update in a row that ends the run.
       tokenizer: A ``data.Tokenizer``, which decodes the texts of that batch.
       inspect: The algorithm's ``inspect``.
       history: The lines of metrics.jsonl from earlier steps, if the run is resumed.
@@ -365,8 +366,8 @@ class NonFiniteGuard:
     ):
         self._folder, self._limit = folder, limit
         self._tokenizer, self._inspect = tokenizer, inspect
-        skipped = [_skipped(row) for row in history if "skipped" in row]
-        self._in_a_row = skipped[::-1].index(False) if False in skipped else len(skipped)
+        idle = [_skipped(row) or bool(row.get("no_signal")) for row in history if "skipped" in row]
+        self.in_a_row = idle[::-1].index(False) if False in idle else len(idle)
 
     def __call__(
         self, step: int, values: Mapping[str, float], state: TrainState, batch: Batch
@@ -392,16 +393,16 @@ class NonFiniteGuard:
                 "the parameters are lost, but the last checkpoint is intact."
             )
         if not _skipped(values):
-            self._in_a_row = 0
+            self.in_a_row = self.in_a_row + 1 if values.get("no_signal") else 0
             return
-        self._in_a_row += 1
+        self.in_a_row += 1
         of_critic = "the critic's" if values.get("critic_skipped") else "the subagent's"
         whose = "its update" if values["skipped"] else f"{of_critic} update"
         text = f"{text}, so {whose} is skipped"
-        if self._in_a_row < self._limit:
-            self._folder.log(f"{text} ({self._in_a_row} in a row; {self._limit} end the run).")
+        if self.in_a_row < self._limit:
+            self._folder.log(f"{text} ({self.in_a_row} in a row; {self._limit} end the run).")
             return
-        row = f", as in each of the last {self._limit} steps" if self._limit > 1 else ""
+        row = f", and none of the last {self._limit} steps made one" if self._limit > 1 else ""
         raise TrainingError(f"{text}{row}; {self._write(step, state, batch)}.")
 
     def _write(self, step: int, state: TrainState, batch: Batch) -> str:

@@ -124,6 +124,11 @@ def test_checkpoints_of_a_run_are_weighed_by_step_or_loss(capsys, tmp_path):
         by_loss = ["--by", "loss", "--power", 2]
         code, _, err = run(capsys, "merge", *names, "--out", tmp_path / "low", *by_loss)
         assert (code == 2 and words in err) if words else code == 0
+    (run_dir / "metrics.jsonl").write_text(
+        "\n".join(json.dumps({"step": s, "loss": None}) for s in losses)
+    )
+    code, _, err = run(capsys, "merge", *names, "--out", tmp_path / "none", "--by", "loss")
+    assert code == 2 and "needs a loss above 0 at each step" in err
     inverse = np.array([(1 + abs(losses[s])) ** -2.0 for s in (1, 2)])
     expected = models.average_params(each, [float(x) for x in inverse / inverse.sum()])
     assert_same(loaded(tmp_path / "low")[0], expected, rtol=1e-5)

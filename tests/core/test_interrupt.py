@@ -35,6 +35,21 @@ def test_a_ctrl_c_that_answers_the_notice_is_not_caught(monkeypatch):
         assert interrupt.signal == signal.SIGTERM
 
 
+def test_a_notice_that_nobody_reads_is_not_an_error():
+    """In a pipe whose reader ended with the same Ctrl-C, the run still stops in order."""
+    error, (read, write) = os.dup(2), os.pipe()
+    os.close(read)
+    try:
+        os.dup2(write, 2)
+        with catch_interrupt(notice="stopping") as interrupt:
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        os.dup2(error, 2)
+        os.close(error)
+        os.close(write)
+    assert interrupt.signal == signal.SIGINT
+
+
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_sigterm_more_changes_nothing(capfd, first):
     before = handlers()

@@ -1,6 +1,7 @@
 """Collectors played on a backend of numbers, and on the sampler and the slots of a tiny model."""
 
 import dataclasses
+import math
 import types
 
 import jax
@@ -23,7 +24,7 @@ from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.backends import EngineBackend, Graded, SamplerBackend
-from jaxrl_llm.rollout.collect import Limits, _content, collect
+from jaxrl_llm.rollout.collect import Limits, _content, collect, mean_reward
 
 P, G, N = 3, 4, 50
 KEY = jax.random.key(0)
@@ -289,6 +290,7 @@ def test_the_mean_reward_is_of_all_groups_that_were_asked_for():
     batch = play(COLLECTORS["refill"], Shuffled(0))
     assert batch.reward == pytest.approx((4 * 1.0 + 3 * 0.5) / 7)
     assert float(batch.scores.rewards.mean()) == 0.5
+    assert math.isnan(mean_reward([]))  # of a batch whose sampled requests have all to finish
 
 
 def test_rollouts_without_a_reward_take_no_part():

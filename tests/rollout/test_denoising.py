@@ -248,6 +248,8 @@ def test_ends_fixed_tokens_and_greedy(tiny):
     greedy = make_denoising_sampler(model, max_new_tokens=4, group_size=2, temperature=0.0)
     a = greedy(params, jax.random.key(0), PROMPTS)
     assert (a.tokens[:, 0] == a.tokens[:, 1]).all() and not np.asarray(a.behavior_logp).any()
+    cold = make_denoising_sampler(model, max_new_tokens=4, group_size=2, temperature=1e-38)
+    np.testing.assert_array_equal(cold(params, jax.random.key(0), PROMPTS).tokens, a.tokens)
 
 
 def test_errors(tiny):

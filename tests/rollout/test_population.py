@@ -237,6 +237,7 @@ def test_a_second_call_compiles_nothing(tiny, noise):
         ({"max_new_tokens": 256}, "max_new_tokens 256 leaves no room for a prompt"),
         ({"tries": 0}, "tries must be above 0"),
         ({"tries": 2}, "tries=2 has no effect at temperature 0"),
+        ({"tries": 2, "temperature": 1e-6}, "tries=2 has no effect at temperature 0"),
         ({"shared_prefix_len": -1}, "shared_prefix_len must not be negative"),
         ({"temperature": -1.0}, "make_population_sampler: temperature must not be negative"),
         ({"top_k": 3}, "no effect"),

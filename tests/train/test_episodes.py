@@ -302,6 +302,24 @@ def test_branches_need_an_environment_and_a_turn(tmp_path):
     pausing = jr.recipes.grpo().replace(collector=jr.curation.entropy_branched(segment=8))
     with pytest.raises(ValueError, match="asks for episodes that pause"):
         one_batch(tmp_path, Letters(), pausing)
+    short = jr.recipes.grpo().replace(collector=ShortAnswers())
+    with pytest.raises(ValueError, match="asks for episodes of at most 6 tokens, but an env"):
+        one_batch(tmp_path, Letters(), short)
+
+
+class ShortAnswers:
+    """A collector that limits the tokens of a response."""
+
+    needs_slots = True
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        return (jr.curation.Request(collection.group_size, limit=6),) * count, state
+
+    def observe(self, state, collection):
+        return jr.curation.in_order().observe(state, collection)
 
 
 def test_switch_subgoal_and_action_are_read_off_the_turns(tmp_path):

@@ -129,8 +129,9 @@ def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
         "from jaxrl_llm.testing import ByteTokenizer, tiny_model\n"
         "from jaxrl_llm.train import *\n"
         "def model():\n    return *tiny_model(num_layers=1), ByteTokenizer()\n"
+        "RECIPE = 'dpo'\n"
         f"config = TrainConfig(model=model, data=DataConfig(prompts={pairs!r}, chat=False),"
-        " recipe='dpo', steps=2, prompts_per_step=4, remat='none',"
+        " recipe=RECIPE, steps=2, prompts_per_step=4, remat='none',"
         f" sampling=SamplingConfig(max_new_tokens=4), run_dir={str(tmp_path / 'run')!r})\n"
     )
     assert main(["train", str(config)]) == 0
@@ -140,6 +141,13 @@ def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
     assert json.loads(capsys.readouterr().out)["pairs"]["mean"] == trained
     assert main(["evaluate", str(tmp_path / "run"), "--samples", "2"]) == 2
     assert "--samples, --k and --seed have no effect" in capsys.readouterr().err
+    text = config.read_text()
+    moving = "import jaxrl_llm as jr\nRECIPE = jr.recipes.dpo().replace(reference=jr.bind("
+    moving += "jr.regularizers.reset_reference, every=3))\n"
+    config.write_text(text.replace("RECIPE = 'dpo'\n", moving))
+    assert main(["train", str(config), "--run-dir", str(tmp_path / "moving")]) == 0
+    assert main(["evaluate", str(tmp_path / "moving")]) == 2
+    assert "the reference of recipe 'dpo' moves" in capsys.readouterr().err
     with open(pairs, "a") as file:  # other questions may be split otherwise
         file.write(json.dumps(ROWS[0] | {"prompt": "new"}) + "\n")
     assert main(["evaluate", str(tmp_path / "run")]) == 2
@@ -287,8 +295,8 @@ def test_single_responses_are_not_compared(tmp_path, pairs):
     assert 0 < train(densities).history[0]["loss"] < np.log(2) - 1e-3
 
 
-def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):
-    from jaxrl_llm.train import CheckpointConfig
+def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs, monkeypatch):
+    from jaxrl_llm.train import CheckpointConfig, Checkpoints
 
     best = CheckpointConfig(every=2, best="greedy")
     with pytest.raises(
@@ -303,3 +311,14 @@ def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs):
         evaluation=EvaluationConfig(every=2),
     )
     assert train(config).after["pairs"].questions == 2
+    # Never by the number of pairs of a step, which the last checkpoint is saved after.
+    scores = []
+
+    class Watched(Checkpoints):
+        def set_score(self, step, values):
+            scores.append(values.get("pairs"))
+            super().set_score(step, values)
+
+    monkeypatch.setattr("jaxrl_llm.train.setup.Checkpoints", Watched)
+    train(config, overwrite=True)
+    assert [x for x in scores if x is not None] and all(x is None or x <= 1 for x in scores)

@@ -112,8 +112,8 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
         train(config, log=lines.append)
     path = tmp_path / "skipped_step_00000005.npz"
     assert str(error.value) == (
-        "Step 5 gave loss nan and gradient norm nan, so its update is skipped, as in each of the "
-        f"last 2 steps; its batch is in {str(path)!r}."
+        "Step 5 gave loss nan and gradient norm nan, so its update is skipped, and none of the "
+        f"last 2 steps made one; its batch is in {str(path)!r}."
     )
     assert any("the state after step 5 is saved, for --resume" in line for line in lines)
     with np.load(path) as found:
@@ -142,7 +142,9 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
 def test_a_resumed_run_counts_on(tmp_path):
     config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 3, 4))
     assert int(train(dataclasses.replace(config, steps=3)).state.step) == 3
-    with pytest.raises(TrainingError, match="Step 4 gave loss nan .* each of the last 3 steps"):
+    with pytest.raises(
+        TrainingError, match="Step 4 gave loss nan .* none of the last 3 steps made one"
+    ):
         train(config, resume=True)
 
 
@@ -193,6 +195,20 @@ def test_a_batch_that_cannot_be_written_does_not_hide_why(tmp_path):
         guard(Folder(tmp_path))(3, NUMBERS, None, make_batch(prompts=2))
 
 
+def test_steps_without_signal_are_in_the_row(tmp_path):
+    """Which ends the run whether its steps have no signal or no finite gradient."""
+    note = guard(Folder(tmp_path), limit=3)
+    idle = NUMBERS | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0.0, "no_signal": 1.0}
+    note(1, NUMBERS, None, None)
+    note(2, idle, None, None)
+    assert note.in_a_row == 2
+    with pytest.raises(TrainingError, match="none of the last 3 steps made one"):
+        note(3, NUMBERS, None, make_batch(prompts=2))
+    history = [{"skipped": 0.0}, {"skipped": 1.0}, {"held_out": {}}, idle]
+    options = {"limit": 3, "tokenizer": ByteTokenizer(), "inspect": None, "history": history}
+    assert NonFiniteGuard(Folder(tmp_path), **options).in_a_row == 2
+
+
 def test_only_a_row_of_them_ends_the_run(tmp_path):
     folder = Folder(tmp_path)
     note, good = guard(folder, limit=2), NUMBERS | {"loss": 1.0, "skipped": 0.0}
@@ -203,7 +219,7 @@ def test_only_a_row_of_them_ends_the_run(tmp_path):
     note(5, NUMBERS | {"loss": 1.0}, None, None)
     assert "gradient norm 1 but a non-finite state or scale of the method" in folder.said[2]
     critic = {"critic_loss": float("nan"), "critic_grad_norm": 2.0, "critic_skipped": 1.0}
-    told = "Step 6 gave loss 1 .*, of the critic nan and 2, so the critic's update is skipped, as"
+    told = "Step 6 gave loss 1 .*, of the critic nan and 2, so the critic's update is skipped, and"
     with pytest.raises(TrainingError, match=told):
         note(6, good | critic, None, make_batch(prompts=2))
 

@@ -46,7 +46,8 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
         signal.signal(signal.SIGINT, before[signal.SIGINT])
         interrupt.signal = number
         # Not print: the signal may have come in the middle of one.
-        os.write(2, notice.encode())
+        with contextlib.suppress(OSError):  # its reader may have ended with the same Ctrl-C
+            os.write(2, notice.encode())
 
     unraisable = sys.unraisablehook
 
