@@ -51,6 +51,9 @@ def stable_repr(value: Any) -> str:
     if kind in (tuple, list):
         text = ", ".join(map(stable_repr, value))
         return f"({text}{',' * (len(value) == 1)})" if kind is tuple else f"[{text}]"
+    if kind in (set, frozenset):
+        text = ", ".join(sorted(map(stable_repr, value)))  # the order of a set is of its process
+        return f"{kind.__name__}({{{text}}})" if text else f"{kind.__name__}()"
     if kind is dict:
         shown = (f"{name!r}: {_option(str(name), each)}" for name, each in value.items())
         return f"{{{', '.join(shown)}}}"

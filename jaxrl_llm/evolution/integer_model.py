@@ -212,7 +212,8 @@ def _logits(params, perturbations, token: Array, state: Array, shift: int) -> tu
 
     x = egg_embed(token[..., None], params["embed"], noise_of("embed"), shift=shift)
     new = []
-    for i, layer in params["layers"].items():
+    for i in map(str, range(len(params["layers"]))):  # a mapped dict has its keys as sorted texts
+        layer = params["layers"][i]
 
         def linear(name: str, x: Array, i=i, layer=layer) -> Array:
             return egg_matmul(x, layer[name], noise_of("layers", i, name), shift=shift)

@@ -158,5 +158,6 @@ def distillation_fitness(logits: Array, teacher_logits: Array, mask: Array) -> A
     ours, teacher = (
         jax.nn.log_softmax(masking.zero_masked(x, valid), axis=-1) for x in (logits, teacher_logits)
     )
-    divergence = jnp.sum(jnp.exp(teacher) * (teacher - ours), axis=-1)
+    terms = jnp.where(teacher > -jnp.inf, jnp.exp(teacher) * (teacher - ours), 0.0)
+    divergence = jnp.sum(terms, axis=-1)
     return 0.0 - masking.masked_sum(divergence, mask, axis=-1)

@@ -44,7 +44,7 @@ class Family(NamedTuple):
 CAPS = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"}
 # As `full_every`: all layers have a window, or none.
 NEVER = 2**31
-_QWEN = {"max_position_embeddings": 32768}
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _OLMO_FIELDS = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"}
 _GEMMA = {
@@ -260,7 +260,7 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     width = _size(config, "hidden_size")
     num_heads = _size(config, "num_attention_heads")
     head_dim = _size(config, "head_dim", width // num_heads)
-    ropes = _rope_settings(config)
+    ropes = _rope_settings(config, family)
     max_length = _size(config, "max_position_embeddings")
     fields = dict(family.fields)
     layers = _layers(config, family, ropes["sliding_attention"])
@@ -383,14 +383,16 @@ def _dense_layers(config: Mapping[str, Any], family: Family, count: int) -> list
     return [i in only or (i + 1) % every > 0 for i in range(count)]
 
 
-def _rope_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _rope_settings(config: Mapping[str, Any], family: Family) -> dict[str, Mapping[str, Any]]:
     """The rope settings of layers without and with a window; the latter empty if not their own."""
     # Either way in which transformers has written them.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     nested = isinstance(rope, Mapping) and {"full_attention", "sliding_attention"} & set(rope)
     full, local = "full_attention", "sliding_attention"
     ropes = {kind: rope.get(kind) or {} for kind in (full, local)} if nested else {full: rope}
-    ropes.setdefault(local, {})
+    shared = not nested and isinstance(rope, Mapping) and family.window_rope == "rope_theta"
+    theta = {"rope_theta": rope["rope_theta"]} if shared and "rope_theta" in rope else {}
+    ropes.setdefault(local, theta)
     for settings in ropes.values():
         if not isinstance(settings, Mapping):
             raise ValueError(

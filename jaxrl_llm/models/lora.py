@@ -267,11 +267,15 @@ def _delta(adapter: Any, scale: float) -> Any:
 
 
 def _linear_shapes(params: Any, path: str = "") -> dict[str, tuple[int, ...]]:
-    """Shapes of the kernels of all linear layers by path, without the output matrix."""
+    """Shapes of the kernels of all linear layers by path, without the output matrix.
+
+    A gate with one output, as of a shared expert, is left out: it has no lower rank.
+    """
     if not isinstance(params, Mapping):
         return {}
     if "kernel" in params and path != "head":
-        return {path: tuple(params["kernel"].shape)}
+        shape = tuple(params["kernel"].shape)
+        return {path: shape} if shape[-1] > 1 else {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, subtree in params.items():
         shapes |= _linear_shapes(subtree, f"{path}/{name}" if path else name)

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree, checks
 from jaxrl_llm.core import trees as pytrees
@@ -179,7 +180,7 @@ def task_arithmetic(
       Ilharco et al. (arXiv:2212.04089).
     """
     vectors = _check_vectors("task_arithmetic", base, vectors)
-    scales = list(scale) if isinstance(scale, Sequence) else [scale] * len(vectors)
+    scales = [scale] * len(vectors) if np.ndim(scale) == 0 else list(scale)  # type: ignore[arg-type]
     if len(scales) != len(vectors):
         raise ValueError(
             f"task_arithmetic: {len(vectors)} vectors need as many scales; got {len(scales)}."

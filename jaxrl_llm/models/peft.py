@@ -78,8 +78,10 @@ def save_adapter(
     # The fields that PEFT builds the adapter's layers from.
     layers = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors}
     kinds = {name.rsplit(".", 1)[1] for name in layers}
-    # A short name means all layers; where some have no adapter, each is named in full.
+    # A short name means all layers with that end; where some have no adapter, or could be an
+    # expert's, each is named in full.
     everywhere = len(layers) == len(kinds) * config.num_layers
+    everywhere &= config.experts is None or not kinds & {"gate_proj", "up_proj", "down_proj"}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

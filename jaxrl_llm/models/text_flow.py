@@ -125,6 +125,7 @@ def make_text_flow_model(config: TextFlowConfig) -> Model:
         output_matrix=lambda params: decoder.output_matrix(params["decoder"]),
         sharding_rules=decoder.sharding_rules,
         velocity=velocity,
+        empty_cache=decoder.empty_cache,
         logit_cap=decoder.logit_cap,
     )
 

@@ -68,11 +68,10 @@ def check_shapes(model: Model, params: ArrayTree) -> None:
     if matrix != (config.vocab_size, hidden.shape[-1]):
         expected = (config.vocab_size, hidden.shape[-1])
         _fail("shapes", f"output_matrix must be [V, D], {expected} here; got {matrix}.")
-    heads, size = config.num_kv_heads, config.head_dim
-    expected = KV((P, G, heads, size, T), (P, G, heads, T, size))
-    if [KV(*(x.shape for x in layer)) for layer in kv] != [expected] * config.num_layers:
-        got = jax.tree.map(jnp.shape, kv)
-        _fail("shapes", f"kv must hold {config.num_layers} times {expected}; got {got}.")
+    cache = jax.eval_shape(lambda: empty_cache(model, (P, G), T))
+    expected, got = (jax.tree.map(jnp.shape, tuple(x)) for x in (cache, kv))
+    if got != expected:
+        _fail("shapes", f"kv must hold, layer by layer, {expected}; got {got}.")
 
 
 def check_causality(model: Model, params: ArrayTree) -> None:

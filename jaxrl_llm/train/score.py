@@ -343,7 +343,8 @@ class Scorer:
         P, G, T = batch.tokens.shape
         packing = None
         if "teacher_prompt_tokens" in batch.extras:
-            rewritten = isinstance(batch.packing, Tree) and batch.packing.parents is not None
+            tree = batch.packing if isinstance(batch.packing, Tree) else None
+            rewritten = tree is not None and tree.parents is not None
             hidden = score_hidden(
                 self.model,
                 params,
@@ -351,7 +352,7 @@ class Scorer:
                 batch.extras["teacher_prompt_mask"].reshape(P * G, -1),
                 batch.tokens.reshape(P * G, 1, T),
                 batch.mask.reshape(P * G, 1, T),
-                packing=apart(batch.packing) if rewritten else None,
+                packing=apart(tree) if tree is not None and rewritten else None,
             )
             hidden = hidden.reshape(P, G, T, -1)
         else:

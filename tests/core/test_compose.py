@@ -11,6 +11,7 @@ import pytest
 
 from jaxrl_llm import Transform, advantages, bind, chain, given, pipe, stateless
 from jaxrl_llm.core import Bound, accepted, call_with, functions_of, parts_of, traits_of
+from jaxrl_llm.core.compose import stable_repr
 
 
 def gate(x, mask, *, tau_pos=1.0, tau_neg=1.05):
@@ -23,6 +24,11 @@ def other(x, mask, *, tau_pos=1.0, tau_neg=1.05):
 
 def open_ended(x, **options):
     return x, options
+
+
+def test_the_text_of_a_set_is_that_of_every_process():
+    assert stable_repr(frozenset({"b", "c", "a"})) == "frozenset({'a', 'b', 'c'})"
+    assert stable_repr({gate}) == "set({gate})" and stable_repr(set()) == "set()"
 
 
 def test_calls_the_function_with_the_options():

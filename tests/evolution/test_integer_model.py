@@ -81,6 +81,16 @@ def test_noise_matters_and_fades(params, scored):
     assert np.abs(np.asarray(faint - plain)).mean() < np.abs(np.asarray(scored[0] - plain)).mean()
 
 
+def test_more_than_ten_layers_keep_their_order():
+    """As texts, "10" comes before "2": only the layer that moves its state may change."""
+    zeros = jax.tree.map(
+        jnp.zeros_like, es.egg_init(jax.random.key(0), vocab=16, width=8, layers=12)
+    )
+    zeros["layers"]["2"] |= {"bf": jnp.full(8, 127, jnp.int8), "bh": jnp.full(8, 100, jnp.int8)}
+    _, state = es.egg_scores(zeros, jnp.array([1, 2, 3, 4]))
+    assert [i for i in range(12) if np.any(state[i])] == [2]
+
+
 def test_an_update_is_that_of_each_leaf(params):
     signs = jnp.array([1, -1, 0, 1], jnp.int8)
     new = es.egg_evolve(params, TABLE, KEY, 3, signs, threshold=8)

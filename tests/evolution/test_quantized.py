@@ -47,6 +47,10 @@ def test_distillation():
     arrays = [jnp.asarray(x, jnp.float32) for x in (logits, teacher)]
     found = es.distillation_fitness(*arrays, jnp.asarray(mask))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    # A word that the teacher never says, such as padding of its vocabulary.
+    teacher[..., 4] = -np.inf
+    found = es.distillation_fitness(arrays[0], jnp.float32(teacher), jnp.asarray(mask))
+    assert np.isfinite(found).all()
 
 
 def test_int8_weights_follow_a_teacher():

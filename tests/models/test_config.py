@@ -226,6 +226,13 @@ def test_what_classes_fill_in_for_layers():
     olmo = read("Olmo3", sliding_window=64)
     local = LayerKind(window=64, rope_theta=5e5)
     assert olmo.layers[:5] == (local, local, local, LayerKind(), local)
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    flat = read("Olmo3", sliding_window=64, rope_parameters=rope)
+    assert (flat.layers[0].rope_theta, flat.rope_theta) == (1e4, 1e4)
+    qwen = read("Qwen2", use_sliding_window=True, max_window_layers=29)
+    assert qwen.layers == (LayerKind(),) * 29 + (LayerKind(window=4096),)
+    nulled = read("Qwen2", use_sliding_window=True, max_window_layers=0, sliding_window=None)
+    assert nulled.layers is None
     gemma = read("Gemma3", sliding_window=64, hidden_act=None, head_dim=None)
     assert gemma.layers[5:7] == (LayerKind(), LayerKind(window=64, rope_theta=1e4))
     assert (gemma.activation, gemma.rope_theta, gemma.query_scale) == ("gelu_tanh", 1e6, 1 / 16)

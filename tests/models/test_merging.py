@@ -97,6 +97,7 @@ def test_task_vectors_add_up():
     average = {**average_params([A, B]), "count": C["count"]}
     assert_same(task_arithmetic(C, tau, scale=0.5), average, rtol=1e-5, atol=1e-6)
     assert_same(task_arithmetic(C, tau, scale=(1.0, 0.0)), task_arithmetic(C, tau[:1]))
+    assert_same(task_arithmetic(C, tau, scale=np.array([1.0, 0.0])), task_arithmetic(C, tau[:1]))
     assert task_vector(tree(1, jnp.bfloat16), tree(2, jnp.bfloat16))["head"].dtype == jnp.float32
 
 

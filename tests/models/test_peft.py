@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxrl_llm.models import save_safetensors
+from jaxrl_llm.models import ExpertsConfig, save_safetensors
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import LoRAConfig, init_lora, save_adapter
 
@@ -37,6 +37,18 @@ def test_names_and_orientation(tmp_path):
     assert settings["base_model_name_or_path"] == "owner/name"
     short = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
     assert settings["target_modules"] == short.split()
+
+
+def test_a_shared_expert_is_named_in_full_and_its_gate_has_no_adapter(tmp_path):
+    """Short names would also be those of the experts; a gate of one output has no rank 2."""
+    experts = ExpertsConfig(count=4, active=2, width=16, shared=16)
+    model, params = tiny_model(num_layers=1, architecture="qwen3_next", experts=experts)
+    lora = LoRAConfig(rank=2, targets=("shared",))
+    adapter = init_lora(params, lora)
+    assert "shared_gate" not in adapter["layers"]["0"]["mlp"]
+    save_adapter(adapter, tmp_path, lora=lora, config=model.config)
+    names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert len(names) == 3 and all("shared_expert." in name for name in names)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

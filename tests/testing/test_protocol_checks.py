@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.models import LayerKind
+from jaxrl_llm.models import LayerKind, LinearAttentionConfig
 from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
 
 
@@ -59,6 +59,15 @@ def summed_over_tokens(model):
     return model._replace(apply=apply)
 
 
+def test_a_decoder_with_linear_attention_has_the_shapes_of_its_states():
+    layers = LayerKind(linear=True), LayerKind()
+    linear = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=8)
+    model, params = tiny_model(
+        architecture="qwen3_5_text", num_layers=2, layers=layers, linear_attention=linear
+    )
+    assert_model_ok(model, params, checks=["shapes"])
+
+
 def other_remat(model):
     def apply(*arguments, remat="none", **options):
         hidden, kv = model.apply(*arguments, remat=remat, **options)
@@ -74,7 +83,7 @@ def other_remat(model):
         (
             "shapes",
             lambda m: m._replace(apply=lambda *a, **k: (m.apply(*a, **k)[0], ())),
-            "kv must hold 1 times",
+            "kv must hold, layer by layer, (KV",
         ),
         ("causality", summed_over_tokens, "changing a later token changed other tokens"),
         (

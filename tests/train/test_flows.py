@@ -18,8 +18,16 @@ from jaxrl_llm.diffusion import (
     flow_sde_step,
     mean_field_likelihood,
 )
+from jaxrl_llm.models import (
+    LayerKind,
+    LinearAttentionConfig,
+    TextFlowConfig,
+    make_text_flow_model,
+)
+from jaxrl_llm.models.protocol import has_states
+from jaxrl_llm.models.text_flow import writer_of
 from jaxrl_llm.rollout import DenoisingOptions, make_flow_sampler
-from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_text_flow_model
+from jaxrl_llm.testing import ByteTokenizer, tiny_config, tiny_flow_model, tiny_text_flow_model
 from jaxrl_llm.train import DataConfig, SamplingConfig, init_state, make_step, train
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.rollouts import collect_rollouts
@@ -218,6 +226,16 @@ def test_rewards_rise(recipe, tmp_path):
     }
     rewards = [row["reward"] for row in train(tiny_run(tmp_path, **options)).history if row["step"]]
     assert np.mean(rewards[-5:]) > np.mean(rewards[:3]) + 0.15
+
+
+def test_a_decoder_with_states_has_its_own_cache():
+    layers = LayerKind(linear=True), LayerKind()
+    linear = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=8)
+    decoder = tiny_config(
+        architecture="qwen3_5_text", num_layers=2, layers=layers, linear_attention=linear
+    )
+    model = make_text_flow_model(TextFlowConfig(decoder=decoder, width=16))
+    assert has_states(writer_of("a test", model))
 
 
 def text_flow():
