@@ -214,10 +214,17 @@ def truncation_mask(advantages: Array, mask: Array, *, truncated: Array) -> Arra
     return mask & ~truncated[..., None]
 
 
-def window_tokens(mask: Array, *, unfinished: Array, versions: Array, drop_tail: int = 0) -> Array:
+def window_tokens(
+    mask: Array,
+    *,
+    unfinished: Array,
+    versions: Array,
+    current_version: Array | int,
+    drop_tail: int = 0,
+) -> Array:
     """The tokens that this batch sampled, for responses that continue from batch to batch.
 
-        keep = version of the token is the newest of the batch
+        keep = version of the token is the current one
                and not (unfinished and one of the last drop_tail tokens)
 
     Each token trains once, in the batch that sampled it. In an unfinished response the estimates of
@@ -227,6 +234,8 @@ def window_tokens(mask: Array, *, unfinished: Array, versions: Array, drop_tail:
       mask: bool ``[..., T]``, True = keep.
       unfinished: bool ``[...]``, True where the response continues in a later batch.
       versions: ``[..., T]`` integers, of the weights that sampled each token.
+      current_version: Version of the weights that sampled now: one integer, or integers with the
+        leading axes of ``mask``, such as ``[P]``.
       drop_tail: Tokens, not negative.
 
     Returns:
@@ -237,25 +246,28 @@ def window_tokens(mask: Array, *, unfinished: Array, versions: Array, drop_tail:
       >>> import jaxrl_llm as jr
       >>> mask, versions = jnp.ones((1, 4), bool), jnp.array([[3, 4, 4, 4]])
       >>> jr.curation.window_tokens(
-      ...     mask, unfinished=jnp.array([True]), versions=versions, drop_tail=1).tolist()
+      ...     mask, unfinished=jnp.array([True]), versions=versions, current_version=4,
+      ...     drop_tail=1).tolist()
       [[False, True, True, False]]
 
     References:
       T-PPO (arXiv:2506.15050), PAPER, from a note on it; the tail is our reading.
     """
     checks.check_non_negative("window_tokens", drop_tail=drop_tail)
-    newest = _newest("window_tokens", mask, unfinished, versions)
+    newest = _sampled_now("window_tokens", mask, unfinished, versions, current_version)
     left = jnp.cumsum(jnp.asarray(mask)[..., ::-1], axis=-1)[..., ::-1]
     return newest & ~(jnp.asarray(unfinished)[..., None] & (left <= drop_tail))
 
 
-def ended_tokens(mask: Array, *, unfinished: Array, versions: Array) -> Array:
+def ended_tokens(
+    mask: Array, *, unfinished: Array, versions: Array, current_version: Array | int
+) -> Array:
     """All tokens of the responses that ended in this batch, whose returns are known.
 
     A critic that is trained on them alone, once each, needs no bootstrap.
 
     Args:
-      mask, unfinished, versions: As in :func:`window_tokens`.
+      mask, unfinished, versions, current_version: As in :func:`window_tokens`.
 
     Returns:
       bool ``[..., T]``.
@@ -265,26 +277,29 @@ def ended_tokens(mask: Array, *, unfinished: Array, versions: Array) -> Array:
       >>> import jaxrl_llm as jr
       >>> versions = jnp.array([[3, 4], [3, 4], [2, 3]])
       >>> jr.curation.ended_tokens(jnp.ones((3, 2), bool), versions=versions,
-      ...     unfinished=jnp.array([False, True, False])).tolist()
+      ...     current_version=4, unfinished=jnp.array([False, True, False])).tolist()
       [[True, True], [False, False], [False, False]]
 
     References:
       T-PPO (arXiv:2506.15050), PAPER, from a note on it.
     """
-    newest = _newest("ended_tokens", mask, unfinished, versions)
+    newest = _sampled_now("ended_tokens", mask, unfinished, versions, current_version)
     now = jnp.any(newest, axis=-1) & ~jnp.asarray(unfinished)
     return mask & now[..., None]
 
 
-def _newest(function: str, mask: Array, unfinished: Array, versions: Array) -> Array:
+def _sampled_now(
+    function: str, mask: Array, unfinished: Array, versions: Array, current_version: Array | int
+) -> Array:
     checks.check_mask(function, mask)
     checks.check_bool(function, unfinished=unfinished)
     checks.check_shape(function, "unfinished", unfinished, jnp.shape(mask)[:-1])
-    checks.check_integer(function, versions=versions)
+    current = jnp.asarray(current_version)
+    checks.check_integer(function, versions=versions, current_version=current)
     checks.check_same_shape(function, mask=mask, versions=versions)
-    least = jnp.iinfo(jnp.int32).min
-    known = jnp.where(mask, versions, least)
-    return mask & (known == jnp.max(known, initial=least))
+    lead = jnp.shape(mask)[: current.ndim]
+    checks.check_shape(function, "current_version", current, lead)
+    return mask & (versions == jnp.expand_dims(current, range(current.ndim, mask.ndim)))
 
 
 def prs_keep_prob(

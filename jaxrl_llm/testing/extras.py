@@ -54,7 +54,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
         "prompt_ids": rng.permutation(p),
         "teacher_prompt_tokens": rng.integers(0, 100, (p, g, 7)),
         "turn_ids": turn_ids,
-        "versions": rng.integers(0, 4, mask.shape),
+        "versions": rng.integers(0, 4, mask.shape) + 1,
         "chunk_ids": np.where(mask, turn_ids + 1, 0),
         "top_ids": rng.integers(0, 100, (*mask.shape, _SUPPORT)),
     }

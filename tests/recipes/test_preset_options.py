@@ -105,7 +105,7 @@ REQUIRED = {
     "spo_tracker": "policy_shift prompt_ids",
     "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
     "ssb": "behavior_logp",
-    "t_ppo": "old_values unfinished values versions",
+    "t_ppo": "current_version old_values unfinished values versions",
     "trloo": "turn_ids turn_rewards turn_where",
     "ttrl_majority": "answer_ids ref_logp",
     "ettrl": "answer_ids old_entropy ref_logp",
@@ -154,7 +154,8 @@ REQUIRED = {
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
-    answer_ids behavior_logp budgets embeddings flawed greedy_rewards has_teacher hint_mask imitated
+    answer_ids behavior_logp budgets current_version embeddings flawed greedy_rewards
+    has_teacher hint_mask imitated
     node_ids prefix_values prior prompt_ids reward_components roles satisfied
     segment_ids segment_where similarity span_ids steered teacher_span_logp test_passes test_where
     turn_ids turn_rewards turn_where unfinished versions

@@ -34,6 +34,7 @@ def make_batch():
             "turn_rewards": jnp.asarray(rng.uniform(0, 1, (P, G, K)), jnp.float32),
             "turn_where": jnp.asarray(happened),
             "unfinished": jnp.array([[True, False, False], [False, True, False]]),
+            "current_version": jnp.full(P, 4),
             "versions": jnp.asarray(np.where(np.arange(T) < 2, 3, 4) + np.zeros((P, G, 1), int)),
             "segment_ids": jnp.asarray(ids, jnp.int32),
             "segment_where": jnp.asarray(happened),

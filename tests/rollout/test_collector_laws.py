@@ -444,7 +444,9 @@ def test_a_batch_ends_where_all_rewards_agree(name):
         state, first = batch.state, first + batch.in_order
 
 
-@pytest.mark.parametrize("name", ["refill", "two phases", "forked", "ladder", "mixed", "judged"])
+@pytest.mark.parametrize(
+    "name", ["refill", "two phases", "forked", "ladder", "mixed", "judged", "targeted"]
+)
 def test_what_decides_on_groups_is_no_source_of_prompts(name):
     source = COLLECTORS[name]
     for make in (
@@ -454,6 +456,26 @@ def test_what_decides_on_groups_is_no_source_of_prompts(name):
         lambda: curation.forked(curation.top_entropy_forks, source=source),
         lambda: curation.partial_rollouts(source=source),
         lambda: curation.budgeted((2, 4), source=source),
+        lambda: curation.pooled(source=source),
+        lambda: curation.hint_levels(str, source=source),
+        lambda: curation.experienced(source=source),
+        lambda: curation.offline_pairs(source=source),
     ):
         with pytest.raises(ValueError, match="source must ask for each group once, as in_order"):
             make()
+
+
+@pytest.mark.parametrize("make", [curation.partial_rollouts, curation.windowed])
+@pytest.mark.parametrize("source", [curation.in_epochs(), curation.staged((1, 9))])
+def test_groups_that_end_later_have_no_source_that_counts_those_of_a_batch(make, source):
+    with pytest.raises(ValueError, match="counts the groups of a batch"):
+        make(source=source)
+
+
+def test_parts_of_a_mixture_have_room_for_their_groups():
+    """What goes on in a later batch is stored in arrays whose size depends on the groups."""
+    for collector in (
+        curation.mixed((curation.partial_rollouts(), 0.5), (curation.in_order(), 0.5)),
+        curation.downsampled(curation.resample_on_correct, source=curation.partial_rollouts()),
+    ):
+        sized(collector, group_size=G, max_new_tokens=T, num_groups=P).init(N)

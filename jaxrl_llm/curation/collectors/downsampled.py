@@ -50,6 +50,12 @@ class _Downsampled:
     def width(self, group_size: int) -> int:
         return group_size
 
+    def for_batch(self, num_groups: int) -> "_Downsampled":
+        for_batch = getattr(self.source, "for_batch", None)
+        return (
+            self if for_batch is None else dataclasses.replace(self, source=for_batch(num_groups))
+        )
+
     def init(self, num_prompts: int) -> DownsampledState:
         key: ArrayTree = ()
         if self._draws:
@@ -82,6 +88,8 @@ class _Downsampled:
                 outcome = collection.outcome(i)
                 for name in ("rewards", "where", "lengths", "truncated"):
                     context[name][p, g] = getattr(outcome, name)[j]
+                if row.rewards is not None:
+                    context["rewards"][p, g] = row.rewards[g]
                 for name, values in outcome.reward_components.items():
                     if name not in context:
                         context[name] = np.zeros(shape, np.float32)
@@ -101,9 +109,9 @@ class _Downsampled:
                     f"{self!r}: the rule takes {counts.sum()} rollouts of a group; from 0 to "
                     f"{most} train."
                 )
-            members = tuple(np.repeat(np.arange(len(counts)), counts).tolist())
+            members = np.repeat(np.arange(len(counts)), counts).tolist()
             if members:
-                chosen.append(row._replace(members=tuple(row.members[g] for g in members)))
+                chosen.append(_of_members(row, members))
             else:  # of a group that loses all, no rollout trains
                 chosen.append(Row(row.members[:most], takes_part=False))
         return Decision(rows=tuple(chosen)), DownsampledState(state.key, source)
@@ -116,6 +124,15 @@ class _Downsampled:
         if self.source != in_order():
             text += f", source={self.source!r}"
         return f"downsampled({text})"
+
+
+def _of_members(row: Row, members: list[int]) -> Row:
+    """A row of some members of a row, in this order, with what is known of each."""
+    return row._replace(
+        members=tuple(row.members[g] for g in members),
+        rewards=None if row.rewards is None else tuple(row.rewards[g] for g in members),
+        segments=None if row.segments is None else tuple(row.segments[g] for g in members),
+    )
 
 
 def downsampled(

@@ -24,6 +24,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     in_order,
     on_host,
+    prompt_source,
     sized,
     stack_outcomes,
 )
@@ -375,5 +376,5 @@ def experienced(
         limit=limit,
         message=message,
         review=review,
-        source=in_order() if source is None else source,
+        source=prompt_source(name, source),
     )

@@ -83,8 +83,9 @@ class _GdroMemory:
         # Above or below the batch: a score that only grows would never try another arm.
         failure = jnp.where(present, failure - masking.masked_mean(failed, where), 0.0)
         chosen = np.full(size, -1, np.int32)
-        for b, count in zip(bins, counts, strict=True):
-            if count in self.arms:
+        graded = np.any(where, axis=-1)  # else a count is not of an arm that the bin chose
+        for b, count, there in zip(bins, counts, graded, strict=True):
+            if there and count in self.arms:
                 chosen[b] = self.arms.index(count)
         learned = RolloutGdroState(
             history=pass_history_update(

@@ -14,6 +14,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     in_order,
+    more_of,
     prompt_source,
 )
 
@@ -71,8 +72,10 @@ class SeveralMessages:
         for i in range(first, first + count):
             group, place = divmod(i, each)
             text, rollouts = messages[place]
-            if place:
-                requests.append(Request(rollouts, extends=i - place, text=text))
+            if place:  # sampled as the first message of the prompt is
+                root = i - place
+                asked = requests[root - first] if root >= first else collection.requests[root]
+                requests.append(more_of(asked, rollouts)._replace(extends=root, text=text))
             else:
                 requests.append(proposed[group - begun]._replace(rollouts=rollouts, text=text))
         return tuple(requests), state

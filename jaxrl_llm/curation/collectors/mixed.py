@@ -34,6 +34,13 @@ class _Mixed:
         )
         return dataclasses.replace(self, sources=sources)
 
+    def for_batch(self, num_groups: int) -> Collector:
+        sources = []
+        for source, groups in zip(self.sources, self.groups(num_groups), strict=True):
+            for_batch = getattr(source, "for_batch", None)
+            sources.append(source if for_batch is None else for_batch(groups))
+        return dataclasses.replace(self, sources=tuple(sources))
+
     def init(self, num_prompts: int) -> ArrayTree:
         return tuple(source.init(num_prompts) for source in self.sources)
 

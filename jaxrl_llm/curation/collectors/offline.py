@@ -35,6 +35,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     computed_once,
     in_order,
     on_host,
+    prompt_source,
 )
 from jaxrl_llm.curation.collectors.visits import in_epochs
 from jaxrl_llm.curation.few_shot import sample_few_shot
@@ -611,4 +612,5 @@ def _offline(name: str, reader: _Reader, size: int | None, source: Collector | N
     columns = [x for name in fields if isinstance(x := getattr(reader, name), str)]
     if "" in columns or len(set(columns)) < len(columns):
         raise ValueError(f"{name}: columns must have names that differ; got {columns}.")
-    return Offline(name, reader, size, in_epochs() if source is None else source)
+    source = prompt_source(name, in_epochs() if source is None else source)
+    return Offline(name, reader, size, source)

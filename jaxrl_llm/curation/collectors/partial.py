@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
+    collector_needs,
     in_order,
     joined_outcome,
     prompt_source,
@@ -255,7 +256,7 @@ class _Partial:
 class _Windowed(_Partial):
     """Made by :func:`windowed`: room for P groups that go on."""
 
-    needs_fresh_weights = True  # what a batch sampled is told by the newest version
+    needs_fresh_weights = True  # what a batch sampled is told by the current version
 
     def observe(self, state: PartialState, collection: Collection) -> tuple[Decision, ArrayTree]:
         riding, groups = self._riding(state, collection)
@@ -366,8 +367,19 @@ def partial_rollouts(
         segments=segments,
         oversample=float(oversample),
         max_staleness=max_staleness,
-        source=prompt_source(name, source),
+        source=_source(name, source),
     )
+
+
+def _source(name: str, source: Collector | None) -> Collector:
+    source = prompt_source(name, source)
+    if collector_needs(source, "counts_groups"):
+        raise ValueError(
+            f"{name}: source {source!r} counts the groups of a batch, but groups end in later "
+            "batches here, so prompts would be asked twice and others never; use in_order, whose "
+            "passes over the data are the run's."
+        )
+    return source
 
 
 def windowed(*, segments: int = 2, source: Collector | None = None) -> Collector:
@@ -404,4 +416,4 @@ def windowed(*, segments: int = 2, source: Collector | None = None) -> Collector
         raise TypeError(f"windowed: segments must be an integer; got {segments!r}.")
     checks.check_positive("windowed", segments=segments)
     # Of twice P groups in flight, P are stored.
-    return _Windowed(segments=segments, oversample=2.0, source=prompt_source("windowed", source))
+    return _Windowed(segments=segments, oversample=2.0, source=_source("windowed", source))

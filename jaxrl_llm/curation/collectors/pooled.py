@@ -15,6 +15,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Row,
     on_host,
+    prompt_source,
     sized,
     stack_outcomes,
 )
@@ -265,5 +266,5 @@ def pooled(
         threshold=float(threshold),
         max_accuracy=float(max_accuracy),
         max_staleness=max_staleness,
-        source=in_epochs() if source is None else source,
+        source=prompt_source(name, in_epochs() if source is None else source),
     )

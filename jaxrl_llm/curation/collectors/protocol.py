@@ -39,6 +39,8 @@ collector built of others has their attributes (:func:`collector_needs`):
   needs no reward, and the evaluation compares the responses of held-out rows.
 - ``asks_again = True``: it requests more after groups have finished, or selects among their
   rollouts, so it cannot be the source of a collector that only uses its prompts.
+- ``counts_groups = True``: its place in the data advances by the groups of a batch that it is
+  shown, so it cannot be the source of a collector whose groups end in a later batch.
 - ``draft_steps``, a number: requests for a ``draft`` of a flow policy with this many steps.
 - ``entropy_tau``, a number: strength with which their temperature follows the entropy.
 

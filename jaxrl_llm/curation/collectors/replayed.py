@@ -458,6 +458,8 @@ def _rewards(rows: Sequence[Row], collection: Collection) -> tuple[np.ndarray, n
         for g, (i, j) in enumerate(row.members):
             outcome = collection.outcome(i)
             rewards[p, g], where[p, g] = outcome.rewards[j], outcome.where[j]
+        if row.rewards is not None:
+            rewards[p, : len(row.members)] = row.rewards
     return rewards, where
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,7 @@ class _Targeted:
     embed: Callable
     predict: Callable | None
     source: Collector
+    asks_again: ClassVar[bool] = True
     # The embeddings of the last data set, by its texts; a run makes a copy for each batch.
     embedded: dict[tuple[str, ...], np.ndarray] = dataclasses.field(
         default_factory=dict, compare=False

@@ -8,7 +8,7 @@ their position.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     computed_once,
     in_order,
     on_host,
+    prompt_source,
 )
 from jaxrl_llm.curation.hints import hint_level, prefix_cuts
 from jaxrl_llm.curation.plans import stage_mask
@@ -77,6 +78,7 @@ class _InEpochs:
     """Made by :func:`in_epochs`."""
 
     seed: int | None = None
+    counts_groups: ClassVar[bool] = True
 
     def init(self, num_prompts: int) -> ArrayTree:
         return _visits(num_prompts)
@@ -138,6 +140,7 @@ class _Staged:
     boundaries: tuple[int, ...]
     column: str = "stage"
     seed: int | None = None
+    counts_groups: ClassVar[bool] = True
 
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has no stage, or none is open in the first step."""
@@ -360,7 +363,7 @@ def hint_levels(
         high=high,
         max_level=int(max_level),
         threshold=threshold,
-        source=in_epochs() if source is None else source,
+        source=prompt_source(name, in_epochs() if source is None else source),
     )
 
 

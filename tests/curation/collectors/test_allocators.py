@@ -138,6 +138,19 @@ def test_v05_stops_where_one_more_rollout_no_longer_pays():
     assert all(r.rollouts == 1 for r in now.requests[P:])
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_group_without_rewards_credits_no_arm(order):
+    """Its count is that of the first phase, whichever arm its bin chose."""
+    memory = jr.curation.rollout_gdro_memory(arms=(2, 4, 6), edges=(0.4, 0.75), rate=0.1)
+    rewards, where = np.zeros((2, 6), np.float32), np.zeros((2, 6), bool)
+    where[0, :4] = rewards[0, 0] = True
+    both = {"rewards": rewards, "where": where, "counts": np.array([4, 2])}
+    both = {name: x[list(order)] for name, x in both.items()}
+    state = memory.init(3)._replace(price=np.float32(0.5))
+    learned = memory.learn(state, prompts=np.array(order), group_size=3, **both)
+    assert learned.scores[0, 0] == 0.0 and np.array_equal(learned.scores[1:], np.zeros((2, 3)))
+
+
 def test_rollout_gdro_by_hand():
     memory = jr.curation.rollout_gdro_memory(arms=(2, 4, 6), edges=(0.4, 0.75), rate=0.1)
     state = memory.init(3)

@@ -103,3 +103,27 @@ def test_bad_rules_are_refused():
         chosen(downsampled(lambda rewards: rewards))
     with pytest.raises(ValueError, match="the rule's result"):
         chosen(downsampled(lambda where: where[:1]))
+
+
+def test_rewards_that_a_source_gives_are_read_and_stay_with_their_rollouts():
+    class Graded:
+        """Rewards that are only known after all groups have finished."""
+
+        def init(self, num_prompts):
+            return ()
+
+        def propose(self, state, key, collection, count):
+            return (jr.curation.Request(collection.group_size),) * count, state
+
+        def observe(self, state, collection):
+            decision, _ = jr.curation.in_order().observe(state, collection)
+            given = tuple(float(j) for j in range(2 * G))
+            rows = decision.rows and tuple(x._replace(rewards=given) for x in decision.rows)
+            return decision._replace(rows=rows), state
+
+    def best_twice(rewards, count):
+        return 2 * (rewards >= np.sort(rewards, axis=-1)[:, -2:-1])
+
+    rows = chosen(downsampled(best_twice, source=Graded()))
+    assert [row.members for row in rows] == [((p, 6), (p, 6), (p, 7), (p, 7)) for p in range(P)]
+    assert {row.rewards for row in rows} == {(6.0, 6.0, 7.0, 7.0)}

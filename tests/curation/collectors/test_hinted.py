@@ -442,6 +442,24 @@ def test_an_answer_that_has_no_room_in_a_prompt_is_not_refined():
     assert len(policy.texts(group._replace(takes_text=lambda text: False))) == 1
 
 
+def test_hints_and_examples_without_room_in_a_prompt_are_left_out():
+    """What the policy wrote, or a random solution, must not end the run by its length."""
+    request = Request(G)
+    outcome = outcome_of(request, 1, 0)
+    written = Outcome(*outcome)._replace(
+        texts=('{"level_1": "weak", "level_2": "' + "x" * 99 + '"}',)
+    )
+    group = GuidedGroup(1, DATA, encode, decode, 0, 0, G, (0, 1),
+                        (request, Request(1, role=JUDGE)), (outcome, written),
+                        takes_text=lambda text: len(text) < 80)  # fmt: skip
+    policy = curation.self_hints(template="{question} {hint}")
+    assert policy.texts(group) == ["question 1 weak"]
+    plain = group._replace(numbers=(0,), requests=(request,), outcomes=(outcome,))
+    assert policy.ask(plain) == ()  # the question for hints has no room either
+    (short,) = curation.examples_in_prompt(shots=3).ask(plain)
+    assert short.text.count("Answer: ") == 1 and short.text.endswith("question 1")
+
+
 def test_the_parts_of_a_mixture_keep_what_they_propose():
     @dataclasses.dataclass(frozen=True)
     class Counted:

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from batches_of_collectors import RecordingSource
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome
@@ -61,6 +62,16 @@ def test_each_budget_gets_a_part_of_the_group():
     assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
     assert [r.text(DATA[1]) for r in requests[:3]] == ["q1 in 2", "q1 in 4", "q1 in 8"]
     assert rows[1].members == ((3, 0), (3, 1), (4, 0), (4, 1), (5, 0)) and len(rows) == 2
+
+
+def test_all_messages_of_a_prompt_are_sampled_as_the_first():
+    source = RecordingSource(jr.curation.Request(5, temperature=0.5))
+    collector = jr.curation.budgeted((2, 4, 8), source=source)
+    asked, _ = collector.propose((), KEY, Collection(2, 5, data=DATA), 2)
+    so_far = Collection(2, 5, data=DATA, requests=asked, outcomes=(None, None))
+    later, _ = collector.propose((), KEY, so_far, 4)
+    assert {request.temperature for request in (*asked, *later)} == {0.5}
+    assert [request.extends for request in later] == [0, None, 3, 3]
 
 
 @pytest.mark.parametrize("source", [None, jr.curation.prioritized(jr.curation.learnability)])

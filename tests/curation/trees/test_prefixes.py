@@ -58,11 +58,17 @@ def test_the_tokens_of_a_window():
     versions = jnp.array([[3, 3, 4, 4], [4, 4, 4, 9], [2, 3, 3, 3]])
     mask = jnp.array([[True] * 4, [True, True, True, False], [True] * 4])
     numbers = {"unfinished": jnp.array([True, False, False]), "versions": versions}
+    numbers["current_version"] = 4
     out = window_tokens(mask, **numbers, drop_tail=1)
     none = [False] * 4
     assert out.tolist() == [[False, False, True, False], [True, True, True, False], none]
     assert window_tokens(mask, **numbers).sum() == 5
     assert ended_tokens(mask, **numbers).tolist() == [none, [True, True, True, False], none]
+    # Rows that this batch sampled nothing for train nothing, also in a minibatch of their own.
+    old = {name: x if name == "current_version" else x[2:] for name, x in numbers.items()}
+    assert not window_tokens(mask[2:], **old).any() and not ended_tokens(mask[2:], **old).any()
+    each = numbers | {"current_version": jnp.array([4, 4, 3])}
+    assert window_tokens(mask, **each)[2].tolist() == [False, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,8 @@ def test_the_tokens_of_a_window():
          lambda: spo_cutpoints(np.zeros(8, np.float32), ONES, count=1, rho=0.0)),
         (ValueError, "window_tokens: drop_tail must not be negative",
          lambda: window_tokens(ONES[None], unfinished=ONES[:1],
-                               versions=np.zeros((1, 8), int), drop_tail=-1)),
+                               versions=np.zeros((1, 8), int), current_version=0,
+                               drop_tail=-1)),
     ],
 )  # fmt: skip
 def test_bad_input(error, match, make):

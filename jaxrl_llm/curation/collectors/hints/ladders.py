@@ -177,7 +177,8 @@ class _SelfHints(_Ladder):
     def texts(self, group: GuidedGroup) -> Sequence[str]:
         written = [self.parse(outcome.texts[0]) for _, outcome in of_role(group, JUDGE)]
         hints = next((tuple(each) for each in written if each), ())
-        return [self.template.format(question=group.row["text"], hint=hint) for hint in hints]
+        texts = (self.template.format(question=group.row["text"], hint=hint) for hint in hints)
+        return [text for text in texts if group.takes_text(text)]  # the policy wrote them
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         asked = len(of_role(group, JUDGE))
@@ -185,6 +186,8 @@ class _SelfHints(_Ladder):
             return super().ask(group)
         row = group.row
         text = self.question.format(question=row["text"], solution=row[self.column])
+        if not group.takes_text(text):
+            return ()
         return [Request(1, text=text, role=JUDGE, reward=no_reward)]
 
 

@@ -168,7 +168,10 @@ class _ExamplesInPrompt(HintedPolicy):
                 places = places + (places >= group.prompt)
                 drawn = [(rows[i]["text"], rows[i][self.column]) for i in places]
             shown = [EXAMPLE.format(question=q, solution=solution) for q, solution in drawn]
-            text = "\n\n".join([*shown, f"Question: {group.row['text']}"])
+            asked = f"Question: {group.row['text']}"
+            while shown and not group.takes_text("\n\n".join([*shown, asked])):
+                shown.pop()  # as few_shot_pairs leaves out what has no room
+            text = "\n\n".join([*shown, asked])
             requests.append(Request(1, text=text, train_as_prompt=True, role=HINTED))
         return requests
 
