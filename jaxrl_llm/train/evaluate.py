@@ -168,6 +168,51 @@ def evaluate(
     return result, rows
 
 
+def play_groups(
+    engine: Engine,
+    params: ArrayTree,
+    key: Array,
+    tasks: Sequence[Question],
+    episodes: Episodes,
+    *,
+    places: Sequence[int],
+    decode: Callable[[list[int]], str],
+    samples: int,
+    temperature: float | None,
+    max_new_tokens: int,
+    pad_id: int,
+) -> list[Graded]:
+    """The episodes of the tasks at some places, a group each; see :func:`play_tasks`."""
+    backend = EngineBackend(
+        engine,
+        params,
+        key,
+        tasks,
+        version=0,
+        decode=decode,
+        grade=lambda *_: Scores(np.zeros(0, np.float32), {}, np.zeros(0, bool)),
+        max_new_tokens=max_new_tokens,
+        pad_id=pad_id,
+        episodes=episodes,
+    )
+    graded: dict[Asked, Graded] = {}
+    try:
+        asked, data = [], DataRows(tasks)
+        for i, place in enumerate(places):
+            prompt = episodes.start(
+                place, data[place], repr(tasks[place].prompt.id or place)
+            ).prompt
+            numbers = tuple(range(i * samples, (i + 1) * samples))
+            request = Request(samples, temperature=temperature)
+            asked.append(Asked(place, numbers, request, prompt))
+        backend.submit(asked)
+        while len(graded) < len(asked):
+            graded |= backend.wait()
+    finally:
+        backend.close()
+    return [graded[each] for each in asked]
+
+
 def play_tasks(
     engine: Engine,
     params: ArrayTree,
@@ -203,31 +248,19 @@ def play_tasks(
     Raises:
       RewardError: If every episode fails.
     """
-    backend = EngineBackend(
+    groups = play_groups(
         engine,
         params,
         key,
         tasks,
-        version=0,
+        episodes,
+        places=range(len(tasks)),
         decode=decode,
-        grade=lambda *_: Scores(np.zeros(0, np.float32), {}, np.zeros(0, bool)),
+        samples=samples,
+        temperature=temperature,
         max_new_tokens=max_new_tokens,
         pad_id=pad_id,
-        episodes=episodes,
     )
-    asked, data = [], DataRows(tasks)
-    for i in range(len(tasks)):
-        prompt = episodes.start(i, data[i], repr(tasks[i].prompt.id or i)).prompt
-        numbers = tuple(range(i * samples, (i + 1) * samples))
-        asked.append(Asked(i, numbers, Request(samples, temperature=temperature), prompt))
-    graded: dict[Asked, Graded] = {}
-    try:
-        backend.submit(asked)
-        while len(graded) < len(asked):
-            graded |= backend.wait()
-    finally:
-        backend.close()
-    groups = [graded[each] for each in asked]
     check_answered([group.scores for group in groups], " of the evaluation")
     rewards = np.stack([group.scores.rewards for group in groups])
     failed = np.stack([group.scores.failed for group in groups])

@@ -48,6 +48,7 @@ from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.denoising import check_unmasked, draw_masks
+from jaxrl_llm.train.evaluate import play_groups
 from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
@@ -154,7 +155,9 @@ def collect_rollouts(
     batch = _graded_batch(experiment, collected)
     batch = _with_host_scores(experiment, collected, batch)
     if not recipe.forward_only:
-        collected, batch = _with_fields(experiment, collected, batch, params, key, number=number)
+        collected, batch = _with_fields(
+            experiment, collected, batch, params, key, number=number, subagent=player
+        )
     if player is not None:
         drawn, where = alignment_key(key, number), np.asarray(batch.where)
         called = subagent_batch(recipe.subagent, collected.scores, batch.rewards, where, drawn)
@@ -223,6 +226,39 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
     return batch.replace(extras={**batch.extras, **said})
 
 
+def _baselines(
+    experiment: Experiment,
+    collected: Collected,
+    params: ArrayTree,
+    key: Array,
+    *,
+    number: int,
+    subagent: SubagentPlayer | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rewards of a greedy response, or episode, to each question, and which have failed."""
+    config, tokenizer = experiment.config, experiment.tokenizer
+    if config.environment is None:
+        tokens = [question.tokens for question in collected.questions]
+        likely = experiment.samplers.baseline(params, key, tokens)
+        scores = experiment.grader(collected.questions, texts_of(likely, tokenizer.decode))
+        return scores.rewards, scores.failed
+    groups = play_groups(
+        experiment.samplers.engine,
+        params,
+        key,
+        experiment.train,
+        experiment.episodes((number,), subagent),  # that begin as those of the batch
+        places=collected.places,
+        decode=tokenizer.decode,
+        samples=1,
+        temperature=0.0,
+        max_new_tokens=config.sampling.max_new_tokens,
+        pad_id=tokenizer.pad_id,
+    )
+    rewards = np.concatenate([group.scores.rewards for group in groups])
+    return rewards, np.concatenate([group.scores.failed for group in groups])
+
+
 def _with_fields(
     experiment: Experiment,
     collected: Collected,
@@ -231,6 +267,7 @@ def _with_fields(
     key: Array,
     *,
     number: int,
+    subagent: SubagentPlayer | None,
 ) -> tuple[Collected, Batch]:
     """The batch with the fields that its recipe reads, some of which have to be sampled.
 
@@ -240,12 +277,10 @@ def _with_fields(
     no_baseline = np.zeros(len(questions), bool)
 
     def greedy_rewards() -> np.ndarray:
-        tokens = [question.tokens for question in questions]
-        likely = experiment.samplers.baseline(params, key, tokens)
-        texts = texts_of(likely, experiment.tokenizer.decode)
-        likely_scores = experiment.grader(questions, texts)
-        no_baseline[:] = likely_scores.failed
-        return likely_scores.rewards
+        rewards, no_baseline[:] = _baselines(
+            experiment, collected, params, key, number=number, subagent=subagent
+        )
+        return rewards
 
     batch = attach_fields(
         batch,

@@ -295,6 +295,15 @@ def test_turns_branch_with_the_state_of_their_episode(tmp_path):
     assert shared >= 8  # two branches of each group, after one or two turns
 
 
+def test_a_greedy_baseline_is_an_episode_that_begins_as_its_group(tmp_path):
+    """ReMax: at a temperature that is greedy, each episode of a group is its baseline."""
+    cold = dataclasses.replace(SAMPLING, temperature=1e-6)
+    _, _, made = one_batch(tmp_path, Letters(), "remax", sampling=cold)
+    rewards, baselines = made.batch.rewards, made.batch.extras["greedy_rewards"]
+    assert np.ptp(baselines) > 0
+    np.testing.assert_array_equal(rewards, np.broadcast_to(baselines[:, None], rewards.shape))
+
+
 def test_branches_need_an_environment_and_a_turn(tmp_path):
     recipe = jr.recipes.arpo()
     with pytest.raises(ValueError, match=r"branches after the turns.*set config.environment"):
