@@ -289,6 +289,11 @@ def row_trees(ends: np.ndarray) -> Tree:
     )
 
 
+def rewritten_rows(packing: Layout | None) -> Tree | None:
+    """The layout, if its responses are trees themselves (:func:`row_trees`); else None."""
+    return packing if isinstance(packing, Tree) and packing.parents is not None else None
+
+
 def apart(tree: Tree) -> Tree:
     """The trees of :func:`row_trees` as those of ``P G`` groups of one response each."""
     P, G, T = tree.ends.shape

@@ -21,6 +21,7 @@ from jaxrl_llm.core.packing import (
     check_packing,
     pack,
     pack_prompts,
+    rewritten_rows,
     unpack,
 )
 from jaxrl_llm.core.support import Support, keep_mask
@@ -343,8 +344,7 @@ class Scorer:
         P, G, T = batch.tokens.shape
         packing = None
         if "teacher_prompt_tokens" in batch.extras:
-            tree = batch.packing if isinstance(batch.packing, Tree) else None
-            rewritten = tree is not None and tree.parents is not None
+            tree = rewritten_rows(batch.packing)
             hidden = score_hidden(
                 self.model,
                 params,
@@ -352,7 +352,7 @@ class Scorer:
                 batch.extras["teacher_prompt_mask"].reshape(P * G, -1),
                 batch.tokens.reshape(P * G, 1, T),
                 batch.mask.reshape(P * G, 1, T),
-                packing=apart(tree) if tree is not None and rewritten else None,
+                packing=None if tree is None else apart(tree),
             )
             hidden = hidden.reshape(P, G, T, -1)
         else:
@@ -382,7 +382,7 @@ class Scorer:
         Returns:
           float32 ``[P, G, K + 1]``.
         """
-        if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
+        if rewritten_rows(batch.packing) is not None:
             raise ValueError(
                 "score: the answer after each turn cannot be computed if the chat template or the "
                 "environment rewrites earlier turns."

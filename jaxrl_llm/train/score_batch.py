@@ -17,7 +17,7 @@ import optax
 
 from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.packing import Tree
+from jaxrl_llm.core.packing import rewritten_rows
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
@@ -317,11 +317,10 @@ def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatch
             f"least 2 prompts; got {batch.prompt_tokens.shape[0]}."
         )
     # Rows that share prompts would be others'; responses that are trees are so after any prompt.
-    rewritten = isinstance(batch.packing, Tree) and batch.packing.parents is not None
     others = batch.replace(
         prompt_tokens=jnp.roll(batch.prompt_tokens, 1, axis=0),
         prompt_mask=jnp.roll(batch.prompt_mask, 1, axis=0),
-        packing=batch.packing if rewritten else None,
+        packing=rewritten_rows(batch.packing),
         experts=None,
     )
     logp = map_microbatches(lambda part: scorer(params, part).logp, others, microbatches)
@@ -347,7 +346,7 @@ def score_visits(
     for name, memory in recipe.computed_from("last_visit").items():
         if name in batch.extras:
             continue
-        if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
+        if rewritten_rows(batch.packing) is not None:
             raise ValueError(
                 f"Recipe {recipe.name!r}: {name!r} recalls responses, but not their turns that the "
                 "chat template or the environment rewrites."

@@ -22,7 +22,7 @@ import numpy as np
 from jaxrl_llm import surrogates
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.core.packing import Tree
+from jaxrl_llm.core.packing import rewritten_rows
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import parse_json, write_whole
 from jaxrl_llm.data.alignment import align_spans, token_ends
@@ -512,7 +512,7 @@ def host_scores(
             f"config: {teacher!r} reads the prompts of the data, but the collector of recipe "
             f"{recipe.name!r} sends others."
         )
-    if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
+    if rewritten_rows(batch.packing) is not None:
         raise ValueError(
             f"config: {teacher!r} reads a response as one text, but the chat template or the "
             "environment rewrites earlier turns; use a model as the teacher."

@@ -353,7 +353,8 @@ def experienced(
 
     Raises:
       TypeError: If a message is not a function.
-      ValueError: If a number is not a positive integer.
+      ValueError: If a number is not a positive integer, or ``source`` also decides on groups that
+        have finished.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -339,7 +339,8 @@ def partial_rollouts(
 
     Raises:
       TypeError: If ``segments`` or ``max_staleness`` is not an integer.
-      ValueError: If an option is out of its range; in a run, if the source requests a number of
+      ValueError: If an option is out of its range, or ``source`` counts the groups of a batch, as
+        :func:`in_epochs` and :func:`staged` do; in a run, if the source requests a number of
         rollouts other than G.
 
     Example:
@@ -402,7 +403,8 @@ def windowed(*, segments: int = 2, source: Collector | None = None) -> Collector
 
     Raises:
       TypeError: If ``segments`` is not an integer.
-      ValueError: If it is not above 0.
+      ValueError: If it is not above 0, or ``source`` counts the groups of a batch, as
+        :func:`in_epochs` and :func:`staged` do.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -238,8 +238,8 @@ def pooled(
       A collector; its state is a :class:`PooledState`.
 
     Raises:
-      ValueError: If a number is out of its range; in a run, if the source does not name its
-        prompts.
+      ValueError: If a number is out of its range, or ``source`` also decides on groups that have
+        finished; in a run, if it does not name its prompts.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -339,7 +339,8 @@ def hint_levels(
 
     Raises:
       TypeError: If ``messages`` is not a function.
-      ValueError: If an option is out of its range, or the source does not choose its prompts.
+      ValueError: If an option is out of its range, or the source does not choose its prompts or
+        also decides on groups that have finished.
 
     Example:
       >>> import jaxrl_llm as jr

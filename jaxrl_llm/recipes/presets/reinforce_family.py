@@ -38,7 +38,8 @@ def remax(*, kl_coef: float = 0.0) -> Recipe:
         loss = mean over sequences of the sum over tokens of -A logp
 
     One sampled response per prompt is enough; a run also samples and grades the greedy response,
-    for ``greedy_rewards``, and does not train on it.
+    for ``greedy_rewards``, and does not train on it. In an environment this is a greedy episode
+    that begins as those of the group do.
 
     Args:
       kl_coef: Penalty in the reward per nat of divergence from the reference (k1). 0 disables it
