@@ -23,8 +23,7 @@ RUN_COLUMNS = ("target", "seed", "steps", "minutes", "greedy", "sampled")
 def measured(folder: Path = RESULTS) -> str:
     """What collectors bring to the quickstart, what a vote teaches, and what they cost the host."""
     found = pages.results(folder)
-    quickstarts = [each for each in found if each["name"] == "quickstart"]
-    parts = [_curves(each) for each in quickstarts if "beside" in each or "before" in each]
+    parts = [_curves(each) for each in found if each["name"] == "quickstart_beside"]
     parts += [_votes(each) for each in found if each["name"] == "test_time_training"]
     parts += [_host(each) for each in found if each["name"] == "collectors"]
     return "\n\n".join(parts) or "Nothing yet."

@@ -22,6 +22,7 @@ def measured(folder: Path = RESULTS) -> str:
     parts = [_engine(each) for each in found if each["name"] == "engine"]
     parts += [_refill(each) for each in found if each["name"] == "refill"]
     parts += [_episodes(each) for each in found if each["name"].startswith("environments")]
+    parts += [_few_samples(each) for each in found if each["name"] == "few_samples"]
     parts += [_gpu(each) for each in found if each["name"] == "gpu" and each["ours"]]
     return "\n\n".join(parts) or "Nothing yet."
 
@@ -108,6 +109,20 @@ def _episodes(result: Mapping[str, Any]) -> str:
         f"(`python -m benchmarks.environments{flag}`):"
     )
     return pages.table(title, ("what", "sampled tokens/s", "of the first"), rows)
+
+
+def _few_samples(result: Mapping[str, Any]) -> str:
+    work = result["workload"]
+    rows = [
+        (case, spread(of["before"]), spread(of["now"]), f"{result['ratios'][case]:.2f}")
+        for case, of in result["ours"].items()
+    ]
+    title = (
+        f"Few responses to many prompts: {work['prompt_tokens']} + {work['new_tokens']} tokens, "
+        f"{work['slots']}, {work['model']} in {work['dtype']}, {result['device']}, commit "
+        f"{result['commit'][:7]} beside {work['before'][:7]} (`python -m benchmarks.few_samples`):"
+    )
+    return pages.table(title, ("samples", "seconds before", "seconds", "times as fast"), rows)
 
 
 def _gpu(result: Mapping[str, Any]) -> str:

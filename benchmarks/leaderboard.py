@@ -51,7 +51,12 @@ TASKS = {
     ),
     "products": Task("configs/reasoning.py", options=("--steps", "12", "--evaluation.every", "6")),
     "gcd": Task("configs/reasoning.py:gcd", options=("--evaluation.every", "12")),
-    "calculator": Task("configs/calculator.py", warmup=True),
+    # A quarter of the config's steps, after which methods still differ.
+    "calculator": Task(
+        "configs/calculator.py",
+        warmup=True,
+        options=("--steps", "4", "--minibatches", "2", "--dtype", "auto"),
+    ),
     "textworld": Task("configs/textworld.py", warmup=True),
     # After the twelve steps of the config every game is won; after these, methods still differ.
     "textworld_early": Task(

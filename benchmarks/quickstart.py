@@ -5,10 +5,11 @@
 Runs `jaxrl-llm train configs/quickstart.py` for seeds 0, 1 and 2, each with a split of the
 questions of its own, and writes benchmarks/results/quickstart-DEVICE.json and the reward curve of
 the first seed. `--beside` trains other targets of that file in turn with it, and `--before` the
-quickstart of another checkout. Held-out accuracy is then drawn by minutes of training; every run is
-evaluated at each eighth step. Minutes are those of sampling and training, with the programs that
-they compile, each run from an empty cache, and without evaluations. A run that is in `--folder`
-already is not made again, so a benchmark that was stopped goes on.
+quickstart of another checkout: these are in quickstart_beside-DEVICE.json, and held-out accuracy is
+drawn by minutes of training; every run is then evaluated at each eighth step. Minutes are those of
+sampling and training, with the programs that they compile, each run from an empty cache, and
+without evaluations. A run that is in `--folder` already is not made again, so a benchmark that was
+stopped goes on.
 """
 
 import argparse
@@ -179,7 +180,7 @@ def main(argv: list[str] | None = None) -> None:
                 runs.setdefault(name, []).append(figures)
                 print(name, json.dumps(figures), file=sys.stderr, flush=True)
         result: dict[str, Any] = {
-            "name": "quickstart",
+            "name": "quickstart_beside" if len(jobs) > 1 else "quickstart",
             "workload": {"config": CONFIG},
             "device": jax_device_name(),
             "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
@@ -192,10 +193,11 @@ def main(argv: list[str] | None = None) -> None:
             result["before"] = {"commit": before, "runs": runs[f"before_{before}"]}
         if options.save:
             harness.RESULTS.mkdir(parents=True, exist_ok=True)
-            first = root / f"quickstart{options.seeds[0]}"
-            shutil.copy(first / "reward.png", harness.RESULTS / "quickstart.png")
             if len(runs) > 1:
                 plot(runs, CURVES)
+            else:
+                first = root / f"quickstart{options.seeds[0]}"
+                shutil.copy(first / "reward.png", harness.RESULTS / "quickstart.png")
     harness.finish(result, to_file=options.save)
 
 

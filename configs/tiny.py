@@ -5,10 +5,10 @@ Hardware: one CPU core, less than a minute. No download.
 Expected: the mean reward (share of bytes that are lower-case letters) goes from about 0.1 to above
 0.8 in 30 steps, on held-out prompts as well.
 
-Any method trains with --recipe NAME. Its rewards rarely agree within a group, and no group fails
-wholly; with those of configs/tiny.py:hard most do, so that methods act that drop such groups, or
-help them: jaxrl-llm train configs/tiny.py:hard --recipe scaf_grpo. Evolution strategies have no
-backward pass: --recipe eggroll --remat full.
+Most methods train with --recipe NAME; distillation has configs/distill.py:tiny. Its rewards rarely
+agree within a group, and no group fails wholly; with those of configs/tiny.py:hard most do, so that
+methods act that drop such groups, or help them: jaxrl-llm train configs/tiny.py:hard
+--recipe scaf_grpo. Evolution strategies have no backward pass: --recipe eggroll --remat full.
 
 With configs/tiny.py:denoiser it is a masked-diffusion model, for the methods of these:
 jaxrl-llm train configs/tiny.py:denoiser --recipe espo.

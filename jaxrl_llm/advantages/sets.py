@@ -189,7 +189,8 @@ def polychromic(
     has = mine[..., :, None] - jnp.where(same, 0.0, none)
     with_i = jnp.sum(jnp.where(lead[..., None, :], has, 0.0), axis=-1)
     alike = stats.group_is_constant(R, where)
-    alike &= stats.group_is_constant(jnp.maximum(ids, -1).astype(jnp.float32), where)
+    unknown = jnp.any(valid & ~known, axis=-1, keepdims=True)
+    alike &= jnp.sum(lead, axis=-1, keepdims=True) + unknown <= 1  # one answer, or none is known
     advantages = jnp.where((n < N) & ~alike, (with_i - every) / n**2, 0.0)
     return masking.zero_masked(advantages, where)
 

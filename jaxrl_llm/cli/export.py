@@ -14,6 +14,7 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.models.heads import merge_headed
 from jaxrl_llm.models.lora import Adapted, merge_lora
+from jaxrl_llm.models.names import SHORT_NAMES
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
 from jaxrl_llm.train.config import find_recipe
@@ -74,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     with new_folder(args.folder) as unfinished:
         if args.adapter:
             name = config.model if isinstance(config.model, str) else ""
-            if config.init_from is not None:  # the policy of another run has no name
+            # PEFT loads no GGUF, and the policy of another run has no name.
+            if name in SHORT_NAMES or name.endswith(".gguf") or config.init_from is not None:
                 name = ""
             save_adapter(params, unfinished, lora=config.lora, config=model_config, base=name)
         else:

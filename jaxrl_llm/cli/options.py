@@ -47,7 +47,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.checkpoint.record import digest_of_files
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, without_precision
 from jaxrl_llm.train.logging.results import read_jsonl
-from jaxrl_llm.train.setup import Experiment
+from jaxrl_llm.train.setup import Experiment, with_mesh_sizes
 
 T = TypeVar("T")
 _CRITIC = ("critic:optimizer-config", "critic:none")
@@ -501,15 +501,20 @@ def without_start(config: TrainConfig) -> TrainConfig:
 
 
 def on_these_devices(config: TrainConfig) -> TrainConfig:
-    """The config of a run for what only samples: without devices apart, on one if too few."""
+    """The config of a run for what only samples: without devices apart, on one if its mesh fails.
+
+    A mesh takes all devices or one, so that of a run fits no machine of another size.
+    """
     import jax
 
     config = dataclasses.replace(config, asynchrony=AsyncConfig())
-    needed, count = math.prod(map(abs, dataclasses.astuple(config.mesh))), jax.device_count()
-    if needed <= count:
-        return config
-    print(f"The run had a mesh of {needed} devices; one of {count} is used.", file=sys.stderr)
-    return dataclasses.replace(config, mesh=MeshConfig())
+    try:
+        with_mesh_sizes(config)
+    except ValueError:
+        needed, count = math.prod(map(abs, dataclasses.astuple(config.mesh))), jax.device_count()
+        print(f"The run had a mesh of {needed} devices; one of {count} is used.", file=sys.stderr)
+        return dataclasses.replace(config, mesh=MeshConfig())
+    return config
 
 
 def in_its_precision(run_dir: Path, config: TrainConfig) -> TrainConfig:

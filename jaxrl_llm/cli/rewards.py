@@ -38,11 +38,10 @@ def find_reward(name: str) -> Callable:
             if term in terms:
                 raise ValueError(f"the reward {name!r} names {term} twice")
             try:
-                terms[term] = _one(term), float(weight or 1.0)
-            except ValueError as error:
-                if "float" not in str(error):
-                    raise
+                scale = float(weight or 1.0)
+            except ValueError:
                 raise ValueError(f"the weight of {term} must be a number, got {weight!r}") from None
+            terms[term] = _one(term), scale
         reward = rewards.weighted_sum(terms)
     else:
         reward = _one(name)
@@ -74,9 +73,14 @@ class _Pooled:
     patience = 600.0  # the pool's
 
     def __init__(self, name: str, reward: Callable):
-        self.name, self.answer = name, rewards.answer_of(reward)
+        self.name = self.__qualname__ = name
+        self.answer = rewards.answer_of(reward)
+        self.weights_of_sum = getattr(reward, "weights_of_sum", None)
         self._reward = reward
         self._pool: Any = None
+
+    def __repr__(self) -> str:
+        return self.name
 
     def score_batch(self, prompts, completions, metadata) -> list[Any]:
         """Values of a batch, from the pool."""

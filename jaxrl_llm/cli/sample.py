@@ -31,6 +31,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.engine.requests import has_ended
 from jaxrl_llm.rollout.sampler import bucket_of
+from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train import TrainConfig
 
@@ -117,9 +118,10 @@ class Sample:
             raise ValueError("--json has no effect with --out, which writes JSON.")
         if "" in self.stop:
             raise ValueError("--stop must not be empty.")
-        if self.temperature == 0 and self.seed is not None:
+        greedy = self.temperature < GREEDY_BELOW
+        if greedy and self.seed is not None:
             raise ValueError("--seed has no effect at temperature 0, where nothing is drawn.")
-        if self.temperature == 0 and self.n > 1:
+        if greedy and self.n > 1:
             raise ValueError("--n has no effect at temperature 0, where all completions are alike.")
 
 
@@ -396,14 +398,15 @@ def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
     if out is not None:
         if failed := out.drop_failed(prompts, job.name, args.n):
             _print_status(f"Sampling failed completions again: {failed:,}.")
+        done = {(index, sample) for index, sample in done if sample < args.n}
         total, stored = len(prompts) * args.n, len(done)
         if stored:
             left = f"{total - stored:,} are left" if total > stored else "nothing is left to do"
             _print_status(f"{str(out.path)!r} holds {stored:,} of {total:,} completions; {left}.")
         if len(out) > stored:
             _print_status(
-                f"{str(out.path)!r} holds {len(out) - stored:,} of other prompts or options; they "
-                "stay."
+                f"{str(out.path)!r} holds {len(out) - stored:,} of other prompts or options, or "
+                "beyond --n; they stay."
             )
     groups = job.groups(prompts, done)
     if not groups:

@@ -102,7 +102,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         from jaxrl_llm.serve import make_app
     except ImportError as error:
-        raise UsageError(f"Install the extra: pip install 'jaxrl_llm[serve]' ({error}).") from error
+        raise UsageError(
+            f"Install the extra: pip install 'jaxrl_llm[train,serve]' ({error})."
+        ) from error
     from jaxrl_llm.data import make_renderer
 
     # Bound first: a port in use must not cost the loading of a model.

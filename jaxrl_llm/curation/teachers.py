@@ -39,7 +39,8 @@ def solution_messages(
         feedback of i = what the reward says of i, where there is no solution
         message of i  = None without either
 
-    Thinking (``<think> ... </think>``) is removed from a solution.
+    Thinking (``<think> ... </think>``) is removed from a solution, and so is all text before a
+    ``</think>`` whose beginning stands in the prompt.
 
     Args:
       texts: P lists of G responses.
@@ -90,15 +91,21 @@ def solution_messages(
             if not where[p, g] or not (others or said):
                 row.append(None)
                 continue
-            solution = _THINKING.sub("", group[others[0]]).strip() if others else None
+            solution = _without_thinking(group[others[0]]) if others else None
             parts = {"prompt": prompt, "solution": "", "feedback": ""}
             if solution is not None:
                 parts["solution"] = solution_template.replace("{solution}", solution)
             if said:
                 parts["feedback"] = feedback_template.replace("{feedback}", said)
-            row.append(re.sub(r"{(\w+)}", lambda m: parts[m[1]], template))  # noqa: B023
+            text = re.sub(r"{(\w+)}", lambda m: parts.get(m[1], m[0]), template)  # noqa: B023
+            row.append(text)
         messages.append(row)
     return messages
+
+
+def _without_thinking(text: str) -> str:
+    """The text without thinking, also where the prompt has written its first ``<think>``."""
+    return _THINKING.sub("", text).rpartition("</think>")[2].strip()
 
 
 def answer_texts(

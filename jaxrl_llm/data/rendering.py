@@ -357,6 +357,8 @@ def encode_chat(
     pieces: list[tuple[str, bool]] = []  # texts, and whether special tokens may be spelled in them
     for number, message in enumerate(messages):
         content = message["content"]
+        if not isinstance(content, str):  # such as that of a message which only calls tools
+            continue
         if tokenizer.encode(content) == tokenizer.encode(content, allow_special=False):
             continue
         # The rest of the text, rendered with another content, shows where this one stands.

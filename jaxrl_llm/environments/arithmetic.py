@@ -10,7 +10,7 @@ _CHARACTERS = re.compile(r"[0-9.eE+\-*/%() ]*")
 _MAX_LENGTH = 1000  # characters
 _MAX_BITS = 10_000  # of a numerator or denominator: some 3,000 digits
 _MAX_EXPONENT = 1000
-_DIGITS = 30  # of a decimal fraction
+_DIGITS = 30  # after the point, without zeros right after it
 _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -24,8 +24,8 @@ _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 def calculate(expression: str) -> str:
     """The value of an arithmetic expression, exact where its decimals end.
 
-    Numbers are stored as fractions, so 0.1 + 0.2 is 0.3; a value whose decimals do not end within
-    30 significant digits is rounded to that many. Powers have integer exponents.
+    Numbers are stored as fractions, so 0.1 + 0.2 is 0.3; a value with more than 30 decimals, not
+    counting zeros right after the point, is rounded to that many. Powers have integer exponents.
 
     Args:
       expression: Numbers, ``+ - * / // % **`` and parentheses, up to 1,000 characters.

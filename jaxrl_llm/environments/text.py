@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from jaxrl_llm.data.messages import Message
 
-_NUMBER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+")  # the hyphens of "4-6" and "try-5" are no minus
 
 
 def user(text: str) -> list[Message]:

@@ -98,8 +98,9 @@ def lipo_lambda(
     fixed = jax.lax.stop_gradient(x.scores)
     _, place = stats.order_and_ranks(jnp.where(x.valid, -fixed, jnp.inf))
     discount = 1.0 / jnp.log(2.0 + place)
-    gain = jnp.exp2(x.labels)
-    weights = jnp.abs(_differences(gain)) * jnp.abs(_differences(discount))
+    gain = jnp.abs(_differences(jnp.exp2(x.labels)))
+    gain = jnp.where(_differences(x.labels) > 0, gain, 0.0)  # of pairs only, if it overflows
+    weights = gain * jnp.abs(_differences(discount))
     return _over_pairs(weights * jax.nn.softplus(-_differences(x.scores)), x, reduce)
 
 

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import sys
-import traceback
 
 LONGEST = 1 << 24  # characters of a message
 TAGS = {
@@ -28,6 +27,10 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHa
 
 class Gone(BaseException):
     """The candidate no longer answers."""
+
+
+class Unpassable(BaseException):
+    """A test gives the candidate what cannot go to another process."""
 
 
 def encode(value, other):
@@ -102,7 +105,6 @@ def serve(path, requests, replies):
             value = answer(*decode(json.loads(line), lambda tag, number: objects[number]))
             reply = json.dumps(["value", encode(value, keep)])
         except BaseException as error:
-            traceback.print_exc()
             reply = json.dumps(["raised", type(error).__name__, str(error)])
         send(sink, reply)
 
@@ -129,6 +131,8 @@ class Channel:
         def handle(value):
             if isinstance(value, Remote):
                 return {"o": object.__getattribute__(value, "number")}
+            if callable(value):
+                raise Unpassable(f"a test passes a {type(value).__name__} to the candidate")
             raise TypeError(f"{type(value).__name__} cannot be passed to the candidate")
 
         text = json.dumps(encode(list(question), handle))
@@ -208,8 +212,16 @@ def free_names(texts):
     return read - defined
 
 
+def report(nonce, what):
+    """Prints one line behind the nonce."""
+    os.write(1, f"{nonce} {' '.join(str(what).split())[:300]}\n".encode())
+
+
 def grade(nonce, requests, replies):
-    """Runs the tests of the standard input, and prints whether each holds behind the nonce."""
+    """Runs the tests of the standard input, and prints behind the nonce whether each holds.
+
+    Where none of them could hold with any candidate, it prints why in its place.
+    """
     job = json.load(sys.stdin)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     channel = Channel(requests, replies)
@@ -223,16 +235,25 @@ def grade(nonce, requests, replies):
         for name, there in wanted.items():
             with contextlib.suppress(Exception):  # a test that reads what is not there fails
                 names[name] = channel.ask("name", there)
-        exec(compile(job["setup"], "setup", "exec"), names)
+        try:
+            exec(compile(job["setup"], "setup", "exec"), names)
+        except Gone:
+            raise
+        except BaseException as error:
+            # What reads nothing of the candidate fails with every one.
+            if isinstance(error, Unpassable) or not free_names([job["setup"]]):
+                report(nonce, f"the setup fails with {type(error).__name__}: {error}")
+            return
         for test in job["tests"]:
             try:
                 exec(compile(test, "test", "exec"), dict(names))
                 passed = not channel.gone
             except Gone:
                 raise
+            except Unpassable as error:
+                return report(nonce, error)
             except BaseException:
-                traceback.print_exc()
                 passed = False
-            os.write(1, f"{nonce} {int(passed)}\n".encode())
+            report(nonce, int(passed))
     except Gone:
         pass

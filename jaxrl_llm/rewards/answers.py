@@ -91,6 +91,8 @@ _LONGEST = 300  # characters at the end of a reply in which its answer stands
 def final_answer(text: str) -> str | None:
     r"""The rest of the line after the last "Answer:" of the last 300 characters, normalized.
 
+    The asterisks of Markdown's emphasis around it are left out, which DAPO's code keeps.
+
     Example:
       >>> from jaxrl_llm import rewards
       >>> rewards.final_answer("...\nAnswer: $1,234$ dollars")
@@ -100,7 +102,7 @@ def final_answer(text: str) -> str | None:
       DAPO (arXiv:2503.14476), whose prompt asks for that line.
     """
     line = next(iter(deque(_STATED.finditer(text[-_LONGEST:]), maxlen=1)), None)
-    return None if line is None else normalize_math(line[1])
+    return None if line is None else normalize_math(line[1].strip(" \t\r*"))
 
 
 # The rules of Minerva's appendix, in their order.

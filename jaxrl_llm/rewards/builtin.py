@@ -23,13 +23,15 @@ _MINUS = "-\u2212\u2010\u2011\u2013\ufe63\uff0d"  # hyphen, minus, and what mode
 _NUMBER = re.compile(
     r"""
     (?<![0-9]) (?:
-      (?<![0-9],) [0-9]{1,3} (?: , [0-9]{3} )+ (?! [0-9] | ,[0-9] )   # 1,234,567 but not 1,2,345
+      # 1,234,567 and 1{,}234 and 1\,234, but not 1,2,345
+      (?<![0-9],) [0-9]{1,3} (?: (?: , | \{,\} | \\, ) [0-9]{3} )+ (?! [0-9] | ,[0-9] )
       | [0-9]+
     )
     (?P<fraction> (?: \. [0-9]+ )* )
     """,
     re.VERBOSE,
 )
+_CURRENCY = re.compile(r"(\\?\$|[£€¥])[ \t]*$")
 _OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
 _MOST_DIGITS = 4000  # Python refuses to read longer ones
 _ANCHORED = re.compile(r"\$.*\$|\\boxed|\\\(|\\\[", re.DOTALL)
@@ -137,10 +139,11 @@ def _last_integer(text: str) -> int | None:
     before = text[max(0, last.start() - 2) : last.start()]
     if before.endswith(".") and not (before[0].isalnum() or before == ".."):
         return None  # the digits of a number like .5, not those after a sentence or dots
-    digits = text[last.start() : last.start("fraction")].replace(",", "").lstrip("0") or "0"
+    digits = re.sub("[^0-9]", "", text[last.start() : last.start("fraction")]).lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None
     before = text[max(0, last.start() - 40) : last.start()].rpartition("\n")[2]
+    before = _CURRENCY.sub("", before)  # the minus of -$5 stands before it
 
     def is_negative() -> bool:
         """Whether the characters before the number make it negative."""
@@ -395,6 +398,7 @@ class _Warm:
 
     def __init__(self, reward: Reward):
         self.reward, self.answer = reward, answer_of(reward)
+        self.weights_of_sum = getattr(reward, "weights_of_sum", None)
         self.__qualname__ = name_of(reward)
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:

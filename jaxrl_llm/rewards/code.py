@@ -152,7 +152,7 @@ def code_asserts(
     come back as plain data: None, numbers, texts, bytes, ranges, lists, tuples, sets and mappings;
     iterators come as their items. Any other object stays in the candidate's process, where tests
     call it and read its attributes; a test that compares it fails. Arguments are passed by value,
-    so a test does not see changes that the code makes to them.
+    so a test does not see changes that the code makes to them, and none can be a function.
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above; one run has all tests, and
@@ -167,7 +167,8 @@ def code_asserts(
 
     Raises:
       RewardError: If there are no such tests, or a test is not valid Python, or asserts nothing at
-        its top level, as a test of pytest or unittest that nobody calls.
+        its top level, as a test of pytest or unittest that nobody calls; or if the setup fails
+        whatever the code is, or a test passes a function to it.
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -201,9 +202,11 @@ def code_asserts(
         files={"solution.py": code},
         descriptors=(asked, answer),
     )
-    limits = Limits(seconds, memory, _LEAST_OUTPUT, processes)
+    limits = Limits(seconds, memory, max(_LEAST_OUTPUT, 64 * len(tests)), processes)
     printed = run_programs([grader, candidate], limits)[0].stdout
     verdicts = [line.removeprefix(f"{nonce} ") for line in printed.splitlines() if nonce in line]
+    if verdicts and verdicts[-1] not in ("0", "1"):
+        raise RewardError(f"code_asserts: no code can pass the tests, since {verdicts[-1]}")
     return _graded(
         [verdict == "1" for verdict in [*verdicts, *["0"] * len(tests)][: len(tests)]],
         partial=partial,

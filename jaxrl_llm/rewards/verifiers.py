@@ -28,8 +28,8 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
 
         reward = 1 if normalize(line) = normalize(answer) else -1
 
-    Only the last 300 characters are read. An answer with an integer value, such as 18.0, is treated
-    as that integer.
+    Only the last 300 characters are read. An answer with an integer value, such as 18.0, may also
+    be given as that integer.
 
     Args:
       prompt: Not read.
@@ -62,8 +62,8 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
         small = number.is_finite() and number.adjusted() < _MOST_DIGITS
         return str(int(number)) if small and number == int(number) else text
 
-    right = {whole_number(normalize_math(x)) for x in _answers("dapo_math", metadata)}
-    return 1.0 if final_answer(completion) in right else -1.0
+    answers = {normalize_math(x) for x in _answers("dapo_math", metadata)}
+    return 1.0 if final_answer(completion) in answers | set(map(whole_number, answers)) else -1.0
 
 
 _MOST_DIGITS = 1000  # of an answer that is an integer

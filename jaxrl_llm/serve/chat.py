@@ -183,7 +183,9 @@ def to_message(
     parsed = renderer.parse(tokens) if request.tools else Parsed(text)
     if not parsed.calls or parsed.error is not None:
         return {"role": "assistant", "content": text}
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.text or None}
+    # A stop between calls, or after them, ends the text, though not the calls before it.
+    said = parsed.text[: find_stop(parsed.text, request.sample.stops)].rstrip()
+    message: dict[str, Any] = {"role": "assistant", "content": said or None}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     message["tool_calls"] = [

@@ -285,7 +285,7 @@ class TokenServer:
             # Of all requests at once, only here it is known which version is in use.
             version = (self._version + 1) % 2**31 if update.version is None else update.version
             with self._changing:
-                generation.update(update.params, version=version)
+                self._set_weights(update.params, version)
             self._version = version
             self._applied += 1
             self._updates.popleft().done.set_result(version)
@@ -294,6 +294,16 @@ class TokenServer:
             generation.watching = any(ticket.watched for ticket in self._running.values())
             generation.step()
         self._settle()
+
+    def _set_weights(self, params: ArrayTree, version: int) -> None:
+        """New weights, or the old ones with an error: the caller of the update hears of it."""
+        generation = self._generation
+        before = generation.params, generation.version
+        try:
+            generation.update(params, version=version)
+        except BaseException:
+            generation.params, generation.version = before
+            raise
 
     def _has_older(self) -> bool:
         """Whether requests that came before the next update have not been answered."""

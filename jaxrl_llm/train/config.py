@@ -16,6 +16,7 @@ from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.rewards.scoring import ON_ERROR, OnError
 from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
+from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
@@ -104,6 +105,11 @@ class SamplingConfig:
         checks.check_positive(name, group_size=self.group_size, max_new_tokens=self.max_new_tokens)
         checks.check_positive(name, temperature=self.temperature, top_k=self.top_k)
         checks.check_positive(name, top_p=self.top_p, min_p=self.min_p)
+        if self.temperature < GREEDY_BELOW:
+            raise ValueError(
+                f"sampling: temperature must be at least {GREEDY_BELOW:g}, below which nothing is "
+                f"drawn; got {self.temperature:g}."
+            )
         for option in ("top_p", "min_p"):
             value = getattr(self, option)
             if value is not None and value >= 1:

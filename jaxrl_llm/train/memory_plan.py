@@ -55,7 +55,7 @@ from jaxrl_llm.train.mesh import (
 )
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.samplers import check_replay
+from jaxrl_llm.train.samplers import check_replay, engine_grid
 from jaxrl_llm.train.setup import (
     check_data,
     encode_questions,
@@ -732,7 +732,9 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     sampling, evaluation = run.config.sampling, run.config.evaluation
     prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.recipe
     shapes = []
-    if evaluation.enabled and run.config.samples_held_out:
+    # Episodes that are evaluated take the slots of the rollouts.
+    plays = run.config.environment is not None
+    if evaluation.enabled and run.config.samples_held_out and not plays:
         greedy = min(prompts * group_size, max(run.inputs.num_held_out, 1))
         answers = prompts * (evaluation.samples or group_size)
         shapes.append(_decode_shape(run, greedy, greedy, 0.0))
@@ -820,9 +822,8 @@ def _rollout_shape(run: _Run) -> DecodeShape:
     if run.recipe.forward_only:  # each member reads the prompts separately
         count = prompts * sampling.group_size * run.recipe.tries
         return _decode_shape(run, count, count, run.recipe.temperature)
-    rows, width = prompts, sampling.group_size
-    if sampling.slots is not None:
-        rows, width = sampling.grid(prompts, prompt_length=run.inputs.longest_prompt)
+    grid = engine_grid(run.config, run.recipe, longest=run.inputs.longest_prompt)
+    rows, width = (prompts, sampling.group_size) if grid is None else grid
     return _decode_shape(run, rows, rows * width, sampling.temperature)
 
 

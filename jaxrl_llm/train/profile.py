@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.kernels.products import row_products
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.models.protocol import Model
@@ -66,15 +67,16 @@ class Clock:
 class ModelSize(NamedTuple):
     """The sizes that determine the number of operations per token."""
 
-    matrices: int  # weights of the matrix products of all layers
-    projection: int  # V D, weights of the projection to the vocabulary
-    attention: int  # sum over the layers of heads times ``head_dim``
+    matrices: int  # weights of the matrix products that all layers compute for a token
+    projection: int  # V D, weights of the projection to the vocabulary; 0 for a head of values
+    attention: int  # sum over the layers with softmax attention of heads times ``head_dim``
 
 
 def model_size(model: Model) -> ModelSize | None:
     """The size of a model; None if its configuration lacks the number of heads.
 
-    Nothing is allocated.
+    Of experts those that compute a token count, not all. A layer with a window counts as one that
+    sees all tokens. Nothing is allocated.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -88,13 +90,17 @@ def model_size(model: Model) -> ModelSize | None:
         return None
     params = jax.eval_shape(model.init, jax.random.key(0))
     vocabulary = jax.eval_shape(model.output_matrix, params).shape
-    matrices = sum(
-        x.size
-        for x in jax.tree.leaves(params)
-        if x.ndim > 1 and x.shape not in (vocabulary, vocabulary[::-1])
-    )
-    pairs = config.num_layers * heads * config.head_dim
-    return ModelSize(matrices, int(np.prod(vocabulary)), pairs)
+    experts, matrices = getattr(config, "experts", None), 0
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        if experts is not None and "/experts/" in trees.path_str(path):
+            matrices += x.size * experts.active // experts.count if x.ndim > 2 else 0  # not biases
+        elif x.ndim > 1 and x.shape not in (vocabulary, vocabulary[::-1]):
+            matrices += x.size
+    layers = config.num_layers
+    if hasattr(config, "kind_of"):
+        layers = sum(not config.kind_of(i).linear for i in range(layers))
+    projection = 0 if model.values is not None else int(np.prod(vocabulary))
+    return ModelSize(matrices, projection, layers * heads * config.head_dim)
 
 
 def train_flops(

@@ -191,10 +191,11 @@ def make_samplers(
         same = behavior is model and samples == group_size
         sampled = rollouts if same else sampler(mesh, samples)
     engine, collector = None, recipe.collector
-    plays = config.environment is not None
-    if plays or sampling.slots is not None or collector_needs(collector, "needs_slots"):
+    if (grid := engine_grid(config, recipe, longest=longest)) is not None:
         where = mesh if sampler_mesh is None else sampler_mesh
-        engine = _rollout_engine(config, recipe, behavior, tokenizer, where, longest=longest)
+        engine = _rollout_engine(
+            config, recipe, behavior, tokenizer, where, grid=grid, longest=longest
+        )
     drafts = None
     if (steps := draft_steps_of(collector)) is not None:
         drafts = make_flow_sampler(
@@ -208,15 +209,33 @@ def make_samplers(
     return Samplers(rollouts, baseline, greedy, sampled, engine, drafts)
 
 
+def engine_grid(config: TrainConfig, recipe: Any, *, longest: int) -> tuple[int, int] | None:
+    """Rows and width of the slots of a run, or None for one that samples whole batches.
+
+    An environment, and some collectors, need slots: one for each rollout of a step by default.
+    """
+    sampling = config.sampling
+    if sampling.slots is None:
+        if config.environment is None and not collector_needs(recipe.collector, "needs_slots"):
+            return None
+        every = config.prompts_per_step * sampling.group_size
+        sampling = dataclasses.replace(sampling, slots=every)
+    return sampling.grid(config.prompts_per_step, prompt_length=longest)
+
+
 def _rollout_engine(
-    config: TrainConfig, recipe: Any, behavior: Model, tokenizer, mesh, *, longest: int
+    config: TrainConfig,
+    recipe: Any,
+    behavior: Model,
+    tokenizer,
+    mesh,
+    *,
+    grid: tuple[int, int],
+    longest: int,
 ) -> Any:
     """The engine of a run, whose slots record what the recipe's collector reads."""
     sampling, collector = config.sampling, recipe.collector
-    if sampling.slots is None:
-        every = config.prompts_per_step * sampling.group_size
-        sampling = dataclasses.replace(sampling, slots=every)
-    rows, width = sampling.grid(config.prompts_per_step, prompt_length=longest)
+    rows, width = grid
     stop_ids = tokenizer.eos_ids
     if config.environment is not None:  # whose turns end as the chat template ends them
         renderer = make_renderer(tokenizer, chat=config.data.chat)

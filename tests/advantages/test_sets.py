@@ -13,6 +13,13 @@ compiled = jax.jit(polychromic, static_argnames=("size", "sets"))
 PAIRS = jnp.array([[0, 1], [2, 3]])
 
 
+def test_ids_beyond_the_integers_of_float32_stay_apart():
+    ids = jnp.array([0, 1, 1, 1])
+    want = compiled(jnp.ones(4), answer_ids=ids, size=2)
+    assert jnp.any(want != 0)
+    np.testing.assert_array_equal(compiled(jnp.ones(4), answer_ids=ids + 2**24, size=2), want)
+
+
 def test_worked_numbers():
     rewards, ids = jnp.array([1.0, 1.0, 0.0, 0.0]), jnp.arange(4)
     scores = set_scores(rewards, ids, PAIRS)

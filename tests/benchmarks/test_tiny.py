@@ -7,6 +7,8 @@ import pytest
 from benchmarks import (
     context_axis,
     dpo_step,
+    engine_page,
+    few_samples,
     first_step,
     harness,
     long_context,
@@ -42,6 +44,15 @@ def test_long_context_runs_beside_a_checkout(capfd):
     found = json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
     assert found["now"]["bytes"] == found["before"]["bytes"] and found["times_faster"] > 0
     assert found["now"]["bytes"]["16"] > found["now"]["bytes"]["8"] > 0
+
+
+@pytest.mark.slow
+def test_few_samples_beside_a_checkout(capfd):
+    few_samples.main(["--tiny", "--before", str(harness.ROOT), "--turns", "1"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert set(result["ours"]) == set(result["ratios"]) and len(result["ours"]) == 3
+    assert all(of["now"]["min"] > 0 < of["before"]["min"] for of in result["ours"].values())
+    assert "| 1 of 24 prompts | " in engine_page._few_samples(result)
 
 
 @pytest.mark.slow

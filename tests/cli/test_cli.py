@@ -17,6 +17,8 @@ from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
+from jaxrl_llm.rewards.scoring import name_of
+from jaxrl_llm.train import DataConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -539,6 +541,16 @@ def test_options_start_no_processes(monkeypatch):
     assert reward("p", "5", {"answer": "4"}) == 0.0 and started == [rewards.math_verify]
 
 
+def test_a_sum_in_processes_tells_its_weights_and_its_name():
+    name = "math_verify + 0.2*think_format"
+    reward = find_reward(name)
+    assert reward.weights_of_sum == {"math_verify": 1.0, "think_format": 0.2}
+    assert name_of(reward) == repr(reward) == name
+    assert find_reward("math_verify").weights_of_sum is None
+    with pytest.raises(ValueError, match="'gdpo' reads each reward apart, and not the weights of "):
+        TrainConfig(reward=reward, recipe="gdpo", model="tiny", data=DataConfig(prompts=["a"]))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
@@ -563,6 +575,7 @@ def test_rewards_by_name(name, text, value):
         ("f1+x*think_format", "the weight of think_format must be a number, got 'x'"),
         ("f1+0.5*f1", "names f1 twice"),
         ("f1+", "no reward ''"),
+        ("f1+float_match", "no reward 'float_match'"),
         ("0*f1", "the weight of 'f1' must be finite and not 0"),
     ],
 )

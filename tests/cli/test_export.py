@@ -197,7 +197,7 @@ def test_an_adapter_is_not_read_on_other_weights(capsys, tmp_path, monkeypatch):
         one_sentence(err, "belongs to an adapter of another model", "the frozen parameters differ")
 
 
-def test_a_run_of_many_devices_is_read_on_one(capsys):
+def test_a_run_of_many_devices_is_read_on_one(capsys, monkeypatch):
     config = dataclasses.replace(
         CONFIG,
         mesh=MeshConfig(data=4, fsdp=4),
@@ -209,9 +209,14 @@ def test_a_run_of_many_devices_is_read_on_one(capsys):
     assert found.mesh == MeshConfig() and found.asynchrony == AsyncConfig()
     told = f"The run had a mesh of 16 devices; one of {jax.device_count()} is used.\n"
     assert capsys.readouterr().err == told
-    config = dataclasses.replace(config, mesh=MeshConfig(data=2))
-    assert options.on_these_devices(config).mesh == MeshConfig(data=2)
-    assert not capsys.readouterr().err
+    # A mesh takes all devices: on more of them than it has, it is none either.
+    devices = jax.devices()[:1]
+    for count, mesh in ((2, MeshConfig(data=2)), (4, MeshConfig()), (2, MeshConfig(data=-1))):
+        monkeypatch.setattr(jax, "devices", lambda count=count: devices * count)
+        kept = dataclasses.replace(config, mesh=MeshConfig(data=2 if count == 4 else mesh.data))
+        assert options.on_these_devices(kept).mesh == mesh
+        told = f"The run had a mesh of 2 devices; one of {jax.device_count()} is used.\n"
+        assert capsys.readouterr().err == (told if count == 4 else "")
 
 
 def test_what_a_server_computes_is_the_model_and_the_adapter():

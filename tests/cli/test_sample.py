@@ -220,7 +220,7 @@ def test_more_samples_and_other_options_are_appended(capsys):
     rows = rows_of("out.jsonl")
     assert rows[:2] == first and set(by_place(rows)) == {(i, k) for i in (0, 1) for k in (0, 1)}
     _, err = run(capsys, *options, "--seed", 1)
-    assert "holds 4 of other prompts or options; they stay" in err
+    assert "holds 4 of other prompts or options, or beyond --n; they stay" in err
     assert len(rows_of("out.jsonl")) == 6
     assert len({row["run"] for row in rows_of("out.jsonl")}) == 2
     # Another prompt in the same place is sampled, with what came after the file's last line.
@@ -290,7 +290,7 @@ def test_failed_completions_are_sampled_again(capsys, monkeypatch):
     assert [row["finish"] for row in failed] == ["failed"] * 2
     Path("out.jsonl").chmod(0o600)
     _, err = run(capsys, *options)
-    assert "'out.jsonl' holds 2 of other prompts or options; they stay" in err
+    assert "'out.jsonl' holds 2 of other prompts or options, or beyond --n; they stay" in err
     rows = rows_of("out.jsonl")
     assert rows[:2] == others and len(by_place(rows[2:])) == 2
     assert {row["finish"] for row in rows} <= {"stop", "length"}

@@ -46,6 +46,19 @@ def test_feedback_stands_in_for_a_solution():
     ]
 
 
+def test_thinking_that_the_prompt_began_is_no_part_of_a_solution():
+    texts = [["a", "no <think> yes </think>\nb", "c"], ["hm\n</think> e", "f", "g"]]
+    rewards = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    assert messages(texts=texts, rewards=rewards)[1] == [None, "q|S e", "q|S e"]
+
+
+def test_a_template_may_have_other_braces():
+    (first, *_), _ = jr.curation.solution_messages(
+        TEXTS, prompts=["p", "q"], rewards=REWARDS, where=WHERE, template=r"\boxed{answer} {prompt}"
+    )
+    assert first == r"\boxed{answer} p"
+
+
 def test_a_solution_with_braces_is_taken_as_it_is():
     assert messages(success=0.2)[1] == ["q|S f", "q|S {x}", "q|S {x}"]
 

@@ -31,6 +31,21 @@ def test_a_question_cannot_speak_for_the_template(kind, system):
     assert tokenizer.decode(spoken) == expected
 
 
+def test_a_message_that_only_calls_tools_has_no_text():
+    class Calling(ByteTokenizer):
+        def chat(self, messages, *, add_generation_prompt=True):
+            said = [{**m, "content": m["content"] or str(m["tool_calls"])} for m in messages]
+            return super().chat(said, add_generation_prompt=add_generation_prompt)
+
+    messages = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": None, "tool_calls": ["add"]},
+        {"role": "user", "content": SPEAKS},
+    ]
+    (question,) = encode_prompts([Prompt(SPEAKS, messages=messages)], Calling(), room=200)
+    assert "['add']" in Calling().decode(question.tokens)
+
+
 def test_a_template_that_rewrites_the_question_is_refused_only_where_it_matters():
     class Shouting(ByteTokenizer):
         def chat(self, messages, *, add_generation_prompt=True):

@@ -39,6 +39,12 @@ def test_rewards_hints_and_ends_by_hand():
     assert [one.state for one in seen] == ["1-7", "2-7", "2-5"]
 
 
+def test_a_hyphen_between_words_or_numbers_is_no_minus():
+    seen = play(NumberGuess(), ["between 3-5", "guess-5", "(2)-4"], 4)[1:]
+    assert [one.messages[0]["content"] for one in seen[:2]] == ["high", "high"]
+    assert seen[2].info["right"] == 1.0
+
+
 def test_a_number_outside_earns_nothing_below_zero_and_widens_nothing():
     seen = play(NumberGuess(), ["99", "-99"], 4)[1:]
     assert [one.reward for one in seen] == [0.0, 0.0]

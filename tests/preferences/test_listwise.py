@@ -117,6 +117,13 @@ def test_plackett_luce_of_equals_and_of_the_first_places():
     np.testing.assert_allclose(jnp.exp(-losses).sum(), 1.0, rtol=1e-6)
 
 
+def test_a_gain_that_overflows_has_no_part_in_ties():
+    slope = jax.grad(preferences.lipo_lambda)(jnp.zeros(3), jnp.array([200.0, 200.0, 200.0]))
+    np.testing.assert_array_equal(slope, 0.0)
+    slope = jax.grad(preferences.lipo_lambda)(jnp.zeros(2), jnp.array([130.0, 1.0]))
+    assert not jnp.isnan(slope).any()
+
+
 def test_list_softmax_is_least_where_the_scores_are_the_labels():
     slope = jax.grad(preferences.list_softmax)(Y + 2.0, Y)
     np.testing.assert_allclose(slope, np.zeros(3), atol=1e-6)

@@ -479,6 +479,45 @@ def test_lspo_pairs_the_likeliest_strategy_with_the_least_likely():
     ][:P]  # fmt: skip
 
 
+def test_lspo_learns_of_equal_payoffs():
+    _, batch, _, _ = batch_of_groups(4)
+    embeddings = 9 * np.eye(4, 8, dtype=np.float32)[np.tile([0, 1, 2, 3], (P, 1))]
+    recipe = jr.recipes.lspo(num_prompts=P, clusters=4)
+    batch = batch.replace(
+        rewards=jnp.zeros((P, 4)),
+        where=jnp.ones((P, 4), bool),
+        extras={"embeddings": jnp.asarray(embeddings), "prompt_ids": jnp.arange(P)},
+    )
+    _, state = recipe.prepare(batch, recipe.init(), key=jax.random.key(0))
+    # The clusters are those of the utterances, and not of a batch without any.
+    assert (state.advantage.centers != 0).any(-1).all()
+    later, _ = recipe.prepare(
+        batch.replace(rewards=jnp.tile(jnp.array([1.0, 0.0, 0.0, 0.0]), (P, 1))),
+        state,
+        key=jax.random.key(1),
+    )
+    assert later.mask.any()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "trains"),
+    [
+        (jr.recipes.p3o(kl_coef=0.1), True),
+        (jr.recipes.p3o(kl_coef=0.0), False),
+        (jr.recipes.brain(), True),
+        (jr.recipes.listwise(jr.preferences.list_softmax, offline=False), True),
+        (jr.recipes.listwise(jr.preferences.plackett_luce, offline=False), False),
+    ],
+    ids=["p3o with a penalty", "p3o", "brain", "list_softmax", "plackett_luce"],
+)
+def test_groups_of_equal_rewards_train_where_their_loss_is_not_zero(recipe, trains):
+    logp, batch, _, _ = batch_of_groups(2)
+    batch = batch.replace(rewards=jnp.ones_like(batch.rewards), behavior_logp=batch.ref_logp)
+    prepared, _ = recipe.prepare(batch, recipe.init(), key=jax.random.key(0))
+    slope = jax.grad(lambda x: recipe.loss(x, prepared))(jnp.asarray(logp, jnp.float32))
+    assert bool(jnp.any(slope != 0)) == trains
+
+
 def test_vlm_spo_pairs_the_best_and_the_worst_plan_of_three_criteria():
     logp, batch, policy, ref = batch_of_groups(4)
     grades = np.random.default_rng(4).uniform(0.0, 1.0, (3, P, 4))

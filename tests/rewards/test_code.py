@@ -32,6 +32,23 @@ def passes(code: str, *tests: str, seconds: float = 5.0, **metadata) -> list[boo
     return tested["test_passes"]
 
 
+def test_many_failing_tests_leave_room_for_the_verdicts_of_the_rest():
+    tests = ["assert double(0) == 1"] * 400 + ["assert double(0) == 0"] * 100
+    found = passes("def double(x): return 2 * x", *tests, seconds=60.0)
+    assert found == [False] * 400 + [True] * 100
+
+
+def test_what_no_code_can_pass_is_an_error_of_the_row():
+    code, test = "def double(x): return 2 * x", "assert double(1) == 2"
+    with pytest.raises(RewardError, match="no code can pass .*the setup fails with ModuleNotFound"):
+        passes(code, test, setup="import nothing_such")
+    with pytest.raises(RewardError, match="a test passes a function to the candidate"):
+        passes(code, test, "assert double(lambda x: x) == 2")
+    # A setup that calls the code fails with that code.
+    assert passes(code, test, setup="triple(1)") == [False]
+    assert passes(code, test, setup="half = 0.5") == [True]
+
+
 @pytest.mark.parametrize(
     "text, code",
     [

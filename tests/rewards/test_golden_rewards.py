@@ -18,6 +18,7 @@ DIFFERENT = {
         r"$\boxed{\frac{2}{4}}$": "slime wants fractions reduced",
         r"\boxed{\text{12 cm}}": "math-verify reads no number in a text",
     },
+    "math_dapo compute_score": {"**Answer:** 18": "they keep the asterisks of Markdown"},
     "accuracy_reward": {r"\boxed{1} no, \boxed{\frac{1}{2}}.": "TRL takes the first box"},
     "compute_gpqa_reward": {
         "The choice because of heat. The answer is D": "slime reads the B of because",

@@ -211,9 +211,9 @@ def test_a_device_counts_only_its_heads(make, monkeypatch):
     assert split.row_bytes == reference.row_bytes - cached // 2
     # Two rows on each device: what it has is enough, and a byte less is not.
     enough = 2 * split.row_bytes
-    monkeypatch.setattr(memory, "device_memory", lambda: (enough, 0))
+    monkeypatch.setattr(memory, "device_memory", lambda *_: (enough, 0))
     split.init()
-    monkeypatch.setattr(memory, "device_memory", lambda: (enough - 1, 0))
+    monkeypatch.setattr(memory, "device_memory", lambda *_: (enough - 1, 0))
     with pytest.raises(MemoryError, match="would fit"):
         split.init()
 

@@ -230,14 +230,14 @@ def test_ctrl_c_during_an_update(tiny, engine, generate, monkeypatch):
 
 def test_too_many_slots_are_refused(engine, tiny, generate, monkeypatch):
     each = engine.row_bytes
-    monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, int(each * 1.5)))
+    monkeypatch.setattr(memory, "device_memory", lambda *_: (each * 3, int(each * 1.5)))
     message = r"The engine's 2 rows of 3 slots take .* about 1 rows \(3 slots\) would fit\."
     with pytest.raises(MemoryError, match=message):
         generate(engine)
-    monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, each))
+    monkeypatch.setattr(memory, "device_memory", lambda *_: (each * 3, each))
     generate(engine)
     # A device that does not tell, and runs out.
-    monkeypatch.setattr(memory, "device_memory", lambda: None)
+    monkeypatch.setattr(memory, "device_memory", lambda *_: None)
 
     def full():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
@@ -265,7 +265,7 @@ def test_out_of_memory_while_decoding(
     monkeypatch.setitem(engine.functions, "decode", full)
     generation, result = generate(engine, *groups), []
     each = engine.row_bytes
-    monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, each * 2))
+    monkeypatch.setattr(memory, "device_memory", lambda *_: (each * 3, each * 2))
     with pytest.raises(MemoryError, match=r"about 1 rows \(3 slots\) would fit\.$"):
         for done in generation:
             result.append(done)
@@ -369,9 +369,24 @@ def test_other_device_errors_are_raised_unchanged(engine, generate, monkeypatch)
     assert done.completions[0].finish in (LENGTH, STOP)
 
 
+def test_the_memory_is_that_of_the_devices_of_the_slots():
+    class Device:
+        def __init__(self, limit, used):
+            self.stats = {"bytes_limit": limit, "bytes_in_use": used}
+
+        def memory_stats(self):
+            return self.stats
+
+    devices = [Device(900, 100), Device(1000, 300), Device(800, 0)]
+    assert memory.device_memory(devices) == (1000, 300)
+    assert memory.has_room(7, 100, devices=devices)
+    assert not memory.has_room(8, 100, devices=devices)
+    assert "about 6 rows" in memory.out_of_memory(8, 4, 100, devices=devices)
+
+
 def test_room_for_rows_by_hand(monkeypatch):
     # 1000 bytes a row; 8 rows on two devices that have 4500 bytes each, 500 of them in use.
-    monkeypatch.setattr(memory, "device_memory", lambda: (4500, 500))
+    monkeypatch.setattr(memory, "device_memory", lambda *_: (4500, 500))
     assert memory.has_room(8, 1000, shards=2) and not memory.has_room(9, 1000, shards=2)
     # Nine tenths of 8000 are 7 rows, which two devices share as 6.
     assert "about 6 rows (24 slots) would fit" in memory.out_of_memory(10, 4, 1000, shards=2)

@@ -273,7 +273,7 @@ def test_an_interrupted_round_puts_its_groups_back(engine, draw_groups, generate
 
     with pytest.raises(OSError, match="no judge"):
         list(sample_round(generation, buffered, iter(()), n=1, target=2, accept=broken))
-    assert len(buffered) >= 2 and generation.stop() == []
+    assert len(buffered) == 3 and generation.stop() == []
     for options, message in (
         ({"n": 0, "target": 1}, "n must be above 0"),
         ({"n": 3, "target": 2}, "target 2 is below n 3"),
@@ -346,6 +346,19 @@ def test_a_fork_is_a_new_request_with_the_tokens_so_far(
     assert copy.tokens.tolist() != result[source].tokens.tolist()
     # And the others have not noticed.
     assert_same(result, by_request(list(generate(engine, group))))
+
+
+def test_a_fork_keeps_the_numbers_that_its_source_has_used(engine, generate, long_ones):
+    (source,) = long_ones([65], 1)
+    generation = generate(engine)
+    generation.submit(Group("a", [65], (source,)))
+    generation.step()
+    (begun,) = generation.stop()
+    generation.submit(begun._replace(left={source: 5}))
+    generation.admit()
+    assert generation.fork(source, 500)
+    (stopped,) = generation.stop()
+    assert stopped.left == {source: 5, 500: 5}
 
 
 def test_impossible_forks(engine, generate):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.rollout import Completion, Group, pick_next
 from jaxrl_llm.rollout.engine.requests import limits_of
-from jaxrl_llm.rollout.engine.scheduler import Scheduler
+from jaxrl_llm.rollout.engine.scheduler import Scheduler, plan_chunk
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, STOP, UNFINISHED
 
@@ -311,3 +311,43 @@ def test_no_request_is_lost_or_handed_out_twice(data):
         run.scheduler.free_rows()
     run.take()
     assert run.handed == run.submitted and not run.scheduler.groups and not run.scheduler.has_work
+
+
+def test_a_cancelled_request_that_came_back_leaves_nothing_in_the_queue():
+    scheduler = Scheduler(1, 2)
+    group = Group("a", [1], (0, 1), follow=lambda completion: None)
+    scheduler.submit([(group, limits_of(group, T))])
+    scheduler.start_requests()
+    for request in (0, 1):
+        scheduler.leave(request)
+    scheduler.free_rows()
+    scheduler.come_back(0, None)
+    scheduler.end(0, completion(0, 1, CANCELLED))
+    # The other one is still away, so there is work, and nothing that could start.
+    assert scheduler.has_work and not scheduler.has_waiting
+    scheduler.come_back(1, None)
+    assert [each.request for each in scheduler.start_requests()] == [1]
+    scheduler.end(1, completion(1, 1, STOP))
+    assert [done.id for done in scheduler.finished] == ["a"]
+
+
+def chunk(waiting, running, *, small, follow=None):
+    """The plan for a grid of 4 rows of 4 slots, each of whose rows has ``running`` responses."""
+    scheduler = Scheduler(4, 4)
+    for number in range(4 + waiting):
+        group = Group(number, [1], tuple(range(8 * number, 8 * number + running)), follow=follow)
+        scheduler.submit([(group, limits_of(group, T))])
+    scheduler.start_requests()
+    return plan_chunk(scheduler, small)
+
+
+def test_a_grid_whose_rows_are_mostly_empty_decodes_smaller_also_while_others_wait():
+    for waiting in (0, 3):
+        leave_at, compaction = chunk(waiting, 1, small=(4, 1))
+        assert compaction is not None and compaction.used.sum() == 4
+        assert leave_at == (3 if waiting else 0)
+        # A grid that is more than a quarter full is decoded whole, down to a quarter or a refill.
+        leave_at, compaction = chunk(waiting, 3, small=(4, 1))
+        assert compaction is None and leave_at == (9 if waiting else 4)
+    assert chunk(0, 1, small=(4, 1), follow=lambda completion: None)[0] == 3
+    assert chunk(2, 1, small=None) == (3, None)

@@ -417,6 +417,10 @@ def test_tools_go_into_the_prompt_and_calls_come_out(service):
     assert len(to_message(two, renderer, request, "x")["tool_calls"]) == 2
     one = to_message(two, renderer, request._replace(parallel=False), "x")["tool_calls"]
     assert [call["function"] for call in one] == [CALL]
+    stopped = TOKENIZER.encode(text.replace("<eos>", " Now:"))
+    request = request._replace(sample=SampleRequest([1], 1, 1, stops=("Now:",)))
+    message = to_message(stopped, renderer, request, "x")
+    assert message["content"] == "Hm." and len(message["tool_calls"]) == 1
 
 
 def test_the_reasoning_of_a_call_comes_back_as_it_was_written():
@@ -736,6 +740,31 @@ def test_an_error_of_the_engine_fails_what_ran_and_no_more(service, monkeypatch)
         status, reply = service.ask(GENERATE, {"token_ids": [1]})
     assert status == 500 and "There is no room" in reply["error"]["message"]
     generate(service, [1])
+
+
+def test_an_update_that_fails_leaves_the_weights_as_they_were(monkeypatch):
+    with TokenServer(ENGINE, PARAMS, key=KEY) as server:
+        go = threading.Event()
+        request = SampleRequest([1], 1, TOKENS, seed=0)
+        runs = server.submit(request, on_tokens=lambda *_: go.wait(60))
+
+        def fill(*_):
+            raise MemoryError("There is no room.")
+
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+            patch.setattr(jr.rollout.Generation, "_fill", fill)
+            asked = pool.submit(server.update, OTHER, version=7, at_once=True)
+            wait_until(lambda: server._updates or not server._commands.empty())
+            go.set()
+            with pytest.raises(RuntimeError, match="There is no room"):
+                asked.result(60)
+        with pytest.raises(RequestError, match="There is no room"):
+            runs.reply.result(60)
+        assert server.version == 0
+        (done,) = server.submit(request).reply.result(60).completions
+        (want,) = direct([1], (0,))
+        np.testing.assert_array_equal(done.out.behavior_logp, want.out.behavior_logp)
+        assert (done.out.version == 0).all()
 
 
 def test_a_failing_listener_fails_its_request_alone(service):

@@ -583,6 +583,18 @@ def test_slots_and_the_evaluation_decide_the_cache(plans):
     assert greedy == 8 * one > whole  # as many prompts as a batch has rows
 
 
+def test_episodes_take_the_rows_of_the_engine_that_plays_them(plans):
+    config, inputs, plan = plans
+    sampling = dataclasses.replace(config.sampling, max_new_tokens=64)
+    changes = {"sampling": sampling, "environment": jr.environments.NumberGuess(), "reward": None}
+    for evaluation in (EvaluationConfig(), EvaluationConfig(enabled=False)):
+        found = plan(evaluation=evaluation, **changes).sampling["cache of the sampler"]
+        count = config.prompts_per_step * sampling.group_size
+        # Prompts of 16 tokens are short beside responses of 64, so each slot has a row.
+        shape = {"prompts": count, "prompt_length": 16, "slots": count, "length": 64}
+        assert found == cache_bytes(inputs.model.config, **shape)
+
+
 def options(error):
     return [line.strip() for line in str(error.value).splitlines() if line.startswith("  --")]
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from helpers import make_batch
 
+from jaxrl_llm.models.heads import headed_model
+from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.protocol import AttentionContext
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import profile
@@ -113,6 +115,26 @@ def test_operations_are_those_that_the_compiler_counts(tied):
     found = train_flops([length], [[0]], size=size) / 3
     assert 1.0 < lowered.cost_analysis()["flops"] / found < 1.15
     assert size.projection == model.config.vocab_size * 128
+
+
+def test_only_the_experts_of_a_token_count():
+    experts = ExpertsConfig(count=8, active=2, width=16)
+    sizes = {
+        active: model_size(tiny_model(experts=dataclasses.replace(experts, active=active))[0])
+        for active in (1, 2, 8)
+    }
+    one = 2 * 3 * 32 * 16  # gate, up and down of an expert, in both layers
+    for active, found in sizes.items():
+        assert found.matrices - sizes[1].matrices == (active - 1) * one
+
+
+def test_a_head_of_values_has_no_projection_and_linear_layers_have_no_pairs():
+    model, _ = tiny_model()
+    assert model_size(headed_model(model)).projection == 0
+    linear = LinearAttentionConfig(key_heads=1, value_heads=1, key_dim=8, value_dim=8)
+    layers = (LayerKind(linear=True), LayerKind())
+    mixed = tiny_model(layers=layers, linear_attention=linear)[0]
+    assert 2 * model_size(mixed).attention == model_size(model).attention
 
 
 def test_a_model_that_does_not_tell_its_heads_is_not_measured():

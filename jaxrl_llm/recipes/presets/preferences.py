@@ -24,25 +24,36 @@ def with_loss(
     collector: Collector | None = None,
     computed: tuple[Computed, ...] = (),
     earlier: EarlierPolicies | None = None,
+    ties: bool = False,
 ) -> Recipe:
-    """A recipe for a preference loss; ``reads`` names the log-probabilities besides ``logp``."""
+    """A recipe for a preference loss; ``reads`` names the log-probabilities besides ``logp``.
+
+    Groups whose rewards are all equal are left out unless the loss trains on ``ties``.
+    """
     if "ref_logp" in accepted(surrogate) and "ref_logp" not in reads:
         surrogate = bind(surrogate, ref_logp=None)
     if "behavior_logp" in accepted(surrogate) and "behavior_logp" not in reads:
         surrogate = bind(surrogate, behavior_logp=None)
     single = getattr(surrogate, "function", None) is preferences.single
+    kept = _several if ties else curation.informative_groups
     return from_base(
         name=name,
         advantage=stateless(advantages.dr_grpo),
         surrogate=surrogate,
         weights=aggregate.sequence_mean if single else aggregate.group_mean,
-        curation=None if single else stateless(curation.informative_groups),
+        curation=None if single else stateless(kept),
         collector=collector,
         computed=computed,
         earlier=earlier,
         group_relative=not single,
         paper=paper,
     )
+
+
+def _several(rewards: Array, *, where: Array) -> Array:
+    """Groups of at least two responses."""
+    del rewards
+    return where & (jnp.sum(where, axis=-1, keepdims=True) > 1)
 
 
 def pairwise(
@@ -598,6 +609,9 @@ def listwise(
 
         loss = mean over prompts of loss(beta (logp - ref_logp), rewards)
 
+    Lists whose rewards are all equal are left out, except for list_softmax, which pulls their
+    scores together.
+
     Args:
       loss: A loss of lists of :mod:`jaxrl_llm.preferences`, with its options bound.
       beta: Scale of the implicit rewards.
@@ -617,11 +631,14 @@ def listwise(
         reads=("ref_logp",),
         paper=paper,
         collector=curation.offline_lists(size) if offline else None,
+        ties=function is preferences.list_softmax,
     )
 
 
 def lipo_lambda(*, beta: float = 0.05, size: int = 8) -> Recipe:
     """LiPO: ranked lists, with each pair weighted by its change of the discounted cumulative gain.
+
+    The gain of a response is 2^reward, so the rewards must be scaled to [0, 1], as in the paper.
 
     Args:
       beta, size: As in :func:`listwise`.
@@ -662,7 +679,8 @@ def p3o(*, eps: float = 0.2, kl_coef: float = 0.01, clip: str = "joint") -> Reci
     loss = bind(preferences.p3o, eps=eps, kl_coef=kl_coef, clip=clip)
     reads = ("ref_logp",) if kl_coef else ()
     surrogate = bind(preferences.listed, loss=loss)
-    return with_loss("p3o", surrogate, reads=reads, paper="arXiv:2310.00212")
+    # Equal rewards leave the differences of the penalty.
+    return with_loss("p3o", surrogate, reads=reads, paper="arXiv:2310.00212", ties=kl_coef > 0)
 
 
 def brain(*, temperature: float = 1.0) -> Recipe:
@@ -679,7 +697,8 @@ def brain(*, temperature: float = 1.0) -> Recipe:
     """
     loss = bind(preferences.brain, temperature=temperature)
     surrogate, reads = bind(preferences.listed, loss=loss), ("ref_logp", "behavior_logp")
-    return with_loss("brain", surrogate, reads=reads, paper="arXiv:2402.02479")
+    # Of equal rewards the posterior is the prior, to which the policy returns.
+    return with_loss("brain", surrogate, reads=reads, paper="arXiv:2402.02479", ties=True)
 
 
 def mpo(

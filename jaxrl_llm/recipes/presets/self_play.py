@@ -147,7 +147,8 @@ def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str = "reference_resp
 
     A pair is a rollout of the policy and a response of the reference, both graded. Since the
     reference is frozen, its responses are sampled once, before the run: a column of the data has
-    one or several, and the first joins each group.
+    one or several, and the first joins each group. A group whose rewards are all equal has neither
+    a pair nor the bonus; in TRL the policy wins a tie.
 
     Args:
       beta: Scale of the implicit rewards.
@@ -266,6 +267,7 @@ def lspo(
     return online_dpo(beta=beta).replace(
         name="lspo",
         advantage=game,
+        curation=None,  # the game learns from equal payoffs too
         selection=curation.differing_values,
         computed=(Computed("embeddings", curation.hashed_responses, "responses"),),
         paper="arXiv:2502.04686",

@@ -44,8 +44,9 @@ from jaxrl_llm.rollout.engine.spec import EngineSpec
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw, with_experts
 from jaxrl_llm.rollout.slots import Slots, Tokens
 
-# Prompts read in one call: enough to keep a device busy, few enough to have similar lengths.
-_ROWS_READ = 8
+# Prompts read in one call: enough to keep a device busy, few enough to have similar lengths. On a
+# CPU, which is busy with fewer tokens, rows without a prompt take as long as the others.
+_ROWS_READ, _TOKENS_READ_ON_CPU = 8, 256
 # Added tokens read in one pass: most observations are short.
 _ADDED_BLOCKS = (8, 16, 32)
 
@@ -63,6 +64,7 @@ class Engine:
       row_counts: How many rows of each device are read in one call: a few sizes.
       small_grid: Rows and width of a smaller grid for the last long responses, or None.
       row_bytes: Bytes of one row of slots on its device, with the keys and values of its prompt.
+      devices: The devices of this process that hold slots; empty for the default one.
       has_states: Whether the model has linear attention; see `models.protocol.has_states`.
       functions: The compiled functions by name.
     """
@@ -72,6 +74,7 @@ class Engine:
     row_counts: tuple[int, ...]
     small_grid: tuple[int, int] | None
     row_bytes: int
+    devices: tuple[jax.Device, ...]
     has_states: bool
     functions: dict[str, Any]
 
@@ -92,17 +95,19 @@ class Engine:
         return cls(
             model=model,
             spec=spec,
-            row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
+            row_counts=tuple(sorted({1, min(spec.shard_rows, _rows_read(spec.prompt_length))})),
             # On a mesh, slots would have to move from device to device.
             small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
             row_bytes=memory.row_bytes(shapes, shardings),
+            devices=() if mesh is None else tuple(mesh.local_devices),
             has_states=has_states(model),
             functions=_compile(model, spec, mesh, shardings),
         )
 
     def init(self) -> Slots:
         """Empty slots on the device."""
-        if not memory.has_room(self.spec.rows, self.row_bytes, shards=self.spec.shards):
+        spec, devices = self.spec, self.devices
+        if not memory.has_room(spec.rows, self.row_bytes, shards=spec.shards, devices=devices):
             raise MemoryError(self._out_of_memory())
         return self.call("init")
 
@@ -197,7 +202,12 @@ class Engine:
     def _out_of_memory(self, *, allocated: bool = False) -> str:
         spec = self.spec
         return memory.out_of_memory(
-            spec.rows, spec.width, self.row_bytes, shards=spec.shards, allocated=allocated
+            spec.rows,
+            spec.width,
+            self.row_bytes,
+            shards=spec.shards,
+            devices=self.devices,
+            allocated=allocated,
         )
 
     def compiled(self) -> int:
@@ -251,6 +261,13 @@ class Engine:
         for count in powers(spec.rows * spec.width):
             call("take_tokens", slots.out, np.zeros(count, np.int32), np.zeros(count, np.int32))
         jax.block_until_ready(slots)
+
+
+def _rows_read(prompt_length: int) -> int:
+    """The most prompts that are read in one call."""
+    if jax.default_backend() != "cpu":
+        return _ROWS_READ
+    return min(max(1, _TOKENS_READ_ON_CPU // prompt_length), _ROWS_READ)
 
 
 def make_engine(

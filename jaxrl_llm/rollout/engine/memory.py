@@ -2,17 +2,23 @@
 
 import math
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from jaxrl_llm.core.axes import ArrayTree
 
 
-def device_memory() -> tuple[int, int] | None:
-    """Bytes of memory of a device and those in use, or None if it does not report them."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"], stats["bytes_in_use"]
+def device_memory(devices: Sequence[Any] = ()) -> tuple[int, int] | None:
+    """Bytes of memory of a device and those in use, or None if it does not report them.
+
+    Of several devices it is the one with the least free; without any, the first of this process.
+    """
+    stats = [device.memory_stats() or {} for device in devices or jax.local_devices()[:1]]
+    known = [(x["bytes_limit"], x["bytes_in_use"]) for x in stats if "bytes_limit" in x]
+    if known:
+        return min(known, key=lambda each: each[0] - each[1])
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
     return None
@@ -30,14 +36,20 @@ def row_bytes(slots: ArrayTree, shardings: ArrayTree | None = None) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def has_room(rows: int, row_bytes: int, *, shards: int = 1) -> bool:
+def has_room(rows: int, row_bytes: int, *, shards: int = 1, devices: Sequence[Any] = ()) -> bool:
     """Whether the devices have memory for this many rows; True if they do not report it."""
-    known = device_memory()
+    known = device_memory(devices)
     return known is None or rows * row_bytes <= shards * (known[0] - known[1])
 
 
 def out_of_memory(
-    rows: int, width: int, row_bytes: int, *, shards: int = 1, allocated: bool = False
+    rows: int,
+    width: int,
+    row_bytes: int,
+    *,
+    shards: int = 1,
+    devices: Sequence[Any] = (),
+    allocated: bool = False,
 ) -> str:
     """The message for devices that are out of memory: how many rows of slots they have room for.
 
@@ -47,7 +59,7 @@ def out_of_memory(
         f"The engine's {rows} rows of {width} slots take {_gib(rows * row_bytes)} GiB for keys, "
         "values and outputs"
     )
-    known = device_memory()
+    known = device_memory(devices)
     if known is None:
         return f"{text}, more than the device has left; make rows, width or lengths smaller."
     free = shards * (known[0] - known[1]) + allocated * rows * row_bytes

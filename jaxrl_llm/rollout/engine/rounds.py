@@ -86,7 +86,13 @@ def sample_round(
     try:
         in_flight = _start(generation, buffered, new, target)
         for done in generation:
-            if accept is None or accept(done):
+            try:
+                accepts = accept is None or accept(done)
+            except BaseException:
+                partial = {each.request: each for each in done.completions}
+                buffered.append(done.group._replace(partial=partial))
+                raise
+            if accepts:
                 accepted += 1
                 yield done
                 if accepted == n:

@@ -65,7 +65,10 @@ class OpenGroup:
         self.limits[new], self.left[new] = self.limits[request], self.left[request]
         requests = (*self.group.requests, new)
         limits = tuple(self.limits[r] + self.left[r] for r in requests)
-        self.group = self.group._replace(requests=requests, max_new_tokens=limits)
+        left = dict(self.group.left)
+        if self.group.follow is None and request in left:  # else it would begin again, without them
+            left[new] = left[request]
+        self.group = self.group._replace(requests=requests, max_new_tokens=limits, left=left)
         self.running += 1
 
     def cut(self, request: int, count: int) -> None:
@@ -255,10 +258,10 @@ class Scheduler:
         self.back.pop(request, None)
         group.partial.pop(request, None)
         (group.done if has_ended(completion) else group.partial)[request] = completion
+        if group in self.queue and not group.waiting:
+            self.queue.remove(group)
         if group.waiting or group.running or group.away:
             return
-        if group in self.queue:
-            self.queue.remove(group)
         if group.complete:
             self.finished.append(group.finished())
             for each in group.limits:
@@ -423,17 +426,20 @@ def longest_first(expected, group) -> np.ndarray:
 def plan_chunk(
     scheduler: Scheduler, small_grid: tuple[int, int] | None
 ) -> tuple[int, Compaction | None]:
-    """The number of active slots at which the next chunk ends early, and its compaction."""
+    """The number of active slots at which the next chunk ends early, and its compaction.
+
+    Called once all requests have started for which there is a row and a slot.
+    """
     slots_in_use = scheduler.active
     active = len(slots_in_use)
     # That many free slots are worth a refill, or the next turns of their responses.
     some = active - max(1, active // 4)
-    if scheduler.has_waiting:
-        return some, None
     turns = any(scheduler.groups[r].group.follow for r in slots_in_use)
+    leave_at = some if scheduler.has_waiting or turns else 0
     if small_grid is None:
-        return some if turns else 0, None
+        return leave_at, None
     slots = small_grid[0] * small_grid[1]
     if active > slots:
-        return some if turns else slots, None
-    return some if turns else 0, compact_slots(slots_in_use.values(), small_grid)
+        return leave_at or slots, None
+    # Also while others wait: rows with fewer responses than slots leave the rest of theirs empty.
+    return leave_at, compact_slots(slots_in_use.values(), small_grid)

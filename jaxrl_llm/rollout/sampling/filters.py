@@ -69,7 +69,7 @@ def filter_logits(
     filter that is None costs nothing.
 
     Args:
-      logits: ``[..., V]``. Of a row with a NaN nothing survives.
+      logits: ``[..., V]``, without NaN: the samplers mark a response with one as failed.
       temperature: Scalar or ``[...]``, one per row. Values may be traced: another value does not
         compile again.
       top_k: Number of tokens that survive; 0 or less, or V and more, is off. It costs several times
