@@ -122,7 +122,7 @@ def _few_samples(result: Mapping[str, Any]) -> str:
         f"{work['slots']}, {work['model']} in {work['dtype']}, {result['device']}, commit "
         f"{result['commit'][:7]} beside {work['before'][:7]} (`python -m benchmarks.few_samples`):"
     )
-    return pages.table(title, ("samples", "seconds before", "seconds", "times as fast"), rows)
+    return pages.table(title, ("responses", "seconds before", "seconds", "times as fast"), rows)
 
 
 def _gpu(result: Mapping[str, Any]) -> str:

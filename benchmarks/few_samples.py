@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
                 }
             )
     ours: dict[str, Any] = {
-        f"{samples} of {PROMPTS} prompts": {
+        f"{samples} to each of {PROMPTS} prompts": {
             name: harness.summary([each[name][str(samples)] for each in rounds])
             for name in checkouts
         }

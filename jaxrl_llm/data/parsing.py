@@ -88,18 +88,26 @@ def _bare(text: str) -> tuple[list[Any], str, str | None]:
     body = body.removeprefix(_PYTHON).lstrip()
     if not (marked or _BARE_CALL.match(body)):
         return [], text, None
-    values, at = [], 0
+    values: list[Any] = []
+    at = 0
     try:
         while at < len(body):
             value, at = _decode(body, at)
             values.append(value)
             at = _skip(_SEPARATOR, body, at)
     except ValueError as error:
-        return ([], "", str(error)) if marked or '"name"' in body else ([], text, None)
-    keys = [{"parameters", "arguments"} & _function(value).keys() for value in values]
+        # After an object that is no call, the rest is text; before any object, a call went wrong.
+        meant = any(map(_arguments, values)) if values else '"name"' in body
+        return ([], "", str(error)) if marked or meant else ([], text, None)
+    keys = [_arguments(value) for value in values]
     if marked or all(named and _call(value) for named, value in zip(keys, values, strict=True)):
         return values, "", None
     return [], text, None
+
+
+def _arguments(value: Any) -> set[str]:
+    """The keys of a value under which a call has its arguments."""
+    return {"parameters", "arguments"} & _function(value).keys()
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:

@@ -17,7 +17,7 @@ the end of a turn.
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -334,6 +334,20 @@ class ChatRenderer(TurnReader):
         return chat(messages, add_generation_prompt=opening)
 
 
+def _other_texts(value: Any, *, key: str | None = None) -> Iterator[str]:
+    """The texts in a message, such as its parts and calls, but for its role and plain content."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            content = name == "content" and isinstance(inner, str)
+            if key is not None or not (name == "role" or content):
+                yield from _other_texts(inner, key=name)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _other_texts(inner, key=key)
+    elif isinstance(value, str):
+        yield value
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     render: Callable[[Sequence[Message]], str],
@@ -350,13 +364,20 @@ def encode_chat(
       after: Returns only the tokens after this text.
 
     Raises:
-      ValueError: If a message spells a special token and the template does not write it once.
+      ValueError: If a message spells a special token and the template does not write it once, or
+        in something else than the text of the message.
     """
     text = render(messages)
     at = 0 if after is None else text.index(after) + len(after)
     pieces: list[tuple[str, bool]] = []  # texts, and whether special tokens may be spelled in them
     for number, message in enumerate(messages):
         content = message["content"]
+        for leaf in _other_texts(message):
+            if tokenizer.encode(leaf) != tokenizer.encode(leaf, allow_special=False):
+                raise ValueError(
+                    f"The message {leaf[:40]!r} spells a special token outside of a plain text, "
+                    "where it cannot be told from special tokens; leave it out."
+                )
         if not isinstance(content, str):  # such as that of a message which only calls tools
             continue
         if tokenizer.encode(content) == tokenizer.encode(content, allow_special=False):

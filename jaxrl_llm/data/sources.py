@@ -83,13 +83,19 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
             Prompt(
                 text=entry["question"],
                 answer=None if entry.get("answer") is None else str(entry["answer"]),
-                metadata={"task": task, "entry": entry},
+                metadata={"task": task, "entry": _without_index(entry)},
                 id=f"{task}-{seed + index}",
             )
             for index, entry in enumerate(dataset[i] for i in range(size))
         ),
         source=source,
     )
+
+
+def _without_index(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of reasoning-gym, equal to another one with the same question."""
+    metadata = {k: v for k, v in entry.get("metadata", {}).items() if k != "source_index"}
+    return {**entry, "metadata": metadata}
 
 
 def from_file(

@@ -94,10 +94,10 @@ class Gridworld(ArrayEnv[GridState]):
         """An agent at a start."""
         tables = self.tables()
         cell = int(np.random.default_rng(seed).choice(tables.starts))
-        if "start" in task:
-            here = np.flatnonzero((tables.places == tuple(task["start"])).all(-1))
+        if (start := text.column(task, "start", None)) is not None:
+            here = np.flatnonzero((tables.places == tuple(start)).all(-1))
             if not here.size or tables.ended[here[0]]:
-                raise ValueError(f"Gridworld: the start {task['start']!r} is no free cell.")
+                raise ValueError(f"Gridworld: the start {start!r} is no free cell.")
             cell = int(here[0])
         return GridState(np.int32(cell), np.bool_(False))
 

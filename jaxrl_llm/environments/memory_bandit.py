@@ -79,7 +79,9 @@ class MemoryBandit(ArrayEnv[BanditState]):
     def init(self, task: Mapping[str, Any], seed: int) -> BanditState:
         """A bandit at its first turn."""
         names = _NAMES[: self.arms]
-        best = task.get("best", names[int(np.random.default_rng(seed).integers(self.arms))])
+        best = text.column(
+            task, "best", names[int(np.random.default_rng(seed).integers(self.arms))]
+        )
         if not isinstance(best, str) or len(best) != 1 or best not in names:
             raise ValueError(f"MemoryBandit: 'best' must be one of {names}, got {best!r}.")
         return BanditState(

@@ -1,5 +1,6 @@
 """Semi-online episodes: a policy plays along recorded expert episodes, without the environment."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.curation.turns import patch_decision
 from jaxrl_llm.data.messages import Message, Parsed, ToolSpec
+from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.environments.protocol import Observation
 
 
@@ -46,7 +48,9 @@ class SemiOnline:
     than ``limit`` deviations it is cut off. ``info`` has "expert_match" and "grade".
 
     Attributes:
-      grade: ``grade(reply, action) -> float`` in [0, 1]; 1 for the expert's action.
+      grade: ``grade(reply, action) -> float`` in [0, 1]; 1 for the expert's action. Of both it
+        receives the text without reasoning, then a line ``[name, arguments]`` in JSON for each
+        tool call.
       limit: How often the expert's turn replaces one of an episode, not negative; None for no
         limit.
       form: The share of the reward for a reply that is complete, in [0, 1].
@@ -105,7 +109,7 @@ class SemiOnline:
         if state.ended:
             raise ValueError("SemiOnline.step: the episode has ended.")
         expert = state.actions[state.turn]
-        grade = float(self.grade(action.text, expert))
+        grade = float(self.grade(_said(action), _said(parse_turn(expert))))
         if not 0 <= grade <= 1:
             raise ValueError(f"SemiOnline: grade must be in [0, 1]; got {grade:g}.")
         matches = grade == 1
@@ -126,6 +130,12 @@ class SemiOnline:
             state=_name(state),
             info={"expert_match": float(matches), "grade": grade},
         )
+
+
+def _said(turn: Parsed) -> str:
+    """What a turn says and does, without its reasoning."""
+    calls = (json.dumps([call.name, call.arguments], sort_keys=True) for call in turn.calls)
+    return "\n".join(filter(None, (turn.text, *calls)))
 
 
 def _user(text: str) -> Message:

@@ -1,11 +1,23 @@
 """Shared code of text environments: messages to the policy, and lenient parsing of replies."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from jaxrl_llm.data.messages import Message
 
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+")  # the hyphens of "4-6" and "try-5" are no minus
+
+
+def column(task: Mapping[str, Any], name: str, default: Any) -> Any:
+    """What a row has in a column; the default if it has none, or null as in a table.
+
+    Example:
+      >>> column({"seed": None}, "seed", 3), column({"seed": 0}, "seed", 3)
+      (3, 0)
+    """
+    value = task.get(name)
+    return default if value is None else value
 
 
 def user(text: str) -> list[Message]:
@@ -17,6 +29,16 @@ def user(text: str) -> list[Message]:
     """
     lines = (line.strip() for line in text.splitlines())
     return [{"role": "user", "content": "\n".join(line for line in lines if line)}]
+
+
+def verbatim(text: str) -> list[Message]:
+    r"""A message of role "user" with the text as it is, such as code or a drawing.
+
+    Example:
+      >>> verbatim("if x:\n    y")
+      [{'role': 'user', 'content': 'if x:\n    y'}]
+    """
+    return [{"role": "user", "content": text}]
 
 
 def choice(reply: str, options: Iterable[str]) -> str | None:

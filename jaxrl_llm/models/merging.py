@@ -506,7 +506,7 @@ def _leafwise(f: Callable[..., Array], trees: Sequence[ArrayTree], dtype=None) -
 def _largest(x: Array, density: float) -> Array:
     """The largest entries in absolute value, the first ones of those equally large; 0 else."""
     size = jnp.abs(x).ravel()
-    count = max(1, int(density * size.shape[0]))
+    count = max(1, int(density * size.shape[0] + 1e-6))
     least = jnp.sort(size)[size.shape[0] - count]
     above, level = size > least, size == least
     stays = above | (level & (jnp.cumsum(level) <= count - jnp.sum(above)))

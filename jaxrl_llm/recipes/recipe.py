@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import aggregate
+from jaxrl_llm import aggregate, surrogates
 from jaxrl_llm.core import (
     Array,
     ArrayTree,
@@ -349,6 +349,13 @@ class Recipe:
                 f"its update, so those of older weights (max_staleness {max_staleness}) would have "
                 "no ratio to them; add a correction, or use 0."
             )
+        of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
+        if max_staleness > 0 and of_step and not self.reads_behavior:
+            raise ValueError(
+                f"recipe {self.name!r} reads {of_step[0]!r} of the policy at the start of the step "
+                "beside old_logp, which would be that of the older weights that sampled "
+                f"(max_staleness {max_staleness}); use 0, or add a correction."
+            )
         if max_staleness > 0 and not self.uses_ratio and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
@@ -593,6 +600,11 @@ class Recipe:
             if getattr(batch, name, batch.extras.get(name)) is None:
                 hint = f"; {hint}" if hint else ""
                 raise ValueError(f"Recipe {self.name!r}.{where}: the batch has no {name}{hint}.")
+
+
+def _is_choice(computed: Computed) -> bool:
+    """Whether a statistic only says which tokens a teacher is asked for."""
+    return getattr(computed.function, "function", computed.function) is surrogates.top_tokens
 
 
 def _with_scalar(recipe, batch: Batch, name: str, value: Array) -> Batch:

@@ -13,7 +13,7 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,8 +194,10 @@ class Api:
         asked = await run_in_threadpool(read_chat, body, spec, self._name, renderer)
         name = _new_id("chatcmpl")
         if asked.stream:
+            # The first event is made here, so that a request which is refused has its own status.
             stream = self._stream(asked, renderer, name)
-            return StreamingResponse(stream, media_type="text/event-stream")
+            events = _with_first(await anext(stream), stream)
+            return StreamingResponse(events, media_type="text/event-stream")
         reply = await self._answer(request, asked.sample)
         if reply is None:
             return Response(status_code=_CLOSED_REQUEST)
@@ -300,17 +302,22 @@ class Api:
 
     async def _stream(
         self, asked: ChatRequest, renderer: Renderer, name: str
-    ) -> AsyncIterator[str]:
-        """Server-sent events of a chat completion; a client that disconnects cancels it."""
+    ) -> AsyncGenerator[str]:
+        """Server-sent events of a chat completion; a client that disconnects cancels it.
+
+        A request that the server refuses raises before the first event.
+        """
         sample, head = asked.sample, self._head(name, "chat.completion.chunk")
         texts = [TextStream(renderer, sample.stops, sample.least) for _ in range(sample.choices)]
         of_tokens = [TokenTexts(self._tokenizer) for _ in texts]
+        begun = False
         try:
             async with self._tokens(sample) as (ticket, arrivals):
                 for index in range(sample.choices):
                     start = _chunk(head, index, {"role": "assistant", "content": ""})
                     if asked.token_ids and index == 0:
                         start["prompt_token_ids"] = list(sample.prompt)
+                    begun = True
                     yield _event(start)
                 async for index, tokens, logps in arrivals:
                     # Tool calls are known only at the end.
@@ -337,6 +344,8 @@ class Api:
             if asked.usage:
                 yield _event(head | {"choices": [], "usage": _usage(sample, reply.completions)})
         except RequestError as error:
+            if not begun:
+                raise
             yield _event(_error_content(str(error), error.status))
         yield "data: [DONE]\n\n"
 
@@ -371,6 +380,14 @@ class Api:
         logps = each.out.behavior_logp.tolist()
         texts = TokenTexts(self._tokenizer)
         return token_entries(each.tokens.tolist(), logps, texts, as_ids=asked.tokens_as_ids)
+
+
+async def _with_first(first: str, rest: AsyncGenerator[str]) -> AsyncIterator[str]:
+    """An event that was made before, and those that follow it."""
+    async with contextlib.aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event
 
 
 def _checked(reply: Reply) -> Reply:

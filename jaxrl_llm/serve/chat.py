@@ -1,8 +1,8 @@
 """OpenAI's chat completions over tokens: messages to a prompt, responses to messages.
 
 The model's chat template formats the conversation, and ``data.Renderer`` converts it to tokens. An
-assistant message with ``tool_calls`` is written as the text that a policy writes for these calls,
-after its ``reasoning_content``.
+assistant message with ``tool_calls`` is written as text: its ``reasoning_content``, then each call
+as JSON between ``<tool_call>`` tags, whatever form the model has.
 """
 
 import json

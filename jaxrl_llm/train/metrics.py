@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -233,10 +233,19 @@ def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
       logp: ``[P, G, T]``, under the policy before the update.
       batch: The prepared batch, with ``old_logp``.
     """
-    function = getattr(surrogate, "function", surrogate)
-    options = {k: p.default for k, p in inspect.signature(function).parameters.items()}
-    options |= dict(getattr(surrogate, "options", ()))
-    old_logp, advantages, mask, metrics = batch.old_logp, batch.advantages, batch.mask, {}
+    options: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    function = surrogate
+    while (inner := getattr(function, "function", None)) is not None:  # bound, or given other names
+        options = dict(getattr(function, "options", ())) | options
+        names = dict(getattr(function, "names", ())) | names
+        function = inner
+    defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    # An option that the batch has under a name is not known here.
+    options = {k: v for k, v in (defaults | options).items() if k not in names}
+    name = names.get("old_logp", "old_logp")
+    old_logp = getattr(batch, name) if hasattr(batch, name) else batch.extras[name]
+    advantages, mask, metrics = batch.advantages, batch.mask, {}
     low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
     if low is not None and high is not None:
         metrics["clip_fraction"] = diagnostics.clip_fraction(

@@ -22,7 +22,7 @@ from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
-    collector_parts,
+    parts_with_groups,
     sized,
     width_of,
 )
@@ -750,14 +750,14 @@ def check_data(
         )
     rows = [Question(prompt, []) for prompt in prompts]
     check_fields(recipe, rows, environment=config.environment is not None)
-    for part in collector_parts(recipe.collector):
+    for part, groups in parts_with_groups(recipe.collector, config.prompts_per_step):
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
-        if hasattr(part, "check_sizes"):
+        if groups and hasattr(part, "check_sizes"):
             part.check_sizes(
                 DataRows(rows),
                 group_size=config.sampling.group_size,
-                num_groups=config.prompts_per_step,
+                num_groups=groups,
             )
         if getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]

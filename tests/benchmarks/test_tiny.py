@@ -52,7 +52,7 @@ def test_few_samples_beside_a_checkout(capfd):
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert set(result["ours"]) == set(result["ratios"]) and len(result["ours"]) == 3
     assert all(of["now"]["min"] > 0 < of["before"]["min"] for of in result["ours"].values())
-    assert "| 1 of 24 prompts | " in engine_page._few_samples(result)
+    assert "| 1 to each of 24 prompts | " in engine_page._few_samples(result)
 
 
 @pytest.mark.slow

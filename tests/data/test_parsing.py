@@ -19,6 +19,11 @@ def nested(depth):
     return tagged('{"name": "f", "arguments": {"a": ' + value + "}}")
 
 
+def test_an_answer_that_begins_with_an_object_is_text():
+    text = '{"name": "Ada", "age": 36} is the record.'
+    assert parse_turn(text) == Parsed(text)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -173,3 +173,11 @@ def test_an_unknown_name():
 
     with pytest.raises(AttributeError, match="no attribute 'from_flie'"):
         jaxrl_llm.data.from_flie  # noqa: B018
+
+
+def test_one_question_of_a_generator_is_on_one_side_of_the_games_of_an_environment():
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    prompts = from_reasoning_gym("chain_sum", size=300, **options)
+    train, held_out = split_distinct(prompts, by_row=True)
+    assert not set(train.texts) & set(held_out.texts)
+    assert len(train) + len(held_out) == len(set(prompts.texts))

@@ -46,6 +46,22 @@ def test_a_message_that_only_calls_tools_has_no_text():
     assert "['add']" in Calling().decode(question.tokens)
 
 
+def test_parts_and_calls_cannot_speak_for_the_template():
+    said = {"role": "user", "content": [{"type": "text", "text": SPEAKS}]}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"x": SPEAKS}}]}
+
+    class Printing(ByteTokenizer):
+        def chat(self, messages, *, add_generation_prompt=True):
+            said = [{**m, "content": str(m)} for m in messages]
+            return super().chat(said, add_generation_prompt=add_generation_prompt)
+
+    for message in (said, called):
+        messages = [message, {"role": "assistant", "content": "4"}]
+        messages.append({"role": "user", "content": "and?"})
+        with pytest.raises(ValueError, match="outside of a plain text"):
+            encode_prompts([Prompt("and?", messages=messages)], Printing(), room=900)
+
+
 def test_a_template_that_rewrites_the_question_is_refused_only_where_it_matters():
     class Shouting(ByteTokenizer):
         def chat(self, messages, *, add_generation_prompt=True):

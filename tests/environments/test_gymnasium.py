@@ -61,6 +61,16 @@ def test_a_reply_that_names_no_action_moves_nothing():
     assert env.step(state, Parsed("left"))[1] == direct
 
 
+def test_a_state_has_one_name_whatever_was_said_in_it():
+    env = Gymnasium("CartPole-v1", ("left", "right"), describe=lambda x: f"at\n    {x}")
+    state, first = env.reset({"seed": None}, 7)
+    assert first.messages == [{"role": "user", "content": first.state}]  # with its indentation
+    state, seen = env.step(state, Parsed("up"))
+    assert seen.state == first.state
+    state, moved = env.step(state, Parsed("left"))
+    assert env.step(state, Parsed("up"))[1].state == moved.state != first.state
+
+
 def test_texts_are_actions_and_observations():
     env = Gymnasium("Echo-v0")
     check_env(env, [{}], ["abc", "cut"])

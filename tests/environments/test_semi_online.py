@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.environments import Parsed, SemiOnline
 from jaxrl_llm.testing import check_env
 
@@ -44,6 +45,23 @@ def test_half_a_grade_is_no_match_and_a_reply_that_breaks_off_has_no_form():
     _, seen = env.step(state, Parsed("to", complete=False))
     assert seen.reward == pytest.approx(0.45) and seen.instead == "w"
     assert seen.info == {"expert_match": 0.0, "grade": 0.5}
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        '<tool_call>{"name": "tap", "arguments": {"x": 1, "y": 2}}</tool_call>',
+        '{"name": "tap", "arguments": {"x": 1, "y": 2}}',
+        "<think>where?</think>go in",
+    ],
+)
+def test_the_experts_own_turn_matches(turn):
+    env = SemiOnline()
+    state, _ = env.reset({"observations": ["a", "b"], "actions": [turn, "x"]}, 0)
+    _, seen = env.step(state, parse_turn(turn))
+    assert seen.info["expert_match"] == 1.0 and seen.instead is None
+    _, seen = env.step(state, parse_turn(turn.replace("2", "3").replace("in", "out")))
+    assert seen.info["expert_match"] == 0.0
 
 
 def test_it_obeys_the_laws_of_environments():

@@ -57,6 +57,35 @@ def test_tools_are_those_that_transformers_shows():
             assert {key: mine[key] for key in schema} == schema
 
 
+def test_an_instance_is_made_once_to_read_its_methods_and_closed():
+    made, closed = [], []
+
+    class Session:
+        def __init__(self):
+            made.append(self)
+
+        def reset(self):
+            return ""
+
+        def get_reward(self):
+            return 0.0
+
+        def look(self, where: str):
+            """Looks.
+
+            Args:
+                where: At what.
+            """
+            return where
+
+        def close(self):
+            closed.append(self)
+
+    env = TRLEnv(Session)
+    assert [spec.name for spec in env.tools] == [spec.name for spec in env.tools] == ["look"]
+    assert made == closed and len(made) == 1
+
+
 def test_obeys_the_laws_of_an_environment():
     replies = [*map(reply, EPISODES[0][0]), Parsed("", error="not JSON")]
     check_env(TRLEnv(Shop, call_turns=2), [ROW], replies)

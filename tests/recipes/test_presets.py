@@ -281,6 +281,23 @@ def test_the_clip_of_mopps_and_the_kl_of_reinforce_pp_baseline():
     assert jr.recipes.reinforce_pp_baseline(kl_coef=1e-3).regularizers == (k2,)
 
 
+@pytest.mark.parametrize(
+    ("name", "statistic"),
+    [
+        ("rover", "old_mean_log_probs"),
+        ("otb", "sum_pi_sq"),
+        ("wpo", "sum_pi_sq"),
+        ("dcpo_distribution", "hot_logp"),
+    ],
+)
+def test_a_statistic_of_the_step_does_not_go_with_older_weights(name, statistic):
+    recipe = getattr(jr.recipes, name)()
+    recipe.check_staleness(0)
+    with pytest.raises(ValueError, match=f"reads '{statistic}' of the policy at the start"):
+        recipe.check_staleness(1)
+    jr.recipes.sdpo().check_staleness(1)  # which tokens a teacher is asked for is no such number
+
+
 def test_windows_are_known_by_the_weights_that_sampled_them():
     recipe = jr.recipes.t_ppo()
     assert recipe.collector == jr.curation.windowed(segments=3)

@@ -627,6 +627,8 @@ def test_a_page_in_a_browser_cannot_name_this_machine_otherwise():
         ticket = service.tokens.submit(request, on_tokens=lambda *_: go.wait(60))
         status, reply = service.ask(GENERATE, {"token_ids": [1]})
         assert status == 503 and "ask again later" in reply["error"]["message"]
+        status, reply = service.ask(CHAT, {"messages": MESSAGES, "stream": True})
+        assert status == 503 and "ask again later" in reply["error"]["message"]
         go.set()
         ticket.reply.result()
     finally:
@@ -744,9 +746,10 @@ def test_an_error_of_the_engine_fails_what_ran_and_no_more(service, monkeypatch)
 
 def test_an_update_that_fails_leaves_the_weights_as_they_were(monkeypatch):
     with TokenServer(ENGINE, PARAMS, key=KEY) as server:
-        go = threading.Event()
+        go, reached = threading.Event(), threading.Event()
         request = SampleRequest([1], 1, TOKENS, seed=0)
-        runs = server.submit(request, on_tokens=lambda *_: go.wait(60))
+        runs = server.submit(request, on_tokens=lambda *_: reached.set() or go.wait(60))
+        assert reached.wait(60)
 
         def fill(*_):
             raise MemoryError("There is no room.")
@@ -754,7 +757,7 @@ def test_an_update_that_fails_leaves_the_weights_as_they_were(monkeypatch):
         with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
             patch.setattr(jr.rollout.Generation, "_fill", fill)
             asked = pool.submit(server.update, OTHER, version=7, at_once=True)
-            wait_until(lambda: server._updates or not server._commands.empty())
+            wait_until(lambda: server._commands.qsize() == 1)
             go.set()
             with pytest.raises(RuntimeError, match="There is no room"):
                 asked.result(60)

@@ -69,12 +69,34 @@ class TooOld:
         return self.inner.propose(state, key, collection, count)
 
 
+@dataclasses.dataclass(frozen=True)
+class LongText:
+    """Sends a text without asking whether it has room, after the first step."""
+
+    sends_text = True
+
+    def __getattr__(self, name):
+        return getattr(curation.in_order(), name)
+
+    def init(self, num_prompts):
+        return curation.in_order().init(num_prompts)
+
+    def observe(self, state, collection):
+        return curation.in_order().observe(state, collection)
+
+    def propose(self, state, key, collection, count):
+        requests, state = curation.in_order().propose(state, key, collection, count)
+        if collection.step:
+            requests = tuple(request._replace(text=_too_long) for request in requests)
+        return requests, state
+
+
+def _too_long(row):
+    return row["text"] + 5000 * "!"
+
+
 def more(then):
     return curation.two_phase(allocation(then), max_rollouts=4)
-
-
-def long_message(row):
-    return (row["text"] + 5000 * "!",)
 
 
 CASES = {
@@ -82,9 +104,9 @@ CASES = {
     "not integers": (more([0.5] * 4), None, "must return 4 integers; got shape .* of float64"),
     "too many": (more([0, 0, 0, 3]), None, "3 more; from 0 to 2 are left to max_rollouts 4"),
     "long hint": (
-        curation.hinted(curation.ladder(long_message)),
-        right_at_first(),
-        r"Prompt 'q\d', with the text of collector hinted.* has 5002 tokens, but .* room for",
+        LongText(),
+        None,
+        r"Prompt 'q\d', with the text of collector LongText.* has 5002 tokens, but .* room for",
     ),
     "other tokenizer": (
         curation.demonstrations(when="failed"),

@@ -3,7 +3,12 @@ import numpy as np
 from helpers import make_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics, scored_items
+from jaxrl_llm.train.metrics import (
+    batch_metrics,
+    clip_metrics,
+    rejection_metrics,
+    scored_items,
+)
 
 
 def test_divergence_from_the_reference_is_that_of_the_policy():
@@ -73,6 +78,20 @@ def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
     found = batch_metrics(gspo, zeros + 1.0, zeros, prepared)
     share = np.mean(np.asarray(prepared.advantages > 0)[np.asarray(prepared.mask).any(-1)])
     np.testing.assert_allclose(found["clip_fraction"], share, rtol=1e-5)
+
+
+def test_a_clip_is_found_below_other_names():
+    batch = make_batch()
+    zeros, recipe = jnp.zeros(batch.mask.shape), jr.recipes.grpo()
+    prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
+    plain = jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.2)
+    want = clip_metrics(plain, zeros + 1.0, prepared)["clip_fraction"]
+    renamed = jr.given(plain, old_logp="behavior_logp")
+    # The ratio is to what sampled, wherever the step began.
+    stale = prepared.replace(behavior_logp=zeros, old_logp=zeros + 9.0)
+    assert clip_metrics(renamed, zeros + 1.0, stale)["clip_fraction"] == want > 0
+    of_batch = jr.given(jr.surrogates.ppo_clip, eps_low="lows", eps_high="highs")
+    assert not clip_metrics(of_batch, zeros + 1.0, prepared)
 
 
 def test_pairs_are_those_that_a_loss_compares():

@@ -36,7 +36,7 @@ class _Mixed:
 
     def for_batch(self, num_groups: int) -> Collector:
         sources = []
-        for source, groups in zip(self.sources, self.groups(num_groups), strict=True):
+        for source, groups in zip(self.sources, self.groups_of_sources(num_groups), strict=True):
             for_batch = getattr(source, "for_batch", None)
             sources.append(source if for_batch is None else for_batch(groups))
         return dataclasses.replace(self, sources=tuple(sources))
@@ -44,7 +44,7 @@ class _Mixed:
     def init(self, num_prompts: int) -> ArrayTree:
         return tuple(source.init(num_prompts) for source in self.sources)
 
-    def groups(self, num_groups: int) -> list[int]:
+    def groups_of_sources(self, num_groups: int) -> list[int]:
         """How many groups of a batch each source has: the largest remainders get what is left."""
         exact = np.array(self.shares) / sum(self.shares) * num_groups
         counts = np.floor(exact + 1e-9).astype(int)
@@ -112,7 +112,7 @@ class _Mixed:
             extends = None if request.extends is None else local[request.extends]
             requests.append(request._replace(round=request.round // total, extends=extends))
         part = collection._replace(
-            num_groups=self.groups(collection.num_groups)[k],
+            num_groups=self.groups_of_sources(collection.num_groups)[k],
             requests=tuple(requests),
             outcomes=tuple(collection.outcomes[i] for i in numbers),
         )

@@ -230,13 +230,17 @@ class Request(NamedTuple):
 def more_of(request: Request, rollouts: int, responses: tuple[Response, ...] = ()) -> Request:
     """A request for more rollouts of the prompt of a group, sampled as those of its first request.
 
-    They have its text, role and options, but not its responses; the caller sets ``extends``.
+    They have its text, role and options, but not its responses, unless all of these begin alike,
+    as after a prefix; the caller sets ``extends``.
 
     Args:
       request: The first request of the group.
       rollouts: Number of responses.
       responses: Their beginnings, if they have any.
     """
+    begun = request.responses if request.sampled else ()
+    if begun and not responses and all(np.array_equal(x.tokens, begun[0].tokens) for x in begun):
+        responses = begun[:1] * rollouts
     return request._replace(
         rollouts=rollouts,
         prompt=None,
@@ -477,11 +481,19 @@ def collector_parts(collector: Any) -> Iterator[Any]:
       >>> list(collector_parts(in_order()))
       [in_order()]
     """
-    yield collector
+    return (part for part, _ in parts_with_groups(collector, 0))
+
+
+def parts_with_groups(collector: Any, num_groups: int) -> Iterator[tuple[Any, int]]:
+    """:func:`collector_parts`, each with the number of groups that it has of a batch."""
+    yield collector, num_groups
     inner = vars(collector).values() if hasattr(collector, "__dict__") else ()
-    for part in [y for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]:
+    every = [(y, num_groups) for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]
+    if (of_sources := getattr(collector, "groups_of_sources", None)) is not None:
+        every = list(zip(collector.sources, of_sources(num_groups), strict=True))
+    for part, count in every:
         if all(hasattr(part, f) for f in ("init", "propose", "observe")):
-            yield from collector_parts(part)
+            yield from parts_with_groups(part, count)
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:

@@ -270,8 +270,12 @@ class _HintLevels:
         levels = self._levels(state, prompts)
         requests = []
         for request, prompt, level in zip(plain, prompts, levels, strict=True):
-            texts = self.messages(collection.data[prompt])
-            if level and texts:
+            texts = []
+            if level:
+                texts = [
+                    x for x in self.messages(collection.data[prompt]) if collection.takes_text(x)
+                ]
+            if texts:
                 text = texts[min(level, len(texts)) - 1]
                 request = request._replace(text=text, role=HINTED)
             requests.append(request)
@@ -377,8 +381,13 @@ class _Prefixed:
     low: float
     high: float
     seed: int | None
+    max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     needs_slots = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Prefixed":
+        del group_size
+        return dataclasses.replace(self, max_new_tokens=max_new_tokens)
 
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has no trace."""
@@ -409,7 +418,8 @@ class _Prefixed:
                     key = jax.random.fold_in(jax.random.key(seed), prompt)
                     length = np.int32(len(tokens))
                     ends = prefix_cuts(key, length, cuts=self.cuts, low=self.low, high=self.high)
-                prefix = tokens[: int(ends[cut - 1])]
+                most = len(tokens) if self.max_new_tokens is None else self.max_new_tokens - 1
+                prefix = tokens[: min(int(ends[cut - 1]), most)]
             if len(prefix):
                 begins = Response(np.int32(prefix), trains=np.zeros(len(prefix), bool))
                 request = request._replace(responses=(begins,) * request.rollouts, role=HINTED)

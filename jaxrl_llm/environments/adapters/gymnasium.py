@@ -65,10 +65,10 @@ class Gymnasium(Replay):
             )
         first = int(space.start) if count else 0
         names = self.actions or tuple(str(first + i) for i in range(count))
-        observation, _ = env.reset(seed=int(task.get("seed", seed)))
+        observation, _ = env.reset(seed=int(text.column(task, "seed", seed)))
         words = self.describe(observation)
-        messages = text.user(f"{self.instructions}\n{words}")
-        return _Running(env, names, first, self.describe), Observation(messages, state=words)
+        messages = text.verbatim(f"{self.instructions}\n{words}" if self.instructions else words)
+        return _Running(env, names, first, self.describe, words), Observation(messages, state=words)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Running:
     names: tuple[str, ...]
     first: int
     describe: Callable[[Any], str]
-    words: str | None = None
+    words: str
 
     def step(self, action: Parsed) -> Observation:
         """Takes the action that a reply names."""
@@ -87,12 +87,17 @@ class _Running:
         if self.names:
             name = text.choice(action.text, self.names)
             if name is None:
-                return Observation(text.user(f"Answer with one of: {', '.join(self.names)}"))
+                asked = text.user(f"Answer with one of: {', '.join(self.names)}")
+                return Observation(asked, state=self.words)
             taken = self.first + self.names.index(name)
         observation, reward, done, stopped, _ = self.env.step(taken)
-        words = self.describe(observation)
+        self.words = self.describe(observation)
         return Observation(
-            text.user(words), float(reward), bool(done), bool(stopped and not done), words
+            text.verbatim(self.words),
+            float(reward),
+            bool(done),
+            bool(stopped and not done),
+            self.words,
         )
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class OpenEnv(Replay):
         client = core.GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout).sync()
         session = _Session(client, self.action, self.describe)
         try:
-            first = session.observe(client.reset(seed=seed, **task.get("reset", {})))
+            first = session.observe(client.reset(seed=seed, **text.column(task, "reset", {})))
             return session, first._replace(reward=0.0)
         except BaseException:
             session.close()
@@ -71,7 +71,7 @@ class _Session:
         """What the server answered."""
         fields, show = result.observation, self.describe
         words = str(fields[show]) if isinstance(show, str) else show(fields)
-        return Observation(text.user(words), float(result.reward or 0.0), bool(result.done))
+        return Observation(text.verbatim(words), float(result.reward or 0.0), bool(result.done))
 
     def close(self) -> None:
         """Ends the session."""

@@ -43,7 +43,9 @@ class ScienceWorld(Replay):
         science: Any = packages.load("scienceworld", "ScienceWorld")
         lab = _Lab(science.ScienceWorldEnv("", envStepLimit=10**9))
         try:
-            return lab, lab.begin(task["task"], task.get("variation", seed), self.simplifications)
+            return lab, lab.begin(
+                task["task"], text.column(task, "variation", seed), self.simplifications
+            )
         except BaseException:
             lab.close()
             raise

@@ -61,7 +61,7 @@ class TextWorld(Replay):
     def start(self, task: Mapping[str, Any], seed: int) -> tuple["_Game", Observation]:
         """The game of a row."""
         tw: Any = packages.load("textworld", "TextWorld")
-        path = self._game_file(int(task.get("seed", seed)))
+        path = self._game_file(int(text.column(task, "seed", seed)))
         infos = tw.EnvInfos(admissible_commands=True, **dict.fromkeys(_INFOS, True))
         game = _Game(tw.start(str(path), infos), self.brief)
         goal = f"{self.instructions}\n{game.now.objective}\n"
@@ -70,7 +70,7 @@ class TextWorld(Replay):
     def walkthrough(self, task: Mapping[str, Any], seed: int = 0) -> list[str]:
         """The commands that win the game of a row, to learn from and for tests."""
         tw: Any = packages.load("textworld", "TextWorld")
-        path = self._game_file(int(task.get("seed", seed)))
+        path = self._game_file(int(text.column(task, "seed", seed)))
         env = tw.start(str(path), tw.EnvInfos(policy_commands=True))
         try:
             return list(env.reset().policy_commands)

@@ -59,8 +59,17 @@ class TRLEnv(Replay):
     @property
     def tools(self) -> Sequence[ToolSpec]:
         """The public methods, from their types and docstrings."""
-        specs = (tool(method) for method in _methods(self.factory()))
-        return tuple(spec._replace(function=None) for spec in specs)
+        return _tools_of(self.factory)
+
+
+@functools.lru_cache(maxsize=16)
+def _tools_of(factory: Callable[[], Any]) -> tuple[ToolSpec, ...]:
+    """The public methods of an instance, which is made once for that."""
+    instance = factory()
+    try:
+        return tuple(tool(method)._replace(function=None) for method in _methods(instance))
+    finally:
+        _close(instance)
 
 
 @dataclass
@@ -94,7 +103,11 @@ class _Class:
 
     def close(self) -> None:
         """Closes the instance where it can be closed."""
-        getattr(self.instance, "close", lambda: None)()
+        _close(self.instance)
+
+
+def _close(instance: Any) -> None:
+    getattr(instance, "close", lambda: None)()
 
 
 def _methods(instance: Any) -> list[Callable]:
@@ -106,7 +119,7 @@ def _methods(instance: Any) -> list[Callable]:
         return call
 
     names = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
-    hidden = ("reset", "get_reward")
+    hidden = ("reset", "get_reward", "close")
     return [
         synchronous(getattr(instance, name))
         for name in names

@@ -21,7 +21,7 @@ def v0_budget(
     max_rollouts: int = 32,
     exact: bool = False,
     prior: Literal["tracked", "data"] = "tracked",
-    retain: float = 0.9,
+    retain: float | None = None,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
@@ -36,13 +36,18 @@ def v0_budget(
         prompts.
       prior: Source of p: "tracked", from the prompt's earlier rewards, or "data", the column
         ``prior`` of the prompts, such as the predictions of a value model.
-      retain: Forgetting factor of a prompt's tracked rate at a visit.
+      retain: Forgetting factor of a prompt's tracked rate at a visit; None for 0.9.
 
     References:
       V0 (arXiv:2602.03584), PAPER, which predicts p with a frozen value model (``prior="data"``)
       and allows up to 128 rollouts; here that would be the width of the batch.
     """
     checks.check_option("v0_budget", "prior", prior, ("tracked", "data"))
+    memory = None
+    if prior == "data":
+        checks.check_no_effect("v0_budget", "with prior='data'", retain=retain)
+    else:
+        memory = curation.remembered_rates(retain=0.9 if retain is None else retain)
     allocate = bind(curation.v0_extra_rollouts, exact=exact)
     return from_base(
         name="v0_budget",
@@ -51,7 +56,7 @@ def v0_budget(
             given(allocate, rates="prior") if prior == "data" else allocate,
             first=first,
             max_rollouts=max_rollouts,
-            memory=curation.remembered_rates(retain=retain) if prior == "tracked" else None,
+            memory=memory,
         ),
         paper="arXiv:2602.03584",
     )

@@ -149,7 +149,7 @@ def minillm(
     rewards: bool = False,
     epochs: int = 4,
 ) -> Recipe:
-    """Reverse KL of the full response: exact for the next token, sampled for the rest.
+    """Reverse KL of the full response, sampled, and the exact divergence of the next token.
 
         y ~ (1 - mixture) policy + mixture teacher, token by token
         A[t] = coef (mean over u >= t of teacher_token_logp[u] - old_logp[u]), discounted
@@ -169,7 +169,9 @@ def minillm(
       epochs: Passes over a batch.
 
     References:
-      Gu et al., MiniLLM (arXiv:2306.08543). The released code normalizes the advantages over the
+      Gu et al., MiniLLM (arXiv:2306.08543). In its decomposition the sampled sum begins after the
+      next token; here, as in TRL, it begins with it, so with ``single_step`` above 0 the divergence
+      of the next token counts in both terms. The released code normalizes the advantages over the
       batch, scales and clips the log-ratios, and also learns from the teacher on texts.
     """
     if not text_coef and (text_share, column) != (0.5, "pretraining"):

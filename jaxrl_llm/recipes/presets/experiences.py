@@ -13,7 +13,7 @@ def training_free_grpo(*, capacity: int = 32, length: int = 512, limit: int = 2)
         params <- params + 0 update
 
     The library is the state of the collector: :func:`jaxrl_llm.curation.experience_texts` reads
-    it. Evaluations do not use it.
+    it. Evaluations put it into their prompts too.
 
     Args:
       capacity: Maximum number of experiences; the oldest are removed first.

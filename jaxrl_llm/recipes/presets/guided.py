@@ -293,6 +293,7 @@ def cog_rethinker(
     References:
       Cog-Rethinker (arXiv:2510.15979), ABSTRACT, next to DAPO; the coefficient is ours.
     """
+    checks.check_non_negative("cog_rethinker", finite=True, imitation=imitation)
     distill = imitation > 0
     policy = curation.rethink(distill=distill, threshold=threshold, metric=metric)
     term = bind(regularizers.imitation, coef=imitation)

@@ -339,7 +339,7 @@ def ulorl(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     segments: int | None = 8,
-    oversample: float = 2.0,
+    oversample: float | None = None,
 ) -> Recipe:
     """PPO's clip without tokens of high probability in right responses of low entropy.
 
@@ -357,14 +357,20 @@ def ulorl(
       old: "recomputed" for the policy at the start of the step, so that with one update per batch
         no token is clipped (pseudo on-policy importance sampling); "sampled" for ``behavior_logp``,
         as each segment was sampled (segment-aware importance sampling).
-      segments, oversample: See :func:`~jaxrl_llm.curation.partial_rollouts`; ``segments=None`` for
-        responses that are sampled in one step.
+      segments, oversample: See :func:`~jaxrl_llm.curation.partial_rollouts`, with 2 for
+        ``oversample=None``; ``segments=None`` for responses that are sampled in one step.
 
     References:
       UloRL (arXiv:2507.19766), PAPER. The paper trains on rewards of 0 and 1 with 1024 rollouts and
       one update per step.
     """
     checks.check_option("ulorl", "old", old, ("recomputed", "sampled"))
+    collector = None
+    if segments is None:
+        checks.check_no_effect("ulorl", "with segments=None", oversample=oversample)
+    else:
+        oversample = 2.0 if oversample is None else oversample
+        collector = curation.partial_rollouts(segments=segments, oversample=oversample)
     surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
     return from_base(
         name="ulorl",
@@ -372,9 +378,7 @@ def ulorl(
             stateless(advantages.grpo), stateless(curation.mpt_advantages, tau=tau, sigma=sigma)
         ),
         surrogate=surrogate if old == "recomputed" else given(surrogate, old_logp="behavior_logp"),
-        collector=None
-        if segments is None
-        else curation.partial_rollouts(segments=segments, oversample=oversample),
+        collector=collector,
         paper="arXiv:2507.19766",
     )
 

@@ -17,7 +17,7 @@ def ettrl(
     forks: int = 2,
     branches: int = 2,
     reshape: bool = True,
-    bound: float = 2.0,
+    bound: float | None = None,
     kl_coef: float = 0.001,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
@@ -34,14 +34,18 @@ def ettrl(
       forks: Number of forks of a root, at the tokens of highest entropy.
       branches: Number of branches of a fork.
       reshape: Whether advantages are reshaped by entropy, which the paper prefers; else clipped.
-      bound: Bound of the clipped advantages.
+      bound: Bound of the clipped advantages; None for 2.
 
     References:
       ETTRL (arXiv:2508.11356), NOTES reading: 12 roots, 2 forks of 2 branches, 60 leaves, which is
       a group of 60 here. Sampling the token at a fork again, and bounding the factor of an
       advantage below by 0, are ours.
     """
-    shaped = advantages.entropy_reshaping if reshape else bind(advantages.clip, bound=bound)
+    if reshape:
+        checks.check_no_effect("ettrl", "with reshape=True", bound=bound)
+        shaped = advantages.entropy_reshaping
+    else:
+        shaped = bind(advantages.clip, bound=2.0 if bound is None else bound)
     return from_base(
         name="ettrl",
         advantage=chain(

@@ -20,8 +20,13 @@ from jaxrl_llm.curation import (
     Request,
     Response,
 )
-from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup
-from jaxrl_llm.curation.collectors.protocol import collector_parts, sized
+from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, _drawn_alike
+from jaxrl_llm.curation.collectors.protocol import (
+    collector_parts,
+    more_of,
+    parts_with_groups,
+    sized,
+)
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rollout.collect import Limits, _Book
@@ -439,7 +444,9 @@ def test_an_answer_that_has_no_room_in_a_prompt_is_not_refined():
                         (outcome_of(request, 0, 0),))  # fmt: skip
     policy = curation.rethink()
     assert len(policy.texts(group)) == 2
-    assert len(policy.texts(group._replace(takes_text=lambda text: False))) == 1
+    short = group._replace(takes_text=lambda text: "is wrong" not in text)
+    assert len(policy.texts(short)) == 1
+    assert not policy.texts(group._replace(takes_text=lambda text: False))
 
 
 def test_hints_and_examples_without_room_in_a_prompt_are_left_out():
@@ -559,6 +566,91 @@ def test_parts_of_a_mixture_count_their_rounds_and_requests():
 
 SELF_HINTS = curation.hinted(curation.self_hints())
 HINT_SHARE = curation.hinted(curation.hint_share())
+
+
+def group_of(row, outcomes, requests, **options):
+    """A group in which every rollout is wrong."""
+    numbers = tuple(range(len(requests)))
+    return GuidedGroup(0, [row], encode, decode, 0, 0, G, numbers, requests, outcomes, **options)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        curation.ladder(curation.tier_messages),
+        curation.scaffold(curation.tier_messages),
+        curation.rethink(),
+        curation.repair(score=0.5, judge=lambda question, steps: [0.0] * len(steps)),
+    ],
+    ids=["ladder", "scaffold", "rethink", "repair"],
+)
+def test_a_message_without_room_is_left_out(policy):
+    request = Request(G)
+    wrong = outcome_of(request, 1, 0, lambda request, prompt: [0.0] * request.rollouts)
+    free = group_of(DATA[1], (wrong,), (request,))
+    full = group_of(DATA[1], (wrong,), (request,), takes_text=lambda text: False)
+    assert policy.ask(free) and not policy.ask(full)
+
+
+def test_levels_ask_plainly_where_no_message_has_room():
+    collector = curation.hint_levels(curation.tier_messages)
+    state = collector.init(N)
+    state["level"][:], state["accuracy"][:] = 2, 0.2
+    batch = Collection(P, G, 0, (), (), DATA, encode=encode, decode=decode)
+    hinted, _ = collector.propose(state, None, batch, P)
+    plain, _ = collector.propose(state, None, batch._replace(takes_text=lambda text: False), P)
+    assert all(request.text for request in hinted)
+    assert all(request.text is None and request.role == OWN for request in plain)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [curation.ladder(curation.tier_messages, plain=1), curation.scaffold(curation.tier_messages)],
+    ids=["ladder", "scaffold"],
+)
+def test_a_root_that_began_with_a_prefix_is_no_hint_of_the_policy(policy):
+    responses = (Response(np.int32([7]), trains=np.zeros(1, bool)),) * G
+    root = Request(G, role=HINTED, responses=responses)
+    right = outcome_of(root, 0, 0, lambda request, prompt: [0.0, 1.0, 0.0, 1.0])
+    group = group_of(DATA[0], (right,), (root,))
+    assert list(policy.members(group)) == [(0, member) for member in range(G)]
+    wrong = outcome_of(root, 1, 0, lambda request, prompt: [0.0] * G)
+    assert policy.ask(group_of(DATA[1], (wrong,), (root,)))[0].text
+
+
+def test_beginnings_leave_room_for_a_token():
+    collector = sized(curation.prefixed(cuts=2), group_size=G, max_new_tokens=4)
+    requests, *_ = play(collector)
+    requests += play(collector, state=collector.init(N), step=0)[0]
+    begun = [len(x.tokens) for request in requests for x in request.responses]
+    assert begun and max(begun) == 3
+    policy = curation.hint_share(low=0.8, high=0.8, noise=0.0).for_run(G, 4)
+    request = Request(policy.first(G))
+    wrong = outcome_of(request, 1, 0, lambda request, prompt: [0.0] * request.rollouts)
+    (asked,) = policy.ask(group_of(DATA[1], (wrong,), (request,)))
+    assert [len(x.tokens) for x in asked.responses] == [3] * asked.rollouts
+
+
+def test_more_of_a_group_that_began_with_a_prefix_begins_with_it():
+    begins = Response(np.int32([7, 8]), trains=np.zeros(2, bool))
+    more = more_of(Request(G, 3, role=HINTED, responses=(begins,) * G), 2)
+    assert len(more.responses) == 2 and more.responses[0] is begins
+    others = (begins, Response(np.int32([9])))
+    assert more_of(Request(2, 3, responses=others), 2).responses == ()
+
+
+def test_parts_of_a_mixture_have_their_groups():
+    mixture = curation.mixed((curation.paraphrased(), 0.5), (curation.in_order(), 0.5))
+    assert [groups for _, groups in parts_with_groups(mixture, 6)] == [6, 3, 3, 3]
+
+
+def test_hints_are_sampled_at_the_temperature_of_their_group():
+    first = Request(G, 0, temperature=0.7)
+    assert _drawn_alike(Request(2, text="a", role=HINTED), first).temperature == 0.7
+    assert _drawn_alike(Request(2, text="a", temperature=1.0), first).temperature == 1.0
+    assert _drawn_alike(Request(2, text="a", role=JUDGE), first).temperature is None
+
+
 MIXED = curation.mixed((NURL, 0.25), (curation.prefixed(), 0.25))
 FAILED = curation.demonstrations(when="failed", probe="answer")
 

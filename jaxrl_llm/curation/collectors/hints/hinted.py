@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.curation.collectors.protocol import (
+    JUDGE,
     Collection,
     Collector,
     Decision,
@@ -167,7 +168,7 @@ class _Hinted:
         groups = [group(place) for place in range(total)]
         after = requests[-1].round + 1
         asked = [
-            request._replace(extends=group.place, round=after)
+            _drawn_alike(request, requests[group.place])._replace(extends=group.place, round=after)
             for group in groups
             for request in self.policy.ask(group)
         ]
@@ -180,6 +181,14 @@ class _Hinted:
     def __repr__(self) -> str:
         source = "" if self.source == in_order() else f", source={self.source!r}"
         return f"hinted({self.policy!r}{source})"
+
+
+def _drawn_alike(request: Request, first: Request) -> Request:
+    """A request that is sampled at the temperature of the group's first one, unless it says so."""
+    said = request.temperature is not None or request.entropy_stats is not None
+    if not request.sampled or request.role == JUDGE or said:
+        return request
+    return request._replace(temperature=first.temperature, entropy_stats=first.entropy_stats)
 
 
 def hinted(policy: HintPolicy, *, source: Collector | None = None) -> Collector:

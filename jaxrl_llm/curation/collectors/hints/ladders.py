@@ -63,8 +63,8 @@ class _Ladder(HintedPolicy):
         self.messages(row)
 
     def texts(self, group: GuidedGroup) -> Sequence[str]:
-        """The messages that there are for a group."""
-        return self.messages(group.row)
+        """The messages that there are for a group, and room."""
+        return [text for text in self.messages(group.row) if group.takes_text(text)]
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         hinted = of_role(group, HINTED)
@@ -276,8 +276,8 @@ class _Rethink(_Ladder):
         answer = outcome.texts[present[0]] if present.size else ""
         refine = self.refine.format(question=question, answer=answer)
         # Without an answer that has room in a prompt there is nothing to refine.
-        steps = (self.decompose.format(question=question), refine)
-        return steps if group.takes_text(refine) else steps[:1]
+        steps = [self.decompose.format(question=question), refine]
+        return [step for n, step in enumerate(steps) if all(map(group.takes_text, steps[: n + 1]))]
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         hinted = of_role(group, HINTED)

@@ -95,9 +95,9 @@ def check_policy(name: str, threshold: float, metric: str | None) -> None:
 
 
 def of_role(group: GuidedGroup, role: int) -> list[tuple[int, Outcome]]:
-    """The requests of a role by their numbers, with what came of them."""
-    every = zip(group.numbers, group.requests, group.outcomes, strict=True)
-    return [(number, outcome) for number, request, outcome in every if request.role == role]
+    """The requests of a role after the first one, by their numbers, with what came of them."""
+    later = zip(group.numbers[1:], group.requests[1:], group.outcomes[1:], strict=True)
+    return [(number, outcome) for number, request, outcome in later if request.role == role]
 
 
 def rows_of(group: GuidedGroup) -> list[tuple[int, int]]:

@@ -74,6 +74,8 @@ class _Repair(HintedPolicy):
             begins = beginning(plain.responses[i], length)
             if self.teacher is None:
                 text = FINISH.format(question=group.row["text"], solution=group.row[self.column])
+                if not group.takes_text(text):
+                    return ()
                 responses = (begins,) if length else ()
                 requests.append(Request(1, text=text, responses=responses, role=JUDGE))
                 continue

@@ -47,7 +47,8 @@ class _Scaffold(HintedPolicy):
         if not hinted:
             if group.step < self.warmup or not self.failed(group.outcomes[0]):
                 return ()
-            return [Request(1, text=text, role=HINTED) for text in self.messages(group.row)]
+            texts = filter(group.takes_text, self.messages(group.row))  # those with room
+            return [Request(1, text=text, role=HINTED) for text in texts]
         level = self._level(hinted)
         if level < 0 or self.after == "hint" or of_role(group, DEMONSTRATION):
             return ()

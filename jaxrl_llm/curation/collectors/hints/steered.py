@@ -37,10 +37,15 @@ class _HintShare(HintedPolicy):
     high: float = 0.8
     noise: float = 0.05
     seed: int = 0
+    max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "hint_share"
     sends_text = False
     needs_slots = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_HintShare":
+        del group_size
+        return dataclasses.replace(self, max_new_tokens=max_new_tokens)
 
     def first(self, group_size: int) -> int:
         return min(max(round(self.plain * group_size), 1), group_size)
@@ -66,7 +71,11 @@ class _HintShare(HintedPolicy):
                 noise=self.noise or None,
             )
             shown = int(prefix_length(np.int32(len(solution)), ratio))
-        responses = (Response(solution[:shown]),) * size if shown else ()
+        hint = solution[:shown]
+        if self.max_new_tokens is not None:
+            tokens = group.encode(hint) if isinstance(hint, str) else hint
+            hint = np.int32(tokens)[: self.max_new_tokens - 1]  # one token at least is sampled
+        responses = (Response(hint),) * size if len(hint) else ()
         return [Request(size, responses=responses, role=HINTED)]
 
     def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
