@@ -51,8 +51,8 @@ def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, **options):
     return state, metrics, step
 
 
-def assert_close(a, b, atol=2e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+def assert_close(a, b, atol=2e-5, rtol=1e-7):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=rtol), a, b)
 
 
 def test_one_step_is_the_gradient_of_the_recipe():
@@ -173,7 +173,8 @@ def test_minibatches_are_the_same_on_a_mesh():
     one, metrics, _ = run(recipe, batch, **options)
     many, mesh_metrics, _ = run(recipe, batch, mesh=make_mesh(data=2, fsdp=2, tensor=2), **options)
     assert_close(one.params, jax.device_get(many.params))
-    assert_close(metrics, jax.device_get(mesh_metrics))
+    # A norm of 14 after three updates: some processors round it differently by twenty ulp.
+    assert_close(metrics, jax.device_get(mesh_metrics), rtol=5e-6)
 
 
 @pytest.mark.slow
