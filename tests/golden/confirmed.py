@@ -107,6 +107,7 @@ def calls(ours: golden_data.Ours, inputs: Mapping) -> list[tuple[str, dict[str, 
 
 def confirmed() -> dict[str, tuple[catalog.Confirmed, ...]]:
     """By key of the catalog: peer, function and options."""
+    jax.clear_caches()  # a function that this process has traced before would not be called
     rows = {method.key: set(method.functions) for method in catalog.CATALOG}
     found: dict[tuple[str, str], Calls] = {}
     for name, table in sorted(tables().items()):
