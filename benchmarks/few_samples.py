@@ -97,6 +97,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.child is not None:
         _child(**options.child)
         return
+    if options.save and options.before is None:
+        parser.error("--save needs --before: the page compares the two")
     checkouts = harness.checkouts(options.before)
     rounds: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:

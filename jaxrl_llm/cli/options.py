@@ -511,8 +511,9 @@ def on_these_devices(config: TrainConfig) -> TrainConfig:
     try:
         with_mesh_sizes(config)
     except ValueError:
-        needed, count = math.prod(map(abs, dataclasses.astuple(config.mesh))), jax.device_count()
-        print(f"The run had a mesh of {needed} devices; one of {count} is used.", file=sys.stderr)
+        sizes = dataclasses.astuple(config.mesh)
+        had = f"had a mesh of {math.prod(sizes)} devices" if -1 not in sizes else "had another mesh"
+        print(f"The run {had}; one of {jax.device_count()} is used.", file=sys.stderr)
         return dataclasses.replace(config, mesh=MeshConfig())
     return config
 

@@ -109,7 +109,10 @@ class SemiOnline:
         if state.ended:
             raise ValueError("SemiOnline.step: the episode has ended.")
         expert = state.actions[state.turn]
-        grade = float(self.grade(_said(action), _said(parse_turn(expert))))
+        reply = action.text if action.error else _said(action)
+        wanted = parse_turn(expert)
+        shown = expert if wanted.error else _said(wanted) or expert
+        grade = float(self.grade(reply, shown))
         if not 0 <= grade <= 1:
             raise ValueError(f"SemiOnline: grade must be in [0, 1]; got {grade:g}.")
         matches = grade == 1

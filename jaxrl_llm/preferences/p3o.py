@@ -37,7 +37,7 @@ def p3o(
     ranges both forms have the gradient ``-(q_1 - q_2) R_1 R_2 grad(logp_1 - logp_2) / 2``. The loss
     of a group is the mean over its pairs. Before the first update its gradient equals that of
     :func:`jaxrl_llm.advantages.rloo`, averaged over the group. Adding a constant to all rewards of
-    a prompt changes nothing, and equal rewards have loss 0.
+    a prompt changes nothing, and equal rewards have loss 0 without a penalty.
 
     Args:
       logp: ``[..., G]``, floating point, log-probability (nats) of each response under the policy

@@ -350,7 +350,8 @@ class Recipe:
                 "no ratio to them; add a correction, or use 0."
             )
         of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
-        if max_staleness > 0 and of_step and not self.reads_behavior:
+        sampled = not collector_needs(self.collector, "offline")
+        if max_staleness > 0 and of_step and sampled and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} reads {of_step[0]!r} of the policy at the start of the step "
                 "beside old_logp, which would be that of the older weights that sampled "

@@ -29,8 +29,8 @@ class Gone(BaseException):
     """The candidate no longer answers."""
 
 
-class Unpassable(BaseException):
-    """A test gives the candidate what cannot go to another process."""
+class Unpassable(TypeError):
+    """A test passes a function to the candidate, which is in another process."""
 
 
 def encode(value, other):
@@ -220,7 +220,7 @@ def report(nonce, what):
 def grade(nonce, requests, replies):
     """Runs the tests of the standard input, and prints behind the nonce whether each holds.
 
-    Where none of them could hold with any candidate, it prints why in its place.
+    In the place of a test that no candidate can pass, or of all of them, it prints why.
     """
     job = json.load(sys.stdin)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -251,9 +251,9 @@ def grade(nonce, requests, replies):
             except Gone:
                 raise
             except Unpassable as error:
-                return report(nonce, error)
+                passed = error
             except BaseException:
                 passed = False
-            report(nonce, int(passed))
+            report(nonce, passed if isinstance(passed, Unpassable) else int(passed))
     except Gone:
         pass

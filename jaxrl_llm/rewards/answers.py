@@ -102,7 +102,15 @@ def final_answer(text: str) -> str | None:
       DAPO (arXiv:2503.14476), whose prompt asks for that line.
     """
     line = next(iter(deque(_STATED.finditer(text[-_LONGEST:]), maxlen=1)), None)
-    return None if line is None else normalize_math(line[1].strip(" \t\r*"))
+    return None if line is None else normalize_math(_without_emphasis(line[1]))
+
+
+def _without_emphasis(line: str) -> str:
+    """A line without the asterisks around it, or before it of an emphasis that began earlier."""
+    line = line.strip()
+    if line.startswith("*"):
+        return line.strip("* \t") or line
+    return re.sub(r"\s*\*\*+$", "", line)  # a single one may be a part of the answer, as in a^*
 
 
 # The rules of Minerva's appendix, in their order.

@@ -168,7 +168,8 @@ def code_asserts(
     Raises:
       RewardError: If there are no such tests, or a test is not valid Python, or asserts nothing at
         its top level, as a test of pytest or unittest that nobody calls; or if the setup fails
-        whatever the code is, or a test passes a function to it.
+        whatever the code is, or a test passes a function to it (with ``partial``, if all tests do;
+        else such a test fails).
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -205,8 +206,9 @@ def code_asserts(
     limits = Limits(seconds, memory, max(_LEAST_OUTPUT, 64 * len(tests)), processes)
     printed = run_programs([grader, candidate], limits)[0].stdout
     verdicts = [line.removeprefix(f"{nonce} ") for line in printed.splitlines() if nonce in line]
-    if verdicts and verdicts[-1] not in ("0", "1"):
-        raise RewardError(f"code_asserts: no code can pass the tests, since {verdicts[-1]}")
+    impossible = [verdict for verdict in verdicts if verdict not in ("0", "1")]
+    if impossible and (not partial or len(impossible) == len(verdicts)):
+        raise RewardError(f"code_asserts: no code can pass the tests, since {impossible[0]}")
     return _graded(
         [verdict == "1" for verdict in [*verdicts, *["0"] * len(tests)][: len(tests)]],
         partial=partial,

@@ -179,12 +179,14 @@ def to_message(
     tokens: Sequence[int], renderer: Renderer, request: ChatRequest, name: str
 ) -> dict[str, Any]:
     """A response as an assistant message, with its tool calls if there are any."""
-    text, _ = text_of(tokens, renderer, request.sample.stops, request.sample.least)
+    text, cut = text_of(tokens, renderer, request.sample.stops, request.sample.least)
     parsed = renderer.parse(tokens) if request.tools else Parsed(text)
     if not parsed.calls or parsed.error is not None:
         return {"role": "assistant", "content": text}
-    # A stop between calls, or after them, ends the text, though not the calls before it.
-    said = parsed.text[: find_stop(parsed.text, request.sample.stops)].rstrip()
+    said = parsed.text
+    if cut:  # by a stop after the calls, or between them
+        last = max(said.rfind(stop) for stop in request.sample.stops)
+        said = said[:last].rstrip() if last >= 0 else said
     message: dict[str, Any] = {"role": "assistant", "content": said or None}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning

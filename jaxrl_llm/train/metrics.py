@@ -238,7 +238,9 @@ def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
     function = surrogate
     while (inner := getattr(function, "function", None)) is not None:  # bound, or given other names
         options = dict(getattr(function, "options", ())) | options
-        names = dict(getattr(function, "names", ())) | names
+        renamed = dict(getattr(function, "names", ()))
+        outer = {k: v for k, v in names.items() if k not in renamed.values()}
+        names = outer | {old: names.get(new, new) for old, new in renamed.items()}
         function = inner
     defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
     # An option that the batch has under a name is not known here.

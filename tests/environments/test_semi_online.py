@@ -64,6 +64,15 @@ def test_the_experts_own_turn_matches(turn):
     assert seen.info["expert_match"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "turn", ['<tool_call>{"action": "click", "x": 1}</tool_call>', "<think>hm</think>"]
+)
+def test_an_expert_turn_of_another_form_is_matched_by_nothing_empty(turn):
+    for reply in ('<tool_call>{"action": "wait"}</tool_call>', "", turn):
+        state, _ = SemiOnline().reset({"observations": ["a", "b"], "actions": [turn, "x"]}, 0)
+        assert SemiOnline().step(state, parse_turn(reply))[1].info["expert_match"] == 0.0
+
+
 def test_it_obeys_the_laws_of_environments():
     check_env(SemiOnline(limit=1), [ROW], ["w", "no", "y"])
 

@@ -44,6 +44,11 @@ def test_what_no_code_can_pass_is_an_error_of_the_row():
         passes(code, test, setup="import nothing_such")
     with pytest.raises(RewardError, match="a test passes a function to the candidate"):
         passes(code, test, "assert double(lambda x: x) == 2")
+    row = {"tests": [test, "assert double(lambda x: x) == 2"]}
+    found = code_asserts("", f"```python\n{code}\n```", row, partial=True)
+    assert found == {"reward": 0.5, "test_passes": [True, False]}
+    refused = "try:\n    double(len)\nexcept TypeError:\n    pass\nelse:\n    assert False"
+    assert passes(code, test, refused) == [True, True]
     # A setup that calls the code fails with that code.
     assert passes(code, test, setup="triple(1)") == [False]
     assert passes(code, test, setup="half = 0.5") == [True]

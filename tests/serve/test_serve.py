@@ -421,6 +421,12 @@ def test_tools_go_into_the_prompt_and_calls_come_out(service):
     request = request._replace(sample=SampleRequest([1], 1, 1, stops=("Now:",)))
     message = to_message(stopped, renderer, request, "x")
     assert message["content"] == "Hm." and len(message["tool_calls"]) == 1
+    # What stands before the minimum, or is joined around a call, is no stop.
+    early = request._replace(sample=SampleRequest([1], 1, 9, {"min_new_tokens": 9}, stops=("Hm",)))
+    assert to_message(TOKENIZER.encode(text), renderer, early, "x")["content"] == "Hm."
+    joined = TOKENIZER.encode(text.replace("Hm.", "Hm.\n").replace("<eos>", "\nNow<eos>"))
+    around = request._replace(sample=SampleRequest([1], 1, 9, stops=("\n\n",)))
+    assert to_message(joined, renderer, around, "x")["content"] == "Hm.\n\nNow"
 
 
 def test_the_reasoning_of_a_call_comes_back_as_it_was_written():

@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     in_order,
     more_of,
     prompt_source,
+    sized,
 )
 
 BUDGET_TEMPLATE = "{prompt}\n\nAnswer within {budget} tokens."
@@ -48,6 +49,11 @@ class SeveralMessages:
 
     sends_text = True
     asks_again = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "SeveralMessages":
+        """With the sizes of a run in the source."""
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
 
     def init(self, num_prompts: int) -> ArrayTree:
         """That of the source."""

@@ -27,6 +27,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     in_order,
     on_host,
     prompt_source,
+    sized,
 )
 from jaxrl_llm.curation.hints import hint_level, prefix_cuts
 from jaxrl_llm.curation.plans import stage_mask
@@ -249,6 +250,10 @@ class _HintLevels:
     source: Collector
 
     sends_text = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
 
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has not what the messages read."""

@@ -1,6 +1,7 @@
 """Environment classes written for TRL's ``environment_factory``."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -56,20 +57,14 @@ class TRLEnv(Replay):
         message = {"role": "user", "content": task.get("text", "") + words}
         return _Class(instance, self.call_turns), Observation([message])
 
-    @property
+    @functools.cached_property
     def tools(self) -> Sequence[ToolSpec]:
         """The public methods, from their types and docstrings."""
-        return _tools_of(self.factory)
-
-
-@functools.lru_cache(maxsize=16)
-def _tools_of(factory: Callable[[], Any]) -> tuple[ToolSpec, ...]:
-    """The public methods of an instance, which is made once for that."""
-    instance = factory()
-    try:
-        return tuple(tool(method)._replace(function=None) for method in _methods(instance))
-    finally:
-        _close(instance)
+        instance = self.factory()
+        specs = tuple(tool(method)._replace(function=None) for method in _methods(instance))
+        with contextlib.suppress(Exception):  # it was never reset, and may have nothing to close
+            _close(instance)
+        return specs
 
 
 @dataclass

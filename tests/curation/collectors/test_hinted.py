@@ -624,6 +624,11 @@ def test_beginnings_leave_room_for_a_token():
     requests += play(collector, state=collector.init(N), step=0)[0]
     begun = [len(x.tokens) for request in requests for x in request.responses]
     assert begun and max(begun) == 3
+    wrapped = sized(curation.hint_levels(curation.tier_messages, source=curation.prefixed(cuts=2)),
+                    group_size=G, max_new_tokens=4)  # fmt: skip
+    assert wrapped.source.max_new_tokens == 4
+    asked = sized(curation.paraphrased(source=curation.prefixed()), group_size=G, max_new_tokens=4)
+    assert asked.source.max_new_tokens == 4
     policy = curation.hint_share(low=0.8, high=0.8, noise=0.0).for_run(G, 4)
     request = Request(policy.first(G))
     wrong = outcome_of(request, 1, 0, lambda request, prompt: [0.0] * request.rollouts)
