@@ -13,9 +13,6 @@ process that has compiled everything before; each checkout runs in a process of 
 import argparse
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -71,18 +68,8 @@ def _child(tiny: bool) -> None:
 
 def _seconds(checkout: Path, programs: Path, tiny: bool) -> dict[str, float]:
     """Seconds by samples, in a process of a checkout, whose programs stay for the next one."""
-    environment = os.environ | {
-        "PYTHONPATH": str(checkout.resolve()),
-        "JAX_COMPILATION_CACHE_DIR": str(programs),
-    }
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps({"tiny": tiny})],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(run.stdout)
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(programs)}
+    return harness.run_child(__file__, {"tiny": tiny}, checkout, **kept)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -14,9 +14,6 @@ cache of programs, the checkouts in turns, with the compiler's options of the co
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -108,19 +105,8 @@ def _timed(function: Callable, *args: Any) -> tuple[Any, float]:
 
 def _seconds(checkout: Path, layers: int, dtype: str, tiny: bool) -> dict[str, float]:
     """The parts in a process of a checkout."""
-    request = json.dumps({"layers": layers, "dtype": dtype, "tiny": tiny})
-    environment = os.environ | {
-        "PYTHONPATH": str(checkout.resolve()),
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-    }
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), "--child", request],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(run.stdout)
+    request = {"layers": layers, "dtype": dtype, "tiny": tiny}
+    return harness.run_child(__file__, request, checkout, JAX_ENABLE_COMPILATION_CACHE="false")
 
 
 def main(argv: list[str] | None = None) -> None:

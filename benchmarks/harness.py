@@ -305,6 +305,18 @@ def checkouts(before: Path | None) -> dict[str, Path]:
     return {"now": ROOT} if before is None else {"now": ROOT, "before": before}
 
 
+def run_child(script: str, request: Mapping[str, Any], checkout: Path, **environment: str) -> Any:
+    """The JSON that ``script --child REQUEST`` prints, in a process with the code of a checkout."""
+    run = subprocess.run(
+        [sys.executable, str(Path(script).resolve()), "--child", json.dumps(request)],
+        env=os.environ | {"PYTHONPATH": str(checkout.resolve())} | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout)
+
+
 def _rounds(text: str) -> int:
     rounds = int(text)
     if rounds < MIN_ROUNDS:

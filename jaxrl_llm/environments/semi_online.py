@@ -50,7 +50,7 @@ class SemiOnline:
     Attributes:
       grade: ``grade(reply, action) -> float`` in [0, 1]; 1 for the expert's action. Of both it
         receives the text without reasoning, then a line ``[name, arguments]`` in JSON for each
-        tool call.
+        tool call; of an action in another form, all of it.
       limit: How often the expert's turn replaces one of an episode, not negative; None for no
         limit.
       form: The share of the reward for a reply that is complete, in [0, 1].

@@ -208,6 +208,9 @@ def eapo(
         r[i, k] = gamma^(turns after k) R_i;   A = (r - mean) / (std + eps) over all turns
         loss = mean over turns of the clipped loss with one ratio per turn
 
+    Turns are weighted once, over the full batch. If ``multiple`` drops some, or minibatches divide
+    the batch, the loss is that mean times a factor of the tokens that remain.
+
     Args:
       gamma: Discount per turn, in [0, 1].
       multiple: Turns are dropped at random down to a multiple of this; None to keep all.

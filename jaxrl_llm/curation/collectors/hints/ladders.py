@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -277,7 +278,7 @@ class _Rethink(_Ladder):
         refine = self.refine.format(question=question, answer=answer)
         # Without an answer that has room in a prompt there is nothing to refine.
         steps = [self.decompose.format(question=question), refine]
-        return [step for n, step in enumerate(steps) if all(map(group.takes_text, steps[: n + 1]))]
+        return list(itertools.takewhile(group.takes_text, steps))
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         hinted = of_role(group, HINTED)
