@@ -10,7 +10,8 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
-from jaxrl_llm.train.setup import load_experiment, load_reference
+from jaxrl_llm.train.run_models import load_reference
+from jaxrl_llm.train.setup import load_experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from jaxrl_llm.models.names import SHORT_NAMES
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
 from jaxrl_llm.train.config import find_recipe
-from jaxrl_llm.train.setup import load_model, with_trained
+from jaxrl_llm.train.run_models import load_model, with_trained
 
 # In a folder that an export writes, until it is complete: no other folder is removed.
 _MARK = ".jaxrl_llm.unfinished"

@@ -46,8 +46,9 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.checkpoint.record import digest_of_files
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, without_precision
+from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.logging.results import read_jsonl
-from jaxrl_llm.train.setup import Experiment, with_mesh_sizes
+from jaxrl_llm.train.setup import with_mesh_sizes
 
 T = TypeVar("T")
 _CRITIC = ("critic:optimizer-config", "critic:none")
@@ -463,7 +464,7 @@ def load_policy(
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, data.load_tokenizer(name))
     from jaxrl_llm.train.config import find_recipe
-    from jaxrl_llm.train.setup import load_model
+    from jaxrl_llm.train.run_models import load_model
 
     config, _ = load_target(name, trust=choice.trust)
     choice.check(config)

@@ -55,17 +55,16 @@ from jaxrl_llm.train.mesh import (
 )
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.samplers import check_replay, engine_grid
-from jaxrl_llm.train.setup import (
+from jaxrl_llm.train.run_data import (
     check_data,
     encode_questions,
-    holds_reference,
     load_prompts,
     teacher_room,
     text_room,
-    with_mesh_sizes,
-    with_trained,
 )
+from jaxrl_llm.train.run_models import holds_reference, with_trained
+from jaxrl_llm.train.samplers import check_replay, engine_grid
+from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
 

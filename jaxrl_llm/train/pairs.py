@@ -10,12 +10,12 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.curation.collectors.protocol import width_of
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.evaluate import Accuracy, accuracy
+from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import attach_fields
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import ScoredItems, scored_items
 from jaxrl_llm.train.policy_gradient import make_scorer
 from jaxrl_llm.train.rollouts import texts_of_batch
-from jaxrl_llm.train.setup import Experiment
 
 Score = Callable[[Batch], ScoredItems]
 """Scores the items of a host batch: implicit rewards, or the rewards of a reward model."""

@@ -49,12 +49,13 @@ from jaxrl_llm.train.checkpoint.serialization import Extras
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.denoising import check_unmasked, draw_masks
 from jaxrl_llm.train.evaluate import play_groups
+from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
+from jaxrl_llm.train.run_data import teacher_room
 from jaxrl_llm.train.score_batch import Teacher
-from jaxrl_llm.train.setup import Experiment, teacher_room
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.subagent import alignment_key, mean_calls, subagent_batch
 from jaxrl_llm.train.teachers import host_scores

@@ -20,6 +20,7 @@ from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
+from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
@@ -33,7 +34,7 @@ from jaxrl_llm.train.rollouts import (
     pack_pending,
     restore_pending,
 )
-from jaxrl_llm.train.setup import Experiment, init_experiment, with_mesh_sizes
+from jaxrl_llm.train.setup import init_experiment, with_mesh_sizes
 from jaxrl_llm.train.state import TrainState
 
 

@@ -14,7 +14,7 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rewards.scoring import check_answered
 from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.types import STOP
-from jaxrl_llm.train.setup import Experiment
+from jaxrl_llm.train.experiment import Experiment
 
 # Number of responses sampled at a time, unless one prompt has more.
 _AT_ONCE = 64

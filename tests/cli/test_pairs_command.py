@@ -8,7 +8,7 @@ from test_cli import one_sentence, run
 
 from jaxrl_llm.cli.options import load_target
 from jaxrl_llm.train.config import find_prompts
-from jaxrl_llm.train.setup import load_prompts
+from jaxrl_llm.train.run_data import load_prompts
 
 # Odd bytes end a response, so that some of a random model do. Prompts of an even number have no
 # right answer, and every prompt comes twice.

@@ -25,7 +25,8 @@ from jaxrl_llm.train import (
     TrainingError,
     train,
 )
-from jaxrl_llm.train.setup import Experiment, load_experiment
+from jaxrl_llm.train.experiment import Experiment
+from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -14,8 +14,9 @@ from jaxrl_llm.cli import main
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.run_data import load_prompts
 from jaxrl_llm.train.sampled_pairs import pair_row
-from jaxrl_llm.train.setup import load_experiment, load_prompts
+from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

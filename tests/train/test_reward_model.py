@@ -24,8 +24,8 @@ from jaxrl_llm.train import (
     SamplingConfig,
     train,
 )
+from jaxrl_llm.train.run_models import with_trained
 from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.setup import with_trained
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

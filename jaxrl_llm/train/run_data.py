@@ -1,0 +1,158 @@
+"""The prompts of a run: how they are loaded, split and checked, and how long they may be."""
+
+import hashlib
+import itertools
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_llm.curation.collectors.protocol import collector_needs, parts_with_groups
+from jaxrl_llm.data.prompts import row_text
+from jaxrl_llm.data.questions import Question, encode_prompts
+from jaxrl_llm.models.denoising import is_causal
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.rollout.collect import DataRows
+from jaxrl_llm.rollout.sampler import prompt_room
+from jaxrl_llm.train.config import TrainConfig, find_prompts
+from jaxrl_llm.train.fields import check_fields
+
+# Default number of tokens by which a collector's text may exceed the longest prompt.
+_TEXT_ROOM = 1024
+# Default maximum number of tokens in the first observation of an environment.
+_OBSERVATION_ROOM = 512
+
+
+def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
+    """The training prompts, the held-out prompts, and a digest of all prompts.
+
+    Raises:
+      ValueError: If there are no prompts for training or for an evaluation.
+    """
+    from jaxrl_llm import data
+
+    prompts, held_out = find_prompts(config.data.prompts), ()
+    if config.data.evaluation is not None:
+        held_out = find_prompts(config.data.evaluation)
+        known = {prompt.content for prompt in prompts}
+        if both := sum(prompt.content in known for prompt in held_out):
+            warnings.warn(
+                f"data: {both} of the {len(held_out)} evaluation prompts are also trained on.",
+                stacklevel=2,
+            )
+    elif config.data.held_out and config.evaluation.enabled:
+        prompts, held_out = data.split_distinct(
+            prompts,
+            held_out=config.data.held_out,
+            seed=config.data.seed,
+            keep_repeats=config.reads_columns,
+            by_row=config.environment is not None,
+        )
+    if len(prompts) == 0:
+        raise ValueError("data: there are no prompts to train on.")
+    by_row = config.reads_columns or config.environment is not None
+    texts = [[row_text(x) if by_row else x.content for x in part] for part in (prompts, held_out)]
+    digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
+    # The reference's scores are stored for all held-out prompts, whatever the limit of a run.
+    if config.evaluation.limit is not None and config.reference_logp is None:
+        held_out = held_out[: config.evaluation.limit]
+    if config.evaluation.enabled and not held_out:
+        raise ValueError(
+            "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
+            "turn the evaluation off."
+        )
+    return prompts, held_out, digest
+
+
+def check_data(
+    config: TrainConfig, recipe: Any, prompts: Sequence, held_out: Sequence = ()
+) -> None:
+    """Raises ValueError if prompts lack data that a recipe or its collector reads.
+
+    Held-out prompts need the responses that an evaluation compares.
+    """
+    other_text = collector_needs(recipe.collector, "sends_text")
+    other_text = other_text or recipe.computed_from("responses")
+    several = next((prompt for prompt in prompts if prompt.messages is not None), None)
+    if several is not None and (other_text or config.environment is not None):
+        raise ValueError(
+            f"data: prompt {several.id or several.text[:40]!r} is a conversation, but recipe "
+            f"{recipe.name!r} or the environment reads only the text of a prompt."
+        )
+    if recipe.forward_only:
+        return
+    if config.environment is not None and collector_needs(recipe.collector, "stores_responses"):
+        raise ValueError(
+            f"config: {recipe.collector!r} reuses responses of earlier batches without the turns "
+            "of an episode; use another recipe with an environment."
+        )
+    rows = [Question(prompt, []) for prompt in prompts]
+    check_fields(recipe, rows, environment=config.environment is not None)
+    for part, groups in parts_with_groups(recipe.collector, config.prompts_per_step):
+        if hasattr(part, "check_data"):
+            part.check_data(DataRows(rows))
+        if groups and hasattr(part, "check_sizes"):
+            part.check_sizes(
+                DataRows(rows),
+                group_size=config.sampling.group_size,
+                num_groups=groups,
+            )
+        if getattr(part, "offline", False) and hasattr(part, "check_rows"):
+            others = [Question(prompt, []) for prompt in held_out]
+            part.check_rows(DataRows(others))
+            if recipe.head:  # its evaluation reads the fields that training reads
+                check_fields(recipe, others)
+
+
+def encode_questions(
+    config: TrainConfig, model: Model, tokenizer, *parts: Sequence
+) -> list[list[Question]]:
+    """Lists of prompts, such as training and held-out prompts, with their tokens.
+
+    Raises:
+      ValueError: If a prompt is too long for the model's context or contains a denoiser's mask id.
+    """
+    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+    chat, system = config.data.chat, config.data.system
+    encoded = [encode_prompts(x, tokenizer, room=room, chat=chat, system=system) for x in parts]
+    mask_id = None if is_causal(model) else model.config.mask_id
+    for prompt, tokens in itertools.chain(*encoded):
+        if mask_id is not None and mask_id in tokens:
+            raise ValueError(
+                f"data: prompt {prompt.id or prompt.text[:40]!r} holds the mask id {mask_id}, "
+                "which is reserved for masked positions."
+            )
+    return encoded
+
+
+def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:
+    """Maximum tokens of a prompt in a run; the prompts of the data have at most ``longest``.
+
+    Raises:
+      ValueError: If ``sampling.prompt_length`` has no effect.
+    """
+    wanted = config.sampling.prompt_length
+    if config.environment is not None:
+        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+        return min(room, wanted or _OBSERVATION_ROOM)
+    if collector_needs(recipe.collector, "sends_text"):
+        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+        return max(longest, min(room, wanted or longest + _TEXT_ROOM))
+    prompts = recipe.has_teacher and not recipe.learns_from_model
+    if wanted is not None and not prompts:
+        raise ValueError(
+            f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
+            "sends no text and which has no teacher."
+        )
+    return longest
+
+
+def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
+    """Maximum tokens of a teacher's prompt, which also contains a response and a text.
+
+    ``longest`` is the number of tokens of the longest prompt.
+    """
+    sampling = config.sampling
+    room = prompt_room("the teacher", model, sampling.max_new_tokens)
+    wanted = sampling.prompt_length or longest + sampling.max_new_tokens + _TEXT_ROOM
+    return min(room, wanted)
