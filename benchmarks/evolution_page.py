@@ -160,8 +160,9 @@ def _task(result: Mapping[str, Any], folder: Path) -> str:
         )
     title = (
         f"Held-out accuracy ({result['runs'][0]['questions']} questions), {result['device']} "
-        f"(`{work['config']}`, `python -m benchmarks.es_quickstart`); the last two columns count "
-        f"to the first evaluation at which greedy accuracy had risen by {work['rise']:g}:"
+        f"(`{work['config']}` of commit {result['commit'][:7]}, "
+        "`python -m benchmarks.es_quickstart`); the last two columns count to the first evaluation "
+        f"at which greedy accuracy had risen by {work['rise']:g}:"
     )
     spent = (f"tokens to +{work['rise']:g}", f"seconds to +{work['rise']:g}")
     columns = ("run", "steps", "minutes", "generated tokens", *WAYS, *spent)

@@ -101,8 +101,9 @@ def results(folder: Path = RESULTS) -> str:
     for step in (result for result in found if result["name"] == "quickstart_step"):
         seconds, factor = step["ours"]["seconds"]["whole"], step["factor"]["whole"]
         parts.append(
-            f"A step takes {spread(seconds)} s on {step['device']}, {factor:.2f} times faster than "
-            f"at commit {step['before']['commit'][:7]} ([breakdown](docs/training.md#measured))."
+            f"At commit {step['commit'][:7]}, a step of the quickstart took {spread(seconds)} s on "
+            f"{step['device']}, {factor:.2f} times faster than at commit "
+            f"{step['before']['commit'][:7]} ([breakdown](docs/training.md#measured))."
         )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")

@@ -130,7 +130,13 @@ def _run(argv: Sequence[str] | None) -> int:
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
             raise UsageError(f"There is no command {name!r}.{hint}")
         warnings.showwarning = show_warning
-        command = importlib.import_module(f"jaxrl_llm.cli.{name}")
+        try:
+            command = importlib.import_module(f"jaxrl_llm.cli.{name}")
+        except ModuleNotFoundError as error:
+            extras = "train,serve" if name == "serve" else "train"
+            raise UsageError(
+                f"This command needs {error.name}: pip install 'jaxrl_llm[{extras}]'."
+            ) from error
         return command.run(arguments[1:])
     except SystemExit as stop:  # tyro has printed the problem or the help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
