@@ -53,7 +53,8 @@ class Algorithm(NamedTuple):
           state: State before the step.
           reward: Mean reward of the rollouts.
         """
-        zeros = "loss", "grad_norm", "update_norm", "skipped", "reward_std", "informative", "tokens"
+        of_step = "loss", "grad_norm", "update_norm", "updates", "skipped"
+        zeros = *of_step, "reward_std", "informative", "tokens"
         metrics = {name: jnp.zeros(()) for name in zeros} | {"reward": jnp.float32(reward)}
         return self.pass_over(state), metrics
 

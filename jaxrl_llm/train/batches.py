@@ -82,42 +82,25 @@ class Passes(NamedTuple):
 
 
 # How metrics of several optimizer steps become one per batch; others are the mean over all steps.
+_SUMS = ("tokens", "pairs")
 _FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
 _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
 
 
-def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, Array]:
+def summarize_updates(
+    history: dict[str, Array], minibatches: int, there: Array
+) -> dict[str, Array]:
     """Combines the metrics ``[updates]`` of the optimizer steps of one batch.
+
+    Only those of minibatches that are ``there``, as they have something to train on; all metrics
+    are 0 if none is.
 
     - Metrics of the rollouts and the policy's entropy: the mean over the first pass; for ``tokens``
       and ``pairs`` the sum.
     - ``sampler_*`` and ``ref_kl``: from the first minibatch, before any update of the batch.
-    - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``skipped``: the sum.
+    - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``updates`` and
+      ``skipped``: the sum.
     - All others, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all steps.
-    """
-
-    def summarize(name: str, x: Array) -> Array:
-        if name in _FIRST_PASS:
-            return jnp.mean(x[:minibatches])
-        if name in _BEFORE_UPDATE:
-            return x[0]
-        rules = {
-            "tokens": lambda x: jnp.sum(x[:minibatches]),
-            "pairs": lambda x: jnp.sum(x[:minibatches]),
-            "approx_kl": lambda x: x[-1],
-            "ratio_max": jnp.max,
-            "skipped": jnp.sum,
-        }
-        return rules.get(name, jnp.mean)(x)
-
-    return {name: summarize(name, x) for name, x in history.items()}
-
-
-def summarize_turns(history: dict[str, Array], there: Array) -> dict[str, Array]:
-    """Combines the metrics ``[K]`` of the optimizer steps of turns, of those that are ``there``.
-
-    As :func:`summarize_updates` of as many minibatches as there are such turns; all metrics are 0
-    if no turn is there.
     """
     first, last = jnp.argmax(there), there.size - 1 - jnp.argmax(there[::-1])
     picked = dict.fromkeys(_BEFORE_UPDATE, first) | {"approx_kl": last}
@@ -126,9 +109,13 @@ def summarize_turns(history: dict[str, Array], there: Array) -> dict[str, Array]
         x = jnp.where(there, x, 0.0)
         if name in picked:
             return x[picked[name]]
-        if name in ("tokens", "pairs", "skipped"):
+        if name in ("updates", "skipped"):
             return jnp.sum(x)
-        return jnp.max(x) if name == "ratio_max" else jnp.sum(x) / jnp.maximum(jnp.sum(there), 1)
+        if name == "ratio_max":
+            return jnp.max(x)
+        passes = slice(minibatches if name in (*_FIRST_PASS, *_SUMS) else None)
+        count = 1 if name in _SUMS else jnp.maximum(jnp.sum(there[passes]), 1)
+        return jnp.sum(x[passes]) / count
 
     return {name: summarize(name, x) for name, x in history.items()}
 
@@ -141,26 +128,35 @@ def run_passes(
     *,
     of_pass: Callable[[Batch, Array], Batch] | None = None,
 ) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
-    """Runs ``update(carry, minibatch) -> (carry, (metrics, logp))`` for each optimizer step.
+    """Runs ``update(carry, minibatch, there) -> (carry, (metrics, logp))`` for each optimizer step.
 
-    The returned log-probabilities are None, or those of all groups in batch order, each from the
-    first step that trained on the group. ``of_pass(minibatch, number)`` returns the minibatch as
-    pass ``number`` reads it.
+    ``there`` tells whether the minibatch has a token to train on: after a rule has dropped most
+    groups, it may have none, and must then not move the parameters. The returned log-probabilities
+    are None, or those of all groups in batch order, each from the first step that trained on the
+    group. ``of_pass(minibatch, number)`` returns the minibatch as pass ``number`` reads it.
     """
+
+    def update_part(carry, part: Batch):
+        there = jnp.any(part.mask)
+        carry, (metrics, logp) = update(carry, part, there)
+        return carry, (metrics, logp, there)
+
     if passes.updates == 1:
-        return update(carry, batch if of_pass is None else of_pass(batch, jnp.int32(0)))
+        part = batch if of_pass is None else of_pass(batch, jnp.int32(0))
+        carry, (metrics, logp, _) = update_part(carry, part)
+        return carry, (metrics, logp)
 
     count = passes.minibatches
     parts = split_microbatches(batch, count)
 
     def one(carry, step):
         part = batch if count == 1 else jax.tree.map(lambda x: keep_apart(x[step % count]), parts)
-        return update(carry, part if of_pass is None else of_pass(part, step // count))
+        return update_part(carry, part if of_pass is None else of_pass(part, step // count))
 
-    carry, (history, logp) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
+    carry, (history, logp, there) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
     if logp is not None:
         logp = join_microbatches(logp[:count])
-    return carry, (summarize_updates(history, count), logp)
+    return carry, (summarize_updates(history, count, there), logp)
 
 
 def run_turns(
@@ -207,7 +203,8 @@ def run_turns(
     (carry, _, _), (history, there) = jax.lax.scan(one, start, order)
     # The responses are as long as they are, not as one of their turns.
     lengths, trains = masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)
-    metrics = summarize_turns(history, there) | {"length": masking.masked_mean(lengths, trains)}
+    metrics = summarize_updates(history, count, there)
+    metrics |= {"length": masking.masked_mean(lengths, trains)}
     return carry, (metrics, first)
 
 
@@ -501,9 +498,9 @@ def _span(model: Model) -> int:
     return max(256, 2 * heads * config.head_dim)
 
 
-def check_reads_rows(function: str, model: Model, packing: str) -> None:
+def check_reads_rows(function: str, model: Model, packing: str, *, what: str = "model") -> None:
     """Raises ValueError unless a model can read the rows that ``packing`` always makes."""
     needs = {"always": "reads_segments", "tree": "reads_trees", "flat": "reads_prompt_trees"}
     for name, needed in needs.items():
         if packing == name and not getattr(model, needed):
-            raise ValueError(f'{function}: packing "{name}" needs a model whose {needed} is True.')
+            raise ValueError(f'{function}: packing "{name}" needs a {what} whose {needed} is True.')

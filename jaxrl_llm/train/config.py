@@ -492,6 +492,10 @@ class TrainConfig:
             raise ValueError("sampling: slots has no effect if the data contain the responses.")
         if self.offline and not self.samples_held_out and self.evaluation.samples is not None:
             raise ValueError("evaluation: samples has no effect without a reward that grades them.")
+        if self.offline and not self.samples_held_out:
+            for option in ("top_k", "top_p", "min_p"):
+                if getattr(self.sampling, option) is not None:
+                    raise ValueError(f"sampling: {option} has no effect if nothing is sampled.")
 
     def _check_environment(self) -> None:
         """Raises unless either a reward or an environment says what is right."""
@@ -500,6 +504,10 @@ class TrainConfig:
             graded = callable(self.reward) or isinstance(self.reward, BatchReward)
             if not graded and not (self.reward is None and self._has_rewards):
                 raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+            if self.reward is None and self.reward_deadline is not None:
+                raise ValueError("config: reward_deadline has no effect without a reward.")
+            if self.reward is None and self.reward_on_error != "drop":
+                raise ValueError("config: reward_on_error has no effect without a reward.")
             if self.episodes != EpisodeOptions():
                 raise ValueError("config: episodes has no effect without an environment.")
             return

@@ -103,16 +103,16 @@ def update_critic(
     def loss(params: ArrayTree, part: Batch):
         return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()
 
-    def update(carry, part: Batch):
+    def update(carry, part: Batch, there: Array):
         part = recipe.weigh(part) if passes.minibatches > 1 else part
         value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
-        carry, metrics = apply_if_finite(optimizer, carry, value, grads)
+        carry, metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
         return carry, (metrics, None)
 
     before = (state.params, state.opt_state)
     (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch)
     target = average(state.target, params, critic.target_rate)
-    target = keep(metrics["skipped"] < passes.updates, target, state.target)
+    target = keep(metrics["updates"] > 0, target, state.target)
     return CriticState(params, opt_state, target), metrics
 
 

@@ -27,7 +27,8 @@ class OptimizerConfig:
       weight_decay: Strength of the decay toward zero; it is multiplied by the step size.
       max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
       warmup_steps: Steps of a run, each of one batch, over which the step size rises from zero; of
-        a recipe that updates turn by turn, each turn counts as a step.
+        a recipe that updates turn by turn, each turn counts as a step. A step without an update
+        does not count.
       decay_steps: Steps after warmup over which the step size falls to zero; None for no decay.
       moment_dtype: Dtype of the mean of gradients: "bfloat16" halves its size and saves a quarter
         of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 the change
@@ -109,6 +110,32 @@ def learning_rate(config: OptimizerConfig, opt_state: ArrayTree, *, updates: int
     return float(schedule(max(int(_updates(opt_state)) - 1, 0)))
 
 
+def at_updates(opt_state: ArrayTree, *, old: int, new: int) -> ArrayTree:
+    """The state at the same step of its schedule, if a batch has ``new`` updates and had ``old``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxrl_llm.train.optimizer import OptimizerConfig, at_updates, learning_rate
+      >>> config, params = OptimizerConfig(learning_rate=0.5, decay_steps=4), jnp.ones(2)
+      >>> optimizer = make_optimizer(config, updates=2)
+      >>> state = optimizer.init(params)
+      >>> for _ in range(4):  # two batches
+      ...     _, state = optimizer.update(params, state, params)
+      >>> float(next_rate(make_schedule(config), at_updates(state, old=2, new=1)))
+      0.25
+    """
+
+    def moved(node: Any) -> Any:
+        if not isinstance(node, optax.ScaleByScheduleState):
+            return node
+        return node._replace(count=node.count * new // old)
+
+    def is_schedule(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    return jax.tree.map(moved, opt_state, is_leaf=is_schedule)
+
+
 def next_rate(schedule: float | optax.Schedule, opt_state: ArrayTree) -> float | Array:
     """The step size of the next update, from a schedule and the optimizer's state."""
     return schedule(_updates(opt_state)) if callable(schedule) else schedule
@@ -186,6 +213,7 @@ def apply_if_finite(
     *,
     scale: Array | None = None,
     finite: Array | bool = True,
+    there: Array | bool = True,
 ) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
     """One step of an optimizer, skipped if the loss, the gradient or the update is non-finite.
 
@@ -205,13 +233,14 @@ def apply_if_finite(
       grads: Gradient of the loss.
       scale: ``[]``, multiplies the optimizer's update; None leaves the update unchanged.
       finite: Whether everything else that the update depends on is finite.
+      there: Whether there is anything to learn from; if not, no step is made, and none is skipped.
 
     Returns:
       Parameters and state after the step, and the metrics ``loss``, ``grad_norm``, ``update_norm``
-      (0 if skipped) and ``skipped`` (1 if skipped).
+      (0 without a step), ``updates`` (1 if the step was made) and ``skipped`` (1 if skipped).
     """
     norm = trees.norm(grads)  # non-finite if any gradient is
-    applied = jnp.isfinite(loss) & jnp.isfinite(norm) & finite
+    applied = jnp.isfinite(loss) & jnp.isfinite(norm) & finite & there
     if scale is not None:
         applied &= jnp.isfinite(scale)
 
@@ -231,7 +260,8 @@ def apply_if_finite(
         "loss": loss,
         "grad_norm": norm,
         "update_norm": update_norm,
-        "skipped": 1.0 - applied.astype(jnp.float32),
+        "updates": applied.astype(jnp.float32),
+        "skipped": (there & ~applied).astype(jnp.float32),
     }
     return carry, metrics
 

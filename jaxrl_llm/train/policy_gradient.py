@@ -133,7 +133,8 @@ def make_step(
     bit for bit. If all steps of a batch are skipped, the recipe's state and the critic's target are
     unchanged too, but ``state.step`` still advances, and with it a moving reference, whose rule
     counts steps and may also move the policy (``extrapolated``). The critic's update has the same
-    guard. ``skipped`` and ``critic_skipped`` count the skipped steps.
+    guard. ``skipped`` and ``critic_skipped`` count the skipped steps. A minibatch without a token
+    to train on, as after a rule has dropped its groups, makes no step and counts in no metric.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
@@ -155,9 +156,9 @@ def make_step(
     Returns:
       ``step(state, batch) -> (state, metrics)``. The metrics are float32 scalars: ``loss``,
       ``grad_norm`` (before any clipping) and ``update_norm`` (of the change of the parameters, 0 if
-      skipped), means over the optimizer steps; ``skipped``, the number of skipped steps; the same
-      four of a critic, prefixed with ``critic_``; those of
-      :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
+      skipped), means over the optimizer steps; ``updates`` and ``skipped``, the numbers of steps
+      that were made and that were skipped; the same five of a critic, prefixed with ``critic_``;
+      those of :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
       :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
       rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
@@ -258,7 +259,7 @@ class _StepParts:
         batch, algo_state = self.prepare(state, batch, key, weights)
         before = self.logp_at_start(state, batch)
         state, metrics, logp = self.update_policy(state, batch, algo_state, key, weights)
-        applied = metrics["skipped"] < self.num_updates(batch)
+        applied = (metrics["updates"] > 0) | (metrics["skipped"] == 0)
         algo_state = self.learn(state, batch, algo_state, logp, before)
         state = self.move_reference(state, key)
         if (critic := self.recipe.critic) is not None:
@@ -319,14 +320,14 @@ class _StepParts:
         reweighs = passes.minibatches > 1 or turns is not None
         hands_logp = passes.updates == 1 or recipe.learns
 
-        def update(carry, part: Batch, there: Array | bool = True):
+        def update(carry, part: Batch, there: Array):
             part = recipe.weigh(part) if reweighs else part
             loss, grads, logp, entropy, _ = _policy_gradients(
                 scorer, recipe, state.base, carry[0], part, accumulated
             )
             scale = _update_scale(recipe, part)
             carry, metrics = apply_if_finite(
-                self.optimizer, carry, loss, grads, scale=scale, finite=finite & there
+                self.optimizer, carry, loss, grads, scale=scale, finite=finite, there=there
             )
             metrics |= batch_metrics(recipe, logp, entropy, part)
             return carry, (metrics, logp if hands_logp else None)
@@ -454,14 +455,6 @@ class _StepParts:
     def slices(self, batch: Batch) -> int:
         """The microbatches of a full batch."""
         return self.passes.of(batch.packing).microbatches
-
-    def num_updates(self, batch: Batch) -> Array | int:
-        """The optimizer steps of a batch; of turns, those that have a token to train on."""
-        if self.recipe.turn_updates is None:
-            return self.passes.updates
-        turns = jnp.arange(batch.extras["turn_where"].shape[-1])
-        at_turn = batch.mask & (batch.extras["turn_ids"] == turns[:, None, None, None])
-        return jnp.maximum(jnp.sum(jnp.any(at_turn, axis=(1, 2, 3))), 1)
 
     def logp(self, policy: ArrayTree, batch: Batch) -> Array:
         """Log-probabilities ``[P, G, T]`` of a batch."""

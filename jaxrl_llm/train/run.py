@@ -367,7 +367,7 @@ class NonFiniteGuard:
     ):
         self._folder, self._limit = folder, limit
         self._tokenizer, self._inspect = tokenizer, inspect
-        idle = [_skipped(row) or bool(row.get("no_signal")) for row in history if "skipped" in row]
+        idle = [_all_skipped(row) or _idle(row) for row in history if "skipped" in row]
         self.in_a_row = idle[::-1].index(False) if False in idle else len(idle)
 
     def __call__(
@@ -393,13 +393,17 @@ class NonFiniteGuard:
                 f"{text} but a non-finite update, because of the optimizer or its learning rate; "
                 "the parameters are lost, but the last checkpoint is intact."
             )
-        if not _skipped(values):
-            self.in_a_row = self.in_a_row + 1 if values.get("no_signal") else 0
+        skipped = [who for who in _TRAINED if values.get(f"{who}skipped")]
+        if not _all_skipped(values):
+            self.in_a_row = self.in_a_row + 1 if _idle(values) else 0
+            for who in skipped:
+                made, not_made = values[f"{who}updates"], values[f"{who}skipped"]
+                some = f"{not_made:g} of {made + not_made:g} updates"
+                self._folder.log(f"{text}, so {some} of {_TRAINED[who]} are skipped.")
             return
         self.in_a_row += 1
-        of_critic = "the critic's" if values.get("critic_skipped") else "the subagent's"
-        whose = "its update" if values["skipped"] else f"{of_critic} update"
-        text = f"{text}, so {whose} is skipped"
+        whose = f"{_TRAINED[skipped[0]]}'s" if skipped[0] else "its"
+        text = f"{text}, so {whose} update is skipped"
         if self.in_a_row < self._limit:
             self._folder.log(f"{text} ({self.in_a_row} in a row; {self._limit} end the run).")
             return
@@ -441,10 +445,18 @@ class NonFiniteGuard:
         return np.array(texts, dtype=np.str_).reshape(tokens.shape[:-1])
 
 
-def _skipped(values: Mapping[str, Any]) -> bool:
-    """Whether an update of a step was skipped."""
-    others = ("critic_skipped", "subagent_skipped")
-    return bool(values["skipped"] or any(values.get(name) for name in others))
+# What a step trains, by the prefixes of its metrics.
+_TRAINED = {"": "the policy", "critic_": "the critic", "subagent_": "the subagent"}
+
+
+def _all_skipped(values: Mapping[str, Any]) -> bool:
+    """Whether all updates of a step were skipped, of the policy or of another that it trains."""
+    return any(values.get(f"{x}skipped") and not values.get(f"{x}updates") for x in _TRAINED)
+
+
+def _idle(values: Mapping[str, Any]) -> bool:
+    """Whether a step had nothing to train on. Rows of earlier versions have no ``updates``."""
+    return bool(values.get("no_signal")) or values.get("updates") == 0
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

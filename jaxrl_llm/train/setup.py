@@ -26,7 +26,7 @@ from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.mesh import MeshConfig, load_meshes, place_batch, replicated, sampling_mesh
 from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
-from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
+from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient, make_scorer
 from jaxrl_llm.train.run_data import check_data, encode_questions, load_prompts, text_room
 from jaxrl_llm.train.run_models import (
@@ -107,6 +107,8 @@ def load_experiment(
     teacher = None
     if trains:
         teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
+    if isinstance(teacher, Teacher):
+        check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(
         config=config,
         mesh=mesh,
@@ -252,11 +254,11 @@ def init_experiment(
         experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
     if not holds_reference(config, recipe):
         reference = start = None
-    updates = config.passes.updates
+    updates, critic_optimizer = config.passes.updates, None
     optimizer = moving_only(recipe, make_optimizer(config.optimizer, updates=updates))
-    of_critic = config.critic_optimizer
-    updates = updates if getattr(recipe, "prm", None) is None else 1  # it makes one a batch
-    critic_optimizer = make_optimizer(of_critic, updates=updates) if of_critic is not None else None
+    if config.critic_optimizer is not None:
+        count = 1 if getattr(recipe, "prm", None) is not None else updates  # it makes one a batch
+        critic_optimizer = make_optimizer(config.critic_optimizer, updates=count)
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
     if (digest := teacher_digest(experiment.teacher)) is not None:
         fingerprint["teacher"] = digest
@@ -266,6 +268,7 @@ def init_experiment(
         run=fingerprint,
         keep=config.checkpoint.keep,
         best=config.checkpoint.best,
+        updates=config.passes.updates,
     )
     critic = None
     if recipe.second_model is not None:
@@ -296,12 +299,24 @@ def init_experiment(
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))
     if resume:
         state = shapes_of(state)
-        del params, base, critic  # before the restore, so that memory holds one state
+        del params, base, critic, start  # before the restore, so that memory holds one state
         checkpoints.sweep()
         # The precision of a named model is a setting, which has been compared.
         any_precision = allow_changed or isinstance(config.model, str)
         state = checkpoints.restore(state, any_precision=any_precision)
+        state = _at_updates(state, recipe, old=checkpoints.restored_updates(), new=updates)
     return experiment, algorithm, checkpoints, state
+
+
+def _at_updates(state: TrainState, recipe: Any, *, old: int, new: int) -> TrainState:
+    """The state of a run that goes on with another number of optimizer steps a batch."""
+    if old == new:
+        return state
+    state = state._replace(opt_state=at_updates(state.opt_state, old=old, new=new))
+    if getattr(recipe, "critic", None) is None:
+        return state
+    moved = at_updates(state.critic.opt_state, old=old, new=new)
+    return state._replace(critic=state.critic._replace(opt_state=moved))
 
 
 def _subagent_state(experiment: Experiment, parts: SubagentParts, optimizer: Any) -> SubagentState:

@@ -176,7 +176,10 @@ def init_state(
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
         init = getattr(recipe.reference, "init", None)
-        anchor = jax.tree.map(jnp.copy, start if init is None else init(start))
+        anchor = start if init is None else init(start)
+        if isinstance(anchor, Iterates):  # it moves away from the policy, not from the reference
+            anchor = anchor._replace(previous=params)
+        anchor = jax.tree.map(jnp.copy, anchor)
     elif reference is not None:
         raise ValueError(
             f"init_state: recipe {recipe.name!r} has a frozen reference, which is not part of the "

@@ -7,9 +7,11 @@ module has the other teachers. ``score(prompts, responses, top=K)`` takes token 
 
 import hashlib
 import io
+import itertools
 import json
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +58,11 @@ class TokenScores(NamedTuple):
 
 @runtime_checkable
 class TokenTeacher(Protocol):
-    """A teacher on the host."""
+    """A teacher on the host.
+
+    If it has ``context``, its maximum tokens of a prompt and a response, an
+    :class:`AlignedTeacher` does not send it longer ones.
+    """
 
     def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
         """Scores of responses after their prompts, with the ``top`` best tokens per position."""
@@ -92,6 +98,11 @@ class ModelTeacher:
         self.model, self.params, self._rows = model, params, rows
         self._compiled = jax.jit(self._scores, static_argnames="top")
 
+    @property
+    def context(self) -> int:
+        """Maximum tokens of a prompt and its response."""
+        return self.model.config.max_length
+
     def __repr__(self) -> str:
         return "ModelTeacher()"
 
@@ -100,12 +111,11 @@ class ModelTeacher:
         size = self.model.config.vocab_size
         if top > size:
             raise ValueError(f"ModelTeacher: top {top} is above the {size} tokens it has.")
-        context = self.model.config.max_length
         lengths = (len(x) + len(y) for x, y in zip(prompts, responses, strict=True))
-        if (longest := max(lengths, default=0)) > context:
+        if (longest := max(lengths, default=0)) > self.context:
             raise ValueError(
                 f"ModelTeacher: a prompt and its response have {longest} tokens, but the teacher's "
-                f"context has {context}."
+                f"context has {self.context}."
             )
         scores: list[TokenScores] = []
         for first in range(0, len(responses), self._rows):
@@ -397,6 +407,8 @@ class AlignedTeacher:
 
     The teacher reads the text of prompt and response with its own tokenizer and chat template. The
     text is split into spans where both tokenizers end a token; each span has one log-probability.
+    A response that exceeds the teacher's context with its prompt has no spans, so nothing is
+    learned from it; a warning says so.
 
     Args:
       teacher: A teacher that scores its own tokens.
@@ -435,9 +447,29 @@ class AlignedTeacher:
             # At least one token: an empty response is scored too, and no span reads it.
             rows.append(written or list(theirs.eos_ids[:1]))
             cut.append((body, ends, written))
-        scores = self.teacher.score(prompts, rows)
+        context = getattr(self.teacher, "context", None)
+        fits = [
+            context is None or len(x) + len(y) <= context
+            for x, y in zip(prompts, rows, strict=True)
+        ]
+        if not all(fits):
+            warnings.warn(
+                f"{len(fits) - sum(fits)} of {len(fits)} responses exceed the teacher's context of "
+                f"{context} tokens with their prompts, so nothing is learned from them.",
+                stacklevel=2,
+            )
+        scores = iter(
+            self.teacher.score(
+                list(itertools.compress(prompts, fits)), list(itertools.compress(rows, fits))
+            )
+        )
         out = []
-        for (body, ends, written), score in zip(cut, scores, strict=True):
+        for (body, ends, written), fit in zip(cut, fits, strict=True):
+            if not fit:
+                n = len(body) + ends
+                out.append((np.full(n, -1, np.int32), np.zeros(n, np.float32)))
+                continue
+            score = next(scores)
             theirs_body = written[:-1] if ends else written
             ids, other = align_spans(
                 token_ends(body, ours.decode), token_ends(theirs_body, theirs.decode)

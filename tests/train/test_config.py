@@ -32,6 +32,8 @@ def batch_reward(prompt, completion, metadata):
 batch_reward.score_batch = lambda prompts, completions, metadata: [0.0] * len(prompts)
 batch_reward.patience = 60.0
 
+OFFLINE = {"recipe": "dpo", "reward": None}  # of a run that samples nothing
+
 
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
@@ -180,6 +182,18 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
         (
             {"data": DataConfig(prompts="a.jsonl", evaluation="b.jsonl", held_out=0.0)},
             "data: evaluation has no effect if the evaluation is not enabled",
+        ),
+        (
+            OFFLINE | {"reward_deadline": 5.0},
+            "config: reward_deadline has no effect without a reward",
+        ),
+        (
+            OFFLINE | {"reward_on_error": "zero"},
+            "config: reward_on_error has no effect without a reward",
+        ),
+        (
+            OFFLINE | {"sampling": SamplingConfig(group_size=2, top_k=50)},
+            "sampling: top_k has no effect if nothing is sampled",
         ),
         ({"recipe": "rloo", "epochs": 2}, "without a ratio to old_logp.* got epochs 2"),
         ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),

@@ -419,6 +419,19 @@ def test_spans_of_two_tokenizers():
     assert counting.asked[0] == (theirs.encode("q"), [*theirs.encode("abcde"), 1])
 
 
+def test_a_response_beyond_the_context_of_the_teacher_has_no_spans():
+    """The run goes on, as it must: resumed, it would sample the same response again."""
+    counting, tok = Counting(), ByteTokenizer()
+    counting.context = 4
+    encoder = jr.data.questions.TextEncoder(tok, 100, False)
+    responses = [tok.encode("abcdefgh"), tok.encode("xy"), [*tok.encode("abcdef"), tok.eos_ids[0]]]
+    with pytest.warns(UserWarning, match="2 of 3 responses exceed the teacher's context of 4"):
+        spans = AlignedTeacher(counting, Pairs()).spans(["q"] * 3, responses, encoder=encoder)
+    assert [ids.tolist() for ids, _ in spans] == [[-1] * 8, [0, 0], [-1] * 7]
+    assert [logp.tolist() for _, logp in spans] == [[0] * 8, [-1, -1], [0] * 7]
+    assert len(counting.asked) == 1
+
+
 def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):
     counting = Counting()
     aligned = AlignedTeacher(counting, Pairs())
@@ -466,6 +479,11 @@ def denoiser():
 
 def short():
     return *tiny_model(seed=7, max_length=12), ByteTokenizer()
+
+
+def no_trees():
+    model, params = tiny_model(seed=7)
+    return model._replace(reads_prompt_trees=False), params, ByteTokenizer()
 
 
 def conversations():
@@ -520,6 +538,10 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
             "prompt 'say 0' is a conversation, but AlignedTeacher",
         ),
         ({"teacher": denoiser}, "the teacher is a denoising model"),
+        (
+            {"teacher": no_trees, "packing": "flat"},
+            'packing "flat" needs a teacher whose reads_prompt_trees is True',
+        ),
         ({"teacher": short}, "may have 13 tokens together, but the teacher's context has 12"),
     ],
 )  # fmt: skip

@@ -761,6 +761,20 @@ def test_minibatches_resume_exactly_and_are_packed(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_schedule_goes_on_from_its_step_if_a_resumed_run_has_other_minibatches(tmp_path):
+    changes = {"recipe": "grpo", "minibatches": 4}
+    changes["optimizer"] = OptimizerConfig(learning_rate=1e-2, decay_steps=4)
+    first = train(tiny_run(tmp_path, steps=2, **changes))
+    np.testing.assert_allclose(first.history[-1]["learning_rate"], 1e-2 * (1 - 7 / 16), rtol=1e-6)
+    changes["minibatches"] = 1
+    resumed = train(tiny_run(tmp_path, steps=4, **changes), resume=True, allow_changed=True)
+    rates = [row["learning_rate"] for row in resumed.history[-2:]]
+    np.testing.assert_allclose(rates, [5e-3, 2.5e-3], rtol=1e-6)
+    again = train(tiny_run(tmp_path, steps=5, **changes), resume=True)
+    assert again.history[-1]["learning_rate"] == 0
+
+
+@pytest.mark.slow
 def test_a_gradient_of_exactly_zero_is_warned_of_once(tmp_path):
     def nothing(logp, old_logp, advantages, mask):
         return 0.0 * logp

@@ -6,6 +6,7 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 from test_checkpoint import assert_same
 from tiny_run import CONFIG, low_bytes, tiny_run
@@ -14,6 +15,7 @@ from tiny_run import prompts as tiny_prompts
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.recipes import catalog
+from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
     CheckpointConfig,
@@ -27,6 +29,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.state import init_state
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -375,6 +378,15 @@ def test_an_iteration_begins_beyond_the_policy_and_has_itself_as_the_reference(t
     beyond = jax.tree.map(lambda x, y: x + 0.5 * (x - y), last, first)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), state.params, beyond)
     assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (last, first)), strict=True))
+
+
+def test_a_first_iteration_leads_away_from_the_policy_and_not_from_another_reference():
+    recipe, (_, params) = jr.recipes.accelerated_po(every=1), tiny_model(num_layers=1)
+    reference = jax.tree.map(lambda x: x + 1, params)
+    key = jax.random.key(0)
+    state = init_state(params, optax.sgd(0.1), recipe, key=key, reference=reference)
+    assert_same(state.reference_policy, reference)
+    assert_same(state.reference.previous, params)
 
 
 @pytest.mark.slow

@@ -166,6 +166,20 @@ def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     assert int(after.step) == 1 and float(metrics["skipped"]) == 0
 
 
+def test_a_minibatch_without_a_token_to_train_on_makes_no_step():
+    """Its groups were dropped; AdamW would move by its momentum and its decay."""
+    recipe, batch = jr.recipes.dapo(dynamic_sampling=False), make_batch(prompts=4)
+    batch = batch.replace(where=batch.where & jnp.array([True, False, True, False])[:, None])
+    optimizer = optax.adamw(0.1, weight_decay=0.1)
+    after, metrics, _ = run(recipe, batch, optimizer=optimizer, minibatches=2, epochs=2)
+    _, alone, _ = run(recipe, jax.tree.map(lambda x: x[::2], batch), optimizer=optimizer, epochs=2)
+    assert float(metrics["updates"]) == 2 and float(metrics["skipped"]) == 0
+    counts = [x for x in jax.tree.leaves(after.opt_state) if x.dtype == jnp.int32]
+    assert set(map(int, counts)) == {2}
+    for name in alone:
+        np.testing.assert_allclose(metrics[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.slow
 def test_minibatches_are_the_same_on_a_mesh():
     recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)

@@ -224,6 +224,20 @@ def test_only_a_row_of_them_ends_the_run(tmp_path):
         note(6, good | critic, None, make_batch(prompts=2))
 
 
+def test_a_step_with_some_of_its_updates_is_none_without(tmp_path):
+    """Of four updates of a batch, three were made."""
+    folder = Folder(tmp_path)
+    note, some = guard(folder, limit=1), NUMBERS | {"updates": 3.0}
+    for step in (1, 2, 3):
+        note(step, some, None, None)
+    assert note.in_a_row == 0 and len(folder.said) == 3
+    assert folder.said[0].endswith("so 1 of 4 updates of the policy are skipped.")
+    note(4, some | {"loss": 0.0, "updates": 0.0, "skipped": 0.0}, None, None)  # all were empty
+    assert note.in_a_row == 1
+    with pytest.raises(TrainingError, match="so its update is skipped"):
+        note(5, some | {"updates": 0.0, "skipped": 4.0}, None, make_batch(prompts=2))
+
+
 def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):
     def make(config: OptimizerConfig, *, updates):
         def spoiled(updates, params):  # by a matrix product: the update is not computed twice

@@ -42,7 +42,7 @@ from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
 # The name, and in the metadata the key, of what is saved with the state.
-_EXTRAS = "extras"
+_EXTRAS, _UPDATES = "extras", "updates"  # in the metadata
 # Seconds that a process with an error waits for the others to reach the same point.
 _WAIT = 10
 # Seconds after which a write is looked at again, and after which one that stands still has failed.
@@ -115,6 +115,7 @@ class Checkpoints:
       keep: How many to keep; older ones are deleted once a newer one is complete.
       best: Also keep the best by this metric, of the steps that :meth:`set_score` was called for.
       run: Other values that must agree when a run is resumed, by name.
+      updates: Optimizer steps of a batch, by which the optimizer's state counts.
 
     Attributes:
       last: The step of the last checkpoint that was begun or restored here, or None.
@@ -131,10 +132,11 @@ class Checkpoints:
         keep: int = 2,
         best: str | None = None,
         run: Mapping[str, str | int] | None = None,
+        updates: int = 1,
     ):
         checks.check_positive("Checkpoints", keep=keep)
         self.folder, self.model = Path(folder).absolute(), model
-        self.keep, self.best, self.run = keep, best, dict(run or {})
+        self.keep, self.best, self.run, self.updates = keep, best, dict(run or {}), updates
         self.last: int | None = None
         self._pending: _Pending | None = None
         self._scores: dict[int, float] = {}
@@ -223,7 +225,7 @@ class Checkpoints:
             return None
 
         items = {"state": to_arrays(state)}
-        metadata = fingerprint(self.model, state) | self.run
+        metadata = fingerprint(self.model, state) | self.run | {_UPDATES: self.updates}
         if extras is not None:
             items[_EXTRAS], metadata[_EXTRAS] = extras.arrays, extras.notes
         size = sum(x.nbytes for x in jax.tree.leaves(items))
@@ -332,6 +334,15 @@ class Checkpoints:
         if any_precision:
             wanted["model"] = without_precision(repr(self.model.config))
         return from_arrays(self._load(to_arrays(like), wanted, step), like)
+
+    def restored_updates(self) -> int:
+        """The optimizer steps of a batch at the state that was restored last.
+
+        Those of this run if it was saved by a version that did not record them.
+        """
+        with orbax() as ocp:
+            notes = ocp.metadata(self.path(self.last)).custom_metadata or {}
+        return int(notes.get(_UPDATES, self.updates))
 
     def restore_extras(self) -> Extras | None:
         """The extras of the state that was restored last; None if it has none.
