@@ -16,6 +16,8 @@ Extract = Callable[[str], str | None]
 
 R = TypeVar("R", bound=Callable)
 
+_MINUS = "\u2212"  # which models write for the hyphen-minus of ASCII
+
 
 def extracts(extract: Extract) -> Callable[[R], R]:
     """Decorator of a reward that sets its answer extractor, for :func:`answer_of`."""
@@ -84,14 +86,15 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
-_STATED = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_STATED = re.compile(r"answer(?:\*\*|__)?\s*:\s*([^\n]+)", re.IGNORECASE)
 _LONGEST = 300  # characters at the end of a reply in which its answer stands
 
 
 def final_answer(text: str) -> str | None:
     r"""The rest of the line after the last "Answer:" of the last 300 characters, normalized.
 
-    The asterisks of Markdown's emphasis around it are left out, which DAPO's code keeps.
+    Markdown's emphasis and a minus sign other than ASCII's (U+2212), which DAPO's code keeps, do
+    not make an answer wrong here. A period after it does, as there.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -102,7 +105,9 @@ def final_answer(text: str) -> str | None:
       DAPO (arXiv:2503.14476), whose prompt asks for that line.
     """
     line = next(iter(deque(_STATED.finditer(text[-_LONGEST:]), maxlen=1)), None)
-    return None if line is None else normalize_math(_without_emphasis(line[1]))
+    if line is None:
+        return None
+    return normalize_math(_without_emphasis(line[1]).replace(_MINUS, "-"))
 
 
 def _without_emphasis(line: str) -> str:
@@ -199,21 +204,27 @@ def math_text(text: str) -> str | None:
 
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_OF_NUMBER = r"(?<![\w.)])-(?=\.?\d)|(?<=\d)[./](?=\d)|(?<![\w.])\.(?=\d)"  # sign, point, stroke
+_PUNCTUATION = re.compile(rf"(?!{_OF_NUMBER})[{re.escape(string.punctuation)}]")
 
 
 def normalize_words(text: str) -> str:
     """Lower case, without ASCII punctuation, articles and extra spaces.
 
+    Numbers keep their sign, decimal point and fraction's stroke. A text of articles or of
+    punctuation alone keeps them, so it is not empty.
+
     Example:
       >>> from jaxrl_llm import rewards
-      >>> rewards.normalize_words("The Eiffel  Tower!")
-      'eiffel tower'
+      >>> [rewards.normalize_words(x) for x in ("The Eiffel  Tower!", "-1.5.", "A")]
+      ['eiffel tower', '-1.5', 'a']
 
     References:
-      SQuAD (arXiv:1606.05250), its evaluation script.
+      SQuAD (arXiv:1606.05250), its evaluation script, in which -1.5 is 15 and "A" is empty.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    text = text.lower().replace(_MINUS, "-")
+    words = " ".join(_PUNCTUATION.sub("", text).split())
+    return " ".join(_ARTICLES.sub(" ", words).split()) or words or text.strip()
 
 
 def answer_words(text: str) -> str:
@@ -237,15 +248,16 @@ _STATEMENTS = tuple(
         r"\b([A-Z])\b[)\]}*\s]{0,8}(?i:is\s(?:the\s)?correct)",
     )
 )
+_WHOLE = re.compile(r"[\s(\[*]{0,8}([A-Za-z])[\s)\].*]{0,8}")
 _ALONE = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])(?! [a-z])")
 
 
 def choice_letter(text: str, letters: str = LETTERS) -> str | None:
     r"""The letter of the option that a reply chooses, after its thinking.
 
-    The first match of: a letter in the last box; the last "answer is X" or "Answer: (X)"; the last
-    "option X"; the last "X is correct"; the last single capital letter. A capital before a
-    lower-case word ("A cat") counts as a word.
+    The first match of: a letter that is the whole reply; a letter in the last box; the last
+    "answer is X" or "Answer: (X)"; the last "option X"; the last "X is correct"; the last single
+    capital letter. A capital before a lower-case word ("A cat") counts as a word.
 
     Args:
       text: The reply.
@@ -261,6 +273,9 @@ def choice_letter(text: str, letters: str = LETTERS) -> str | None:
       letters within words ("choice because" is B there).
     """
     text = without_thinking(text)
+    whole = _WHOLE.fullmatch(text)
+    if whole is not None and whole[1].upper() in letters:
+        return whole[1].upper()
     box = boxed_answer(text)
     if box is not None:
         inner = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\b|[\s{}()\[\].$]", "", box).upper()

@@ -335,8 +335,11 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
     answers = answer if isinstance(answer, list | tuple) else [answer]
 
     def read(answer: Any) -> list:
-        forms = [] if answer is None else _forms(str(answer).strip())
-        return next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), [])
+        text = "" if answer is None else str(answer).strip().replace("\u2212", "-")
+        forms = _forms(text) if text else []
+        found = next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), [])
+        # A box may repeat an answer whose unit the package reads in one of them only.
+        return [*found, text] if found else []
 
     golds = [read(x) for x in answers]
     if not golds or not all(golds):
@@ -346,7 +349,7 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
         )
     if reply is None:
         return 0.0
-    parsed = package.parse(reply, parsing_timeout=None)
+    parsed = package.parse(reply.replace("\u2212", "-"), parsing_timeout=None)
     return float(any(package.verify(gold, parsed, timeout_seconds=None) for gold in golds))
 
 

@@ -76,8 +76,9 @@ def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
 
         F1 = 2 common / (words of the reply + words of the answer)
 
-    Words are compared in lower case, without punctuation and articles; the text before ``</think>``
-    is not read. If either is "yes", "no" or "noanswer", they must be equal.
+    Words are compared in lower case, without punctuation and articles, by
+    :func:`normalize_words`; the text before ``</think>`` is not read. If either is "yes", "no" or
+    "noanswer", they must be equal.
 
     Args:
       prompt: Not read.
@@ -85,7 +86,7 @@ def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
       metadata: Has "answer": a text, or a list of texts any of which is right.
 
     Returns:
-      F1 in [0, 1]; 1.0 for two texts without words.
+      F1 in [0, 1]; 1.0 for two empty texts.
 
     Raises:
       RewardError: If metadata has no "answer", or an empty list.
