@@ -113,8 +113,13 @@ def run(arguments: Sequence[str]) -> int:
     _print(f"Loading {args.model} ...")
     choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
     policy = options.load_policy(choice, dtype=args.dtype)
+    chat, system = True, None
+    if policy.config is not None:  # as the policy was trained
+        chat, system = policy.config.data.chat, policy.config.data.system
+    if system is not None:
+        _print("Chats without a system message begin with that of the run.")
     try:
-        renderer = make_renderer(policy.tokenizer)
+        renderer = make_renderer(policy.tokenizer, chat=chat)
     except ValueError as error:
         renderer = None
         _print(f"No chat completions: {error}.")
@@ -141,6 +146,7 @@ def run(arguments: Sequence[str]) -> int:
         policy.tokenizer,
         name=args.name or args.model,
         renderer=renderer,
+        system=system,
         key=key,
         load_params=load_params,
         max_body=args.max_body,

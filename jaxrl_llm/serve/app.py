@@ -52,6 +52,7 @@ def make_app(
     *,
     name: str,
     renderer: Renderer | None = None,
+    system: str | None = None,
     key: str | None = None,
     load_params: Callable[[str], ArrayTree] | None = None,
     max_body: int = 2**24,
@@ -64,6 +65,7 @@ def make_app(
       tokenizer: The tokenizer of its model.
       name: Name of the model in requests and responses.
       renderer: Renders chat completions; None for a model without a chat template.
+      system: System message of the chats that begin without one.
       key: Key that clients must send as ``Authorization: Bearer KEY``; None admits everyone.
       load_params: ``load_params(path) -> params`` for ``POST /weights``; it raises ValueError or
         OSError with a message for the client.
@@ -83,7 +85,7 @@ def make_app(
       >>> sorted(route.path for route in app.routes)[0]
       '/health'
     """
-    api = Api(server, tokenizer, name, renderer, key, load_params, max_body, hosts)
+    api = Api(server, tokenizer, name, renderer, system, key, load_params, max_body, hosts)
     routes = [
         Route("/inference/v1/generate", api.generate, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
@@ -111,13 +113,15 @@ class Api:
         tokenizer: Tokenizer,
         name: str,
         renderer: Renderer | None,
+        system: str | None,
         key: str | None,
         load_params: Callable[[str], ArrayTree] | None,
         max_body: int,
         hosts: Sequence[str],
     ):
         self._server, self._tokenizer, self._name = server, tokenizer, name
-        self._renderer, self._key, self._load_params = renderer, key, load_params
+        self._renderer, self._system = renderer, system
+        self._key, self._load_params = key, load_params
         self._max_body, self._hosts = max_body, tuple(hosts)
         self._started = int(time.time())
 
@@ -191,7 +195,7 @@ class Api:
         if renderer is None:
             raise RequestError("The served model has no chat template; ask /inference/v1/generate.")
         spec = self._server.engine.spec
-        asked = await run_in_threadpool(read_chat, body, spec, self._name, renderer)
+        asked = await run_in_threadpool(read_chat, body, spec, self._name, renderer, self._system)
         name = _new_id("chatcmpl")
         if asked.stream:
             # The first event is made here, so that a request which is refused has its own status.

@@ -51,11 +51,18 @@ class ChatRequest(NamedTuple):
     parallel: bool = True
 
 
-def read_chat(body: Any, spec: EngineSpec, model: str, renderer: Renderer) -> ChatRequest:
-    """Parses a request of ``/v1/chat/completions`` for the model ``model``."""
+def read_chat(
+    body: Any, spec: EngineSpec, model: str, renderer: Renderer, system: str | None = None
+) -> ChatRequest:
+    """Parses a request of ``/v1/chat/completions`` for the model ``model``.
+
+    ``system`` is the system message of a conversation that begins without one.
+    """
     fields = Fields("The request", body)
     check_model(fields, model)
     messages = _read_messages(fields.take("messages", list, []))
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
     tools = []
     for number, value in enumerate(fields.take("tools", list, [])):
         entry = Fields(f"Tool {number}", value)

@@ -151,18 +151,24 @@ def check_prompt(name: str, prompt: Any, spec: EngineSpec) -> Sequence[int]:
 
 
 def read_settings(fields: Fields, spec: EngineSpec) -> dict[str, float]:
-    """Draw options of a request by our names; options that the engine cannot vary are rejected."""
+    """Draw options of a request by our names.
+
+    Options that the engine cannot vary are rejected, unless they have the value of the engine.
+    """
     settings, varies = {}, spec.draw.settings
     for key, option in _SETTINGS.items():
         value = fields.take(key, float)
         if value is None:
             continue
-        if option not in varies:
+        if option == "top_k" and value in (-1, 0) and value is not False:  # all that there are
+            value = {**spec.draw.fixed, **varies}["top_k"]
+        if option not in varies and (value != spec.draw.fixed[option] or isinstance(value, bool)):
             names = ", ".join(k for k, v in _SETTINGS.items() if v in varies) or "none"
             raise RequestError(
                 f"{fields.name}: {key} is fixed on this server; requests may set {names}."
             )
-        settings[option] = 0 if option == "top_k" and value == -1 else value
+        if option in varies:
+            settings[option] = value
     try:
         spec.draw.check(f"{fields.name}: the request", settings)
     except (TypeError, ValueError) as error:

@@ -29,6 +29,7 @@ from jaxrl_llm.serve.chat import (
     to_message,
     token_entries,
 )
+from jaxrl_llm.serve.requests import read_generate
 from jaxrl_llm.train.teachers import ModelTeacher, ServerTeacher
 
 TOKENIZER = jr.testing.ByteTokenizer()
@@ -447,6 +448,36 @@ def test_the_reasoning_of_a_call_comes_back_as_it_was_written():
             assert f"<bos>assistant\n{text}<eos>" in TOKENIZER.decode(prompt, skip_special=False)
 
 
+def test_clients_may_send_the_values_that_the_server_has():
+    """Some always send all options, at values that switch them off."""
+
+    def settings(spec, **params):
+        body = {"token_ids": [1], "sampling_params": params}
+        return read_generate(body, spec, "tiny").sample.settings
+
+    off = {"min_tokens": 0, "repetition_penalty": 1.0, "top_k": -1}
+    assert settings(ENGINE.spec, **off) == {"top_k": 0}
+    sizes = {"rows": 1, "width": 1, "prompt_length": 8, "max_new_tokens": 4}
+    bounded = jr.rollout.make_engine(MODEL, **sizes, top_k=64, vary=("top_k",))
+    assert settings(bounded.spec, **off) == {"top_k": 64}
+    fixed = jr.rollout.make_engine(MODEL, **sizes, temperature=0.5, top_k=3).spec
+    assert settings(fixed, temperature=0.5, top_k=3, top_p=1, min_p=0) == {}
+    for params in ({"temperature": 1.0}, {"min_tokens": False}, {"top_k": 4}):
+        with pytest.raises(RequestError, match="is fixed on this server|must be a number"):
+            settings(fixed, **params)
+
+
+def test_a_chat_begins_with_the_system_message_of_the_run():
+    hello, own = {"role": "user", "content": "hi"}, {"role": "system", "content": "Short."}
+
+    def prompt(messages, system=None):
+        body = {"messages": messages}
+        return read_chat(body, ENGINE.spec, "tiny", RENDERER, system).sample.prompt
+
+    assert prompt([hello], "Short.") == prompt([own, hello]) != prompt([hello])
+    assert prompt([own, hello], "Long.") == prompt([own, hello])
+
+
 def test_fields_that_change_nothing_are_taken(service):
     call = {"id": "1", "type": "function", "index": 0, "function": CALL}
     function = TOOLS[0]["function"] | {"strict": False, "description": "Adds."}
@@ -502,6 +533,7 @@ WRONG = {
     "flag": (*of_params(top_k=True), 400, "top_k must be a number"),
     "range": (*of_params(top_p=1.5), 400, "top_p to 1.5"),
     "fixed": (*of_params(repetition_penalty=1.1), 400, "repetition_penalty is fixed"),
+    "fixed flag": (*of_params(min_tokens=False), 400, "min_tokens must be a number"),
     "logprobs": (*of_params(logprobs=5), 400, "logprobs must be from 0 to 1"),
     "seed": (*of_params(seed=2**31), 400, "seed must be from 0"),
     "stop id": (*of_params(stop_token_ids=[300]), 400, "stop_token_ids must be integers"),

@@ -161,6 +161,7 @@ class Draw(NamedTuple):
       next_token: ``next_token(logits [R, W, V], uniform [R, W], slots) -> Tokens`` of ``[R, W]``.
       blank: The shapes and dtypes of one token's outputs.
       settings: Options that requests may set for themselves, with their defaults.
+      fixed: The values of the options that they may not set.
       check: ``check(start, settings)`` raises ValueError, in a sentence that begins with ``start``,
         if a request sets one of them to a value out of its range.
     """
@@ -168,6 +169,7 @@ class Draw(NamedTuple):
     next_token: Callable[[Array, Array, Slots], Tokens]
     blank: Tokens
     settings: dict[str, float]
+    fixed: dict[str, float]
     check: Callable[[str, Mapping[str, float]], None]
 
 
@@ -179,10 +181,11 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
     """
     options.check(function, vocab_size)
     penalizes = options.uses("repetition_penalty")
-    settings = {
-        name: _PER_REQUEST[name] if (x := getattr(options, name)) is None else float(x)
-        for name in options.vary
+    values = {
+        name: default if (x := getattr(options, name)) is None else float(x)
+        for name, default in _PER_REQUEST.items()
     }
+    settings = {name: values.pop(name) for name in options.vary}
     if options.entropy_tau is not None:
         settings |= dict.fromkeys(ENTROPY_STATS, 0.0)
     fixed = RowOptions(
@@ -249,7 +252,7 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
         return record(draw_rows(logits, jnp.zeros(()), rows), logits)
 
     check = partial(options.check_request, vocab_size=vocab_size)
-    return Draw(next_token, jax.eval_shape(blank), settings, check)
+    return Draw(next_token, jax.eval_shape(blank), settings, values, check)
 
 
 def with_experts(function: str, draw: Draw, model: Model) -> Draw:
