@@ -7,10 +7,12 @@ NAME+0.2*NAME           a weighted sum, such as dapo_math+0.2*think_format
 """
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm import rewards
+from jaxrl_llm.core import bind
 
 _VERIFIERS = ("last_integer", "dapo_math", "f1", "exact_match", "multiple_choice")
 _FORMATS = ("think_format", "word_repetition")
@@ -45,11 +47,17 @@ def find_reward(name: str) -> Callable:
         reward = rewards.weighted_sum(terms)
     else:
         reward = _one(name)
-    if not any(known in name for known in _MATHEMATICS):
+    reads_math, runs_code = (
+        any(known in name for known in kind) for kind in (_MATHEMATICS, _PROGRAMS)
+    )
+    if not reads_math and not runs_code:
         return reward
-    if importlib.util.find_spec("math_verify") is None:
+    if reads_math and importlib.util.find_spec("math_verify") is None:
         raise ValueError(f"{name} needs math-verify: pip install 'jaxrl_llm[train]'")
-    return _Pooled(name, reward)
+    make_pool = rewards.math_verify_pool if reads_math else rewards.VerifierPool
+    # A call of code_stdio takes at most 45 seconds.
+    options = {"workers": os.cpu_count() or 1, "deadline": 60.0} if runs_code else {}
+    return _Pooled(name, reward, bind(make_pool, **options))
 
 
 def _one(name: str) -> Callable:
@@ -72,11 +80,11 @@ class _Pooled:
 
     patience = 600.0  # the pool's
 
-    def __init__(self, name: str, reward: Callable):
+    def __init__(self, name: str, reward: Callable, make_pool: Callable):
         self.name = self.__qualname__ = name
         self.answer = rewards.answer_of(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
-        self._reward = reward
+        self._reward, self._make_pool = reward, make_pool
         self._pool: Any = None
 
     def __repr__(self) -> str:
@@ -85,7 +93,7 @@ class _Pooled:
     def score_batch(self, prompts, completions, metadata) -> list[Any]:
         """Values of a batch, from the pool."""
         if self._pool is None:
-            self._pool = rewards.math_verify_pool(self._reward)
+            self._pool = self._make_pool(self._reward)
         return self._pool.score_batch(prompts, completions, metadata)
 
     def __call__(self, prompt, completion, metadata) -> Any:

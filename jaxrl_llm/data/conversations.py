@@ -25,6 +25,32 @@ def is_conversation(value: Any) -> bool:
     return all(isinstance(x, Mapping) and {"role", "content"} <= set(x) for x in value)
 
 
+def with_texts(value: Any, name: str) -> Any:
+    """A conversation whose contents are texts; any other value unchanged.
+
+    Contents may be lists of parts of type "text", which are joined.
+
+    Raises:
+      ValueError: If a part is of another type.
+
+    Example:
+      >>> with_texts([{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "row 0")
+      [{'role': 'user', 'content': 'hi'}]
+    """
+    if not is_conversation(value):
+        return value
+
+    def joined(content: Any) -> Any:
+        if isinstance(content, str) or not isinstance(content, Sequence):
+            return content
+        kinds = [x.get("type") if isinstance(x, Mapping) else None for x in content]
+        if other := next((kind for kind in kinds if kind != "text"), None):
+            raise ValueError(f"{name}: a message has a part of type {other!r}; only text is read.")
+        return "".join(x.get("text") or "" for x in content if isinstance(x, Mapping))
+
+    return [{**message, "content": joined(message["content"])} for message in value]
+
+
 def common_prompt(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The common prefix of two complete conversations.
 
@@ -102,7 +128,10 @@ def plain_row(
       >>> plain_row({"prompt": [user]}, "prompt", "row 0")
       ({'prompt': '2+2?'}, None)
     """
-    row = dict(row)
+    row = {column: with_texts(value, name) for column, value in row.items()}
+    for column in LISTS:
+        if isinstance(row.get(column), list | tuple):
+            row[column] = [with_texts(value, name) for value in row[column]]
     if implicit:
         row[prompt_field] = common_prompt(row, name)
     messages = row[prompt_field]

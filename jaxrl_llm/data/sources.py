@@ -24,6 +24,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.data.conversations import is_conversation, plain_row
 from jaxrl_llm.data.prompts import Prompt, PromptSet
+from jaxrl_llm.rewards.answers import LETTERS
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _EMPTY = "{}: {} is empty; it has no prompts."
@@ -245,6 +246,10 @@ def _from_rows(
             raise ValueError(
                 f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
             )
+        choices = row.get("choices")
+        texts = isinstance(choices, list | tuple) and all(isinstance(x, str) for x in choices)
+        if texts and type(answer) is int and 0 <= answer < min(len(choices), len(LETTERS)):
+            answer = LETTERS[answer]  # as a text, the position would look like one of the choices
         if isinstance(answer, list | tuple) and answer and all(isinstance(x, str) for x in answer):
             answer = tuple(answer)  # any of them is right
         elif answer is not None and not isinstance(answer, str):

@@ -7,8 +7,8 @@ limit, is a failed test. If the sandbox cannot run they raise `SandboxError`, wh
     reward = 1[every test passes], or the share of tests that pass with partial=True
     test_passes = whether each test passes, for `verpo`
 
-One call takes up to `seconds` per test, so use a `VerifierPool` with a longer deadline:
-``VerifierPool(rewards.code_stdio, workers=8, deadline=60.0)``.
+One call takes up to `total` seconds, so use a `VerifierPool` with a longer deadline:
+``VerifierPool(rewards.code_stdio, workers=8, deadline=60.0)``. On the command line, it is in one.
 
 Shared arguments:
   prompt: Not read.
@@ -23,10 +23,12 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.rewards.answers import without_thinking
 from jaxrl_llm.rewards.sandbox import LONGEST_CODE, Limits, Program, run_programs, run_python
@@ -81,6 +83,7 @@ def code_stdio(
     seconds: float = 5.0,
     memory: int = _MEMORY,
     processes: int = 16,
+    total: float = 45.0,
     partial: bool = False,
 ) -> dict[str, Any]:
     r"""Whether a program prints what each test expects of its input.
@@ -91,6 +94,7 @@ def code_stdio(
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above.
+      total: Seconds of all tests together; those for which none are left fail.
       metadata: "tests" is a list of mappings with "input" and "output", or a mapping with the lists
         "inputs" and "outputs"; either may be written as JSON.
 
@@ -117,15 +121,23 @@ def code_stdio(
       APPS (arXiv:2105.09938) and CodeContests (arXiv:2203.07814) are graded in this way.
     """
     del prompt
+    checks.check_positive("code_stdio", total=total)
     tests = _stdio_tests(metadata)
-    code = from_code_block(completion)
+    code, end = from_code_block(completion), time.monotonic() + total
 
     def passes(stdin: str, expected: str) -> bool:
         if code is None:
             return False
-        output = max(_LEAST_OUTPUT, 4 * len(expected))
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
         result = run_python(
-            code, stdin=stdin, seconds=seconds, memory=memory, output=output, processes=processes
+            code,
+            stdin=stdin,
+            seconds=min(seconds, left),
+            memory=memory,
+            output=max(_LEAST_OUTPUT, 4 * len(expected)),
+            processes=processes,
         )
         right = result.stdout.split() == expected.split()
         return result.ended == "exit" and result.exit_code == 0 and right

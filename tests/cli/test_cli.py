@@ -541,6 +541,22 @@ def test_options_start_no_processes(monkeypatch):
     assert reward("p", "5", {"answer": "4"}) == 0.0 and started == [rewards.math_verify]
 
 
+def test_programs_run_in_processes_too(monkeypatch):
+    """Else one that loops would hold up all the others, and end the run at its deadline."""
+    pools = []
+
+    class Pool(VerifierPool):
+        def __init__(self, reward, *, workers, deadline):
+            pools.append((reward, workers, deadline))
+            super().__init__("jaxrl_llm.rewards:last_integer", workers=1)
+
+    monkeypatch.setattr(rewards, "VerifierPool", Pool)
+    reward = find_reward("code_stdio")
+    assert isinstance(reward, rewards.BatchReward)
+    assert reward("p", "4", {"answer": "4"}) == 1.0
+    assert pools == [(rewards.code_stdio, os.cpu_count(), 60.0)]
+
+
 def test_a_sum_in_processes_tells_its_weights_and_its_name():
     name = "math_verify + 0.2*think_format"
     reward = find_reward(name)

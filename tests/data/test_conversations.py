@@ -6,6 +6,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, encode_prompts, from_file, split_distinct
+from jaxrl_llm.data.conversations import plain_row
 from jaxrl_llm.data.questions import TextEncoder
 
 TURNS = [
@@ -104,3 +105,14 @@ def test_conversations_that_end_alike_are_two_prompts():
     ]
     train, held_out = split_distinct(prompts, held_out=0.5)
     assert (len(train), len(held_out)) == (1, 1)
+
+
+def test_contents_may_be_lists_of_texts():
+    """As data sets for models of images write all their messages."""
+    user = [{"role": "user", "content": [{"type": "text", "text": "2+2", "image": None}] * 2}]
+    said = [{"role": "assistant", "content": [{"type": "text", "text": "4"}]}]
+    row, messages = plain_row({"prompt": user, "chosen": said, "responses": [said]}, "prompt", "r")
+    assert row == {"prompt": "2+22+2", "chosen": "4", "responses": ["4"]} and messages is None
+    user[0]["content"].append({"type": "image", "image": "x.png"})
+    with pytest.raises(ValueError, match="row 3: a message has a part of type 'image'; only text"):
+        plain_row({"prompt": user}, "prompt", "row 3")

@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -36,6 +37,16 @@ def test_many_failing_tests_leave_room_for_the_verdicts_of_the_rest():
     tests = ["assert double(0) == 1"] * 400 + ["assert double(0) == 0"] * 100
     found = passes("def double(x): return 2 * x", *tests, seconds=60.0)
     assert found == [False] * 400 + [True] * 100
+
+
+def test_all_tests_of_a_program_together_have_a_limit(bubblewrap):
+    """Else one sampled loop would exceed the deadline of the call, whose value is then lost."""
+    tests = [{"input": str(n), "output": str(n)} for n in range(40)]
+    start = time.monotonic()
+    found = code_stdio("", "```python\nwhile True: pass\n```", {"tests": tests}, total=1.0)
+    assert time.monotonic() - start < 20 and found["test_passes"] == [False] * 40
+    with pytest.raises(ValueError, match="code_stdio: total must be above 0"):
+        code_stdio("", "```\n```", {"tests": tests}, total=0.0)
 
 
 def test_what_no_code_can_pass_is_an_error_of_the_row():
