@@ -10,7 +10,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.export import check_new, load_trained, new_folder, save_tokenizer
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, differences
 from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.logging.results import read_jsonl
 
@@ -31,6 +31,8 @@ _OF_TWO = ("extrapolate", "slerp")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Merge:
     """Merges models of one architecture into one, as a Hugging Face folder.
+
+    Their contexts may differ in length; the result has that of the first model.
 
     Attributes:
       models: Names or folders of models, or folders of runs: RUN for the last checkpoint, RUN@STEP
@@ -178,14 +180,9 @@ def _load(name: str, trust: bool) -> _Source:
 
 
 def _check_config(name: str, config: ModelConfig, other: str, other_config: ModelConfig) -> None:
-    """Raises UsageError if two models differ in anything but how they are computed."""
-    for field in dataclasses.fields(config):
-        values = getattr(config, field.name), getattr(other_config, field.name)
-        if field.name not in ("dtype", "quantization", "scan_layers") and values[0] != values[1]:
-            raise UsageError(
-                f"{name!r} and {other!r} are of different architectures: {field.name} is "
-                f"{values[0]!r} and {values[1]!r}."
-            )
+    """Raises UsageError if two models are different functions of the same parameters."""
+    if apart := differences(config, other_config):
+        raise UsageError(f"{name!r} and {other!r} are of different architectures: {apart}.")
 
 
 def _merge(args: Merge, trees: list, base: Any) -> Any:

@@ -4,6 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Where transformers writes the chat templates that it chooses between.
+TEMPLATE_FILES = {
+    "default": "chat_template.jinja",
+    "tool_use": "additional_chat_templates/tool_use.jinja",
+}
+
 
 def render_chat(
     template: str,
@@ -59,30 +65,44 @@ def render_chat(
         raise ValueError(f"render_chat: the chat template raised an error: {error}") from error
 
 
-def load_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template of a model's folder, in either place where transformers writes it.
+def load_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates of a model's folder by name, wherever transformers writes them.
+
+    transformers renders a conversation with tools by "tool_use", if there is one, and any other by
+    "default"; models may have more under names of their own, which are left out.
 
     Args:
-      folder: Folder of the tokenizer; its chat_template.jinja takes precedence.
+      folder: Folder of the tokenizer; its .jinja files take precedence, all together.
       settings: The content of its tokenizer_config.json, with one template or several by name.
 
     Returns:
-      jinja2 source, or None.
+      jinja2 sources.
 
     Raises:
-      ValueError: If it is not a text.
+      ValueError: If one is not a text.
     """
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"load_tokenizer: {file} is not UTF-8 ({error.reason})") from error
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {x.get("name"): x for x in template if isinstance(x, Mapping)}
-        template = named["default"].get("template", "") if "default" in named else None
-    if template is not None and not isinstance(template, str):
-        path = folder / "tokenizer_config.json"
-        raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a string")
-    return template
+    places = {name: folder / file for name, file in TEMPLATE_FILES.items()}
+    files = {name: file for name, file in places.items() if file.is_file()}
+    if files:
+        return {name: _read_text(file) for name, file in files.items()}
+    held = settings.get("chat_template")
+    if not isinstance(held, list):
+        held = [] if held is None else [{"name": "default", "template": held}]
+    templates: dict[str, str] = {}
+    for entry in held:
+        for name in TEMPLATE_FILES:
+            if not isinstance(entry, Mapping) or entry.get("name") != name:
+                continue
+            template = entry.get("template")
+            if not isinstance(template, str):
+                path = folder / "tokenizer_config.json"
+                raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a string")
+            templates[name] = template
+    return templates
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"load_tokenizer: {file} is not UTF-8 ({error.reason})") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.files import parse_json, parsing
-from jaxrl_llm.data.chat import load_template, render_chat
+from jaxrl_llm.data.chat import TEMPLATE_FILES, load_templates, render_chat
 from jaxrl_llm.data.patterns import check_patterns
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class PretrainedTokenizer:
       pad_id: Id for unused cells; the first of `eos_ids` if the model defines none.
       prefix_ids: Added before every encoded text that does not begin with them: BOS, or nothing.
       template: jinja2 source of the chat template, or None.
+      tool_template: The chat template of conversations with tools; None if `template` is.
       special_tokens: Names for the template, such as `bos_token`.
 
     Raises:
@@ -80,6 +81,7 @@ class PretrainedTokenizer:
         pad_id: int | None = None,
         prefix_ids: Sequence[int] = (),
         template: str | None = None,
+        tool_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
         checks.check_token_ids(
@@ -95,7 +97,7 @@ class PretrainedTokenizer:
         self.pad_id = self.eos_ids[0] if pad_id is None else int(pad_id)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.prefix_ids = tuple(int(i) for i in prefix_ids)
-        self.template = template
+        self.template, self.tool_template = template, tool_template
         self.special_tokens = dict(special_tokens or {})
 
     @classmethod
@@ -174,8 +176,7 @@ class PretrainedTokenizer:
                     f"load_tokenizer: `{name}` of {file} must be a string, got {token!r}"
                 )
             named[name] = text
-        file = folder / "generation_config.json"
-        ids = _optional_json(file).get("eos_token_id")
+        file, ids = _stored_ends(folder)
         ends = list(ids) if isinstance(ids, list) else [] if ids is None else [ids]
         for i in ends:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
@@ -186,12 +187,14 @@ class PretrainedTokenizer:
             ends.append(end)
         if not ends:
             raise ValueError(f"load_tokenizer: {folder} names no token that ends a text")
+        templates = load_templates(folder, settings)
         return cls(
             backend,
             eos_ids=ends,
             pad_id=backend.token_to_id(named.get("pad_token", "")),
             prefix_ids=prefix,
-            template=load_template(folder, settings),
+            template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
             special_tokens=named,
         )
 
@@ -254,13 +257,16 @@ class PretrainedTokenizer:
 
         Raises ValueError if the model has no chat template, or it rejects the conversation.
         """
-        if self.template is None:
+        template = self.template
+        if tools and self.tool_template is not None:
+            template = self.tool_template
+        if template is None:
             raise ValueError(
                 "chat: this model has no chat template; send plain text: --raw of `jaxrl-llm "
                 "sample`, --data.no-chat of a run, `encode` in your code"
             )
         return render_chat(
-            self.template,
+            template,
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
@@ -298,9 +304,9 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     """Writes a tokenizer in the format of `load_tokenizer` and transformers.
 
     tokenizer.json splits text as the tokenizer does and adds its BOS; tokenizer_config.json has the
-    special tokens and the chat template; generation_config.json has the tokens that end a reply and
-    the padding token. The folder is created if it does not exist. A tokenizer that is not from
-    `load_tokenizer` raises TypeError.
+    special tokens and the chat templates, which have files as well; generation_config.json has the
+    tokens that end a reply and the padding token. The folder is created if it does not exist. A
+    tokenizer that is not from `load_tokenizer` raises TypeError.
     """
     from jaxrl_llm.models.export import write_json
 
@@ -320,9 +326,18 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     settings.setdefault("eos_token", backend.id_to_token(tokenizer.eos_ids[0]))
     if tokenizer.pad_id not in tokenizer.eos_ids:
         settings.setdefault("pad_token", backend.id_to_token(tokenizer.pad_id))
-    if tokenizer.template is not None:
+    templates = {"default": tokenizer.template, "tool_use": tokenizer.tool_template}
+    held = {name: template for name, template in templates.items() if template is not None}
+    # Old versions of transformers read the settings, new ones the files.
+    if set(held) == {"default"}:
         settings["chat_template"] = tokenizer.template
-        (target / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
+    elif held:
+        settings["chat_template"] = [{"name": k, "template": x} for k, x in held.items()]
+    for name, file in TEMPLATE_FILES.items():
+        (target / file).unlink(missing_ok=True)  # of a tokenizer that was there before
+        if name in held:
+            (target / file).parent.mkdir(exist_ok=True)
+            (target / file).write_text(held[name], encoding="utf-8")
     write_json(target / "tokenizer_config.json", settings)
     ends = list(tokenizer.eos_ids)
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends}
@@ -370,6 +385,23 @@ def _prefix(backend: "Backend") -> list[int]:
     plain = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     return full[: full.index(plain[0])] if plain and plain[0] in full else []
+
+
+def _stored_ends(folder: Path) -> tuple[Path, Any]:
+    """The ids that end a text, as a model's files have them, and the file.
+
+    Without generation_config.json, transformers makes one from config.json, where the ids of a
+    model of images and text may be those of its decoder.
+    """
+    file = folder / "generation_config.json"
+    if file.is_file():
+        return file, _optional_json(file).get("eos_token_id")
+    file = folder / "config.json"
+    values = _optional_json(file)
+    ids, inner = values.get("eos_token_id"), values.get("text_config")
+    if ids is None and isinstance(inner, Mapping):
+        ids = inner.get("eos_token_id")
+    return file, ids
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

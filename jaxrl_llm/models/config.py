@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxrl_llm.core import checks
@@ -14,6 +14,8 @@ from jaxrl_llm.models.scanned import period_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 NORM_PLACEMENTS = ("before", "after", "both")
+# What of a configuration is about how it is computed, not which model it is.
+COMPUTE = ("dtype", "quantization", "scan_layers")
 
 # Far beyond any released decoder: a number above is an error of the file, or a trap.
 _MOST = {
@@ -267,3 +269,30 @@ class ModelConfig:
           8
         """
         return cls(**read_fields(config), dtype=dtype)
+
+
+def differences(first: ModelConfig, other: ModelConfig) -> str:
+    """The fields that make two decoders different functions of the same parameters, as text.
+
+    Empty if there are none. How a decoder is computed, the name of its family and its longest
+    sequence do not change the function; a window that acts is a field of its layers.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> differences(jr.testing.tiny_config(), jr.testing.tiny_config(rope_theta=5.0))
+      'rope_theta is 10000.0 and 5.0'
+    """
+    found = []
+    for name in (entry.name for entry in fields(ModelConfig)):
+        values = getattr(first, name), getattr(other, name)
+        if name in ("architecture", "max_length", *COMPUTE) or values[0] == values[1]:
+            continue
+        if name == "layers" and first.num_layers == other.num_layers:
+            # The first layer that differs: a model has dozens. None is plain layers.
+            kinds = [(first.kind_of(i), other.kind_of(i)) for i in range(first.num_layers)]
+            layer = next((i for i, (one, two) in enumerate(kinds) if one != two), None)
+            if layer is None:
+                continue
+            name, values = f"layers[{layer}]", kinds[layer]
+        found.append(f"{name} is {values[0]!r} and {values[1]!r}")
+    return ", ".join(found)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.config import DTYPES, ModelConfig
+from jaxrl_llm.models.config import COMPUTE, DTYPES, ModelConfig
 from jaxrl_llm.models.families import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -24,6 +24,7 @@ from jaxrl_llm.models.families import (
     FAMILIES,
     HEADS,
     NEVER,
+    SCORERS,
 )
 from jaxrl_llm.models.loading import Weight, parameter_table
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, Scaling, YarnScaling
@@ -35,8 +36,6 @@ _FILE = "model-{:05d}-of-{:05d}.safetensors"
 _FILES = "model-*-of-*.safetensors"
 _CONFIG = "config.json"
 _UNFINISHED = ".unfinished"
-# What of a configuration is about how it is computed, not which model it is.
-_COMPUTE = ("dtype", "quantization", "scan_layers")
 
 
 def save_safetensors(
@@ -234,7 +233,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"hf_config: transformers has no such model: {error}") from error
     for key, value in dataclasses.asdict(config).items():
-        if key not in _COMPUTE and read[key] != value:
+        if key not in COMPUTE and read[key] != value:
             raise ValueError(
                 f"hf_config: transformers has no {config.architecture} model with {key} {value!r}, "
                 f"only with {read[key]!r}"
@@ -322,9 +321,14 @@ def _hf_rope(scaling: Scaling | None) -> dict[str, Any]:
 
 def _of_head(settings: Mapping[str, Any], head: str) -> dict[str, Any]:
     """What config.json says of a head of one number."""
-    classes = [x.replace("ForCausalLM", HEADS[head]) for x in settings["architectures"]]
+    scorer = SCORERS[settings["model_type"], head]
+    if scorer is None:
+        raise ValueError(
+            f"save_safetensors: transformers has no class of {settings['model_type']!r} with head "
+            f"{head!r}"
+        )
     label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return {"architectures": classes, "num_labels": 1} | label
+    return {"architectures": [scorer], "num_labels": 1} | label
 
 
 def _scorer_params(params: Any, head: str) -> dict[str, Any]:

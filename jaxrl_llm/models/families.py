@@ -42,6 +42,8 @@ class Family(NamedTuple):
 
 # Entries with soft caps, and our fields. A null is no cap, also where the class has a default.
 CAPS = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"}
+# Classes whose default number of heads of keys is not what a null means: as many as of queries.
+_HEADS_OF_NULL = ("mistral", "smollm3", "gpt_oss")
 # As `full_every`: all layers have a window, or none.
 NEVER = 2**31
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
@@ -161,8 +163,8 @@ FAMILIES = {
             "head_dim": 64,
             "rms_norm_eps": 1e-5,
             "rope_theta": 150000.0,
-            # Where `rope_parameters` are absent too.
-            "rope_scaling": {
+            # Where `rope_scaling` is absent too.
+            "rope_parameters": {
                 "rope_type": "yarn",
                 "factor": 32.0,
                 "beta_fast": 32.0,
@@ -215,6 +217,23 @@ WITH_IMAGES = {
 }
 # What a head reads, and the class of transformers that has it: the last token, or every one.
 HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassification"}
+# The class of a decoder with such a head, by model_type and head; None where there is none.
+SCORERS: dict[tuple[str, str], str | None] = {
+    (family.model_type, head): name.replace("ForCausalLM", end)
+    for name, family in FAMILIES.items()
+    for head, end in HEADS.items()
+}
+SCORERS |= {(kind, head): None for kind in DENOISERS.values() for head in HEADS}
+SCORERS |= {
+    ("gemma3_text", "response"): "Gemma3TextForSequenceClassification",
+    ("gemma3_text", "step"): None,
+    ("olmo2", "step"): None,
+    ("olmo3", "step"): None,
+    ("qwen3_5_text", "response"): "Qwen3_5TextForSequenceClassification",
+    ("qwen3_5_text", "step"): None,
+    ("qwen3_5_moe_text", "response"): None,
+    ("qwen3_5_moe_text", "step"): None,
+}
 
 # The rope types of transformers that are known, and the settings without which they are none.
 _SCALINGS = {
@@ -254,13 +273,15 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES.get(name, FAMILIES["Qwen3ForCausalLM"])
     # A null means what an absent entry does, but for the window of Mistral and caps: none.
     none = ("sliding_window", *CAPS)
+    if family.model_type in _HEADS_OF_NULL:
+        none = (*none, "num_key_value_heads")
     config = {k: x for k, x in config.items() if x is not None or k in none}
+    ropes = _rope_settings(config, family)
     config = {**family.defaults, **config}
     _refuse_unsupported(config, family)
     width = _size(config, "hidden_size")
     num_heads = _size(config, "num_attention_heads")
     head_dim = _size(config, "head_dim", width // num_heads)
-    ropes = _rope_settings(config, family)
     max_length = _size(config, "max_position_embeddings")
     fields = dict(family.fields)
     layers = _layers(config, family, ropes["sliding_attention"])
@@ -300,6 +321,20 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "mask_id": None if config.get("mask_token_id") is None else _mask_id(config),
         **fields,
     }
+
+
+def body_class(name: str, *, composite: bool) -> str:
+    """The class of the language model that the body of a class with a head is.
+
+    ``composite``: whether its settings are those of a model of images and text. The same class of
+    transformers may have either.
+    """
+    end = next(end for end in HEADS.values() if name.endswith(end))
+    if composite:
+        return name.removesuffix(end) + "ForConditionalGeneration"
+    of_type = {kind: causal for causal, kind in ARCHITECTURES.items()}
+    bodies = {scorer: of_type.get(kind) for (kind, _), scorer in SCORERS.items()}
+    return bodies.get(name) or name.removesuffix(end) + "ForCausalLM"
 
 
 def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -384,21 +419,55 @@ def _dense_layers(config: Mapping[str, Any], family: Family, count: int) -> list
 
 
 def _rope_settings(config: Mapping[str, Any], family: Family) -> dict[str, Mapping[str, Any]]:
-    """The rope settings of layers without and with a window; the latter empty if not their own."""
-    # Either way in which transformers has written them.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    nested = isinstance(rope, Mapping) and {"full_attention", "sliding_attention"} & set(rope)
+    """The rope settings of layers without and with a window; the latter empty if not their own.
+
+    ``config`` has no defaults yet. transformers 4 wrote `rope_scaling`, 5 writes `rope_parameters`;
+    of both, `rope_scaling` wins in either version.
+    """
     full, local = "full_attention", "sliding_attention"
+    rope = config.get("rope_parameters", family.defaults.get("rope_parameters")) or {}
+    scaling = _rope_object(config.get("rope_scaling") or {})
+    if {full, local} & set(scaling):
+        rope, scaling = scaling, {}
+    nested = bool({full, local} & set(_rope_object(rope)))
     ropes = {kind: rope.get(kind) or {} for kind in (full, local)} if nested else {full: rope}
-    shared = not nested and isinstance(rope, Mapping) and family.window_rope == "rope_theta"
+    shared = not nested and family.window_rope == "rope_theta"
     theta = {"rope_theta": rope["rope_theta"]} if shared and "rope_theta" in rope else {}
     ropes.setdefault(local, theta)
     for settings in ropes.values():
-        if not isinstance(settings, Mapping):
-            raise ValueError(
-                f"ModelConfig.from_hf: the rope settings must be an object, got {settings!r}"
-            )
+        _rope_object(settings)
+    if scaling:
+        ropes[full] = _with_scaling(ropes[full], scaling, config, family)
     return ropes
+
+
+def _rope_object(settings: Any) -> Mapping[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"ModelConfig.from_hf: the rope settings must be an object, got {settings!r}"
+        )
+    return settings
+
+
+def _with_scaling(
+    rope: Mapping[str, Any], scaling: Mapping[str, Any], config: Mapping[str, Any], family: Family
+) -> dict[str, Any]:
+    """The rope settings of layers without a window where `rope_scaling` is set.
+
+    It updates those of a class that has others for layers with a window, and replaces those of any
+    other class, which then takes base and share of a head from the config.
+    """
+    scaling = {name: x for name, x in scaling.items() if x is not None}
+    if "type" in scaling:  # the older name must not lose to a `rope_type` that is updated
+        scaling.setdefault("rope_type", scaling["type"])
+    if family.window_rope is not None:
+        return {**rope, **scaling}
+    kept = {}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        value = config.get(name) or rope.get(name)
+        if value is not None:
+            kept[name] = value
+    return {**kept, **scaling}
 
 
 def _theta(rope: Mapping[str, Any], config: Mapping[str, Any], name: str = "rope_theta") -> float:

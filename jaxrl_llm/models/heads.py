@@ -18,10 +18,9 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families import HEADS
-from jaxrl_llm.models.loading import load_params
+from jaxrl_llm.models.families import HEADS, body_class
+from jaxrl_llm.models.loading import load_params, open_source
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, merge_lora
-from jaxrl_llm.models.mxfp4 import open_folder
 from jaxrl_llm.models.names import resolve
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.safetensors import read_json
@@ -190,9 +189,9 @@ def reward_model_config(
         )
     path = resolve(name_or_path, weights=False).config
     values = read_json(path)
-    classes = [str(x).replace(HEADS[head], "ForCausalLM") for x in values["architectures"]]
+    body = body_class(str(values["architectures"][0]), composite=bool(values.get("text_config")))
     with parsing("load_reward_model", path, "config.json"):
-        config = ModelConfig.from_hf({**values, "architectures": classes}, dtype=dtype)
+        config = ModelConfig.from_hf({**values, "architectures": [body]}, dtype=dtype)
     # Its output matrix is not stored, and no one asks for it.
     return replace(config, tied=True), head
 
@@ -227,5 +226,5 @@ def load_reward_model(
     """
     config, head = reward_model_config(name_or_path, dtype=dtype)
     files = resolve(name_or_path)
-    params = load_params(open_folder(files.weights), config, head=head)
+    params = load_params(open_source(files, config), config, head=head)
     return headed_model(make_model(config)), {"head": params.pop("score"), "model": params}

@@ -21,7 +21,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import open_gguf
 from jaxrl_llm.models.layers import ExpertsConfig, LinearAttentionConfig
 from jaxrl_llm.models.mxfp4 import open_folder
-from jaxrl_llm.models.names import resolve
+from jaxrl_llm.models.names import ModelFiles, resolve
 from jaxrl_llm.models.released import TextDecoder
 from jaxrl_llm.models.safetensors import TensorSource, read_json
 
@@ -48,6 +48,8 @@ _NORMS = {
         **_AFTER,
     },
 }
+# Memory of a part of two tensors that are compared, in float32.
+_COMPARED_BYTES = 2**26
 
 
 class Section(NamedTuple):
@@ -306,6 +308,30 @@ def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) 
         )
 
 
+def _check_tied(source: TensorSource) -> None:
+    """Raises ValueError if a tied decoder's file holds an output matrix that is not its embedding.
+
+    transformers 5 takes such a matrix, whatever the configuration says.
+    """
+    ours, theirs = "model.embed_tokens.weight", "lm_head.weight"
+    if theirs not in source.names():
+        return
+    rows, width = source.shape(ours)
+    step = max(1, _COMPARED_BYTES // (4 * width))
+    same = source.shape(theirs) == (rows, width)
+    for start in range(0, rows if same else 0, step):
+        part = (slice(start, min(start + step, rows)), slice(0, width))
+        if not np.array_equal(source.read(ours, part), source.read(theirs, part)):
+            same = False
+            break
+    if not same:
+        raise ValueError(
+            f"load_model: {source.path} holds a {source.label(theirs)} that differs from "
+            f"{source.label(ours)}, but its config.json ties them; set `tie_word_embeddings: "
+            "false` in it"
+        )
+
+
 def load_params(
     source: TensorSource,
     config: ModelConfig,
@@ -329,10 +355,13 @@ def load_params(
       The parameter tree, kernels as [in, out].
 
     Raises:
-      ValueError: If a tensor is missing, unexpected, or has another shape.
+      ValueError: If a tensor is missing, unexpected, or has another shape, or a tied decoder has an
+        output matrix of its own.
     """
     table = parameter_table(config, head=head)
     check_source(source, table)
+    if config.tied and head is None:
+        _check_tied(source)
 
     def read(weight: Weight, dtype: np.dtype, sharding: "Sharding | None") -> jax.Array:
         slices: dict[tuple, np.ndarray] = {}
@@ -441,14 +470,8 @@ def open_model(
 ) -> tuple[TensorSource, ModelConfig]:
     """Opens the weights of a model and reads its configuration; no tensor is read."""
     files = resolve(name_or_path)
-    source: TensorSource
-    if files.config.suffix == ".gguf":
-        source = open_gguf(files.config)
-    else:
-        source = open_folder(files.weights)
     config = read_config(files.config, dtype=dtype)
-    if config.architecture in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
-        source = TextDecoder(source)
+    source = open_source(files, config)
     # Before a decoder of so many layers is made.
     if config.num_layers > (count := len(source.names())):
         raise ValueError(
@@ -456,6 +479,18 @@ def open_model(
             f"holds {count} tensors"
         )
     return source, config
+
+
+def open_source(files: ModelFiles, config: ModelConfig) -> TensorSource:
+    """The tensors of a model under the names of a decoder of texts."""
+    source: TensorSource
+    if files.config.suffix == ".gguf":
+        source = open_gguf(files.config)
+    else:
+        source = open_folder(files.weights)
+    if config.architecture in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        return TextDecoder(source)
+    return source
 
 
 def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:

@@ -36,7 +36,8 @@ class LoRAConfig:
       rank: Columns of A and rows of B; None trains all parameters and no adapter.
       alpha: The adapter is multiplied by alpha / rank.
       targets: Regular expressions. A linear layer has an adapter if one of them matches within its
-        path, such as `layers/0/attention/q`.
+        path, such as `layers/0/attention/q`. The default ones leave out matrices that are smaller
+        than the rank, such as the decay of Qwen3.5, which has one output for each head.
       seed: Seed of the initial A.
     """
 
@@ -98,7 +99,8 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
       targets.
 
     Raises:
-      ValueError: If a rule matches no linear layer, or the rank is above the size of a matrix.
+      ValueError: If a rule matches no linear layer, or the rank is above the size of a matrix; with
+        the default targets, above that of every one.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -120,6 +122,14 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
             raise ValueError(
                 f"init_lora: {rule!r} in targets matches no linear layer; each layer has "
                 f"{', '.join(sorted(in_a_layer))}."
+            )
+    if config.targets == _RANK_ALONE["targets"]:  # no one asked for each of these matrices
+        sizes = {path: min(shapes[path][-2:]) for path in chosen}
+        chosen = {path for path in chosen if config.rank <= sizes[path]}
+        if not chosen:
+            raise ValueError(
+                f"init_lora: rank {config.rank} is above the {max(sizes.values())} that the "
+                "largest matrix of the default targets can have."
             )
     adapter: dict[str, Any] = {}
     for path in sorted(chosen):

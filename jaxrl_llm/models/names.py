@@ -41,6 +41,7 @@ _SMALL_FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
 ]
 _WEIGHTS = ["model*.safetensors", INDEX]
 

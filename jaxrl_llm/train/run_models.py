@@ -11,6 +11,7 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.data.rendering import make_renderer
+from jaxrl_llm.models.config import ModelConfig, differences
 from jaxrl_llm.models.heads import with_head, with_vocabulary, without_output
 from jaxrl_llm.models.lora import Adapted, with_adapter
 from jaxrl_llm.models.protocol import Model
@@ -144,7 +145,8 @@ def load_reference(config: TrainConfig, model: Model, params: ArrayTree, mesh) -
     """The parameters of the reference at the start of a run: ``config.reference``'s or ``params``.
 
     Raises:
-      ValueError: If the reference's parameters differ from the policy's in structure or shape.
+      ValueError: If the reference's parameters differ from the policy's in structure or shape, or
+        it computes another function of them: the policy's model scores both.
     """
     params = params.base if isinstance(params, Adapted) else params
     if config.reference is None:
@@ -152,10 +154,17 @@ def load_reference(config: TrainConfig, model: Model, params: ArrayTree, mesh) -
     if isinstance(config.reference, str):
         from jaxrl_llm import models
 
-        _, reference = models.load_model(config.reference, mesh=mesh)
+        other, reference = models.load_model(config.reference, mesh=mesh)
     else:
-        reference = _placed(model, config.reference()[1], mesh)
+        other, reference, *_ = config.reference()
+        reference = _placed(model, reference, mesh)
     trees.check_alike("config", "the parameters of model and reference", params, reference)
+    configs = model.config, other.config
+    if all(isinstance(each, ModelConfig) for each in configs) and (apart := differences(*configs)):
+        raise ValueError(
+            f"config: policy and reference are different functions of their parameters: {apart}; "
+            "the policy's model scores both."
+        )
     return reference
 
 

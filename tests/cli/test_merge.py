@@ -12,7 +12,7 @@ from test_cli import config_file, one_sentence, run
 from tiny_run import model
 
 from jaxrl_llm import models
-from jaxrl_llm.cli import merge
+from jaxrl_llm.cli import UsageError, merge
 from jaxrl_llm.models import load_model, save_safetensors
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.testing import ByteTokenizer
@@ -224,3 +224,18 @@ def test_what_cannot_be_merged_is_one_sentence(capsys, folders, tmp_path):
     assert code == 2
     one_sentence(err, "are of different architectures: rope_theta is", "and 5.0")
     assert not new.exists()
+
+
+def test_models_of_other_lengths_are_merged_but_not_of_other_windows(capsys, folders, tmp_path):
+    """Qwen's base and instruct models differ in their context; the first one's is written."""
+    module, params, _ = model()
+    longer = dataclasses.replace(module.config, max_length=2 * module.config.max_length)
+    save_safetensors(params, tmp_path / "longer", config=longer)
+    code, _, err = run(
+        capsys, "merge", tmp_path / "longer", folders / "a", "--out", tmp_path / "out"
+    )
+    assert code == 0, err
+    assert load_model(tmp_path / "out")[0].config == longer
+    window = dataclasses.replace(module.config, layers=(models.LayerKind(window=8),))
+    with pytest.raises(UsageError, match=r"architectures: layers\[0\] is .*window=8.*window=None"):
+        merge._check_config("a", window, "b", module.config)

@@ -203,6 +203,26 @@ def test_end_tokens_come_from_both_files(tmp_path):
     assert load_tokenizer(make_folder(tmp_path / "o", config=config)).pad_id == 257
 
 
+def test_end_tokens_of_a_folder_without_generation_config_are_those_of_config(tmp_path):
+    """transformers makes the generation config from config.json then, and only then."""
+    folder = make_folder(tmp_path / "m")
+    for values, expected in (
+        ({"eos_token_id": [259, 258]}, (259, 258)),
+        ({"eos_token_id": 259}, (259, 258)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 259}}, (259, 258)),
+        ({"eos_token_id": 257, "text_config": {"eos_token_id": 259}}, (257, 258)),
+        ({"text_config": 3}, (258,)),
+        ({}, (258,)),
+    ):
+        (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        assert load_tokenizer(folder).eos_ids == expected
+    (folder / "config.json").write_text('{"eos_token_id": true}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"m/config\.json has True for a token id"):
+        load_tokenizer(folder)
+    make_folder(folder, generation={})
+    assert load_tokenizer(folder).eos_ids == (258,)
+
+
 def test_template_of_a_folder(tmp_path):
     folder = make_folder(tmp_path / "m")
     with pytest.raises(ValueError, match="no chat template"):
@@ -212,6 +232,34 @@ def test_template_of_a_folder(tmp_path):
     assert load_tokenizer(folder).chat([]) == "list"
     (folder / "chat_template.jinja").write_text("{{ eos_token }}file", encoding="utf-8")
     assert load_tokenizer(folder).chat([]) == "<eos>file"
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def test_tools_have_the_template_of_that_name(tmp_path):
+    """As in transformers: from the settings, or from files, which replace those of the settings."""
+    named = {"default": "plain", "tool_use": "{{ tools[0].function.name }}", "rag": "r"}
+    listed = [{"name": name, "template": text} for name, text in named.items()]
+    folder = make_folder(tmp_path / "m", config={"eos_token": "<eos>", "chat_template": listed})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat([]) == tokenizer.chat([], tools=[]) == "plain"
+    assert tokenizer.chat([], tools=TOOLS) == "add"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("file", encoding="utf-8")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat([], tools=TOOLS) == "file"
+    with pytest.raises(ValueError, match="no chat template"):
+        tokenizer.chat([])
+    (folder / "chat_template.jinja").write_text("one", encoding="utf-8")
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.chat([]), tokenizer.chat([], tools=TOOLS)) == ("one", "file")
+    (folder / "additional_chat_templates" / "tool_use.jinja").unlink()
+    assert load_tokenizer(folder).chat([], tools=TOOLS) == "one"
+    broken = {"eos_token": "<eos>", "chat_template": [{"name": "tool_use", "template": 3}]}
+    folder = make_folder(tmp_path / "n", config=broken)
+    with pytest.raises(ValueError, match=r"`chat_template` of .*config\.json must be a string"):
+        load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,26 @@ def test_a_second_round_changes_nothing(tmp_path):
         assert file.read_text() == (tmp_path / "b" / file.name).read_text(), file.name
 
 
+def test_the_template_of_tools_is_written_as_transformers_writes_it(tmp_path):
+    ours, _ = tokenizer(tool_template="{{ tools[0].name }}")
+    save_tokenizer(ours, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = {x["name"]: x["template"] for x in settings["chat_template"]}
+    assert named == {"default": TEMPLATE, "tool_use": "{{ tools[0].name }}"}
+    assert (tmp_path / "chat_template.jinja").read_text() == TEMPLATE
+    file = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+    assert file.read_text() == "{{ tools[0].name }}"
+    for _ in range(2):  # from the files, then from the settings alone, as old versions write them
+        again = load_tokenizer(tmp_path)
+        assert again.chat([], tools=[{"name": "add"}]) == "add"
+        assert again.template == TEMPLATE
+        file.unlink(missing_ok=True)
+        (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    save_tokenizer(ours, tmp_path)
+    save_tokenizer(tokenizer()[0], tmp_path)  # over one that had such a template
+    assert load_tokenizer(tmp_path).tool_template is None
+
+
 def test_one_end_is_a_number_and_a_model_without_names_gets_one(tmp_path):
     _, ids = tokenizer()
     ours, _ = tokenizer(eos_ids=[ids["<turn>"]], pad_id=None, special_tokens={}, template=None)

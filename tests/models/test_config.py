@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, differences
 from jaxrl_llm.models.layers import ExpertsConfig, LayerKind
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, YarnScaling
 
@@ -145,6 +145,86 @@ def test_yarn_settings(changes, expected):
     assert scaling.attention_factor == pytest.approx(factor, abs=1e-9)
     plain = YarnScaling(factor=4.0, original_max_length=2048, attention_factor=1.0, **expected)
     assert replace(scaling, attention_factor=1.0) == plain
+
+
+def test_a_rope_scaling_wins_over_rope_parameters_as_in_transformers():
+    """An export holds both; whoever stretches the context edits the entry of the model's card."""
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    yarn = {"rope_scaling": YARN, "rope_parameters": plain}
+    expected = ModelConfig.from_hf(changed(rope_scaling=YARN)).rope_scaling
+    config = ModelConfig.from_hf({**without("rope_theta"), **yarn})
+    assert (config.rope_scaling, config.rope_theta) == (expected, 5e5)
+    # The entry of the whole file is the one that transformers reads beside `rope_scaling`.
+    assert ModelConfig.from_hf(changed(**yarn)).rope_theta == 100000.0
+    inside = {**yarn, "rope_scaling": YARN | {"rope_theta": 7.0}}
+    assert ModelConfig.from_hf(changed(**inside)).rope_theta == 7.0
+    # It replaces other settings; null and an empty object are no scaling.
+    llama3 = {"rope_scaling": YARN, "rope_parameters": LLAMA3}
+    assert ModelConfig.from_hf(changed(**llama3)).rope_scaling == expected
+    for none in (None, {}):
+        config = ModelConfig.from_hf(changed(rope_scaling=none, rope_parameters=LLAMA3))
+        assert isinstance(config.rope_scaling, RopeScaling)
+    for broken in ({"rope_scaling": YARN, "rope_parameters": 3}, {"rope_scaling": [3]}):
+        with pytest.raises(ValueError, match="rope settings must be an object"):
+            ModelConfig.from_hf(changed(**broken))
+
+
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_a_rope_scaling_updates_the_layers_without_a_window(kind):
+    """Of Gemma 3 and OLMo 3; the layers with a window keep their own frequencies."""
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+    }
+    scaling = {kind: "linear", "factor": 8.0}
+    changes = GEMMA3 | {"sliding_window": 64, "rope_theta": None}
+    config = ModelConfig.from_hf(changed(**changes, rope_scaling=scaling, rope_parameters=rope))
+    assert (config.rope_scaling, config.rope_theta) == (LinearScaling(factor=8.0), 2e6)
+    assert config.layers[0] == LayerKind(window=64, rope_theta=3e4)
+
+
+def test_a_part_of_each_head_stays_rotated_under_a_rope_scaling():
+    sizes = {"architectures": ["Qwen3_5ForCausalLM"], "num_key_value_heads": 3, "head_dim": 64}
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
+    scaled = {"rope_scaling": YARN, "rope_parameters": rope, "rope_theta": None}
+    config = ModelConfig.from_hf(changed(**sizes, **scaled))
+    assert (config.rotary_dim, config.rope_theta) == (32, 1e7)
+    assert isinstance(config.rope_scaling, YarnScaling)
+
+
+def test_a_null_number_of_key_heads_is_that_of_query_heads():
+    """As in transformers; an absent one is the default of the class."""
+    for name, default in (("Mistral", 8), ("SmolLM3", 4)):
+        sizes = {"architectures": [f"{name}ForCausalLM"], "num_attention_heads": 16}
+        nulled = changed(**sizes, hidden_size=1024, num_key_value_heads=None)
+        assert ModelConfig.from_hf(nulled).num_kv_heads == 16
+        del nulled["num_key_value_heads"]
+        assert ModelConfig.from_hf(nulled).num_kv_heads == default
+    assert ModelConfig.from_hf(GPT_OSS | {"num_key_value_heads": None}).num_kv_heads == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_length": 64, "dtype": "bfloat16", "quantization": "int8"}, ""),
+        ({"architecture": "mistral", "scan_layers": True}, ""),
+        ({"layers": (LayerKind(),) * 30}, ""),
+        (
+            {"rope_theta": 5.0, "rope_scaling": LinearScaling(factor=8.0)},
+            "rope_theta is 100000.0 and 5.0, rope_scaling is None and LinearScaling(factor=8.0)",
+        ),
+        (
+            {"layers": (LayerKind(),) * 29 + (LayerKind(rotary=False),)},
+            f"layers[29] is {LayerKind()!r} and {LayerKind(rotary=False)!r}",
+        ),
+        (
+            {"num_layers": 1, "layers": (LayerKind(window=8),)},
+            f"num_layers is 30 and 1, layers is None and {(LayerKind(window=8),)!r}",
+        ),
+    ],
+)
+def test_what_makes_two_decoders_different_functions(changes, expected):
+    assert differences(GOOD, replace(GOOD, **changes)) == expected
 
 
 GEMMA2, GEMMA3 = (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.models import (
     LayerKind,
@@ -18,7 +18,9 @@ from jaxrl_llm.models import (
     YarnScaling,
     export,
     load_model,
+    load_reward_model,
     save_safetensors,
+    with_head,
 )
 from jaxrl_llm.models.export import hf_config
 from jaxrl_llm.models.lora import LoRAConfig, init_lora
@@ -218,6 +220,98 @@ def test_what_is_not_the_model_is_refused(tmp_path):
 def test_a_shape_that_transformers_cannot_compute_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         hf_config(tiny_config(**changes))
+
+
+def scorer(name):
+    model, params = load_model(GOLDEN / name)
+    return model.config, with_head(model, params, key=jax.random.key(0))[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "expected"),
+    [
+        ("gemma2", "step", "Gemma2ForTokenClassification"),
+        ("gemma3", "response", "Gemma3TextForSequenceClassification"),
+        ("olmo3", "response", "Olmo3ForSequenceClassification"),
+        ("qwen3_5", "response", "Qwen3_5TextForSequenceClassification"),
+        ("qwen3_next", "step", "Qwen3NextForTokenClassification"),
+    ],
+)
+def test_a_reward_model_has_the_class_of_transformers(tmp_path, name, head, expected):
+    config, params = scorer(name)
+    save_safetensors(params, tmp_path, config=config, head=head)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["architectures"] == [expected]
+    _, again = load_reward_model(tmp_path)
+    assert_same(again["head"]["kernel"], params["head"]["kernel"])
+    body = {k: x for k, x in params["model"].items() if k != "head"}
+    assert_same(again["model"], body)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("gemma3", "step"),
+        ("olmo2", "step"),
+        ("olmo3", "step"),
+        ("qwen3_5", "step"),
+        ("qwen3_5_moe", "response"),
+        ("qwen3_5_moe", "step"),
+    ],
+)
+def test_a_head_that_transformers_has_no_class_for_is_refused(tmp_path, name, head):
+    config, params = scorer(name)
+    told = f"transformers has no class of {config.architecture!r} with head {head!r}"
+    with pytest.raises(ValueError, match=told):
+        save_safetensors(params, tmp_path / "new", config=config, head=head)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_denoiser_has_no_head(tmp_path):
+    changes = {"architecture": "qwen3", "qk_norm": True, "causal": False}
+    model, params = tiny_model(num_layers=1, **changes)
+    _, params = with_head(model, params, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="no class of 'a2d-qwen3' with head 'response'"):
+        save_safetensors(params, tmp_path, config=model.config, head="response")
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_a_reward_model_on_a_model_of_images_and_text(tmp_path, kind):
+    """Its decoder is the one of texts, as of the language model that it was trained from."""
+    config, params = scorer("qwen3_5")
+    settings = json.loads((GOLDEN / "qwen3_5" / "config.json").read_text())
+    settings = {"architectures": [f"Qwen3_5For{kind}Classification"], "text_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": "qwen3_5"}))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): x
+        for name, x in load_file(GOLDEN / "qwen3_5" / "model.safetensors").items()
+        if name != "lm_head.weight"
+    }
+    tensors["model.visual.patch.weight"] = np.zeros((2, 2), np.float32)
+    tensors["score.weight"] = np.asarray(params["head"]["kernel"]).T.copy()
+    if kind == "Token":
+        tensors["score.bias"] = np.ones(1, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    model, again = load_reward_model(tmp_path)
+    assert model.config.architecture == "qwen3_5_text" and model.config.tied
+    assert_same(again["model"], params["model"])
+    assert_same(again["head"]["kernel"], params["head"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "before"),
+    [
+        ("gemma3", "response", "Gemma3ForSequenceClassification"),
+        ("qwen3_5", "response", "Qwen3_5ForSequenceClassification"),
+    ],
+)
+def test_reward_models_of_earlier_exports_load(tmp_path, name, head, before):
+    """They name the class of a model of images and text, but hold the settings of a decoder."""
+    config, params = scorer(name)
+    save_safetensors(params, tmp_path, config=config, head=head)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [before]}))
+    assert load_reward_model(tmp_path)[0].config.architecture == config.architecture
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

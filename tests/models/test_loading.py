@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
+from jaxrl_llm.models import loading
 from jaxrl_llm.models.loading import (
     check_source,
     load_model,
@@ -209,11 +210,21 @@ def test_old_files_may_hold_rotary_frequencies(folder):
     assert load_model(folder)
 
 
-def test_a_tied_head_may_be_stored_too(tmp_path):
+def test_a_tied_head_may_be_stored_too(tmp_path, monkeypatch):
+    """As a copy of the embedding; transformers does not tie another matrix, whatever it is told."""
+    monkeypatch.setattr(loading, "_COMPARED_BYTES", 24 * 4 * 10)  # ten rows of 64
     shutil.copytree(GOLDEN / "smollm2", tmp_path / "m")
-    change(tmp_path / "m", lm_head__weight=np.ones((64, 24), np.float32))
+    copy = load_file(tmp_path / "m" / "model.safetensors")["model.embed_tokens.weight"]
+    change(tmp_path / "m", lm_head__weight=copy)
     _, params = load_model(tmp_path / "m")
     assert "head" not in params
+    other = copy.copy()
+    other[-1, -1] += 1
+    for head in (other, copy[:-1]):
+        change(tmp_path / "m", lm_head__weight=head)
+        told = r"m holds a lm_head\.weight that differs from .*set `tie_word_embeddings: false` in"
+        with pytest.raises(ValueError, match=told):
+            load_model(tmp_path / "m")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -9])

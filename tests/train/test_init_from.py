@@ -15,7 +15,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli import main
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.train import CheckpointError, Checkpoints, MeshConfig, train
-from jaxrl_llm.train.run_models import load_model
+from jaxrl_llm.train.run_models import load_model, load_reference
 from jaxrl_llm.train.setup import load_experiment
 
 
@@ -88,6 +88,28 @@ def test_the_reference_is_the_policy_that_the_run_starts_from(first, tmp_path):
     train(tiny_run(tmp_path / "run", init_from=str(first), recipe="grpo", steps=1))
     (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert row["ref_kl"] == pytest.approx(0.0, abs=1e-6) and row["update_norm"] > 0
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_reference_that_computes_another_function_is_refused(tmp_path, monkeypatch, by_name):
+    """The policy's model scores its weights, so equal shapes are not enough."""
+    model, params, tokenizer = CONFIG.model()
+
+    def load(**changes):
+        other = jr.models.make_model(dataclasses.replace(model.config, **changes))
+        jr.models.save_safetensors(params, tmp_path / "other", config=other.config)
+        reference = str(tmp_path / "other") if by_name else lambda: (other, params, tokenizer)
+        config = tiny_run(tmp_path / "run", recipe="grpo", reference=reference)
+        return load_reference(config, model, params, None)
+
+    scaling = jr.models.LinearScaling(factor=8.0)
+    with pytest.raises(
+        ValueError,
+        match="config: policy and reference .* rope_theta is 10000.0 and 5.0, rope_scaling is None "
+        r"and LinearScaling\(factor=8.0\); ",
+    ):
+        load(rope_theta=5.0, rope_scaling=scaling)
+    assert_same(load(max_length=64), params)
 
 
 CONFIG_FILE = """

@@ -105,13 +105,24 @@ def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
             {"rank": 4, "targets": ("mlp", "head")},
             "'head' in targets matches no linear lay",
         ),
-        ({"rank": 17}, "rank 17 is above the 16 that the matrix layers/0/att"),
+        (
+            {"rank": 17, "targets": ("attention",)},
+            "rank 17 is above the 16 that the matrix layers/0/att",
+        ),
+        ({"rank": 33}, "rank 33 is above the 32 that the largest matrix of the default"),
         ({}, "init_lora: the configuration has no rank"),
     ],
 )
 def test_an_adapter_that_the_model_has_no_matrices_for_is_refused(tiny, options, message):
     with pytest.raises(ValueError, match=message):
         init_lora(tiny[1], LoRAConfig(**options))
+
+
+def test_the_default_targets_leave_out_matrices_that_are_smaller_than_the_rank(tiny):
+    """Qwen3.5 has matrices of one output for each head, which common ranks exceed."""
+    layer = init_lora(tiny[1], LoRAConfig(rank=17))["layers"]["0"]
+    assert set(layer["attention"]) == {"q", "o"} and set(layer["mlp"]) == {"gate", "up", "down"}
+    assert set(init_lora(tiny[1], LoRAConfig(rank=16))["layers"]["0"]["attention"]) == set("qkvo")
 
 
 def test_a_model_with_an_adapter_has_no_other(tiny):
