@@ -641,6 +641,12 @@ def _check_meaning(recipe) -> None:
             f"samples, so correction {name_of(recipe.correction)} has nothing to correct; leave it "
             "out."
         )
+    stored = collector_needs(recipe.collector, "lacks_components")
+    if stored and "reward_components" in recipe.required_fields:
+        raise ValueError(
+            f"Recipe {recipe.name!r} reads reward_components, which the stored responses of "
+            f"{recipe.collector!r} do not have; with replayed(regrade=True) they are graded again."
+        )
     if recipe.head:
         _check_head(recipe)
     used = recipe.uses_reference or recipe.has_teacher

@@ -7,9 +7,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_llm.curation.collectors.protocol import collector_needs, parts_with_groups
+from jaxrl_llm.curation.collectors.protocol import (
+    collector_needs,
+    collector_parts,
+    parts_with_groups,
+)
 from jaxrl_llm.data.prompts import row_text
-from jaxrl_llm.data.questions import Question, encode_prompts
+from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout.collect import DataRows
@@ -21,6 +25,14 @@ from jaxrl_llm.train.fields import check_fields
 _TEXT_ROOM = 1024
 # Default maximum number of tokens in the first observation of an environment.
 _OBSERVATION_ROOM = 512
+# At least the tokens that end a response.
+_END_ROOM = 8
+# What a run with an environment does not support, by the attribute of a collector that needs it.
+_NOT_IN_EPISODES = {
+    "stores_responses": "reuses responses of earlier batches without the turns of an episode",
+    "sends_text": "sends messages in place of the first observations of an environment",
+    "brings_responses": "brings responses of the data without the turns of an episode",
+}
 
 
 def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
@@ -79,15 +91,15 @@ def check_data(
             f"data: prompt {several.id or several.text[:40]!r} is a conversation, but recipe "
             f"{recipe.name!r} or the environment reads only the text of a prompt."
         )
-    if recipe.forward_only:
-        return
-    if config.environment is not None and collector_needs(recipe.collector, "stores_responses"):
-        raise ValueError(
-            f"config: {recipe.collector!r} reuses responses of earlier batches without the turns "
-            "of an episode; use another recipe with an environment."
-        )
+    for name, what in _NOT_IN_EPISODES.items():
+        if config.environment is not None and collector_needs(recipe.collector, name):
+            raise ValueError(
+                f"config: {recipe.collector!r} {what}; use another recipe with an environment."
+            )
     rows = [Question(prompt, []) for prompt in prompts]
-    check_fields(recipe, rows, environment=config.environment is not None)
+    if not recipe.forward_only:
+        check_fields(recipe, rows, environment=config.environment is not None)
+    compares = collector_needs(recipe.collector, "offline")
     for part, groups in parts_with_groups(recipe.collector, config.prompts_per_step):
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
@@ -97,7 +109,7 @@ def check_data(
                 group_size=config.sampling.group_size,
                 num_groups=groups,
             )
-        if getattr(part, "offline", False) and hasattr(part, "check_rows"):
+        if compares and getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]
             part.check_rows(DataRows(others))
             if recipe.head:  # its evaluation reads the fields that training reads
@@ -123,6 +135,32 @@ def encode_questions(
                 "which is reserved for masked positions."
             )
     return encoded
+
+
+def check_responses(
+    config: TrainConfig, recipe: Any, questions: Sequence[Question], encoder: TextEncoder
+) -> None:
+    """Raises ValueError if a response of the data is longer than ``sampling.max_new_tokens``.
+
+    It would end the run when its turn comes, and again each time that the run is resumed.
+    """
+    most = config.sampling.max_new_tokens
+    for part in collector_parts(recipe.collector):
+        reader = getattr(part, "reader", None)
+        if not getattr(part, "brings_responses", False) or reader is None:
+            continue
+        for row, (prompt, _) in zip(DataRows(questions), questions, strict=True):
+            for response in reader(row):
+                tokens = response.tokens
+                if isinstance(tokens, str):
+                    if len(tokens.encode()) + _END_ROOM <= most:
+                        continue  # no token is less than a byte
+                    tokens = encoder.response(tokens, ends=True)
+                if len(tokens) > most:
+                    raise ValueError(
+                        f"data: a response to prompt {prompt.id or prompt.text[:40]!r} has "
+                        f"{len(tokens)} tokens, but sampling.max_new_tokens is {most}."
+                    )
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:

@@ -28,7 +28,13 @@ from jaxrl_llm.train.mesh import MeshConfig, load_meshes, place_batch, replicate
 from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
 from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient, make_scorer
-from jaxrl_llm.train.run_data import check_data, encode_questions, load_prompts, text_room
+from jaxrl_llm.train.run_data import (
+    check_data,
+    check_responses,
+    encode_questions,
+    load_prompts,
+    text_room,
+)
 from jaxrl_llm.train.run_models import (
     head_key,
     holds_reference,
@@ -106,6 +112,8 @@ def load_experiment(
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     teacher = None
     if trains:
+        compared = held_out if config.offline else []
+        check_responses(config, recipe, [*train, *compared], encoder)
         teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")

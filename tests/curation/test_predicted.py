@@ -133,10 +133,14 @@ def test_what_a_run_is_told():
     assert "message=" in repr(short)
 
 
-def test_in_rounds_it_is_no_source_of_prompts():
-    for options in ({"gate": GATE}, {"cutoff": CUTOFF}):
-        with pytest.raises(ValueError, match="source must ask for each group once"):
-            jr.curation.refill(
-                jr.curation.informative_groups, source=predicted(PARSE, REWARD, **options)
-            )
-    assert not predicted(PARSE, REWARD).asks_again
+@pytest.mark.parametrize("options", [{}, {"gate": GATE}, {"cutoff": CUTOFF}], ids=str)
+def test_it_is_no_source_of_prompts(options):
+    """It sets the rewards of predictions in its rows, which a source's collector does not read."""
+    source = predicted(PARSE, REWARD, **options)
+    for make in (
+        lambda: jr.curation.refill(jr.curation.informative_groups, source=source),
+        lambda: jr.curation.partial_rollouts(source=source),
+    ):
+        with pytest.raises(ValueError, match="source must ask for each group once") as error:
+            make()
+        assert "\n" not in str(error.value)

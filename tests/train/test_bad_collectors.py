@@ -14,6 +14,7 @@ from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.environments import NumberGuess
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import train
+from jaxrl_llm.train.run_data import check_data
 from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -141,14 +142,68 @@ def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
     assert saved == ["step_00000001"]
 
 
+def never():
+    pytest.fail("the model was loaded")
+
+
 @pytest.mark.parametrize("recipe", ["rollout_replay", "sapo_swarm"])
 def test_stored_responses_are_no_episodes(tmp_path, recipe):
     """Said before the model is loaded, and not when the first of them is brought."""
-
-    def never():
-        pytest.fail("the model was loaded")
-
     config = tiny_run(tmp_path, recipe=recipe)
     config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
     with pytest.raises(ValueError, match="without the turns of an episode; use another recipe"):
         load_experiment(config)
+
+
+@pytest.mark.parametrize("recipe", ["scaf_grpo", "nurl", "xrpo", "training_free_grpo", "masa"])
+def test_an_environment_takes_no_messages(tmp_path, recipe):
+    """A collector may send the first one only late, after which no resume can go on."""
+    config = tiny_run(tmp_path, recipe=recipe)
+    config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
+    with pytest.raises(ValueError, match="sends messages .* use another recipe") as error:
+        load_experiment(config)
+    assert str(error.value).startswith("config: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "collector",
+    [
+        curation.demonstrations(when="failed"),
+        curation.prefixed(),
+        curation.hinted(curation.hint_share()),
+        curation.only_demonstrations(),
+        curation.mixed((curation.in_order(), 0.5), (curation.plain_texts(), 0.5)),
+    ],
+    ids=repr,
+)
+def test_responses_of_the_data_are_no_episodes(tmp_path, collector):
+    recipe = jr.recipes.grpo().replace(name="brings", collector=collector)
+    config = tiny_run(tmp_path, recipe=recipe)
+    config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
+    with pytest.raises(ValueError, match="brings responses of the data .* use another recipe") as e:
+        load_experiment(config)
+    assert str(e.value).startswith("config: ") and "\n" not in str(e.value)
+
+
+def test_a_population_answers_prompts_of_data_that_are_checked(tmp_path):
+    recipe = jr.recipes.eggroll().replace(name="stages", collector=curation.staged((2,)))
+    config = tiny_run(tmp_path, recipe=recipe, remat="full", model=never)
+    with pytest.raises(ValueError, match="staged: 'stage' of prompt .* must be an integer"):
+        load_experiment(config)
+
+
+def test_held_out_rows_have_no_responses_where_a_part_of_a_batch_is_sampled():
+    """Their evaluation samples answers, where that of pairs of the data compares them."""
+    config = tiny_run("never", recipe="grpo")
+    pair = {"chosen": "4", "rejected": "5"}
+    rows = [Prompt(f"q{n}", metadata=pair, id=f"q{n}") for n in range(4)]
+    held_out = [Prompt("r", id="r")]
+
+    def checked(collector):
+        recipe = jr.recipes.grpo().replace(name="pairs", collector=collector)
+        check_data(config, recipe, rows, held_out)
+
+    checked(curation.mixed((curation.in_order(), 0.5), (curation.offline_pairs(), 0.5)))
+    both = curation.mixed((curation.offline_pairs(), 0.5), (curation.offline_pairs(), 0.5))
+    with pytest.raises(ValueError, match="offline_pairs: prompt 'r' has no 'chosen'"):
+        checked(both)

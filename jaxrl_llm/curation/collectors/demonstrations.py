@@ -51,6 +51,7 @@ class _Demonstrations(HintedPolicy):
 
     name = "demonstrations"
     sends_text = False
+    brings_responses = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Demonstrations":
         del group_size

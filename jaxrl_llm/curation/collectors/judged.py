@@ -21,6 +21,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Row,
+    groups_of,
     on_host,
     stack_outcomes,
 )
@@ -117,7 +118,7 @@ class _Judged:
     def _counts(self, collection: Collection) -> tuple[int, int, int]:
         """Groups of questions, of judging and of refining."""
         groups = collection.num_groups
-        judges, refines = int(self.judges * groups), int(self.refines * groups)
+        judges, refines = groups_of(self.judges, groups), groups_of(self.refines, groups)
         return groups - judges - refines, judges, refines
 
     def propose(self, state, key, collection: Collection, count: int):
@@ -234,7 +235,7 @@ def judged(
     """
     name = "judged"
     checks.check_share(name, judges=judges, refines=refines, point=point)
-    if judges + refines >= 1:
+    if judges + refines > 1 - 1e-9:  # a batch has no groups of questions
         raise ValueError(f"{name}: judges + refines must be below 1; got {judges:g} + {refines:g}.")
     for option, message in {"judge": judge, "refine": refine}.items():
         if not callable(message):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
@@ -11,6 +12,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Row,
+    on_host,
     sized,
     width_of,
 )
@@ -58,10 +60,14 @@ class _Mixed:
         asks[-1] += max(count - sum(asks), 0)
         requests: list[Request] = []
         states = list(state)
+        # Parts alike that share a key would choose the same prompts.
+        with on_host():
+            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+            keys = [jax.random.fold_in(key, k) for k in range(len(self.sources))]
         for k, ask in enumerate(asks):
             if number := min(ask, count - len(requests)):
                 part, _ = self._part(collection, k)
-                proposed, states[k] = self.sources[k].propose(state[k], key, part, number)
+                proposed, states[k] = self.sources[k].propose(state[k], keys[k], part, number)
                 requests += [self._mark(request, k) for request in proposed]
         return tuple(requests), tuple(states)
 
@@ -137,8 +143,8 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
 
         P_k = P share_k / sum of shares, rounded by the largest remainders
 
-    The rows are in the order of the parts. Prompts in the order of the data go to the part that
-    requests next, so each is used once.
+    The rows are in the order of the parts, whose draws are independent. Prompts in the order of the
+    data go to the part that requests next, so each is used once.
 
     Args:
       *parts: A collector and its share, above 0, each.

@@ -197,6 +197,8 @@ class Offline:
     size: int | None
     source: Collector
 
+    brings_responses = True
+
     @property
     def offline(self) -> bool:
         """Whether the data have all rewards."""

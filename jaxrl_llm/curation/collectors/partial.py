@@ -17,6 +17,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     collector_needs,
+    groups_of,
     in_order,
     joined_outcome,
     prompt_source,
@@ -164,7 +165,7 @@ class _Partial:
         return -(-(self.max_new_tokens or 0) // self.segments)
 
     def _in_flight(self, num_groups: int) -> int:
-        return math.ceil(num_groups * self.oversample)
+        return groups_of(self.oversample, num_groups, up=True)
 
     def _begin(self, request: Request) -> Request:
         return request._replace(limit=self._segment, pauses=True)

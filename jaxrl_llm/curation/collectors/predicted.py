@@ -73,14 +73,12 @@ class _Predicted:
     max_new_tokens: int | None = None
 
     sends_text: ClassVar[bool] = True
+    # Without rounds too: its rows set the rewards of predictions, which their requests leave at 0.
+    asks_again: ClassVar[bool] = True
 
     @property
     def needs_slots(self) -> bool:
         return self.cutoff is not None
-
-    @property
-    def asks_again(self) -> bool:
-        return self._first
 
     @property
     def _first(self) -> bool:

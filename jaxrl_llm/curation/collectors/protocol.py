@@ -23,10 +23,15 @@ batch thus depends only on key, state and weights.
 Attributes of a collector declare what its requests need from a run before the model is loaded; a
 collector built of others has their attributes (:func:`collector_needs`):
 
-- ``sends_text = True``: requests with a ``text``. The prompt length is increased for it.
+- ``sends_text = True``: requests with a ``text``. The prompt length is increased for it. The
+  prompts of an environment are its first observations, so a run with one is rejected.
 - ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
 - ``stores_responses = True``: responses of earlier batches. Stored episodes lack their turns, so a
   run with an environment is rejected.
+- ``lacks_components = True``: the rewards of these responses have no components, so a recipe that
+  reads them is rejected.
+- ``brings_responses = True``: responses of the data, or their beginnings. They are no turns of an
+  episode, so a run with an environment is rejected.
 - ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the
   whole-batch sampler does not support; the run decodes in slots.
 - ``fixes_tokens = True``: requests with ``fixed`` tokens, which only a denoising model supports.
@@ -34,11 +39,12 @@ collector built of others has their attributes (:func:`collector_needs`):
   ``records_runner_up = True``: further features of the slots.
 - ``values_prefixes = True``: its rows have segments, whose prefixes it values.
 - ``has_rewards = True``: its responses come with their rewards, so a run without an evaluation
-  needs no reward.
+  needs no reward. A collector built of several has it only if all of them do.
 - ``offline = True``: the data have all responses and their rewards. Nothing is sampled, so a run
-  needs no reward, and the evaluation compares the responses of held-out rows.
-- ``asks_again = True``: it requests more after groups have finished, or selects among their
-  rollouts, so it cannot be the source of a collector that only uses its prompts.
+  needs no reward, and the evaluation compares the responses of held-out rows. A collector built of
+  several has it only if all of them do.
+- ``asks_again = True``: it requests more after groups have finished, selects among their rollouts
+  or sets their rewards, so it cannot be the source of a collector that only uses its prompts.
 - ``counts_groups = True``: its place in the data advances by the groups of a batch that it is
   shown, so it cannot be the source of a collector whose groups end in a later batch.
 - ``draft_steps``, a number: requests for a ``draft`` of a flow policy with this many steps.
@@ -68,6 +74,8 @@ from jaxrl_llm.core.compose import stable_repr
 # Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
 # policy; sampled for an earlier batch; an answer to a question about other rollouts.
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
+# Attributes that a collector built of others has only if all of them do.
+_OF_ALL_SOURCES = ("offline", "has_rewards")
 # The ``finish`` of a response that has not ended, as in rollout.types.
 UNFINISHED = 4
 
@@ -439,6 +447,18 @@ def sized(
     return collector if for_batch is None or num_groups is None else for_batch(num_groups)
 
 
+def groups_of(share: float, num_groups: int, *, up: bool = False) -> int:
+    """A share of a number of groups as a whole number: rounded down, or up if ``up``.
+
+    Example:
+      >>> groups_of(0.29, 100), int(0.29 * 100)
+      (29, 28)
+    """
+    # A product may miss a whole number by a rounding error.
+    exact = share * num_groups
+    return math.ceil(exact - 1e-9) if up else math.floor(exact + 1e-9)
+
+
 def width_of(collector: Collector, group_size: int) -> int:
     """The most rollouts of a group: G, or more for a collector that says so."""
     width = getattr(collector, "width", None)
@@ -448,11 +468,17 @@ def width_of(collector: Collector, group_size: int) -> int:
 def collector_needs(collector: Any, name: str) -> bool:
     """Whether a collector, or one that it is built of, has an attribute that is True.
 
+    One that is built of several is ``offline`` or ``has_rewards`` only if all of them are.
+
     Example:
       >>> collector_needs(in_order(), "sends_text")
       False
     """
-    return any(getattr(each, name, False) for each in collector_parts(collector))
+    if name not in _OF_ALL_SOURCES:
+        return any(getattr(each, name, False) for each in collector_parts(collector))
+    sources = [source for source, _ in _sources_with_groups(collector, 0)]
+    of_sources = bool(sources) and all(collector_needs(source, name) for source in sources)
+    return bool(getattr(collector, name, False)) or of_sources
 
 
 def entropy_tau_of(collector: Any) -> float | None:
@@ -487,13 +513,18 @@ def collector_parts(collector: Any) -> Iterator[Any]:
 def parts_with_groups(collector: Any, num_groups: int) -> Iterator[tuple[Any, int]]:
     """:func:`collector_parts`, each with the number of groups that it has of a batch."""
     yield collector, num_groups
+    for source, count in _sources_with_groups(collector, num_groups):
+        yield from parts_with_groups(source, count)
+
+
+def _sources_with_groups(collector: Any, num_groups: int) -> list[tuple[Any, int]]:
+    """The collectors that a collector holds itself, each with its number of groups."""
     inner = vars(collector).values() if hasattr(collector, "__dict__") else ()
     every = [(y, num_groups) for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]
     if (of_sources := getattr(collector, "groups_of_sources", None)) is not None:
         every = list(zip(collector.sources, of_sources(num_groups), strict=True))
-    for part, count in every:
-        if all(hasattr(part, f) for f in ("init", "propose", "observe")):
-            yield from parts_with_groups(part, count)
+    functions = ("init", "propose", "observe")
+    return [(x, count) for x, count in every if all(hasattr(x, f) for f in functions)]
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:
@@ -621,7 +652,7 @@ class _Refill:
         most = target * self.max_rounds
         if not asked:
             self.judged.clear()
-            return Decision(ask=min(math.ceil(target * self.oversample), most)), state
+            return Decision(ask=min(groups_of(self.oversample, target, up=True), most)), state
         passed = self._passed(collection)
         # The first P in the order of requests, whichever finished first.
         waits = collection.outcomes[: passed[target - 1]] if len(passed) >= target else (None,)

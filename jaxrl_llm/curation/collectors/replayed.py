@@ -1,6 +1,7 @@
 """A collector that mixes stored groups of earlier batches with fresh ones."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
@@ -19,6 +20,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
+    collector_needs,
     in_order,
     on_host,
     sized,
@@ -45,7 +47,7 @@ class StoredGroups(NamedTuple):
       versions: int32 ``[C, G, T]``, of the weights that sampled each token.
       lengths: int32 ``[C, G]``.
       finish: int32 ``[C, G]``.
-      rewards: float32 ``[C, G]``.
+      rewards: float32 ``[C, G]``; NaN where the response is graded again.
       sizes: int32 ``[C]``, rollouts of each group.
     """
 
@@ -75,7 +77,7 @@ class ReplayedState(NamedTuple):
 def stored_request(
     buffer: ReplayBuffer, place: int, *, version: int, max_staleness: int | None = None
 ) -> Request:
-    """A request for a stored group, as it was sampled and rewarded.
+    """A request for a stored group, as it was sampled and, unless it is graded again, rewarded.
 
     Args:
       buffer: Buffer of :func:`replayed`.
@@ -113,6 +115,7 @@ def stored_request(
     responses = []
     for member in range(int(items.sizes[place])):
         cut = (place, member, slice(int(items.lengths[place, member])))
+        reward = float(items.rewards[place, member])
         responses.append(
             Response(
                 tokens=items.tokens[cut],
@@ -121,7 +124,7 @@ def stored_request(
                 version=items.versions[cut],
                 trains=items.trains[cut],
                 finish=int(items.finish[place, member]),
-                reward=float(items.rewards[place, member]),
+                reward=None if math.isnan(reward) else reward,
             )
         )
     return Request(
@@ -142,7 +145,7 @@ def store_groups(
     evict: Literal["oldest", "lowest"] = "oldest",
     unique: bool = False,
 ) -> ReplayBuffer:
-    """The buffer with more groups, all of whose responses have rewards.
+    """The buffer with more groups, all of whose responses have rewards; NaN to grade them again.
 
     Args:
       buffer: Of :func:`replayed`.
@@ -223,6 +226,7 @@ class _Replayed:
     max_staleness: int | None = None
     start: int = 0
     until: int | None = None
+    regrade: bool = False
     source: Collector = dataclasses.field(default_factory=in_order)
     group_size: int | None = None
     max_new_tokens: int | None = None
@@ -230,11 +234,21 @@ class _Replayed:
     asks_again = True
     stores_responses = True
 
+    @property
+    def lacks_components(self) -> bool:
+        return not self.regrade
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Replayed":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
         size = width_of(source, group_size)
         return dataclasses.replace(
             self, source=source, group_size=size, max_new_tokens=max_new_tokens
+        )
+
+    def for_batch(self, num_groups: int) -> "_Replayed":
+        for_batch = getattr(self.source, "for_batch", None)
+        return (
+            self if for_batch is None else dataclasses.replace(self, source=for_batch(num_groups))
         )
 
     def width(self, group_size: int) -> int:
@@ -289,7 +303,7 @@ class _Replayed:
             start = groups - min(wanted, len(drawn), groups - 1)  # one at least is fresh
             replay = [start <= i < groups for i in range(first, first + count)]
             part = part._replace(num_groups=start)
-        used = sum(request.role == REPLAYED for request in collection.requests)
+        used = sum(map(_stored, collection.requests))
         places = iter(drawn[used:])
         stored = partial(
             stored_request,
@@ -312,7 +326,7 @@ class _Replayed:
         decision, learned, rows = self._fresh(state, collection)
         if decision.rows is None:
             return decision, state
-        stored = [i for i, request in enumerate(requests) if request.role == REPLAYED]
+        stored = [i for i, request in enumerate(requests) if _stored(request)]
         kept = rows
         if self.replace is not None:
             passing = _passing(self, "replace", self.replace, rows, collection)
@@ -390,7 +404,8 @@ class _Replayed:
                 outcome = collection.outcome(i)
                 if len(outcome.responses) != requests[i].rollouts:
                     raise ValueError(f"{self!r}: the outcome of request {i} has no responses.")
-                group.append(outcome.responses[j]._replace(reward=float(outcome.rewards[j])))
+                reward = math.nan if self.regrade else float(outcome.rewards[j])
+                group.append(outcome.responses[j]._replace(reward=reward))
             groups.append(group)
         scores = np.zeros(len(own), np.float32)
         if self.score is not None:
@@ -430,17 +445,22 @@ def _plain(request: Request) -> bool:
     return request.role == OWN and request.text is None and not request.prompt_tokens
 
 
+def _stored(request: Request) -> bool:
+    """Whether this collector brings a group; a stored response of a source extends a request."""
+    return request.role == REPLAYED and request.extends is None
+
+
 def _part(collection: Collection) -> tuple[Collection, list[int]]:
     """The batch without its stored groups, as its source sees it, and their places in the batch.
 
     Stored groups that take the place of fresh ones are asked for last, after P of them.
     """
     requests = collection.requests
-    places = [i for i, request in enumerate(requests) if request.role != REPLAYED]
+    places = [i for i, request in enumerate(requests) if not _stored(request)]
     number = {place: i for i, place in enumerate(places)}
     first = requests[: collection.num_groups]
     part = collection._replace(
-        num_groups=collection.num_groups - sum(each.role == REPLAYED for each in first),
+        num_groups=collection.num_groups - sum(map(_stored, first)),
         requests=tuple(
             each if each.extends is None else each._replace(extends=number[each.extends])
             for each in (requests[i] for i in places)
@@ -489,6 +509,7 @@ def replayed(
     max_staleness: int | None = None,
     start: int = 0,
     until: int | None = None,
+    regrade: bool = False,
     source: Collector | None = None,
 ) -> Collector:
     """Trains on stored groups of earlier batches: a part of each batch, or for dropped groups.
@@ -519,15 +540,20 @@ def replayed(
       max_staleness: Groups that are older than this many versions of the weights are not drawn.
       start: The step from which groups are replayed; they are stored from the beginning.
       until: The step from which no group is replayed, above ``start``.
-      source: The collector of fresh groups; None for :func:`in_order`.
+      regrade: Whether stored responses are graded again, for a recipe that reads the components of
+        rewards, for which the buffer has no room.
+      source: The collector of fresh groups; None for :func:`in_order`. With ``share`` it is asked
+        for fewer groups than a batch has, which :func:`partial_rollouts` and :func:`windowed` do
+        not support.
 
     Returns:
       A collector; its state is a :class:`ReplayedState`.
 
     Raises:
       TypeError: If an option that must be a function is not.
-      ValueError: If not exactly one of ``share`` and ``replace`` is set, or an option is out of its
-        range or has no effect.
+      ValueError: If not exactly one of ``share`` and ``replace`` is set, an option is out of its
+        range or has no effect, or the source values prefixes or, with ``share``, does not support
+        batches of fewer groups.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -559,6 +585,18 @@ def replayed(
     checks.check_positive(name, until=until)
     if until is not None and until <= start:
         raise ValueError(f"{name}: until must be above start {start}; got {until}.")
+    source = in_order() if source is None else source
+    if collector_needs(source, "values_prefixes"):
+        raise ValueError(
+            f"{name}: source {source!r} values prefixes of its responses, but the buffer stores no "
+            "segments of responses."
+        )
+    for_batch = getattr(source, "for_batch", None)
+    if share is not None and for_batch is not None and for_batch(1) != source:
+        raise ValueError(
+            f"{name}: with share, source {source!r} is asked for fewer groups than a batch has, "
+            "but its state is made for one number of groups; use replace or another source."
+        )
     return _Replayed(
         capacity=capacity,
         share=None if share is None else float(share),
@@ -572,5 +610,6 @@ def replayed(
         max_staleness=max_staleness,
         start=start,
         until=until,
-        source=in_order() if source is None else source,
+        regrade=regrade,
+        source=source,
     )

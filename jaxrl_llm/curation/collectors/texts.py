@@ -30,6 +30,7 @@ class _PlainTexts:
     max_new_tokens: int | None = None  # of the run
 
     sets_prompts = True
+    brings_responses = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_PlainTexts":
         del group_size

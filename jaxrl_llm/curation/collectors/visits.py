@@ -389,6 +389,7 @@ class _Prefixed:
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     needs_slots = True
+    brings_responses = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Prefixed":
         del group_size

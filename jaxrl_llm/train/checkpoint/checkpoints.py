@@ -340,6 +340,8 @@ class Checkpoints:
 
         Those of this run if it was saved by a version that did not record them.
         """
+        if self.last is None:
+            return self.updates
         with orbax() as ocp:
             notes = ocp.metadata(self.path(self.last)).custom_metadata or {}
         return int(notes.get(_UPDATES, self.updates))

@@ -33,6 +33,7 @@ from jaxrl_llm.rollout.collect import Limits, _Book
 from jaxrl_llm.rollout.types import LENGTH, STOP
 
 P, G, N = 3, 4, 7
+KEY = jax.random.key(0)
 DATA = [
     {
         "text": f"question {i}",
@@ -97,12 +98,12 @@ def play(collector, *, state=None, step=0, rewards=reward_of, order=None, data=D
             one_by_one = draw is not None
             fresh = []
             if decision.ask and not one_by_one:
-                fresh, state = collector.propose(state, None, batch, decision.ask)
+                fresh, state = collector.propose(state, KEY, batch, decision.ask)
             for _ in range(decision.ask if one_by_one else 0):
                 asked = batch._replace(
                     requests=(*requests, *fresh), outcomes=(*outcomes, *[None] * len(fresh))
                 )
-                one, state = collector.propose(state, None, asked, 1)
+                one, state = collector.propose(state, KEY, asked, 1)
                 fresh += one
             for request in (*fresh, *decision.requests):
                 prompt = request.prompt
@@ -548,6 +549,23 @@ def test_a_mixture_divides_a_batch_by_share():
     assert [r.rollouts for r in requests] == [G, G, G - 1, 1]
     assert [[i for i, _ in row.members] for row in rows] == [[0] * 4, [1] * 4, [2, 2, 2, 3]]
     assert sorted(x.prompt for x in outcomes[:3]) == [0, 1, 2]  # each prompt once
+
+
+def test_parts_of_a_mixture_draw_independently():
+    """With one key, two parts alike would choose the same prompts, or answers of one stream."""
+    part = curation.prioritized(curation.learnability)
+    collector = curation.mixed((part, 0.5), (part, 0.5))
+    state, batch = collector.init(1000), Collection(4, G, data=DATA)
+    draws = []
+    for step in range(3):
+        key = jax.random.key(step)
+        requests, _ = collector.propose(state, key, batch, 4)
+        prompts = [request.prompt for request in requests]
+        assert prompts[:2] != prompts[2:]
+        again, _ = collector.propose(state, key, batch, 4)
+        assert requests == again
+        draws.append(prompts)
+    assert len({*map(tuple, draws)}) == 3
 
 
 def test_parts_of_a_mixture_count_their_rounds_and_requests():

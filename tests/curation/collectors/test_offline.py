@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
+from jaxrl_llm.curation.collectors.protocol import collector_needs
 from jaxrl_llm.preferences import degrade_mask
 from jaxrl_llm.rewards import step_ends
 from jaxrl_llm.rollout.collect import DataRows
@@ -262,3 +263,25 @@ def test_what_cannot_be_a_collector_is_refused():
         curation.few_shot_pairs(shots=1.5)
     with pytest.raises(ValueError, match="stage_mask: boundaries must be increasing"):
         curation.staged(())
+
+
+def test_a_mixture_samples_nothing_only_if_no_part_does():
+    pairs, labels = curation.offline_pairs(), curation.offline_labels()
+    sampled = curation.mixed((curation.in_order(), 0.5), (pairs, 0.5))
+    nested = curation.mixed((sampled, 0.5), (pairs, 0.5))
+    for collector, there in (
+        (pairs, True),
+        (curation.mixed((pairs, 0.5), (labels, 0.5)), True),
+        (curation.replayed(capacity=4, share=0.5, source=pairs), True),
+        (curation.in_order(), False),
+        (sampled, False),
+        (nested, False),
+    ):
+        assert collector_needs(collector, "offline") is there
+        assert collector_needs(collector, "has_rewards") is there
+    graded = curation.only_demonstrations(reward=1.0)
+    mixture = curation.mixed((graded, 0.5), (pairs, 0.5))
+    assert collector_needs(mixture, "has_rewards") and not collector_needs(mixture, "offline")
+    # One part is enough for what a run must do besides.
+    assert collector_needs(nested, "brings_responses")
+    assert collector_needs(None, "offline") is False

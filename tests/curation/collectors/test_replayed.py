@@ -36,10 +36,11 @@ def response(step, request, member):
     return Response(tokens, logp, logp - 1, np.full(size, step, np.int32), np.ones(size, bool))
 
 
-def outcome(step, number, request, place, reward):
+def outcome(step, number, request, place, reward, parts=()):
     if request.responses:
         responses = request.responses
-        rewards = np.float32([each.reward for each in responses])
+        # What comes without its reward is graded again.
+        rewards = np.float32([1.0 if x.reward is None else x.reward for x in responses])
     else:
         responses = tuple(response(step, number, j) for j in range(request.rollouts))
         rewards = np.float32(reward(step, number)[: request.rollouts])
@@ -49,7 +50,7 @@ def outcome(step, number, request, place, reward):
         where=np.ones(len(rewards), bool),
         lengths=np.array([len(each.tokens) for each in responses], np.int32),
         truncated=np.zeros(len(rewards), bool),
-        reward_components={},
+        reward_components={name: rewards for name in parts},
         responses=tuple(responses),
     )
 
@@ -69,7 +70,9 @@ def ask(collection, requests):
     )
 
 
-def play(collector, state, step, *, reward=differ, together=True, order=None, version=None):
+def play(
+    collector, state, step, *, reward=differ, together=True, order=None, version=None, parts=()
+):
     """One batch: its decision, the requests and the outcomes, and the state after it."""
     version = step if version is None else version
     collection = Collection(P, G, step, version=version)
@@ -87,8 +90,10 @@ def play(collector, state, step, *, reward=differ, together=True, order=None, ve
         waits = [i for i, done in enumerate(collection.outcomes) if done is None]
         which = waits[0] if order is None else waits[order % len(waits)]
         done = list(collection.outcomes)
-        place_of = (step * P + which) % N
-        done[which] = outcome(step, which, collection.requests[which], place_of, reward)
+        request, place_of = collection.requests[which], (step * P + which) % N
+        if request.extends is not None:
+            place_of = done[request.extends].prompt
+        done[which] = outcome(step, which, request, place_of, reward, parts)
         collection = collection._replace(outcomes=tuple(done))
     raise AssertionError("a batch without an end")
 
@@ -149,8 +154,14 @@ def test_a_stored_group_comes_back_as_it_was_sampled():
                 lambda rewards: np.full(len(rewards), 1), max_rollouts=3, first=2
             ),
         ),
+        replayed(capacity=6, share=0.5, source=jr.curation.pooled(capacity=6)),
+        replayed(
+            capacity=6,
+            replace=jr.curation.informative_groups,
+            source=jr.curation.pooled(capacity=6),
+        ),
     ],
-    ids=["share", "each", "replace", "refill", "two_phase"],
+    ids=["share", "each", "replace", "refill", "two_phase", "pooled", "pooled replaced"],
 )
 def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(collector):
     collector = for_run(collector)
@@ -177,6 +188,73 @@ def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(collector
     assert len(set(orders.tolist())) == len(orders)
     tokens = [group[0, 0] for group in state.buffer.items.tokens if group.any()]
     assert len(set(tokens)) == len(tokens) > 2  # no rollout twice
+
+
+@pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
+def test_a_source_may_bring_stored_responses_of_its_own(options):
+    """A success of ``pooled`` is one more request for a prompt of the batch, no stored group."""
+    source = jr.curation.pooled(capacity=N)
+    collector = for_run(replayed(capacity=8, source=source, **options))
+    batches, _ = run(collector, 8, reward=lambda step, number: [0.0, float(step < 3)])
+    successes = 0
+    for decision, collection in batches:
+        requests = collection.requests
+        rows = [[requests[i] for i, _ in row.members] for row in decision.rows]
+        successes += sum(any(each.extends is not None for each in row) for row in rows)
+        # A row is a stored group as a whole or holds a success beside fresh rollouts.
+        for row in rows:
+            stored = [each.role == REPLAYED and each.extends is None for each in row]
+            assert all(stored) or not any(stored)
+    assert successes > 0 and any(REPLAYED in roles(batch) for batch in batches)
+
+
+def test_a_group_with_parts_of_its_reward_is_graded_again():
+    """A buffer has no room for them, and a recipe that reads them would have none."""
+    collector = for_run(replayed(capacity=8, share=0.5, regrade=True))
+    batches, state = run(collector, 3, parts=("right", "short"))
+    for batch in batches[1:]:
+        assert roles(batch) == [OWN] * 2 + [REPLAYED] * 2
+        stored = [r for r in batch[1].requests if r.role == REPLAYED]
+        assert all(each.reward is None for r in stored for each in r.responses)
+    filled = state.buffer.order >= 0
+    assert np.isnan(state.buffer.items.rewards[filled]).all()
+    _, kept = run(for_run(replayed(capacity=8, share=0.5)), 3, parts=("right", "short"))
+    assert np.isfinite(kept.buffer.items.rewards[kept.buffer.order >= 0]).all()
+    with pytest.raises(ValueError, match=r"reads reward_components, .*replayed\(regrade=True\)"):
+        jr.recipes.gdpo().replace(collector=replayed(capacity=8, share=0.5))
+    jr.recipes.gdpo().replace(collector=replayed(capacity=8, share=0.5, regrade=True))
+
+
+@pytest.mark.parametrize("make", [jr.curation.partial_rollouts, jr.curation.windowed])
+def test_a_source_whose_groups_go_on_has_room_for_those_of_a_whole_batch(make):
+    source = make(segments=2)
+    collector = replayed(capacity=4, replace=jr.curation.informative_groups, source=source)
+    sizes = {"group_size": G, "max_new_tokens": T, "num_groups": P}
+    made = sized(collector, **sizes)
+    expected = sized(source, **sizes).init(N)
+    jax.tree.map(np.testing.assert_array_equal, made.init(N).source, expected)
+    batches, _ = run(made, 3, reward=some_differ)
+    assert all(len(decision.rows) == P for decision, _ in batches)
+
+
+def test_a_source_of_as_many_groups_as_a_batch_has_no_share():
+    for source in (
+        jr.curation.partial_rollouts(),
+        jr.curation.mixed((jr.curation.windowed(), 0.5), (in_order(), 0.5)),
+    ):
+        with pytest.raises(ValueError, match="made for one number of groups; use replace") as e:
+            replayed(capacity=4, share=0.5, source=source)
+        assert "\n" not in str(e.value)
+    # What only passes the size on is no such source.
+    mixture = jr.curation.mixed((in_order(), 0.5), (jr.curation.in_epochs(), 0.5))
+    made = replayed(capacity=4, share=0.5, source=mixture)
+    assert all(len(d.rows) == P for d, _ in run(for_run(made), 3)[0])
+
+
+def test_a_source_that_values_prefixes_is_refused():
+    source = jr.curation.valued(jr.bind(jr.curation.stretch_starts, length=3))
+    with pytest.raises(ValueError, match="the buffer stores no segments of responses"):
+        replayed(capacity=4, share=0.5, source=source)
 
 
 def test_stored_groups_take_the_places_of_dull_ones():

@@ -286,6 +286,19 @@ def test_the_score_of_beginnings_learns_who_ends_well():
     assert kept[6:].mean() > 1.3 * kept[:6].mean()
 
 
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_small_share_of_a_group_is_one_response(ended):
+    rule = jr.curation.quality_survivors(warmup=0, share=0.1)
+    numbers = np.full((4, 3), -0.5, np.float32)
+    unfinished = np.arange(4) >= ended
+    key = jax.random.key(0)
+    keep = np.asarray(
+        rule.keep(rule.init(), numbers, -numbers, numbers < 0, unfinished, key, np.int32(0))
+    )
+    # One that ended early is part of the share.
+    assert (keep | ~unfinished).sum() == 1
+
+
 def test_what_the_slots_must_do_is_said():
     collector = COLLECTORS["forked"]
     assert collector_needs(collector, "needs_slots") and collector_needs(

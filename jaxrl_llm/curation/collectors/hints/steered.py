@@ -42,6 +42,7 @@ class _HintShare(HintedPolicy):
     name = "hint_share"
     sends_text = False
     needs_slots = True
+    brings_responses = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_HintShare":
         del group_size

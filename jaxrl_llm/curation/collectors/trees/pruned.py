@@ -267,7 +267,8 @@ class _QualityRule:
         if step < self.warmup:
             return np.ones(unfinished.shape, bool)
         scores = _scores(state.head, old_logp, old_entropy, mask)
-        count = round(self.share * len(unfinished)) - int((~unfinished).sum())
+        # One at least: a group without a response cannot train.
+        count = max(round(self.share * len(unfinished)), 1) - int((~unfinished).sum())
         if count <= 0:
             return ~unfinished
         rates = score_rates(state.bins, scores)
@@ -321,7 +322,7 @@ def quality_survivors(
         score = sigmoid(head . statistics of the beginning),   q = score_rates(score)
         share of the group continues, each with about survival_rates(q)
 
-    Responses that ended early count as part of the share.
+    Responses that ended early count as part of the share, which is one response at least.
 
     Args:
       share: Share of a group that continues, in (0, 1].
