@@ -183,7 +183,12 @@ def elbo_likelihood(
 
 
 def sandwiched_likelihood(
-    *, samples: int = 2, block: int | None = None, beta: float = 1.5, mix: float = 0.5
+    *,
+    samples: int = 2,
+    block: int | None = None,
+    p: float = 0.0,
+    beta: float = 1.5,
+    mix: float = 0.5,
 ) -> Likelihood:
     """The lower bound for good responses, an upper bound for bad ones: :func:`sandwiched`.
 
@@ -194,6 +199,8 @@ def sandwiched_likelihood(
       samples: See the module.
       block: Tokens per block of the sampler, see :func:`mask_blocks`; None masks over the complete
         response. Use None for a block-causal model, which always sees the earlier blocks.
+      p: Share of the prompt's tokens that are hidden, and with ``block`` of the tokens of earlier
+        blocks, in [0, 1]. Those of the response are estimated like all that are masked.
       beta, mix: As in :func:`sandwiched`.
 
     Returns:
@@ -205,16 +212,16 @@ def sandwiched_likelihood(
       _of_sandwiched(beta=1.5, mix=1.0)
 
     References:
-      Wang et al., SPG (arXiv:2510.09541).
+      Wang et al., SPG (arXiv:2510.09541), whose released settings use p = 0.15.
     """
     name = "sandwiched_likelihood"
     checks.check_count(name, samples=samples)
     checks.check_positive(name, finite=True, beta=beta)
-    checks.check_share(name, mix=mix)
-    draw = bind(_draw_exact, samples=samples, draws="independent")
+    checks.check_share(name, p=p, mix=mix)
+    draw = bind(_draw_exact, samples=samples, draws="independent", p=p)
     if block is not None:
         checks.check_count(name, block=block)
-        draw = bind(_draw_blocks, samples=samples, block=block)
+        draw = bind(_draw_blocks, samples=samples, block=block, p=p)
     return Likelihood(draw, bind(_of_sandwiched, beta=beta, mix=mix), True)
 
 
@@ -256,9 +263,13 @@ def _nothing(prompt: Array, samples: int) -> Array:
     return jnp.zeros((samples, *jnp.shape(prompt)), bool)
 
 
+def _share_of(key: Array, prompt: Array, samples: int, p: float) -> Array:
+    return mask_tokens(key, prompt, jnp.full(samples, p, jnp.float32))
+
+
 def _draw_all(key: Array, valid: Array, prompt: Array, *, p: float, samples: int) -> Draws:
     shape = (samples, *jnp.shape(valid))
-    hidden = mask_tokens(key, prompt, jnp.full(samples, p, jnp.float32))
+    hidden = _share_of(key, prompt, samples, p)
     return Draws(jnp.broadcast_to(valid, shape), jnp.ones(shape[:-1], jnp.float32), hidden)
 
 
@@ -282,11 +293,13 @@ def _draw_independent(
     return Draws(mask_tokens(of_mask, valid, t), t, _nothing(prompt, samples))
 
 
-def _draw_exact(key: Array, valid: Array, prompt: Array, *, samples: int, draws: str) -> Draws:
-    of_count, of_mask = jax.random.split(key)
+def _draw_exact(
+    key: Array, valid: Array, prompt: Array, *, samples: int, draws: str, p: float = 0.0
+) -> Draws:
+    of_count, of_mask, of_prompt = jax.random.split(key, 3)
     counts = mask_counts(of_count, valid, samples=samples, draws=draws)
     masked = mask_exact(of_mask, valid, counts)
-    return Draws(masked, count_levels(masked, valid), _nothing(prompt, samples))
+    return Draws(masked, count_levels(masked, valid), _share_of(of_prompt, prompt, samples, p))
 
 
 def _draw_complementary(
@@ -305,9 +318,12 @@ def _draw_quadrature(key: Array, valid: Array, prompt: Array, *, samples: int) -
     return Draws(mask_tokens(key, valid, t), t, _nothing(prompt, samples))
 
 
-def _draw_blocks(key: Array, valid: Array, prompt: Array, *, samples: int, block: int) -> Draws:
-    masked = mask_blocks(key, valid, block=block, samples=samples)
-    return Draws(masked, count_levels(masked, valid), _nothing(prompt, samples))
+def _draw_blocks(
+    key: Array, valid: Array, prompt: Array, *, samples: int, block: int, p: float
+) -> Draws:
+    of_mask, of_prompt = jax.random.split(key)
+    masked = mask_blocks(of_mask, valid, block=block, samples=samples, p=p)
+    return Draws(masked, count_levels(masked, valid), _share_of(of_prompt, prompt, samples, p))
 
 
 _DRAW: dict[str, Callable] = {

@@ -37,7 +37,8 @@ def hint_chunks(key: Array, trace: Array, *, shortest: int = 5, longest: int = 1
       [0, 0, 1, 1, 2, -1]
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. The lengths are from memory.
+      Zhao et al., IGPO (arXiv:2509.10396), with the lengths of the released script. Its code drops
+      a last chunk that is shorter, and its trace includes the final answer.
     """
     function = "hint_chunks"
     _inputs.check_key(function, key)
@@ -76,7 +77,9 @@ def hint_mask(key: Array, chunk_ids: Array, share: Array | float) -> Array:
       [True, True, True, True, True, False]
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER.
+      Zhao et al., IGPO (arXiv:2509.10396), the paper. The released code hides at most
+      floor((1 - share) N) chunks and never the last one, so that it shows more. Where the trace is
+      shorter than a response can be, it also makes the gaps between chunks up to 1.5 times as long.
     """
     function = "hint_mask"
     _inputs.check_key(function, key)
@@ -128,7 +131,8 @@ def draw_hints(
       4
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. The lengths are from memory.
+      Zhao et al., IGPO (arXiv:2509.10396), with the lengths and shares of the released script; see
+      both functions for what differs.
     """
     function = "draw_hints"
     _inputs.check_key(function, key)
@@ -162,8 +166,8 @@ def igpo_replace(rewards: Array, new_rewards: Array, *, share: float = 0.5) -> A
       [0, 2, -1, -1]
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. The order and ``share`` of 0.5 are
-      ours.
+      Zhao et al., IGPO (arXiv:2509.10396), with 4 of the 8 responses of the released script. Its
+      code takes correct ones at random, and not in order, if there are more.
     """
     function = "igpo_replace"
     checks.check_float(function, rewards=rewards, new_rewards=new_rewards)
@@ -182,13 +186,13 @@ def igpo_replace(rewards: Array, new_rewards: Array, *, share: float = 0.5) -> A
 def entropy_top_mask(entropy: Array, hint: Array, mask: Array, *, share: float = 0.2) -> Array:
     """Which tokens train: all sampled tokens, and the hint tokens with the highest entropy.
 
-        floor(share H) of the H hint tokens, by entropy; equal ones in their order
+        max(1, floor(share H)) of the H hint tokens, by entropy; equal ones in their order
 
     Args:
       entropy: ``[..., T]``, floating point, of the denoiser at each token; read only at hints.
       hint: bool ``[..., T]``, :func:`hint_mask`; False for a response that was not replaced.
       mask: bool ``[..., T]``, True for tokens of the response.
-      share: Share of the hint tokens that train, in [0, 1].
+      share: Share of the hint tokens that train, in [0, 1]; with 0 none does.
 
     Returns:
       bool ``[..., T]``.
@@ -202,7 +206,8 @@ def entropy_top_mask(entropy: Array, hint: Array, mask: Array, *, share: float =
       [False, True, True, True]
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER.
+      Zhao et al., IGPO (arXiv:2509.10396), the released code, in which one token trains with a
+      share of 0 too.
     """
     function = "entropy_top_mask"
     _inputs.check_mask(function, "hint", hint)
@@ -213,4 +218,5 @@ def entropy_top_mask(entropy: Array, hint: Array, mask: Array, *, share: float =
     score = jnp.where(hint, -masking.zero_masked(entropy, hint), jnp.inf)
     rank = jnp.argsort(jnp.argsort(score, axis=-1, stable=True), axis=-1)
     count = jnp.floor(share * masking.lengths(hint) + 1e-4)
+    count = jnp.where(share > 0, jnp.maximum(count, 1.0), 0.0)
     return mask & (~hint | (rank < count[..., None]))

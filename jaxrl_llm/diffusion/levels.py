@@ -117,7 +117,8 @@ def quadrature_levels(samples: int) -> tuple[Array, Array]:
       ([0.211..., 0.788...], [0.5, 0.5])
 
     References:
-      Rojas et al., GDPO, semi-deterministic Monte Carlo (arXiv:2510.08554); confidence PAPER.
+      Rojas et al., GDPO, semi-deterministic Monte Carlo (arXiv:2510.08554). The released code has
+      1 to 5 levels, and hides exactly floor(t L) tokens at each.
     """
     checks.check_count("quadrature_levels", samples=samples)
     nodes, weights = np.polynomial.legendre.leggauss(samples)

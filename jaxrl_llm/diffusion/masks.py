@@ -76,11 +76,12 @@ def mask_exact(key: Array, valid: Array, counts: Array) -> Array:
     return valid & (_random_ranks(key, jnp.broadcast_to(valid, shape)) < counts)
 
 
-def mask_blocks(key: Array, valid: Array, *, block: int, samples: int) -> Array:
+def mask_blocks(key: Array, valid: Array, *, block: int, samples: int, p: float = 0.0) -> Array:
     """Masks as a blockwise sampler has them: part of one block and all later blocks are masked.
 
         block k of a response at random;   masked: all of the blocks after k,
-        and of block k a random count of its tokens, from 1 to all, each set with the same chance
+        and of block k a random count of its tokens, from 1 to all, each set with the same chance,
+        and each token of the blocks before k with probability p
 
     It suits responses that were sampled in blocks; the estimate is not the likelihood over all
     orders. Levels are :func:`count_levels`.
@@ -89,6 +90,7 @@ def mask_blocks(key: Array, valid: Array, *, block: int, samples: int) -> Array:
       key, valid: See the package.
       block: Tokens of a block, at least 1.
       samples: J, how many draws, at least 1.
+      p: Probability of masking a token of an earlier block, in [0, 1].
 
     Returns:
       bool ``[J, ..., T]``.
@@ -103,21 +105,24 @@ def mask_blocks(key: Array, valid: Array, *, block: int, samples: int) -> Array:
 
     References:
       Wang et al., SPG (arXiv:2510.09541), the released code, whose draws for a response use
-      different blocks.
+      different blocks and whose settings have p = 0.15.
     """
     function = "mask_blocks"
     _inputs.check_key(function, key)
     _inputs.check_mask(function, "valid", valid)
     checks.check_count(function, block=block, samples=samples)
+    checks.check_share(function, p=p)
     shape = (samples, *jnp.shape(valid))
-    which, count, places = jax.random.split(key, 3)
+    which, count, places, clean = jax.random.split(key, 4)
     blocks = jnp.ceil(masking.lengths(valid) / block)
     chosen = jnp.floor(jax.random.uniform(which, shape[:-1]) * blocks)[..., None]
     of = jnp.broadcast_to((jnp.cumsum(valid, axis=-1) - 1) // block, shape)
     inside = valid & (of == chosen)
     size = masking.lengths(inside)
     counts = 1.0 + jnp.floor(jax.random.uniform(count, shape[:-1]) * size)
-    return (valid & (of > chosen)) | (inside & (_random_ranks(places, inside) < counts[..., None]))
+    denoised = inside & (_random_ranks(places, inside) < counts[..., None])
+    before = valid & (of < chosen) & (jax.random.uniform(clean, shape) < p)
+    return (valid & (of > chosen)) | denoised | before
 
 
 def complementary(masked: Array, valid: Array) -> Array:

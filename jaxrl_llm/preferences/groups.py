@@ -53,6 +53,7 @@ def paired(
     from_reference: Array | None = None,
     gold: bool = False,
     excess: float = 1.0,
+    max_alignment: float | None = None,
     reference: Literal["fixed", "behavior"] = "fixed",
     loss: Callable = mpo,
 ) -> Array:
@@ -86,6 +87,7 @@ def paired(
         :func:`tpo`; the first of several.
       excess: In [0, 1], the weight of a token past the length of the other response of its pair,
         as in :func:`desensitized_logp`.
+      max_alignment: Largest weight of a pair by its alignment, above 0; None for no limit.
       reference: "behavior" makes the policy that sampled the reference; ``ref_logp`` is then None.
       loss: A loss of pairs, such as ``bind(preferences.dpo, beta=0.5)``; it receives the arrays
         that it names.
@@ -120,6 +122,11 @@ def paired(
                 f"{function}: reference='behavior' takes behavior_logp, and ref_logp must be None."
             )
         ref_logp = behavior_logp
+    checks.check_positive(function, finite=True, max_alignment=max_alignment)
+    if max_alignment is not None and alignment is None:
+        raise ValueError(
+            f"{function}: max_alignment={max_alignment!r} has no effect without alignment."
+        )
     extra: dict[str, Array] = {}
     if center is not None:
         extra["center"] = _scalar(function, "center", center, loss)
@@ -166,8 +173,11 @@ def paired(
         extra["policy_chosen"] = spread(~jnp.asarray(from_reference), -1)
     losses = _call(function, loss, extra | {"where": shares > 0})
     if alignment is not None:
-        weights = jax.lax.stop_gradient(masking.zero_masked(alignment, there))
-        losses = losses * weights[..., :, None] * weights[..., None, :]
+        each = jax.lax.stop_gradient(masking.zero_masked(alignment, there))
+        weights = each[..., :, None] * each[..., None, :]
+        if max_alignment is not None:
+            weights = jnp.minimum(weights, max_alignment)
+        losses = losses * weights
     value = jnp.sum(shares * losses, axis=(-1, -2))
     # A NaN advantage has no order and must reach the loss.
     unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, there)), axis=-1)

@@ -74,7 +74,8 @@ def alignment_weights(logp: Array, sum_pi_sq: Array, mask: Array) -> Array:
 
     References:
       Zhou et al., WPO (arXiv:2406.11827), equation 2 with the sampled alignment; TRL's
-      ``use_weighting``.
+      ``use_weighting``. The authors' code limits the product to 1: ``max_alignment`` of
+      :func:`paired`.
     """
     masking.check_tokens("alignment_weights", mask, logp=logp, sum_pi_sq=sum_pi_sq)
     total = jnp.log(jnp.where(mask, jnp.asarray(sum_pi_sq, jnp.float32), 1.0))

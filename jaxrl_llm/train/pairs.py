@@ -2,20 +2,25 @@
 
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.curation.collectors.protocol import width_of
+from jaxrl_llm.diffusion import Likelihood
+from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.batches import map_microbatches
+from jaxrl_llm.train.denoising import check_unmasked, draw_masks, scorer_of
 from jaxrl_llm.train.evaluate import Accuracy, accuracy
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import attach_fields
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import ScoredItems, scored_items
-from jaxrl_llm.train.policy_gradient import make_scorer
-from jaxrl_llm.train.rollouts import texts_of_batch
+from jaxrl_llm.train.offline import OfflineRows
+from jaxrl_llm.train.rollouts import texts_of_batch, with_width
 
 Score = Callable[[Batch], ScoredItems]
 """Scores the items of a host batch: implicit rewards, or the rewards of a reward model."""
@@ -24,27 +29,31 @@ Score = Callable[[Batch], ScoredItems]
 def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) -> Score:
     """A score by implicit rewards under a policy, relative to the reference if the recipe uses one.
 
-    For a recipe that trains a reward model, the scores are the rewards of that model.
+    For a recipe that trains a reward model, the scores are the rewards of that model; for one with
+    a likelihood, its estimates on the masks of the batch, the same for policy and reference.
 
     Args:
       experiment: The run.
       params: Parameters of the policy.
       reference: Parameters of the reference.
     """
-    config, mesh = experiment.config, experiment.mesh
-    scorer = make_scorer(
+    config, mesh, recipe = experiment.config, experiment.mesh, experiment.recipe
+    scorer = scorer_of(
+        recipe,
         experiment.model,
-        microbatches=config.microbatches,
         temperature=config.sampling.temperature,
         shared_prefix_len=experiment.shared_prefix_len,
-        mesh=mesh,
     )
+
+    def logp(params: ArrayTree, batch: Batch) -> Array:
+        return map_microbatches(lambda part: scorer(params, part).logp, batch, config.microbatches)
+
+    logp_of = jax.jit(on_mesh(logp, mesh))
 
     def score(batch: Batch) -> ScoredItems:
         batch = place_batch(batch, mesh)
-        recipe = experiment.recipe
-        ref_logp = scorer(reference, batch) if recipe.uses_reference else None
-        return scored_items(recipe, scorer(params, batch), ref_logp, batch)
+        ref_logp = logp_of(reference, batch) if recipe.uses_reference else None
+        return scored_items(recipe, logp_of(params, batch), ref_logp, batch)
 
     return score
 
@@ -56,7 +65,8 @@ def evaluate_pairs(
 
     A tie counts one half, as in :func:`~jaxrl_llm.diagnostics.pair_order`, so an untrained policy
     that is also the reference has 0.5. All rows have equal weight, however many pairs they have.
-    The interval treats rows of one prompt as correlated, like completions of one question.
+    The interval treats rows of one prompt as correlated, like completions of one question. A
+    likelihood has the same masks in every evaluation, so what differs is the policy.
 
     For a reward model the result includes the calibration
     (:func:`~jaxrl_llm.diagnostics.pair_calibration`), in which all pairs have equal weight. For a
@@ -68,13 +78,15 @@ def evaluate_pairs(
       check: Called before each batch; an exception from this call ends the evaluation.
 
     Raises:
-      ValueError: If no row has responses with different rewards.
+      ValueError: If no row has responses with different rewards, or a denoising model is to score a
+        text with its mask id.
     """
     rows: dict[int, ScoredItems] = {}
     check()
-    for places, batch, collected in experiment.offline_batches(
-        experiment.held_out, experiment.train
-    ):
+    batches = experiment.offline_batches(experiment.held_out, experiment.train)
+    for number, (places, batch, collected) in enumerate(batches):
+        if isinstance(experiment.recipe.likelihood, Likelihood):
+            batch = _masked(experiment, OfflineRows(places, batch, collected), number)
         if experiment.references is not None:
             batch = experiment.references.attach(batch)
         if experiment.recipe.head is not None:  # attaches the labels of steps
@@ -116,6 +128,18 @@ def evaluate_pairs(
     pairs = np.concatenate([_pairs(x) for x in rows.values()])
     seen = diagnostics.pair_calibration(pairs[:, 0], pairs[:, 1])
     return result._replace(calibration_error=float(seen.error), brier=float(seen.brier))
+
+
+def _masked(experiment: Experiment, rows: OfflineRows, number: int) -> Batch:
+    """Batch ``number`` with masks, and with all cells of a response, as in a step of the run."""
+    wide = with_width(rows.collected, experiment.config.sampling.max_new_tokens).rollout
+    batch = Batch.from_rollout(wide, rows.batch.rewards, where=rows.batch.where)
+    batch = batch.replace(behavior_logp=None)  # of no order, so of no estimate
+    names = [x.prompt.id or x.prompt.text[:40] for x in rows.collected.questions]
+    check_unmasked(batch, experiment.model, names)
+    key = jax.random.fold_in(jax.random.key(0), number)
+    draws = processes.to_host(draw_masks(experiment.recipe.likelihood, key, batch))
+    return batch.replace(extras={**batch.extras, **draws}).check()
 
 
 def _pairs(items: ScoredItems) -> np.ndarray:

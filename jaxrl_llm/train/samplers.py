@@ -329,10 +329,10 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             "config: a denoising model writes responses of a fixed length, which an environment or "
             "this collector cannot continue."
         )
-    if config.offline and config.evaluation.enabled:
+    if config.offline and model.velocity is not None:
         raise ValueError(
-            "evaluation: a denoising model cannot be evaluated on the pairs of the data; turn the "
-            "evaluation off."
+            f"recipe {recipe.name!r}: a flow model trains on trajectories, which the responses of "
+            "the data do not have."
         )
     if recipe.forward_only or config.asynchrony.max_staleness:
         what = "an evolution recipe" if recipe.forward_only else "rollouts ahead of their step"

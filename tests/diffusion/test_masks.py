@@ -58,6 +58,21 @@ def test_blocks_are_hidden_from_the_last_on():
     np.testing.assert_allclose(np.bincount(sizes.ravel())[1:] / 6000, 1 / 7, atol=0.02)
     with pytest.raises(ValueError, match="block must be an integer above 0"):
         diffusion.mask_blocks(KEY, valid, block=0, samples=2)
+    with pytest.raises(ValueError, match=r"mask_blocks: p must be in \[0, 1\]"):
+        diffusion.mask_blocks(KEY, valid, block=3, samples=2, p=-0.1)
+
+
+def test_tokens_before_the_block_are_hidden_by_chance():
+    """Those of the block and behind it are as without."""
+    valid = jnp.broadcast_to((jnp.arange(9) >= 1) & (jnp.arange(9) < 8), (3000, 9))
+    plain = np.asarray(diffusion.mask_blocks(KEY, valid, block=3, samples=2))
+    masked = np.asarray(diffusion.mask_blocks(KEY, valid, block=3, samples=2, p=0.3))
+    first = (plain[..., 1:].argmax(-1) // 3)[..., None]
+    before = np.asarray(valid) & ((np.arange(9) - 1) // 3 < first)
+    assert (masked == plain)[~before].all() and not plain[before].any()
+    np.testing.assert_allclose(masked[before].mean(), 0.3, atol=0.02)
+    complete = diffusion.mask_blocks(KEY, valid, block=3, samples=2, p=1.0)
+    assert np.array_equal(complete, plain | before)
 
 
 def test_complements_cover_each_token_once():

@@ -16,7 +16,7 @@ MAPPINGS = {"metrics", "values", "host", "numbers"}
 # Here `values` and `numbers` are arrays of a batch.
 FIELDS = {"score.py", "teachers.py", "episode_fields.py"}
 # Names that the source makes in a loop.
-OPTIMIZER = ("loss", "grad_norm", "update_norm", "skipped")
+OPTIMIZER = ("loss", "grad_norm", "update_norm", "updates", "skipped")
 EXPANDED = {
     "pair_*": [f"pair_{name}" for name in PairOrder._fields if name != "pairs"],
     "critic_*": [f"critic_{name}" for name in OPTIMIZER],

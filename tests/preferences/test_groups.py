@@ -83,6 +83,23 @@ def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
     assert np.isfinite(np.asarray(jax.grad(total)(junk, ref))).all()
 
 
+@pytest.mark.parametrize("cap", [None, 1.0])
+def test_a_pair_counts_by_the_alignment_of_both(cap):
+    logp, ref = arrays()
+    alignment = np.random.default_rng(6).uniform(0.2, 2.0, (P, G)).astype(np.float32)
+    pairs = [(p, *pair) for p, of in enumerate(PAIRS) for pair in of]
+    products = [alignment[p, good] * alignment[p, bad] for p, good, bad in pairs]
+    assert min(products) < 1 < max(products)
+    surrogate = bind(preferences.paired, loss=bind(preferences.dpo, beta=0.1))
+    options = {"ref_logp": ref, "alignment": alignment, "max_alignment": cap}
+    each = surrogate(logp, None, ADVANTAGES, MASK, **options)
+    want = np.zeros(P)
+    for (p, *pair), weight in zip(pairs, products, strict=True):
+        good, bad = (np.float64(logp - ref)[p, g][MASK[p, g]].sum() * 0.1 for g in pair)
+        want[p] += min(weight, cap or np.inf) * softplus(bad - good) / len(PAIRS[p])
+    np.testing.assert_allclose(each[:, 0, 0], want, rtol=2e-5)
+
+
 def test_the_center_is_the_mean_of_all_pairs():
     transform = preferences.running_center(beta=0.5)
     state, middles = transform.init(), []
@@ -116,6 +133,11 @@ def test_what_cannot_be_is_said():
             preferences.paired(
                 logp, None, ADVANTAGES, MASK, ref_logp=ref, loss=preferences.ipo, **option
             )
+    with pytest.raises(ValueError, match="max_alignment=1.0 has no effect without alignment"):
+        preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, max_alignment=1.0)
+    with pytest.raises(ValueError, match="max_alignment must be above 0"):
+        options = {"alignment": jnp.ones((P, G)), "max_alignment": 0.0}
+        preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, **options)
     with pytest.raises(ValueError, match="excess must be in"):
         preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, excess=2.0)
     with pytest.raises(ValueError, match="paired: .*advantages"):

@@ -307,18 +307,23 @@ def test_aot_matches_the_ranks_of_a_batch_and_its_parts_add_up():
     np.testing.assert_allclose(total, want, rtol=1e-5)
 
 
-def test_wpo_weighs_a_pair_by_how_likely_the_policy_is_to_write_it():
+@pytest.mark.parametrize(("options", "cap"), [({}, 1.0), ({"cap": None}, np.inf)])
+def test_wpo_weighs_a_pair_by_how_likely_the_policy_is_to_write_it(options, cap):
+    """The authors' code lets no pair count more than 1, TRL's does."""
     logp, batch, sides = batch_of_pairs()
     energy = np.random.default_rng(2).uniform(0.2, 0.9, logp.shape)
+    energy[1] = 0.1
     extras = {"sum_pi_sq": jnp.float32(np.where(np.asarray(batch.mask), energy, -1.0))}
-    loss, _ = loss_of(jr.recipes.wpo(), logp, batch.replace(extras=extras))
-    want = []
+    loss, _ = loss_of(jr.recipes.wpo(**options), logp, batch.replace(extras=extras))
+    want, counts = [], []
     for p in range(3):
         taken = np.asarray(batch.mask)[p]
         weights = [
             np.exp((logp[p, g][taken[g]] - np.log(energy[p, g][taken[g]])).mean()) for g in range(2)
         ]
-        want.append(weights[0] * weights[1] * PAIR_LOSS["dpo"](*sides[p]))
+        counts.append(weights[0] * weights[1])
+        want.append(min(counts[-1], cap) * PAIR_LOSS["dpo"](*sides[p]))
+    assert min(counts) < 1 < max(counts)
     np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
 
 

@@ -142,7 +142,7 @@ REQUIRED = {
     "coupled_grpo": f"{DRAWN} {OF_PASSES} ref_logp",
     "espo": f"{DRAWN} {OF_PASSES} ref_logp",
     "elbo_grpo": DRAWN,
-    "gdpo_elbo": DRAWN,
+    "gdpo_elbo": f"{DRAWN} old_draw_logp",
     "spg": DRAWN,
     "wd1": DRAWN,
     "bgpo": f"{DRAWN} old_draw_logp",

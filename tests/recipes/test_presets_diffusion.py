@@ -86,6 +86,11 @@ def elbo_grpo():
     return of_sequences(scaled(REWARDS), 0.2).mean()
 
 
+def gdpo_elbo(coef=0.0):
+    loss = of_sequences(centered(REWARDS), 0.5)
+    return (loss + coef * total(LOGP - REF) ** 2 / (2 * MASK.sum(-1))).mean()
+
+
 def spg():
     return -(centered(REWARDS)[..., None] * LOGP)[MASK].mean()
 
@@ -108,12 +113,13 @@ ENTROPY = RNG.uniform(0.5, 2.0, (P, G, T))
 
 
 def igpo_inpainting():
-    """Of three hint tokens and of two, half: the most uncertain one each trains."""
+    """Of three hint tokens and of two, a fifth is none, so the most uncertain one each trains."""
     trains = MASK & ~HINT
     trains[0, 0, np.argmax(ENTROPY[0, 0])] = True
     trains[1, 1, np.where(HINT[1, 1], ENTROPY[1, 1], -1).argmax()] = True
-    ratio = clipped(np.exp(LOGP - OLD), centered(REWARDS)[..., None], 0.5) + k3(0.04)
-    return (np.where(trains, ratio, 0).sum(-1) / trains.sum(-1)).mean()
+    ratio = np.exp(np.where(trains, LOGP - OLD, 0).sum(-1) / trains.sum(-1))
+    loss = clipped(ratio, centered(REWARDS), 0.2)[..., None] + k3(0.01)
+    return loss[trains].mean()
 
 
 REFERENCES = {
@@ -122,7 +128,7 @@ REFERENCES = {
     "diffu_grpo": diffu_grpo,
     "elbo_grpo": elbo_grpo,
     "espo": espo,
-    "gdpo_elbo": elbo_grpo,
+    "gdpo_elbo": gdpo_elbo,
     "igpo_inpainting": igpo_inpainting,
     "spg": spg,
     "wd1": wd1,
@@ -131,14 +137,57 @@ REFERENCES = {
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_loss(name):
-    options = {"epochs": 1} if name in ("coupled_grpo", "diffu_grpo", "espo") else {}
-    if name == "igpo_inpainting":  # of two or three tokens, a fifth is none
-        options = {"hint_share": 0.5}
-    recipe = getattr(jr.recipes, name)(**options)
+    several = ("coupled_grpo", "diffu_grpo", "espo", "gdpo_elbo")
+    recipe = getattr(jr.recipes, name)(**({"epochs": 1} if name in several else {}))
     prepared, _ = recipe.prepare(batch_of(), recipe.init())
     statistics = {"draw_logp": jnp.float32(DRAWS)} if name == "bgpo" else {}
     loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)
     np.testing.assert_allclose(loss, REFERENCES[name](), rtol=1e-5)
+
+
+def test_gdpo_has_a_penalty_if_asked():
+    recipe = jr.recipes.gdpo_elbo(epochs=1, kl_coef=0.3)
+    assert recipe.uses_reference and not jr.recipes.gdpo_elbo().uses_reference
+    prepared, _ = recipe.prepare(batch_of(), recipe.init())
+    loss = recipe.loss(jnp.float32(LOGP), prepared)
+    np.testing.assert_allclose(loss, gdpo_elbo(0.3), rtol=1e-5)
+
+
+def test_the_passes_of_the_released_code():
+    """The prompt is visible in those of IGPO, so there is nothing to draw for each."""
+    igpo, shares = jr.recipes.igpo_inpainting(), jr.recipes.igpo_inpainting(p=0.15)
+    assert (igpo.epochs, igpo.likelihood.passes) == (4, 1)
+    assert (shares.epochs, shares.likelihood.passes) == (4, 4)
+    prompt = jnp.ones((4, 50), bool)
+    draws = igpo.likelihood.draw(jax.random.key(0), jnp.ones((4, 6), bool), prompt)
+    assert draws.masked.all() and not draws.prompt.any()
+    assert igpo == jr.recipes.igpo_inpainting() and " at 0x" not in repr(igpo)
+    gdpo = jr.recipes.gdpo_elbo()
+    assert (gdpo.epochs, gdpo.likelihood.passes) == (12, 12)
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_spg_hides_a_share_of_the_prompt(block):
+    """And of the blocks before the one that is denoised, whose tokens are estimated too."""
+    valid, prompt = jnp.ones((3000, 12), bool), jnp.ones((3000, 4), bool)
+    key = jax.random.key(1)
+    draws, plain = (
+        jr.recipes.spg(block=block, **options).likelihood.draw(key, valid, prompt)
+        for options in ({}, {"p": 0.0})
+    )
+    np.testing.assert_allclose(draws.prompt.mean((0, 1)), 0.15, atol=0.02)
+    assert not plain.prompt.any() and (draws.prompt[0] != draws.prompt[1]).any()
+    np.testing.assert_allclose(draws.t, draws.masked.mean(-1), rtol=1e-6)
+    before = np.asarray(draws.masked & ~plain.masked)
+    assert not (plain.masked & ~draws.masked).any()
+    if block is None:
+        assert not before.any()
+        return
+    blocks = np.asarray(plain.masked).reshape(2, 3000, 3, 4)
+    first = blocks.any(-1).argmax(-1)  # the block that is denoised
+    clean = np.arange(12) < 4 * first[..., None]
+    assert not (before & ~clean).any()
+    np.testing.assert_allclose(before[clean].mean(), 0.15, atol=0.02)
 
 
 @pytest.mark.parametrize("make", [jr.recipes.coupled_grpo, jr.bind(jr.recipes.espo, samples=1)])
@@ -200,3 +249,7 @@ def test_options_that_are_refused():
         jr.diffusion.coupled_likelihood(low=0.8, high=0.2)
     with pytest.raises(ValueError, match="masks"):
         jr.recipes.elbo_grpo(masks="all")
+    with pytest.raises(ValueError, match=r"sandwiched_likelihood: p must be in \[0, 1\]"):
+        jr.recipes.spg(p=1.5)
+    with pytest.raises(ValueError, match="elbo_kl: coef must not be negative"):
+        jr.recipes.gdpo_elbo(kl_coef=-0.1)

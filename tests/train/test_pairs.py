@@ -13,6 +13,8 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli import main
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train.denoising import scorer_of
+from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.run_data import load_prompts
 from jaxrl_llm.train.sampled_pairs import pair_row
@@ -155,6 +157,76 @@ def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
     assert "was made with other questions, or another split" in capsys.readouterr().err
 
 
+def denoiser_of_pairs(run_dir, path, *, mask_id=259):
+    """An experiment by VRPO whose training rows are compared too."""
+
+    def model():
+        sizes = {"num_layers": 1, "causal": False, "vocab_size": 260, "mask_id": mask_id}
+        return *jr.testing.tiny_model(**sizes), jr.testing.ByteTokenizer()
+
+    recipe = jr.recipes.dpo().replace(likelihood=jr.diffusion.elbo_likelihood(samples=2))
+    sampling, off = SamplingConfig(max_new_tokens=5), EvaluationConfig(enabled=False)
+    options = {"model": model, "recipe": recipe, "sampling": sampling, "evaluation": off}
+    experiment, params = load_experiment(of_pairs(run_dir, path, **options))
+    return dataclasses.replace(experiment, unlimited=experiment.train), params
+
+
+def test_pairs_are_ranked_by_the_likelihood_of_a_denoiser(tmp_path, pairs):
+    """On masks that are the same for policy and reference, and in every evaluation."""
+    experiment, params = denoiser_of_pairs(tmp_path / "run", pairs)
+    batches = []
+
+    def watched(score):
+        return lambda batch: batches.append(batch) or score(batch)
+
+    assert evaluate_pairs(experiment, watched(make_score(experiment, params, params))).mean == 0.5
+    moved = jax.tree.map(lambda x: 1.5 * x, params)
+    score = make_score(experiment, moved, params)
+    results = [evaluate_pairs(experiment, watched(score)) for _ in range(2)]
+    assert results[0] == results[1] and results[0].mean != 0.5
+    count = len(batches) // 3
+    for first, again in zip(batches[:count], batches[count:], strict=False):
+        jax.tree.map(np.testing.assert_array_equal, first.extras, again.extras)
+    assert (batches[0].extras["masked"] != batches[1].extras["masked"]).any()
+    # As many cells as a sampled response has, and of each response its sum of estimates.
+    assert all(batch.tokens.shape == (4, 2, 5) for batch in batches)
+    scorer = jax.jit(scorer_of(experiment.recipe, experiment.model))
+    of_policy, of_reference = (scorer(x, batches[0]).logp.sum(-1) for x in (moved, params))
+    np.testing.assert_allclose(score(batches[0]).scores, of_policy - of_reference, atol=1e-4)
+
+
+def test_held_out_responses_of_a_denoiser_do_not_hold_its_mask_id(tmp_path, pairs):
+    experiment, _ = denoiser_of_pairs(tmp_path / "run", pairs, mask_id=ord("X"))
+    message = f"a response to prompt 'pairs.jsonl:.*' holds the mask id {ord('X')}"
+    with pytest.raises(ValueError, match=message):
+        evaluate_pairs(experiment, lambda batch: None)
+
+
+@pytest.mark.slow
+def test_a_run_and_the_command_compare_pairs_of_a_denoiser(tmp_path, pairs, capsys):
+    """VRPO, in a run and by the command: policy and reference on the same masks."""
+    config = tmp_path / "config.py"
+    config.write_text(
+        "import jaxrl_llm as jr\n"
+        "from jaxrl_llm.testing import ByteTokenizer, tiny_model\n"
+        "from jaxrl_llm.train import *\n"
+        "options = {'num_layers': 1, 'causal': False, 'vocab_size': 260, 'mask_id': 259}\n"
+        "def model():\n    return *tiny_model(**options), ByteTokenizer()\n"
+        "likelihood = jr.diffusion.elbo_likelihood(samples=2)\n"
+        f"config = TrainConfig(model=model, data=DataConfig(prompts={pairs!r}, chat=False),"
+        " recipe=jr.recipes.dpo().replace(likelihood=likelihood), steps=2, prompts_per_step=4,"
+        " remat='none', sampling=SamplingConfig(max_new_tokens=5),"
+        f" optimizer=OptimizerConfig(learning_rate=1e-2), run_dir={str(tmp_path / 'run')!r})\n"
+    )
+    assert main(["train", str(config)]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    held_out = [row["held_out"]["pairs"] for row in map(json.loads, lines) if "held_out" in row]
+    assert held_out[0]["mean"] == 0.5 < held_out[-1]["mean"]
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"]["mean"] == held_out[-1]["mean"]
+
+
 def text_of(tokens, mask):
     return bytes(tokens[mask].tolist()).decode()
 
@@ -213,13 +285,13 @@ def bare():
         ),
         (
             {"sampling": SamplingConfig(max_new_tokens=2)},
-            "has 3 tokens; the longest response has 2",
+            r"data: a response to prompt .* has 3 tokens, but sampling.max_new_tokens is 2",
         ),
     ],
 )
 def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        train(of_pairs(tmp_path / "run", pairs, **changes))
+        load_experiment(of_pairs(tmp_path / "run", pairs, **changes))
 
 
 def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):

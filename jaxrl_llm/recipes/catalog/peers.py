@@ -197,7 +197,7 @@ PEER_NAMES = (
         "batch, ours over the tokens of each response, then over the pairs."),
     PeerName("TRL", "DPOConfig.ld_alpha", "", "jr.recipes.ld_dpo(alpha=0.5)", ("ld_dpo",)),
     PeerName("TRL", "DPOConfig.use_weighting", "",
-        "jr.recipes.wpo()", ("wpo",),
+        "jr.recipes.wpo(cap=None)", ("wpo",),
         "TRL computes the weights of each microbatch as it trains; the preset computes them "
         "before the step."),
     PeerName("TRL", "DPOConfig.precompute_ref_log_probs", "",

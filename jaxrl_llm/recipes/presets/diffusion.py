@@ -6,7 +6,7 @@ an option of the preset, since the masks are drawn for it.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, diffusion, regularizers, surrogates
-from jaxrl_llm.core import Array, ArrayTree, bind, checks, stateless
+from jaxrl_llm.core import Array, ArrayTree, bind, checks, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -94,9 +94,9 @@ def espo(*, samples: int = 2, eps: float = 0.2, kl_coef: float = 3e-3, epochs: i
 
     References:
       Ou et al., ESPO (arXiv:2512.03759), with the advantages, samples and 8 passes of the released
-      code. The weight of the penalty is that of its Countdown script, which has no clip; those of
-      GSM8K and MATH have 1e-3, those of code and Sudoku 1e-2. That for code trains all weights, and
-      its reference follows the policy every 64 updates; here it is frozen.
+      code. The weight of the penalty is that of its Countdown script, whose ``eps`` is 0, the
+      tightest clip; those of GSM8K and MATH have 1e-3, those of code and Sudoku 1e-2. That for code
+      trains all weights, and its reference follows the policy every 64 updates; here it is frozen.
     """
     penalty = bind(diffusion.elbo_kl, coef=kl_coef)
     return from_base(
@@ -136,24 +136,45 @@ def elbo_grpo(*, samples: int = 4, eps: float = 0.2, masks: str = "exact") -> Re
     )
 
 
-def gdpo_elbo(*, samples: int = 2, eps: float = 0.2) -> Recipe:
-    """A clipped ratio of lower bounds by quadrature over the noise level.
+def gdpo_elbo(
+    *, samples: int = 3, eps: float = 0.5, kl_coef: float = 0.0, epochs: int = 12
+) -> Recipe:
+    """One ratio of lower bounds per response, by quadrature over the noise level.
 
-    The ratio is 1 unless the run makes several updates on a batch (``minibatches``).
+    Advantages are rewards minus the mean of their group. The power of the ratio is 1 / L.
 
     Args:
       samples: Number of noise levels, with a forward pass each.
       eps: Clip of the ratio.
+      kl_coef: Weight of :func:`jaxrl_llm.diffusion.elbo_kl` to the reference.
+      epochs: Passes over a batch, each with other masks and an update.
 
     References:
-      Rojas et al., GDPO (arXiv:2510.08554).
+      Rojas et al., GDPO (arXiv:2510.08554), with the settings of the released script. The paper's
+      loss has a divergence from the reference, whose weight is 0 in that script; its k3 of complete
+      bounds overflows for long responses. Unlike here, L counts padding there, and the old policy
+      is scored on other masks than the policy.
     """
-    recipe = elbo_grpo(samples=samples, eps=eps, masks="quadrature")
-    return recipe.replace(name="gdpo_elbo", paper="arXiv:2510.08554")
+    penalty = bind(diffusion.elbo_kl, coef=kl_coef)
+    return from_base(
+        name="gdpo_elbo",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
+        weights=aggregate.sequence_mean,
+        regularizers=(penalty,) if kl_coef else (),
+        likelihood=diffusion.elbo_likelihood(samples=samples, masks="quadrature", passes=epochs),
+        epochs=epochs,
+        paper="arXiv:2510.08554",
+    )
 
 
 def spg(
-    *, samples: int = 2, block: int | None = None, beta: float = 1.5, mix: float = 0.5
+    *,
+    samples: int = 2,
+    block: int | None = None,
+    p: float = 0.15,
+    beta: float = 1.5,
+    mix: float = 0.5,
 ) -> Recipe:
     """Policy gradient on a lower bound for good responses and an upper bound for bad ones.
 
@@ -162,6 +183,8 @@ def spg(
     Args:
       samples: Forward passes per response.
       block: Tokens per block of the sampler; None masks over the full response.
+      p: Share of the prompt that is hidden, and with ``block`` of the blocks before the masked one,
+        whose hidden tokens are estimated too.
       beta, mix: Power of the upper bound, and its weight.
 
     References:
@@ -174,7 +197,7 @@ def spg(
         advantage=stateless(advantages.dr_grpo),
         surrogate=surrogates.reinforce,
         likelihood=diffusion.sandwiched_likelihood(
-            samples=samples, block=block, beta=beta, mix=mix
+            samples=samples, block=block, p=p, beta=beta, mix=mix
         ),
         paper="arXiv:2510.09541",
     )
@@ -235,15 +258,17 @@ def igpo_inpainting(
     answer: str | None = "answer",
     threshold: float = 0.0,
     metric: str | None = None,
-    p: float = 0.15,
-    eps: float = 0.5,
-    kl_coef: float = 0.04,
+    p: float = 0.0,
+    eps: float = 0.2,
+    kl_coef: float = 0.01,
+    epochs: int = 4,
 ) -> Recipe:
     """If no response is right, all are sampled again around chunks of a reference answer.
 
     The chunks stay fixed in their positions while the rest is denoised. Right responses from this
     round replace wrong ones, and only the most uncertain tokens of a hint train. Advantages are
-    rewards minus the mean of their group.
+    rewards minus the mean of their group. The ratio is one per response, of one step of denoising,
+    and the mean is over all tokens that train.
 
     Args:
       share: Largest share of a group that is replaced.
@@ -254,12 +279,16 @@ def igpo_inpainting(
       answer: The column with its final answer, which is never shown; None for none.
       threshold, metric: Largest reward of a failure, and the name of the reward component that is
         compared with it.
-      p, eps, kl_coef: As of :func:`diffu_grpo`.
+      p: Share of the prompt that is hidden; above 0, each pass hides other tokens.
+      eps: Clip of the ratio.
+      kl_coef: Weight of k3 to the reference.
+      epochs: Passes over a batch, with an update each.
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER. ``share`` and the lengths of chunks
-      are from memory, ``eps`` and ``kl_coef`` are those of :func:`diffu_grpo`; the mean over a
-      response is over the tokens that train.
+      Zhao et al., IGPO (arXiv:2509.10396), with the loss and the settings of the released script.
+      Hints are those of the paper; see :func:`jaxrl_llm.diffusion.hint_mask`. Here the ratio is of
+      the tokens that train; in the released code it is of all tokens, and the cells after the end
+      of a response train too.
     """
     policy = curation.inpainted(
         bind(diffusion.draw_hints, shortest=shortest, longest=longest, low=low, high=high),
@@ -272,14 +301,21 @@ def igpo_inpainting(
     return from_base(
         name="igpo_inpainting",
         advantage=stateless(advantages.dr_grpo),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
-        weights=aggregate.sequence_mean,
+        surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
+        weights=_by_tokens,
         regularizers=(_kl(kl_coef),) if kl_coef else (),
         selection=bind(_uncertain_hints, share=hint_share),
-        likelihood=diffusion.mean_field_likelihood(p=p),
+        likelihood=diffusion.mean_field_likelihood(p=p, passes=epochs if p else 1),
         collector=curation.hinted(policy),
+        epochs=epochs,
         paper="arXiv:2509.10396",
     )
+
+
+@traits(level="sequence")
+def _by_tokens(mask: Array) -> Array:
+    """:func:`aggregate.token_mean` for one value per response: long ones count more."""
+    return aggregate.token_mean(mask)
 
 
 def _uncertain_hints(

@@ -381,21 +381,23 @@ def ld_dpo(*, beta: float = 0.1, alpha: float = 0.5) -> Recipe:
     )
 
 
-def wpo(*, beta: float = 0.1) -> Recipe:
+def wpo(*, beta: float = 0.1, cap: float | None = 1.0) -> Recipe:
     """Weighted preference optimization: DPO with larger weights for likely pairs.
 
-        loss = -w_w w_l log sigmoid(x_w - x_l)
+        loss = -min(w_w w_l, cap) log sigmoid(x_w - x_l)
         w = exp(mean over tokens of (logp - log sum of pi^2)), by the policy before the step
 
     Args:
       beta: Scale of the implicit rewards.
+      cap: Largest weight of a pair, above 0; None for no limit, as in TRL.
 
     References:
-      Zhou et al. (arXiv:2406.11827), with the sampled alignment, as in TRL.
+      Zhou et al. (arXiv:2406.11827), with the sampled alignment and the limit of the released code,
+      whose configs have beta 0.01; its weights are of the policy as it trains.
     """
     return with_loss(
         "wpo",
-        bind(preferences.paired, loss=bind(preferences.dpo, beta=beta)),
+        bind(preferences.paired, max_alignment=cap, loss=bind(preferences.dpo, beta=beta)),
         reads=("ref_logp",),
         paper="arXiv:2406.11827",
         collector=curation.offline_pairs(),

@@ -48,7 +48,9 @@ def inpo(*, eta: float = 0.0075, ratio: float = 1 / 3) -> Recipe:
       ratio: tau / eta, the weight of the fixed reference against the policy that sampled.
 
     References:
-      Zhang et al. (arXiv:2407.00617).
+      Zhang et al. (arXiv:2407.00617). The paper samples all pairs of an iteration beforehand; here
+      an iteration is a step. In :func:`mnpo` with ``weights=(1.0,)`` and ``every=N`` an iteration
+      is N steps, in which the policy samples as it learns.
     """
     loss = bind(preferences.inpo, eta=eta, ratio=ratio)
     surrogate, reads = bind(preferences.paired, loss=loss), ("ref_logp", "behavior_logp")

@@ -126,7 +126,7 @@ def inpainted(
       inpainted(draw_hints, igpo_replace)
 
     References:
-      Zhao et al., IGPO (arXiv:2509.10396); confidence PAPER.
+      Zhao et al., IGPO (arXiv:2509.10396); see both functions for what differs.
     """
     name = "inpainted"
     for option, function in (("hold", hold), ("replace", replace)):
