@@ -201,7 +201,8 @@ def entropy_reshaping(
 
         A'_i = A_i (2 - H_i / mean H),   H_i = mean entropy of the tokens of i
 
-    The factors of a group have the mean 1. They are 1 where the mean entropy is 0.
+    The factors of a group have the mean 1 unless the floor raises one of them. They are 1 where the
+    mean entropy is 0.
 
     Args:
       advantages: ``[..., G]``, floating point, one per rollout.

@@ -177,7 +177,7 @@ def hae_tokens(
       roles: integers ``[..., T]``: 1 for tokens of the action, 2 of the subgoal, 3 of the switch, 0
         for all others.
       normalize: Whether each of the three is shifted and scaled (dividing by n) over the turns that
-        have one of its tokens.
+        have one of its tokens; it is 0 where they are all equal.
       eps: Added to the deviation, above 0.
 
     Returns:
@@ -211,7 +211,8 @@ def hae_tokens(
             of_turn = here[..., None] & (jnp.asarray(turn_ids)[..., None] == turns)
             there = jnp.any(of_turn, axis=-2)
             centered = value - masking.masked_mean(value, there)
-            value = centered / (masking.masked_std(value, there) + eps)
+            scaled = centered / (masking.masked_std(value, there) + eps)
+            value = jnp.where(masking.is_constant(value, there), 0.0, scaled)
         spread = turns_to_tokens(value, here, turn_ids=turn_ids)
         advantages, keep = advantages + spread, keep | here
     return TokenCredit(advantages, keep)
@@ -237,8 +238,10 @@ def hiper_rewards(
 ) -> Array:
     """Rewards of turns minus a penalty for keeping or changing the subgoal.
 
-        r_k - keep_penalty / K      where turn k keeps, of K turns; nothing where K is 1
-            - change_penalty        where it keeps and writes another subgoal than the turn before
+        r_k - price             where turn k keeps
+            - change_penalty    where it keeps and writes another subgoal than the turn before
+        per="rollout":  price = keep_penalty / K, of K turns; 0 where K is 1
+        per="turn":     price = keep_penalty
 
     Args:
       turn_rewards: ``[..., K]``, floating point.
@@ -247,7 +250,7 @@ def hiper_rewards(
         without one, or after one without, pays no ``change_penalty``.
       turn_where: bool ``[..., K]``, True for turns that happened; None for all.
       keep_penalty: Not negative, in units of reward.
-      per: Which turns pay it: those of a "rollout" in which all keep, or each keeping "turn".
+      per: Whether ``keep_penalty`` is divided by the turns of a "rollout", or paid per "turn".
       change_penalty: Not negative, in units of reward.
 
     Returns:

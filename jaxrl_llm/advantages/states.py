@@ -120,7 +120,7 @@ def hgpo(
       alpha: How much more a longer history counts.
       eps: Added to deviations, with ``scale="group"``, and to the sum of the weights; above 0.
       episode: Adds a level of weight 1, the episode of :func:`gigpo` over "turns" or "rollouts";
-        None for none, and then ``rewards`` are not read.
+        None for none, and then ``rewards`` are not read and ``singleton`` must be "zero".
 
     Returns:
       Advantages ``[..., G, K]``.
@@ -145,6 +145,9 @@ def hgpo(
     _check_history(function, history)
     checks.check_option(function, "scale", scale, ("group", "none"))
     checks.check_positive(function, finite=True, eps=eps)
+    if episode is None:
+        unread = None if singleton == "zero" else singleton
+        checks.check_no_effect(function, "without an episode", singleton=unread)
     to_come = _flat(turns.turn_returns(turn_rewards, turn_where=taken, gamma=gamma))
     seen = taken & (state_ids >= 0)
     total = weight = jnp.zeros(to_come.shape, jnp.float32)

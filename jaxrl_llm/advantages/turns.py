@@ -316,9 +316,9 @@ def equal_turns(advantages: Array, mask: Array, *, turn_ids: Array) -> Array:
 
         A'[i, t] = A[i, t] n / (m n_t)
 
-    n_t is the number of tokens in the turn of t; n and m are the numbers of tokens and turns in the
-    full batch. Under ``aggregate.token_mean`` the loss is then the mean over turns of their mean
-    over tokens, as if each turn were a sequence.
+    n_t is the number of tokens in the turn of t; n and m are the numbers of unmasked tokens, those
+    of no turn too, and of turns in the full batch. Under ``aggregate.token_mean`` the loss is then
+    the mean over turns of their mean over tokens, as if each turn were a sequence.
 
     Args:
       advantages: ``[..., G, T]``, floating point.
@@ -346,7 +346,7 @@ def equal_turns(advantages: Array, mask: Array, *, turn_ids: Array) -> Array:
     labels = segments.dense_labels((turn_ids,), known)
     length = jnp.maximum(segments.over_label(known.astype(jnp.float32), labels), 1.0)
     share = masking.zero_masked(1.0 / length, known)
-    tokens, turns = jnp.sum(known, dtype=jnp.float32), jnp.sum(share)
+    tokens, turns = jnp.sum(mask, dtype=jnp.float32), jnp.sum(share)
     scale = share * tokens / jnp.maximum(turns, 1.0)
     return masking.zero_masked(advantages, known) * scale
 

@@ -15,19 +15,25 @@ def check_tokens(function: str, mask: Array | None, **arrays) -> None:
     checks.check_arrays(function, arrays, mask=mask)
 
 
-def scaled(coef, x: Array) -> Array:
-    """``coef * x`` in float32; a coefficient is a constant.
+def check_axes(function: str, shape: tuple[int, ...], **options) -> None:
+    """Raises ValueError unless each option is a scalar or broadcasts to ``shape`` at its rank.
 
-    Raises ValueError unless it is a scalar or broadcasts to ``x`` at the same rank: one of fewer
-    axes would be read along the last ones, a value per prompt, ``[P]``, along tokens.
+    One of fewer axes would be read along the last ones, a value per prompt, ``[P]``, along tokens.
     """
-    shape, got = jnp.shape(x), jnp.shape(coef)
-    broadcasts = len(got) == len(shape) and all(
-        size in (1, full) for size, full in zip(got, shape, strict=True)
-    )
-    if got and not broadcasts:
-        raise ValueError(
-            "regularizers: coef must be a number, or an array with the axes, full or 1, of the "
-            f"token loss {shape}; got {got}."
+    for name, x in options.items():
+        got = jnp.shape(x)
+        broadcasts = len(got) == len(shape) and all(
+            size in (1, full) for size, full in zip(got, shape, strict=True)
         )
-    return jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32)) * x
+        if got and not broadcasts:
+            raise ValueError(
+                f"{function}: {name} must be a number, or an array with the axes, full or 1, of "
+                f"the token loss {shape}; got {got}."
+            )
+
+
+def scaled(coef, x: Array) -> Array:
+    """``coef * x`` in float32; the coefficient is a constant, and 0 turns off an infinite x too."""
+    check_axes("regularizers", jnp.shape(x), coef=coef)
+    coef = jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32))
+    return jnp.where((coef == 0) & jnp.isinf(x), 0.0, coef * x)

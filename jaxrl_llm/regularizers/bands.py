@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, bind, checks, masking
+from jaxrl_llm.regularizers import _inputs
 
 
 class EntropyHistory(NamedTuple):
@@ -217,14 +218,15 @@ def entropy_band(
     Args:
       entropy: ``[..., T]`` entropy (nats) under the policy being trained.
       mask: See the module.
-      history: ``[S]``, floating point: ``EntropyHistory.mean``. Without ``turn_ids``, an array that
-        broadcasts to ``[..., T]``, such as the value of :func:`entropy_history`.
+      history: ``[S]``, floating point: ``EntropyHistory.mean``. Without ``turn_ids``, the value of
+        :func:`entropy_history`: ``[]``, or an array with the axes of ``[..., T]``, each full or 1.
       turn_ids: See the module; None where a response is one turn.
       coef: Bonus per nat, in units of the policy loss, not negative.
       low: Lower end of the band as a share of the history, not negative.
       high: Upper end of the band as a share of the history, not below ``low``.
       alpha: Size of the penalty, not negative.
-      weight: ``[]``, such as :func:`epo_phase_weight`, or an array that broadcasts.
+      weight: ``[]``, such as :func:`epo_phase_weight`, or an array with the axes of ``[..., T]``,
+        each full or 1.
       from_turn: First turn that is penalized; the released code starts at half of the turns.
       form: "indicator" is the released form, whose gradient is 0: it changes the reported loss but
         not the update. "hinge" is 0 inside the band and has a gradient outside.
@@ -251,18 +253,11 @@ def entropy_band(
     checks.check_option(function, "form", form, ("hinge", "indicator"))
     if not low <= high:
         raise ValueError(f"{function}: low must not be above high; got {low:g} and {high:g}.")
+    _inputs.check_axes(function, jnp.shape(mask), weight=weight)
     mean = jnp.asarray(history, jnp.float32)
     if turn_ids is None:
         checks.check_no_effect(function, "without turn_ids", from_turn=from_turn or None)
-        shape = jnp.shape(history)
-        if (
-            len(shape) > jnp.ndim(mask)
-            or jnp.broadcast_shapes(shape, jnp.shape(mask)) != mask.shape
-        ):
-            raise ValueError(
-                f"{function}: history must broadcast to mask {jnp.shape(mask)} without turn_ids; "
-                f"got {shape}."
-            )
+        _inputs.check_axes(function, jnp.shape(mask), history=history)
         known = mask & (mean > 0)
     else:
         checks.check_integer(function, turn_ids=turn_ids)

@@ -4,8 +4,9 @@ The value and the gradient of an estimate can be biased independently: k1 and k3
 value and a biased gradient, k2 the reverse. Log ratios are clamped to +-20. The
 estimates are those of Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
 
-Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.regularizers`. A ``coef`` may be an
-array that broadcasts to ``[..., T]``, such as a controller's value, and is a constant.
+Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.regularizers`. A ``coef`` is a
+constant: a number, such as a controller's value, or an array with the axes of ``[..., T]``, each
+full or 1, such as ``[P, 1, 1]`` for one a prompt.
 """
 
 from typing import NamedTuple
@@ -260,8 +261,7 @@ def kl_convex(
       coef: See the module.
       old_logp: ``[..., T]`` under the policy at the start of the update, a constant; None for the
         policy being trained, whose divergence is 0.
-      share: Weight of the base, between 0 and 1; a number, or an array that broadcasts to ``[...,
-        T]``; a constant.
+      share: Weight of the base, between 0 and 1, a constant: a number, or an array as ``coef``.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -286,6 +286,7 @@ def kl_convex(
     _inputs.check_tokens("kl_convex", mask, logp=logp, old_logp=old_logp)
     base = checked_estimate("kl_convex", logp, ref_logp, mask, estimator, None)
     last = checked_estimate("kl_convex", logp, old_logp, mask, estimator, None)
+    _inputs.check_axes("kl_convex", jnp.shape(mask), share=share)
     share = jax.lax.stop_gradient(jnp.asarray(share, jnp.float32))
     return _inputs.scaled(coef, share * base + (1.0 - share) * last)
 

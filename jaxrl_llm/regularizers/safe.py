@@ -18,6 +18,7 @@ raises ValueError.
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, checks, masking
@@ -230,6 +231,12 @@ def safe_step(
     return SafeState(short, 0.99 * state.kl_long + 0.01 * kl, pid, history, count), control
 
 
+def _if_measured(valid: Array, after, before):
+    """The state after a batch, or the one before if no token took part: it measured nothing."""
+    some = jnp.any(valid)
+    return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, before)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Safe:
     """The update half of :func:`safe_controller`; a value, so that equal ones compare equal."""
@@ -268,8 +275,9 @@ class _Safe:
         kl = sequence_mean(k1(old_logp, ref_logp, valid), valid)
         entropy = sequence_mean(old_entropy, valid)
         reward = masking.masked_mean(rewards, where)
-        state, control = self.step(state, kl, entropy, reward)
-        return control.coef, state
+        after, control = self.step(state, kl, entropy, reward)
+        # Without a token there is no entropy to scale by, and nothing to penalize.
+        return jnp.where(jnp.any(valid), control.coef, 0.0), _if_measured(valid, after, state)
 
 
 def safe_controller(
@@ -283,7 +291,8 @@ def safe_controller(
     """:func:`safe_step` at every step, as the coefficient of a KL term.
 
     The KL term is ``given(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured on
-    the batch, before the update.
+    the batch, before the update. A batch without a token that takes part does not change the state,
+    and its coefficient is 0.
 
     Args:
       base, low, high, scale, entropy_floor: See the module.
@@ -394,17 +403,24 @@ def asymmetric_step(
     checks.check_non_negative(
         "asymmetric_step", finite=True, scale=scale, momentum_scale=momentum_scale
     )
-    kl = jnp.asarray(kl, jnp.float32)
-    window = state.history.shape[0]
-    history = jnp.concatenate([state.history[1:], kl[None]])
-    count = jnp.minimum(state.count + 1, window)
-    momentum = jnp.where(count == window, (kl - history[0]) / window, 0.0)
+    history = jnp.concatenate([state.history[1:], jnp.asarray(kl, jnp.float32)[None]])
+    count = jnp.minimum(state.count + 1, state.history.shape[0])
+    state = AsymmetricState(history, count)
+    return state, _asymmetric_control(state, threshold, scale, momentum_scale)
+
+
+def _asymmetric_control(
+    state: AsymmetricState, threshold, scale, momentum_scale
+) -> AsymmetricControl:
+    """The penalty for the last divergence of a history."""
+    kl, window = state.history[-1], state.history.shape[0]
+    momentum = jnp.where(state.count == window, (kl - state.history[0]) / window, 0.0)
     excess, rise = jnp.maximum(kl - threshold, 0.0), jnp.maximum(momentum, 0.0)
     penalty = scale * excess**2 + momentum_scale * rise**2
     # In a window of one step the KL is compared with itself.
     slope = (1.0 / window) if window > 1 else 0.0
     coef = 2.0 * scale * excess + 2.0 * momentum_scale * rise * slope
-    return AsymmetricState(history, count), AsymmetricControl(penalty, coef, momentum)
+    return AsymmetricControl(penalty, coef, momentum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,14 +451,17 @@ class _Asymmetric:
     ) -> tuple[Array, AsymmetricState]:
         valid = mask & where[..., None]
         kl = sequence_mean(k1(old_logp, ref_logp, valid), valid)
-        state, control = asymmetric_step(state, kl, **dataclasses.asdict(self))
-        return control.coef, state
+        options = dataclasses.asdict(self)
+        state = _if_measured(valid, asymmetric_step(state, kl, **options)[0], state)
+        return _asymmetric_control(state, **options).coef, state
 
 
 def asymmetric_kl(
     *, threshold: float = 0.3, scale: float = 0.1, momentum_scale: float = 5.0, window: int = 50
 ) -> Transform:
     """:func:`asymmetric_step` at every step, as the coefficient of a KL term.
+
+    A batch without a token that takes part changes neither the state nor the coefficient.
 
     Args:
       threshold, scale, momentum_scale, window: See the module.

@@ -94,7 +94,9 @@ def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
     stats.check_group("median_advantage", rewards, where)
     rewards = masking.zero_masked(rewards, where)
     constant = stats.group_is_constant(rewards, where)
-    std = jnp.where(constant, 1.0, stats.group_std(rewards, where, ddof=0))
+    std = stats.group_std(rewards, where, ddof=0)
+    # The squares of very small rewards underflow.
+    std = jnp.where(constant | (std == 0), 1.0, std)
     median = stats.group_median(rewards, where, kind="midpoint")
     return masking.zero_masked(jnp.where(constant, 0.0, (rewards - median) / std), where)
 

@@ -122,7 +122,7 @@ def drpo_len(
     sides = jax.lax.stop_gradient(masking.zero_masked(advantages, lengths > 0))
     right, wrong = sides > 0, sides < 0
     shares = length_softmax_weights(lengths, right, length=length, lam=lam)
-    raised = jnp.sum(shares * score, axis=-1, keepdims=True)
+    raised = jnp.sum(_inputs.product(shares, score), axis=-1, keepdims=True)
     lowered = _tempered_mean(score, wrong, tau)
     both = jnp.any(right, axis=-1, keepdims=True) & jnp.any(wrong, axis=-1, keepdims=True)
     objective = jnp.where(both, raised - lowered, 0.0)
@@ -173,7 +173,7 @@ def kl_from_old(
         bound = masking.LOG_RATIO_CLAMP
         difference = jnp.clip(difference, -bound, bound)
     coef = jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32))
-    return masking.zero_masked(coef * kl.estimate(-difference, estimator), mask)
+    return masking.zero_masked(_inputs.product(coef, kl.estimate(-difference, estimator)), mask)
 
 
 def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
@@ -261,12 +261,16 @@ def _tempered_mean(x: Array, where: Array, tau) -> Array:
     finite = jnp.isfinite(tau)
     tau = jnp.where(finite, tau, 1.0)
     mean = masking.masked_mean(x, where, axis=-1, keepdims=True)
-    away = masking.zero_masked(x - mean, where) / tau
+    # An entry of -inf is no center for the others; where all are, their mean is the result.
+    possible = where & (x != -jnp.inf)
+    some = jnp.any(possible, axis=-1, keepdims=True)
+    center = jnp.where(some, masking.masked_mean(x, possible, axis=-1, keepdims=True), mean)
+    away = masking.zero_masked(x - center, where & some) / tau
     close = jnp.max(jnp.abs(away), axis=-1, keepdims=True, initial=0.0) < 1.0
     # The logarithm of a mean near 1 would lose the digits that a large tau magnifies.
     flat = masking.masked_mean(jnp.expm1(jnp.where(close, away, 0.0)), where, -1, keepdims=True)
     beyond = jnp.where(close, jnp.log1p(flat), log_mean_exp(away, where))
-    return jnp.where(finite, mean + tau * beyond, mean)
+    return jnp.where(finite, center + tau * beyond, mean)
 
 
 def log_mean_exp(x: Array, where: Array) -> Array:

@@ -69,7 +69,7 @@ def minillm(
     behavior_logp: Array,
     steered: Array | None = None,
     eps: float = 0.2,
-    text_coef: float = 1.0,
+    text_coef: float | None = None,
 ) -> Array:
     """The clipped ratio to the sampling policy for rollouts, and the likelihood of dataset texts.
 
@@ -84,7 +84,7 @@ def minillm(
       behavior_logp: ``[..., T]`` under the sampling policy; not read in texts.
       steered: bool ``[...]``, True for texts; None for none.
       eps: Distance of the clip bounds from 1, above 0.
-      text_coef: Weight of texts, not negative.
+      text_coef: Weight of texts, not negative; only with ``steered``. None means 1.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -113,9 +113,12 @@ def minillm(
         checks.check_bool(name, steered=steered)
         checks.check_shape(name, "steered", steered, jnp.shape(mask)[:-1])
         sampled = mask & ~steered[..., None]
+    else:
+        checks.check_no_effect(name, "without steered", text_coef=text_coef)
     x = _inputs.prepare(name, logp, behavior_logp, advantages, sampled)
     policy = _inputs.clipped_loss(x.ratio, x.advantages, eps, eps)
-    texts = -text_coef * masking.zero_masked(logp, mask & ~sampled)
+    text_coef = 1.0 if text_coef is None else text_coef
+    texts = _inputs.product(-text_coef, masking.zero_masked(logp, mask & ~sampled))
     return masking.zero_masked(jnp.where(sampled, policy, texts), mask)
 
 
@@ -212,9 +215,9 @@ def sdpo_sampled(
     valid = _taught_mask("sdpo_sampled", mask, has_teacher)
     checks.check_float("sdpo_sampled", teacher_token_logp=teacher_token_logp)
     checks.check_same_shape("sdpo_sampled", logp=logp, teacher_token_logp=teacher_token_logp)
-    cost = x.logp - masking.zero_masked(teacher_token_logp, valid)
+    cost = masking.safe_log_ratio(x.logp, teacher_token_logp, valid)
     weight = jax.lax.stop_gradient(capped_ratio("sdpo_sampled", x, is_clip) * cost)
-    return masking.zero_masked(weight * x.logp, valid)
+    return masking.zero_masked(_inputs.product(weight, x.logp), valid)
 
 
 def _taught_mask(function: str, mask: Array, has_teacher: Array | None) -> Array:

@@ -141,8 +141,7 @@ def gspo_token(
     checks.check_non_negative("gspo_token", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("gspo_token", logp, old_logp, advantages, mask)
     log_s = jax.lax.stop_gradient(_mean(x.log_ratio, mask))
-    zero = x.logp - jax.lax.stop_gradient(x.logp)  # 0 in value, the gradient of logp
-    ratio = jnp.exp(_capped(log_s[..., None] + zero))
+    ratio = jnp.exp(_capped(log_s[..., None] + _zero(x.logp)))
     loss = _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
     return x.finish(_inputs.dual_clipped("gspo_token", loss, x.advantages, dual_clip))
 
@@ -199,8 +198,7 @@ def gspo_turns(
     labels = segments.dense_labels((turn_ids,), known)
     length = segments.over_label(known.astype(jnp.float32), labels)
     log_s = segments.over_label(x.log_ratio, labels) / jnp.maximum(length, 1.0)
-    zero = x.logp - jax.lax.stop_gradient(x.logp)  # 0 in value, the gradient of logp
-    ratio = jnp.exp(_capped(jax.lax.stop_gradient(log_s) + zero))
+    ratio = jnp.exp(_capped(jax.lax.stop_gradient(log_s) + _zero(x.logp)))
     loss = _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
     loss = _inputs.dual_clipped("gspo_turns", loss, x.advantages, dual_clip)
     return x.finish(masking.zero_masked(loss, known))
@@ -300,6 +298,12 @@ def _ratio(x: _inputs.Inputs) -> Array:
 def _mean(log_ratio: Array, mask: Array) -> Array:
     """Mean over each sequence, 0 for an empty one."""
     return masking.row_sum(log_ratio) / jnp.maximum(masking.lengths(mask), 1.0)
+
+
+def _zero(logp: Array) -> Array:
+    """0 in value, with the gradient of logp; constant at -inf, whose difference would be NaN."""
+    logp = jnp.where(logp == -jnp.inf, 0.0, logp)
+    return logp - jax.lax.stop_gradient(logp)
 
 
 def _capped(log_s: Array) -> Array:
@@ -469,4 +473,4 @@ def vespo(
         k_neg=k_neg,
         lambda_neg=lambda_neg,
     )
-    return x.finish(-phi * x.advantages * x.logp)
+    return x.finish(_inputs.product(-phi * x.advantages, x.logp))

@@ -150,6 +150,13 @@ def test_a_floor_keeps_the_sign():
     assert float(reshaped(jnp.ones(3), mask, old_entropy=entropy)[2]) == 0.0
 
 
+def test_factors_have_the_mean_one_unless_a_floor_raises_them():
+    mask, entropy = jnp.ones((3, 1), bool), jnp.array([[0.1], [0.1], [1.0]])
+    for floor, mean in ((None, 1.0), (0.0, 1.75 * 2 / 3)):
+        factors = reshaped(jnp.ones(3), mask, old_entropy=entropy, floor=floor)
+        np.testing.assert_allclose(factors.mean(), mean, rtol=1e-5)
+
+
 @pytest.mark.parametrize("junk", JUNK)
 def test_dropped_rollouts_and_tokens_are_not_read(junk):
     mask = jnp.array([[True, False], [True, True], [True, True]])

@@ -111,6 +111,17 @@ def test_tokens_by_what_they_are_a_part_of():
     assert float(plain.advantages[0, 2]) == pytest.approx(float(credit.action[0, 0]))
 
 
+@pytest.mark.parametrize("turns", [1, 3])
+def test_equal_advantages_normalize_to_zero(turns):
+    """The mean of three 0.9 is not 0.9 in float32."""
+    x = jnp.full((3, turns), 0.9)
+    credit = adv.Hierarchy(x, x, x, x, x, x, jnp.ones(x.shape, bool))
+    ids = jnp.broadcast_to(jnp.arange(turns), x.shape)
+    for role in (1, 2, 3):
+        out = adv.hae_tokens(credit, x > 0, turn_ids=ids, roles=jnp.full(x.shape, role))
+        assert not out.advantages.any() and out.keep.all()
+
+
 def test_the_price_of_keeping_a_subgoal():
     rewards = jnp.array([[0.0, 0.5, jnp.nan, 1.0], [2.0, jnp.nan, jnp.nan, jnp.nan]])
     where = jnp.array([[True, True, False, True], [True, False, False, False]])

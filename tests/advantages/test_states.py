@@ -292,6 +292,11 @@ def test_similar_states_are_clustered_in_order():
         (lambda: gigpo(jnp.zeros(2), omega=-1.0, **WORKED), ValueError, "omega must not be neg"),
         (lambda: hgpo(jnp.zeros(2), history=1.5, **WORKED), ValueError, "history must be an int"),
         (lambda: hgpo(jnp.zeros(2), scale="std", **WORKED), ValueError, "scale must be one of"),
+        (
+            lambda: hgpo(jnp.zeros(2), singleton="raw", **WORKED),
+            ValueError,
+            "hgpo: singleton='raw' has no effect without an episode; leave it out",
+        ),
         (lambda: salt(BASE, count="edge", **EDGES), ValueError, "salt: count must be one of"),
         (lambda: salt(jnp.zeros(2), **EDGES), ValueError, "salt: advantages must have shape"),
         (

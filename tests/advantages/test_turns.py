@@ -19,6 +19,7 @@ from jaxrl_llm.advantages import (
     turns_to_tokens,
     ui_s1,
 )
+from jaxrl_llm.aggregate import token_mean, weighted_sum
 from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(trloo, static_argnames=("singleton",))
@@ -208,8 +209,9 @@ def test_a_turn_counts_once_whatever_its_length():
     out = equal_turns(advantages, mask, turn_ids=turn_ids)
     a = np.float64(advantages[0])
     turns = [a[0, :3], a[0, 4:5], a[1, :1], a[1, 1:3], a[1, 3:4]]
-    # Of the eight tokens of a turn, under a mean over those.
-    assert float(out.sum()) / 8 == pytest.approx(np.mean([x.mean() for x in turns]), abs=1e-6)
+    # The mean over tokens counts the one of no turn too.
+    mean = weighted_sum(out, token_mean(mask))
+    assert float(mean) == pytest.approx(np.mean([x.mean() for x in turns]), abs=1e-6)
     assert not np.asarray(out)[0, 0, 3] and not np.asarray(out)[0, 1, 4]
     loud = equal_turns(jnp.where(mask, advantages, jnp.nan), mask, turn_ids=turn_ids)
     np.testing.assert_array_equal(loud, out)

@@ -170,5 +170,19 @@ def test_without_turns_the_band_is_that_of_one_turn():
     )
     with pytest.raises(ValueError, match="from_turn=1 has no effect without turn_ids"):
         reg.entropy_band(ENTROPY, MASK, history=history, from_turn=1)
-    with pytest.raises(ValueError, match="history must broadcast to mask"):
+    with pytest.raises(ValueError, match=r"history must .* token loss \(3,\); got \(7, 3\)"):
         reg.entropy_band(ENTROPY, MASK, history=jnp.ones((7, *ENTROPY.shape)))
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (3, 1), (2, 3, 3)])
+@pytest.mark.parametrize("name", ["history", "weight"])
+def test_a_number_per_prompt_is_not_read_along_tokens(name, shape):
+    entropy, mask = jnp.full((3, 2, 3), 5.0), jnp.ones((3, 2, 3), bool)
+
+    def band(value):
+        return reg.entropy_band(entropy, mask, **{"history": jnp.array(1.0), name: value})
+
+    with pytest.raises(ValueError, match=rf"entropy_band: {name} must .*\(3, 2, 3\); got \("):
+        band(jnp.ones(shape))
+    for fits in ((3, 1, 1), (1, 2, 1), (3, 2, 3)):
+        np.testing.assert_array_equal(band(jnp.full(fits, 0.5)), band(jnp.array(0.5)))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxrl_llm.regularizers import chunk_ids_from_mask, llds
+from jaxrl_llm.regularizers import chunk_ids_from_mask, imitation, llds
 
 OLD, NEW = np.array([[-1.0, -0.5, -2.0, -1.0]]), np.array([[-1.5, -0.4, -2.1, -0.4]])
 CHUNKS, ALL = jnp.array([[1, 1, 2, 2]]), jnp.ones((1, 4), bool)
@@ -116,6 +116,16 @@ def test_masked_cells_are_never_read(junk, level):
         jnp.where(mask.any(-1), advantages, junk),
     )
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+def test_a_coefficient_of_zero_turns_a_term_off_at_impossible_tokens_too():
+    logp, mask = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool)
+    for term in (
+        lambda x: llds(x, jnp.zeros((1, 2)), mask, jnp.zeros(1), coef=0.0),
+        lambda x: imitation(x, mask, imitated=jnp.array([True]), coef=0.0),
+    ):
+        assert not np.any(term(logp))
+        assert not np.any(jax.grad(lambda x, f=term: f(x).sum())(logp))
 
 
 @quick

@@ -422,6 +422,18 @@ def test_a_coefficient_of_another_shape_is_named(shape):
         np.testing.assert_array_equal(each, ours[0])
 
 
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
+def test_a_share_of_another_shape_is_named(shape):
+    with pytest.raises(ValueError, match=r"kl_convex: share must .*\(2, 3, 5\); got \("):
+        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=jnp.ones(shape))
+    ours = [
+        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=jnp.full(fits, 0.5))
+        for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE)
+    ]
+    for each in ours[1:]:
+        np.testing.assert_array_equal(each, ours[0])
+
+
 def test_no_gradient_reaches_share_and_coefficient():
     def loss(numbers):
         return kl_convex(

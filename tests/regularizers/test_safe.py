@@ -175,6 +175,41 @@ def test_the_asymmetric_transform(window):
     assert state.history.shape == (window,)
 
 
+def of_nobody(rewards, context):
+    """The same batch with no rollout, and with no token, that takes part."""
+    for name in ("where", "mask"):
+        yield rewards, context | {name: jnp.zeros_like(context[name])}
+
+
+def test_a_batch_without_a_token_leaves_safe_as_it_was():
+    controller = safe_controller()
+    update = jax.jit(controller.update)
+    first = controller.init()
+    rewards, context = batch(5.0)
+    _, second = update(rewards, first, **context)
+    for before in (first, second):
+        for nobody, empty in of_nobody(rewards, context):
+            coef, state = update(nobody, before, **empty)
+            jax.tree.map(np.testing.assert_array_equal, state, before)
+            assert coef == 0
+
+
+def test_a_batch_without_a_token_leaves_the_asymmetric_variant_as_it_was():
+    controller = asymmetric_kl(window=2)
+    state, coef = controller.init(), 0.0
+    for kl in (None, 0.5, 0.9):
+        if kl is not None:
+            rewards, context = batch(kl)
+            context.pop("old_entropy")
+            coef, state = jax.jit(controller.update)(rewards, state, **context)
+        rewards, context = batch(7.0)
+        context.pop("old_entropy")
+        for nobody, empty in of_nobody(rewards, context):
+            again, same = jax.jit(controller.update)(nobody, state, **empty)
+            jax.tree.map(np.testing.assert_array_equal, same, state)
+            np.testing.assert_allclose(again, coef, rtol=1e-6)
+
+
 def test_transforms_compare_by_value():
     assert safe_controller() == safe_controller() != safe_controller(base=0.2)
     assert asymmetric_kl() == asymmetric_kl() != asymmetric_kl(window=3)

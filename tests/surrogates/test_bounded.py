@@ -116,6 +116,11 @@ def test_equal_rewards_have_exactly_no_direction_and_a_finite_gradient():
     assert np.isfinite(pullback(jnp.ones((2, 3)))[0]).all()
 
 
+def test_rewards_whose_deviation_underflows_have_a_direction():
+    assert median_advantage(jnp.array([1e-25, 0.0, 0.0])).tolist() == [np.float32(1e-25), 0.0, 0.0]
+    assert np.isnan(median_advantage(jnp.array([jnp.nan, 0.0, 0.0]))).all()
+
+
 @pytest.mark.parametrize(("temperature", "center"), [(0.01, 0.9), (1.0, 0.9638)])
 def test_worked_centers(temperature, center):
     got = bpo_center(VALUES, temperature=temperature)

@@ -170,6 +170,18 @@ def test_kl_cov_adds_a_distance_to_the_selected_and_clips_nothing():
     np.testing.assert_allclose(gradient, np.where(MASK, slope, 0), rtol=1e-5, atol=1e-6)
 
 
+def test_kl_cov_without_a_coefficient_leaves_impossible_tokens_out():
+    logp, selected = jnp.array([-jnp.inf, -1.0]), jnp.ones(2, bool)
+
+    def loss(x):
+        return kl_cov(
+            x, jnp.full(2, -1.0), jnp.zeros(2), jnp.ones(2, bool), selected=selected, coef=0.0
+        )
+
+    assert not np.any(loss(logp))
+    assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
+
+
 def test_kl_cov_on_policy_is_the_policy_gradient():
     loss = lambda x: kl_cov(x, NEW, TOKENS, MASK, selected=None, ratio=1.0).sum()  # noqa: E731
     value, gradient = jax.value_and_grad(loss)(NEW)

@@ -208,6 +208,51 @@ def test_extreme_log_probabilities_stay_finite_and_kept_nan_shows():
     assert np.isnan(loss(LOGP, advantages=worse))
 
 
+@pytest.mark.parametrize("tau", [2.0, float("inf")])
+@pytest.mark.parametrize(("advantage", "first"), [(0.0, 2), (1.0, 1)])
+def test_an_impossible_response_outside_the_objective_changes_nothing(tau, advantage, first):
+    """Of no side, or next to a shorter answer that leaves it a share of 0."""
+    advantages = jnp.array([1.0, advantage, -1.0])
+    mask = jnp.arange(2) < jnp.array([first, 2, 2])[:, None]
+    logp = jnp.array([[-0.5, -0.25], [-jnp.inf, -1.0], [-0.75, -1.0]])
+
+    def objective(x):
+        return drpo_len(x, None, advantages, mask, length=2, lam=1e-3, tau=tau)[0, 0]
+
+    value, gradient = jax.value_and_grad(objective)(logp)
+    expected, slope = jax.value_and_grad(objective)(logp.at[1, 0].set(-3.0))
+    assert value == expected
+    np.testing.assert_array_equal(gradient, slope)
+    assert not gradient[1].any() and gradient[2].all()
+
+
+def test_an_impossible_wrong_answer_is_lowered_no_further():
+    logp = jnp.array([-0.5, -jnp.inf, -0.75, -1.5])[:, None]
+    mask, advantages = jnp.ones((4, 1), bool), jnp.array([1.0, -1.0, -1.0, -1.0])
+
+    def objective(x):
+        return drpo_len(x, None, advantages, mask, length=8, tau=2.0)[0, 0]
+
+    value, gradient = jax.value_and_grad(objective)(logp)
+    terms = np.exp(np.array([-np.inf, -0.75, -1.5]) / 2.0)
+    assert float(value) == pytest.approx(0.5 + 2.0 * np.log(terms.mean()), rel=1e-6)
+    np.testing.assert_allclose(gradient[:, 0], [-1.0, *terms / terms.sum()], rtol=1e-6)
+    # All of them: the objective has no bound, its gradient has.
+    value, gradient = jax.value_and_grad(objective)(logp.at[1:].set(-jnp.inf))
+    assert value == -jnp.inf
+    np.testing.assert_allclose(gradient[:, 0], [-1.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+
+
+def test_a_coefficient_of_zero_leaves_impossible_tokens_out():
+    logp, old = jnp.array([-jnp.inf, -1.0]), jnp.array([-1.0, -1.5])
+    for estimator in ("k1", "k3"):
+        term = lambda x, e=estimator: kl_from_old(  # noqa: E731
+            x, old, jnp.ones(2, bool), coef=jnp.array([0.0, 1.0]), estimator=e
+        )
+        assert term(logp)[0] == 0
+        assert jax.grad(lambda x, f=term: f(x).sum())(logp)[0] == 0
+
+
 def test_constants_dtypes_and_compilation():
     old, advantages = jnp.asarray(LOGP + 0.1), jnp.asarray(ADVANTAGES)
 

@@ -139,6 +139,15 @@ def test_dispo_with_equal_bounds_is_cispo(epsilons):
     )
 
 
+@pytest.mark.parametrize("surrogate", [reinforce, cispo, dispo, minpro, dppo_tv, dppo_kl])
+def test_an_impossible_token_of_advantage_zero_is_left_out_and_a_nan_shows(surrogate):
+    loss = lambda x: surrogate(x, None, jnp.array([0.0, 1.0]), TWO)  # noqa: E731
+    logp = jnp.array([-jnp.inf, -2.0])
+    np.testing.assert_array_equal(loss(logp), [0.0, 2.0])
+    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
+    assert np.isnan(loss(logp.at[0].set(jnp.nan))[0])
+
+
 @pytest.mark.parametrize("surrogate", [dispo, minpro])
 def test_on_policy_it_is_reinforce(surrogate):
     for old in (None, LOGP):

@@ -196,6 +196,17 @@ def test_one_turn_is_a_sequence_and_turns_are_sequences():
         gspo_turns(LOGP, OLD, ADVANTAGES, MASK, turn_ids=LOGP)
 
 
+def test_a_token_that_neither_policy_can_produce_has_ratio_one():
+    impossible = jnp.zeros(LOGP.shape, bool).at[0, 1].set(True)
+    logp, old = (jnp.where(impossible, -jnp.inf, x) for x in (LOGP, OLD))
+    one_turn = {"turn_ids": jnp.zeros(LOGP.shape, int)}
+    value, gradient = loss_and_gradient(gspo, logp, old=old, eps_low=1.0, eps_high=1.0)
+    for surrogate, more in ((gspo_token, {}), (gspo_turns, one_turn)):
+        got = loss_and_gradient(surrogate, logp, old=old, eps_low=1.0, eps_high=1.0, **more)
+        np.testing.assert_allclose(got[0], value, rtol=1e-6)
+        np.testing.assert_allclose(got[1], gradient, rtol=1e-6)
+
+
 def test_gspo_refuses_token_advantages():
     with pytest.raises(ValueError, match=r"gspo: advantages .*\(6,\); got \(6, 5\).*gspo_token"):
         gspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
@@ -421,6 +432,13 @@ def test_loss_and_gradient_are_those_of_weighted_reinforce():
         lambda x: vespo(x, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **options).sum()
     )(VESPO_LOGP)
     np.testing.assert_allclose(gradient, -phi * VESPO_ADVANTAGES[..., None], rtol=2e-5, atol=1e-6)
+
+
+def test_an_impossible_token_of_advantage_zero_gives_exactly_zero():
+    logp, mask, advantages = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool), jnp.zeros(1)
+    loss = lambda x: vespo(x, None, advantages, mask)  # noqa: E731
+    assert not np.any(loss(logp))
+    assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
 
 
 def test_without_a_behavior_policy_it_takes_the_proximal_one():

@@ -158,6 +158,32 @@ def test_zero_advantage_gives_exactly_zero(name):
     assert not np.any(gradient)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "kl_cov"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_impossible_token_of_advantage_zero_gives_exactly_zero(name, sampled):
+    """Whether the old policy could sample it or neither policy can."""
+    function, options, _ = CASES[name]
+    logp, old, advantages = map(jnp.asarray, make(7))
+    logp = logp.at[0, 0, 1].set(-jnp.inf)
+    old = old if sampled else old.at[0, 0, 1].set(-jnp.inf)
+    loss = lambda x, a: function(x, old, a, MASK, **options)  # noqa: E731
+    tokens = loss(logp, 0 * advantages)
+    gradient = jax.grad(lambda x: loss(x, 0 * advantages).sum())(logp)
+    assert not np.any(tokens)
+    assert not np.any(gradient)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])
+def test_an_impossible_token_of_weight_zero_gives_exactly_zero(name):
+    function = CASES[name][0]
+    logp, old, _ = map(jnp.asarray, make(7))
+    logp, weight = logp.at[0, 0, 1].set(-jnp.inf), jnp.ones(SHAPE).at[0, 0, 1].set(0.0)
+    loss = lambda x: function(x, old, jnp.ones(SHAPE[:-1]), MASK, weight=weight)  # noqa: E731
+    tokens, gradient = loss(logp), jax.grad(lambda x: loss(x).sum())(logp)
+    assert tokens[0, 0, 1] == gradient[0, 0, 1] == 0
+    assert np.isfinite(tokens).all() and np.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_jit_vmap_and_eager_agree(name):
     function, options, _ = CASES[name]
