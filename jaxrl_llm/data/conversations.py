@@ -28,10 +28,10 @@ def is_conversation(value: Any) -> bool:
 def with_texts(value: Any, name: str) -> Any:
     """A conversation whose contents are texts; any other value unchanged.
 
-    Contents may be lists of parts of type "text", which are joined.
+    Contents may be lists of texts or of parts of type "text", which are joined.
 
     Raises:
-      ValueError: If a part is of another type.
+      ValueError: If a part is anything else.
 
     Example:
       >>> with_texts([{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "row 0")
@@ -43,10 +43,16 @@ def with_texts(value: Any, name: str) -> Any:
     def joined(content: Any) -> Any:
         if isinstance(content, str) or not isinstance(content, Sequence):
             return content
-        kinds = [x.get("type") if isinstance(x, Mapping) else None for x in content]
-        if other := next((kind for kind in kinds if kind != "text"), None):
-            raise ValueError(f"{name}: a message has a part of type {other!r}; only text is read.")
-        return "".join(x.get("text") or "" for x in content if isinstance(x, Mapping))
+        texts = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            text = part.get("text") if isinstance(part, Mapping) and kind == "text" else part
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{name}: a message has a part of type {kind!r}; only text is read."
+                )
+            texts.append(text)
+        return "".join(texts)
 
     return [{**message, "content": joined(message["content"])} for message in value]
 
@@ -128,9 +134,10 @@ def plain_row(
       >>> plain_row({"prompt": [user]}, "prompt", "row 0")
       ({'prompt': '2+2?'}, None)
     """
-    row = {column: with_texts(value, name) for column, value in row.items()}
-    for column in LISTS:
-        if isinstance(row.get(column), list | tuple):
+    row = dict(row)
+    for column in {prompt_field, *RESPONSES, *LISTS} & row.keys():
+        row[column] = with_texts(row[column], name)
+        if isinstance(row[column], list | tuple) and column in LISTS:
             row[column] = [with_texts(value, name) for value in row[column]]
     if implicit:
         row[prompt_field] = common_prompt(row, name)

@@ -232,6 +232,8 @@ def _from_rows(
                 f"{function}: {source} has no field {name!r}; its fields are {', '.join(fields)}."
             )
 
+    positions = answer_field is not None and all(_is_position(row, answer_field) for row in rows)
+
     def prompt(position: int, row: Mapping[str, Any]) -> Prompt:
         name = f"{function}: row {position} of {source}"
         row, messages = plain_row(row, prompt_field, name, implicit=implicit)
@@ -246,10 +248,8 @@ def _from_rows(
             raise ValueError(
                 f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
             )
-        choices = row.get("choices")
-        texts = isinstance(choices, list | tuple) and all(isinstance(x, str) for x in choices)
-        if texts and type(answer) is int and 0 <= answer < min(len(choices), len(LETTERS)):
-            answer = LETTERS[answer]  # as a text, the position would look like one of the choices
+        if positions:  # as a text, it would look like one of the choices
+            answer = LETTERS[answer]
         if isinstance(answer, list | tuple) and answer and all(isinstance(x, str) for x in answer):
             answer = tuple(answer)  # any of them is right
         elif answer is not None and not isinstance(answer, str):
@@ -260,6 +260,13 @@ def _from_rows(
         return Prompt(text, answer, others, identity, messages)
 
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
+
+
+def _is_position(row: Mapping[str, Any], answer_field: str) -> bool:
+    """Whether the answer of a row is the position of one of its choices, which are texts."""
+    answer, choices = row.get(answer_field), row.get("choices")
+    texts = isinstance(choices, list | tuple) and all(isinstance(x, str) for x in choices)
+    return texts and type(answer) is int and 0 <= answer < min(len(choices), len(LETTERS))
 
 
 def _as_written(path: Path, rows: list[dict], fields: list[str]) -> list[dict]:

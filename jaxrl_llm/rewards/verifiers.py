@@ -152,7 +152,7 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       completion: The reply; see :func:`choice_letter`.
       metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
         needs "choices", the texts of the options. Without "choices" there are ten letters.
-        An integer of a file with "choices" that are texts is loaded as the letter.
+        Integers of a file are loaded as letters if each is the position of a text in "choices".
 
     Returns:
       1.0 or 0.0.

@@ -83,17 +83,18 @@ class Passes(NamedTuple):
 
 # How metrics of several optimizer steps become one per batch; others are the mean over all steps.
 _SUMS = ("tokens", "pairs")
+_OF_REWARDS = ("reward", "reward_std", "informative")
 _FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
 _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
 
 
 def summarize_updates(
-    history: dict[str, Array], minibatches: int, there: Array
+    history: dict[str, Array], minibatches: int, there: Array, rewarded: Array
 ) -> dict[str, Array]:
     """Combines the metrics ``[updates]`` of the optimizer steps of one batch.
 
-    Only those of minibatches that are ``there``, as they have something to train on; all metrics
-    are 0 if none is.
+    Only those of minibatches that are ``there``, as they have a token to train on; all are 0 if
+    none is. Rewards count where a rollout takes part, ``rewarded``, whatever of it trains.
 
     - Metrics of the rollouts and the policy's entropy: the mean over the first pass; for ``tokens``
       and ``pairs`` the sum.
@@ -106,7 +107,8 @@ def summarize_updates(
     picked = dict.fromkeys(_BEFORE_UPDATE, first) | {"approx_kl": last}
 
     def summarize(name: str, x: Array) -> Array:
-        x = jnp.where(there, x, 0.0)
+        counts = rewarded if name in _OF_REWARDS else there
+        x = jnp.where(counts, x, 0.0)
         if name in picked:
             return x[picked[name]]
         if name in ("updates", "skipped"):
@@ -114,7 +116,7 @@ def summarize_updates(
         if name == "ratio_max":
             return jnp.max(x)
         passes = slice(minibatches if name in (*_FIRST_PASS, *_SUMS) else None)
-        count = 1 if name in _SUMS else jnp.maximum(jnp.sum(there[passes]), 1)
+        count = 1 if name in _SUMS else jnp.maximum(jnp.sum(counts[passes]), 1)
         return jnp.sum(x[passes]) / count
 
     return {name: summarize(name, x) for name, x in history.items()}
@@ -137,13 +139,13 @@ def run_passes(
     """
 
     def update_part(carry, part: Batch):
-        there = jnp.any(part.mask)
+        there, rewarded = jnp.any(part.mask), jnp.any(part.where)
         carry, (metrics, logp) = update(carry, part, there)
-        return carry, (metrics, logp, there)
+        return carry, (metrics, logp, there, rewarded)
 
     if passes.updates == 1:
         part = batch if of_pass is None else of_pass(batch, jnp.int32(0))
-        carry, (metrics, logp, _) = update_part(carry, part)
+        carry, (metrics, logp, *_) = update_part(carry, part)
         return carry, (metrics, logp)
 
     count = passes.minibatches
@@ -153,10 +155,10 @@ def run_passes(
         part = batch if count == 1 else jax.tree.map(lambda x: keep_apart(x[step % count]), parts)
         return update_part(carry, part if of_pass is None else of_pass(part, step // count))
 
-    carry, (history, logp, there) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
+    carry, (history, logp, there, rewarded) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
     if logp is not None:
         logp = join_microbatches(logp[:count])
-    return carry, (summarize_updates(history, count, there), logp)
+    return carry, (summarize_updates(history, count, there, rewarded), logp)
 
 
 def run_turns(
@@ -203,7 +205,7 @@ def run_turns(
     (carry, _, _), (history, there) = jax.lax.scan(one, start, order)
     # The responses are as long as they are, not as one of their turns.
     lengths, trains = masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)
-    metrics = summarize_updates(history, count, there)
+    metrics = summarize_updates(history, count, there, there)
     metrics |= {"length": masking.masked_mean(lengths, trains)}
     return carry, (metrics, first)
 

@@ -105,6 +105,7 @@ def update_critic(
 
     def update(carry, part: Batch, there: Array):
         part = recipe.weigh(part) if passes.minibatches > 1 else part
+        there &= jnp.any(part.extras["critic_weights"] != 0)
         value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
         carry, metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
         return carry, (metrics, None)
@@ -134,5 +135,6 @@ def update_prm(
 
     value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
     carry = (state.params, state.opt_state)
-    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads)
+    there = pairs > 0  # else the momentum alone would move it
+    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
     return CriticState(params, opt_state, ()), metrics

@@ -260,7 +260,10 @@ def attach_fields(
                     "returns, and the reward would be the sum of all entries; add an entry "
                     "'reward' to the mapping."
                 )
-            value = scores.reward_components[name].reshape(shape)
+            value = scores.reward_components[name]
+            if name == "answer_ids":  # a failed call has no answer, whatever its reward is
+                value = np.where(scores.unanswered, -1, value)
+            value = value.reshape(shape)
         elif spec is None or spec.axes == "P":
             value = _from_metadata(recipe, name, questions)
         else:

@@ -260,6 +260,7 @@ class _StepParts:
         before = self.logp_at_start(state, batch)
         state, metrics, logp = self.update_policy(state, batch, algo_state, key, weights)
         applied = (metrics["updates"] > 0) | (metrics["skipped"] == 0)
+        applied &= stays_finite(state.algo_state, algo_state)
         algo_state = self.learn(state, batch, algo_state, logp, before)
         state = self.move_reference(state, key)
         if (critic := self.recipe.critic) is not None:
@@ -322,6 +323,7 @@ class _StepParts:
 
         def update(carry, part: Batch, there: Array):
             part = recipe.weigh(part) if reweighs else part
+            there &= jnp.any(part.weights != 0)
             loss, grads, logp, entropy, _ = _policy_gradients(
                 scorer, recipe, state.base, carry[0], part, accumulated
             )
@@ -592,7 +594,9 @@ def apply_gradients(
       gradients: From :func:`make_gradients`.
 
     Returns:
-      The state of the next step, and ``loss``, ``grad_norm``, ``update_norm`` and ``skipped``.
+      The state of the next step, and ``loss``, ``grad_norm``, ``update_norm``, ``updates`` and
+      ``skipped``. A step is made also if the batch had no token to train on, unlike in
+      :func:`make_step`.
     """
     carry = (state.params, state.opt_state)
     carry, metrics = _apply(

@@ -243,7 +243,8 @@ class Meter:
         - ``unique_tokens_per_second``: over the phases wait, score and train.
         - ``flops_per_second``: :func:`train_flops` over the phase train. For a population,
           :func:`population_flops` over wait and train.
-        - ``mfu``: model FLOP utilization, the ratio of ``flops_per_second`` to the peak.
+        - ``mfu``: model FLOP utilization, the ratio of ``flops_per_second`` to the peak. Both are
+          left out if the batch makes no update.
 
         ``batch`` is the batch as collected, on the host; ``seconds`` are by phase.
         """
@@ -271,7 +272,9 @@ class Meter:
                 frozen=self._frozen,
             )
             spent = seconds["train"]
-        values["flops_per_second"] = flops / max(spent, 1e-9)
+        if not responses.any() or spent <= 0:  # a batch that nothing was trained on
+            return values
+        values["flops_per_second"] = flops / spent
         if self._product is not None and busy >= 1:  # the product takes a hundredth of a second
             self.peak = max(self.peak or 0.0, self._product())
         if self.peak is not None:

@@ -157,13 +157,16 @@ class Run:
             self.config.optimizer, state.opt_state, updates=self.config.passes.updates
         )
         values = host_metrics(metrics, host, seconds=seconds)
+        idle = _idle(values)
+        if idle:  # no rollout or no token of it trains, so their mean says nothing
+            values["reward"] = values.get("sampled_reward", values["reward"])
         if not has_nonfinite_update(values):
             self.state = state
         step = int(state.step)
         self.checkpoints.poll()  # clears the remains of a failed save to make room for the metrics
         self.folder.step(step, values, rollouts.rows)
         self._guard(step, values, self.state, batch)
-        if values["no_signal"]:
+        if idle:
             self._check_signal(step, rollouts)
         self._check_gradient(step, values)
         reward = values.get("sampled_reward", values["reward"])
@@ -269,10 +272,12 @@ class Run:
         """
         in_a_row, limit = self._guard.in_a_row, self.config.max_skipped
         groups = int(rollouts.metrics["groups_sampled"])
+        what = "none of" if rollouts.metrics["no_signal"] else "the recipe trains no token of"
         text = (
-            f"Step {step} makes no update: none of the {groups} groups that "
-            f"{self.experiment.collector!r} asked for takes part"
+            f"Step {step} makes no update: {what} the {groups} groups that "
+            f"{self.experiment.collector!r} asked for"
         )
+        text += " takes part" if rollouts.metrics["no_signal"] else ""
         if in_a_row < limit:
             self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
             return
@@ -402,7 +407,8 @@ class NonFiniteGuard:
                 self._folder.log(f"{text}, so {some} of {_TRAINED[who]} are skipped.")
             return
         self.in_a_row += 1
-        whose = f"{_TRAINED[skipped[0]]}'s" if skipped[0] else "its"
+        first = next(who for who in skipped if not values.get(f"{who}updates"))
+        whose = f"{_TRAINED[first]}'s" if first else "its"
         text = f"{text}, so {whose} update is skipped"
         if self.in_a_row < self._limit:
             self._folder.log(f"{text} ({self.in_a_row} in a row; {self._limit} end the run).")
@@ -456,7 +462,9 @@ def _all_skipped(values: Mapping[str, Any]) -> bool:
 
 def _idle(values: Mapping[str, Any]) -> bool:
     """Whether a step had nothing to train on. Rows of earlier versions have no ``updates``."""
-    return bool(values.get("no_signal")) or values.get("updates") == 0
+    made = [values.get(f"{x}updates") for x in _TRAINED]
+    skipped = any(values.get(f"{x}skipped") for x in _TRAINED)
+    return bool(values.get("no_signal")) or not (skipped or any(made) or made[0] is None)
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
     collector_parts,
     parts_with_groups,
+    width_of,
 )
 from jaxrl_llm.data.prompts import row_text
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
@@ -146,11 +147,13 @@ def check_responses(
     """
     most = config.sampling.max_new_tokens
     for part in collector_parts(recipe.collector):
-        reader = getattr(part, "reader", None)
-        if not getattr(part, "brings_responses", False) or reader is None:
+        policy = getattr(part, "policy", part)  # of a collector that helps groups
+        reader = getattr(policy, "reader", None)
+        if not getattr(policy, "brings_responses", False) or reader is None:
             continue
+        width = width_of(part, config.sampling.group_size)
         for row, (prompt, _) in zip(DataRows(questions), questions, strict=True):
-            for response in reader(row):
+            for response in reader(row)[:width]:
                 tokens = response.tokens
                 if isinstance(tokens, str):
                     if len(tokens.encode()) + _END_ROOM <= most:

@@ -204,6 +204,8 @@ def load_teacher(
         _check_on_host(config, teacher, questions)
         if isinstance(teacher, StoredTeacher):
             teacher.check(tokenizer, questions)
+        elif isinstance(teacher, TokenTeacher):
+            _check_context(config, getattr(teacher, "context", None), longest)
         return teacher
     if isinstance(teacher, str):
         from jaxrl_llm import data, models
@@ -223,18 +225,23 @@ def load_teacher(
     if same_tokens and other.config.vocab_size > model.config.vocab_size:
         other = with_vocabulary(other, model.config.vocab_size)
     check_teacher("config", recipe, model, other)
-    needed = longest + config.sampling.max_new_tokens
-    if needed > other.config.max_length:
-        raise ValueError(
-            f"config: prompts and responses may have {needed} tokens together, but the teacher's "
-            f"context has {other.config.max_length}."
-        )
+    _check_context(config, other.config.max_length, longest)
     if not same_tokens:
         raise ValueError(
             "config: the teacher has another tokenizer than the policy, but recipe "
             f"{recipe.name!r} compares tokens; use span_distillation."
         )
     return Teacher(other, params)
+
+
+def _check_context(config: TrainConfig, context: int | None, longest: int) -> None:
+    """Raises ValueError if a teacher's context has no room for the longest prompt and response."""
+    needed = longest + config.sampling.max_new_tokens
+    if context is not None and needed > context:
+        raise ValueError(
+            f"config: prompts and responses may have {needed} tokens together, but the teacher's "
+            f"context has {context}."
+        )
 
 
 def _check_on_host(config: TrainConfig, teacher: Any, questions: Sequence[Question]) -> None:

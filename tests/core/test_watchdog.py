@@ -47,6 +47,21 @@ with dog.watching(0.5) as note:
 
 
 @pytest.mark.slow
+def test_the_end_of_a_call_arrives_if_the_watcher_is_behind():
+    """Its notes, of 64 bytes, fill each page of the pipe while the watcher starts."""
+    done = run(
+        """
+with dog.watching(1.0) as note:
+    for _ in range(1100):
+        note("x" * 51)
+time.sleep(4.0)
+print("alive")
+"""
+    )
+    assert done.returncode == 0 and done.stdout == "alive\n", done.stderr
+
+
+@pytest.mark.slow
 def test_what_is_noted_in_time_or_over_is_left_alone():
     done = run(
         """

@@ -113,6 +113,13 @@ def test_contents_may_be_lists_of_texts():
     said = [{"role": "assistant", "content": [{"type": "text", "text": "4"}]}]
     row, messages = plain_row({"prompt": user, "chosen": said, "responses": [said]}, "prompt", "r")
     assert row == {"prompt": "2+22+2", "chosen": "4", "responses": ["4"]} and messages is None
-    user[0]["content"].append({"type": "image", "image": "x.png"})
-    with pytest.raises(ValueError, match="row 3: a message has a part of type 'image'; only text"):
-        plain_row({"prompt": user}, "prompt", "row 3")
+    system = {"role": "system", "content": ["Be ", "brief."]}
+    _, messages = plain_row({"prompt": [system, *user]}, "prompt", "r")
+    assert messages[0]["content"] == "Be brief."
+    for part, kind in (({"type": "image", "image": "x.png"}, "image"), (None, "NoneType")):
+        other = [{"role": "user", "content": ["a caption", part]}]
+        told = f"row 3: a message has a part of type '{kind}'; only text is read"
+        with pytest.raises(ValueError, match=told):
+            plain_row({"prompt": other}, "prompt", "row 3")
+        # A column that nothing reads as a conversation is as it was.
+        assert plain_row({"prompt": "a", "trace": other}, "prompt", "r")[0]["trace"] is other

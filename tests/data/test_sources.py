@@ -287,9 +287,12 @@ def test_the_position_of_a_choice_becomes_its_letter(tmp_path):
     """As a text, 2 would be the choice "2", and of other choices none."""
     rows = [
         {"prompt": "a", "answer": 2, "choices": ["1", "2", "3"]},
-        {"prompt": "b", "answer": 6, "choices": ["3", "6", "9"]},
-        {"prompt": "c", "answer": 1, "choices": ["1", "2"]},
+        {"prompt": "b", "answer": 1, "choices": ["1", "2"]},
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert [x.answer for x in from_file(path)] == ["C", "6", "B"]
+    assert [x.answer for x in from_file(path)] == ["C", "B"]
+    # Where one of them is no position, they are values.
+    rows.append({"prompt": "c", "answer": 3, "choices": ["1", "2", "3"]})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert [x.answer for x in from_file(path)] == ["2", "1", "3"]

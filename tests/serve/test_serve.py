@@ -462,7 +462,7 @@ def test_clients_may_send_the_values_that_the_server_has():
     assert settings(bounded.spec, **off) == {"top_k": 64}
     fixed = jr.rollout.make_engine(MODEL, **sizes, temperature=0.5, top_k=3).spec
     assert settings(fixed, temperature=0.5, top_k=3, top_p=1, min_p=0) == {}
-    for params in ({"temperature": 1.0}, {"min_tokens": False}, {"top_k": 4}):
+    for params in ({"temperature": 1.0}, {"min_tokens": False}, {"top_k": 4}, {"top_k": -1}):
         with pytest.raises(RequestError, match="is fixed on this server|must be a number"):
             settings(fixed, **params)
 

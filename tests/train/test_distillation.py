@@ -542,6 +542,10 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
             {"teacher": no_trees, "packing": "flat"},
             'packing "flat" needs a teacher whose reads_prompt_trees is True',
         ),
+        (
+            {"recipe": "on_policy_distillation", "teacher": ModelTeacher(*short()[:2])},
+            "may have 13 tokens together, but the teacher's context has 12",
+        ),
         ({"teacher": short}, "may have 13 tokens together, but the teacher's context has 12"),
     ],
 )  # fmt: skip

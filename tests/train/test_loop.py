@@ -10,6 +10,7 @@ import threading
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_checkpoint import assert_same, truncate
@@ -36,6 +37,7 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
+from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -772,6 +774,41 @@ def test_the_schedule_goes_on_from_its_step_if_a_resumed_run_has_other_minibatch
     np.testing.assert_allclose(rates, [5e-3, 2.5e-3], rtol=1e-6)
     again = train(tiny_run(tmp_path, steps=5, **changes), resume=True)
     assert again.history[-1]["learning_rate"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_a_run_ends_if_curation_in_the_step_drops_all_groups(tmp_path):
+    """The collector's groups take part, so the batch has a signal for all that the host knows."""
+    curation = jr.stateless(jr.curation.informative_groups)
+    recipe = jr.recipes.grpo().replace(name="alike", curation=curation)
+    with pytest.raises(TrainingError, match="the recipe trains no token of the 4 groups"):
+        train(tiny_run(tmp_path, recipe=recipe, reward=lambda *_: 1.0, steps=9))
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3] and rows[0]["reward"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_recipe_that_masks_every_token_ends_the_run(tmp_path, minibatches):
+    """Rewards differ, so the batches have a signal, which no token takes."""
+
+    def none(advantages, mask):
+        return jnp.zeros_like(mask)
+
+    counts = itertools.count()
+
+    def alternating(prompt, completion, metadata):
+        return float(next(counts) % 2)
+
+    recipe = jr.recipes.grpo().replace(name="nothing", selection=none)
+    options = {"recipe": recipe, "reward": alternating, "minibatches": minibatches}
+    told = "Step 3 makes no update: the recipe trains no token of the 4 groups .*none of the last 3"
+    with pytest.raises(TrainingError, match=told):
+        train(tiny_run(tmp_path, steps=5, **options))
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert all(row["updates"] == 0 and row["reward"] == 0.5 for row in rows)
+    assert all("mfu" not in row or row["mfu"] < 1e3 for row in rows)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from test_checkpoint import assert_same
-from tiny_run import tiny_run
+from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli import main
@@ -292,6 +292,19 @@ def bare():
 def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         load_experiment(of_pairs(tmp_path / "run", pairs, **changes))
+
+
+def test_a_demonstration_that_is_too_long_is_found_before_the_run_if_it_trains(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"prompt": "q", "demonstration": ["ab", "abcdefgh"]}
+    path.write_text("".join(json.dumps(row | {"prompt": f"q{n}"}) + "\n" for n in range(9)))
+    options = {"sampling": SamplingConfig(group_size=2, max_new_tokens=4), "reward": low_bytes}
+    one = jr.recipes.grpo().replace(collector=jr.curation.demonstrations(count=1))
+    load_experiment(of_pairs(tmp_path / "one", str(path), recipe=one, **options))
+    failed = jr.curation.demonstrations(count=2, when="failed")
+    two = jr.recipes.grpo().replace(collector=failed)
+    with pytest.raises(ValueError, match="has 9 tokens, but sampling.max_new_tokens is 4"):
+        load_experiment(of_pairs(tmp_path / "two", str(path), recipe=two, **options))
 
 
 def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):

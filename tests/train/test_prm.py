@@ -91,6 +91,15 @@ def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
 
 
 @pytest.mark.slow
+def test_without_a_pair_the_reward_model_stays(setting):
+    """AdamW would move it by its momentum, before it scores the batch."""
+    model, params, batch, prm = setting
+    state, metrics = stepped((model, params, batch.replace(rewards=batch.rewards * 0), prm))
+    jax.tree.map(np.testing.assert_array_equal, state.critic.params, prm)
+    assert float(metrics["critic_updates"]) == 0 and float(metrics["critic_skipped"]) == 0
+
+
+@pytest.mark.slow
 def test_microbatches_add_up_and_what_begins_as_the_policy_knows_nothing(setting):
     whole, _ = stepped(setting)
     parts, _ = stepped(setting, microbatches=2)

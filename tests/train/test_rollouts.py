@@ -648,6 +648,31 @@ def test_votes_of_any_extractor_train_questions_without_answers(experiment_and_p
     np.testing.assert_array_equal(np.any(np.asarray(shaped) > 0, -1), np.any(answers >= 0, -1))
 
 
+class HalfFails:
+    """Every second call fails, and counts as 0."""
+
+    answer = staticmethod(first_byte)
+
+    def __call__(self, prompt, completion, metadata):
+        return {"reward": 0.0, "answer_ids": 3}
+
+    def score_batch(self, prompts, completions, metadata):
+        values = [self(*row) for row in zip(prompts, completions, metadata, strict=True)]
+        return [jr.rewards.FAILED if i % 2 else x for i, x in enumerate(values)]
+
+
+def test_a_failed_call_has_no_vote(experiment_and_params):
+    experiment, params = experiment_and_params
+    config = dataclasses.replace(experiment.config, reward=HalfFails(), reward_on_error="zero")
+    experiment = dataclasses.replace(experiment, config=config)
+    with pytest.warns(jr.rewards.VerifierWarning, match="failed on 4 of 8 completions"):
+        batch = collected(experiment, params, jr.recipes.ttrl_majority(), number=0, version=0).batch
+    answers = np.asarray(batch.extras["answer_ids"]).reshape(-1)
+    np.testing.assert_array_equal(answers[::2], 3)
+    np.testing.assert_array_equal(answers[1::2], -1)
+    assert np.asarray(batch.where).all()
+
+
 class NoBaseline:
     """Grades rollouts; its call on the greedy response to the second prompt fails."""
 

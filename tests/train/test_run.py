@@ -236,6 +236,9 @@ def test_a_step_with_some_of_its_updates_is_none_without(tmp_path):
     assert note.in_a_row == 1
     with pytest.raises(TrainingError, match="so its update is skipped"):
         note(5, some | {"updates": 0.0, "skipped": 4.0}, None, make_batch(prompts=2))
+    of_critic = {"critic_loss": 1.0, "critic_grad_norm": 1.0, "critic_updates": 0.0}
+    with pytest.raises(TrainingError, match="so the critic's update is skipped"):
+        note(6, some | of_critic | {"critic_skipped": 4.0}, None, make_batch(prompts=2))
 
 
 def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ HELD_SECONDS = 30.0
 """Seconds past its deadline for which a call may hold the interpreter before the process ends."""
 
 _TICK = 0.5  # seconds
+_PATIENCE = 5.0  # seconds to wait for a watcher that is behind; it reads at once unless stopped
 _LONGEST = 300  # characters of a text, so that a line is written in one piece or not at all
 _END_SECONDS = 5.0
 _STOP_SECONDS = 5.0  # for which a call may hold the interpreter after a second Ctrl-C
@@ -105,11 +106,19 @@ class Watchdog:
         # An error here must not fail the watched call, which then goes on unwatched.
         try:
             self._write(message)
-        except BlockingIOError:  # the watcher is stopped and reads nothing
-            pass
+        except BlockingIOError:  # the watcher is behind, or is stopped and reads nothing
+            if len(message) == 1:
+                self._write_late(message)
         except OSError:  # the watcher was ended
             self._process = None
             with contextlib.suppress(OSError):
+                self._write(message)
+
+    def _write_late(self, message: list[Any]) -> None:
+        """Writes the end of a call, without which the watcher would end this process later."""
+        process: Any = self._process
+        with contextlib.suppress(OSError):
+            if select.select([], [process.stdin], [], _PATIENCE)[1]:
                 self._write(message)
 
     def _write(self, message: list[Any]) -> None:

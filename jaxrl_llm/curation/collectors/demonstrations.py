@@ -87,17 +87,22 @@ class _Demonstrations(HintedPolicy):
                 "must be texts, since the answer takes the place of the demonstration's."
             )
 
+    def reader(self, row: Mapping[str, Any]) -> tuple[Response, ...]:
+        """The responses of a row of the data that join its group."""
+        chosen = demonstrations_of(self.name, row, self.column)[: self.count]
+        return tuple(Response(each, reward=self.reward) for each in chosen)
+
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         if len(group.requests) > 1:
             return ()
         if self.when == "failed" and not self.failed(group.outcomes[0]):
             return ()
-        chosen = demonstrations_of(self.name, group.row, self.column)[: self.count]
-        responses = tuple(Response(each, reward=self.reward) for each in chosen)
-        requests = [Request(len(chosen), responses=responses, sampled=False, role=DEMONSTRATION)]
+        responses = self.reader(group.row)
+        count = len(responses)
+        requests = [Request(count, responses=responses, sampled=False, role=DEMONSTRATION)]
         if self.probe is not None:
             answer, probes = read_column(self.name, group.row, self.probe), []
-            for text in map(str, chosen):
+            for text in (str(each.tokens) for each in responses):
                 # A demonstration up to its answer, then the reference answer, which alone counts.
                 place = text.rfind(answer)
                 before = text[:place] if place >= 0 else f"{text}\n"

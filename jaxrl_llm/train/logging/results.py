@@ -162,7 +162,7 @@ def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "
     train = [(row["step"], r) for row in rows if (r := training_reward(row)) is not None]
     if train:
         axes.plot(*zip(*train, strict=True), marker=".", label="training, sampled")
-    for kind, marker in (("greedy", "s"), ("sampled", "o")):
+    for kind, marker in (("greedy", "s"), ("sampled", "o"), ("pairs", "^")):
         held_out = [(r["step"], r["held_out"][kind]) for r in rows if kind in r.get("held_out", {})]
         if held_out:
             steps = [step for step, _ in held_out]

@@ -294,6 +294,7 @@ class RunFolder:
         text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in results.items())
         questions = next(iter(results.values())).questions
         what = "Accuracy" if all(x.binary for x in results.values()) else "Mean reward"
+        what = "Share of pairs in the right order" if set(results) == {"pairs"} else what
         if failed := sum(accuracy.failed for accuracy in results.values()):
             text += f"; {failed} responses are left out, since the reward failed on them"
         self.log(f"{what} on {questions} held-out questions after step {step}: {text}")
