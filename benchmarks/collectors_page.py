@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, short
 from benchmarks.quickstart import CURVES, WAYS
 
 PAGE = ROOT / "docs" / "collectors.md"
@@ -36,7 +36,7 @@ def _curves(result: Mapping[str, Any]) -> str:
     if beside:
         command += f" --beside {' '.join(beside)}"
     if before:
-        targets[f"quickstart of {before['commit'][:7]}"] = before["runs"]
+        targets[f"quickstart of {short(before['commit'])}"] = before["runs"]
         command += " --before CHECKOUT"
     title = (
         f"Minutes of training and held-out accuracy of targets of `{result['workload']['config']}`,"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, short
 from benchmarks.readme import spread
 
 PAGE = ROOT / "docs" / "engine.md"
@@ -120,7 +120,8 @@ def _few_samples(result: Mapping[str, Any]) -> str:
     title = (
         f"Few responses to many prompts: {work['prompt_tokens']} + {work['new_tokens']} tokens, "
         f"{work['slots']}, {work['model']} in {work['dtype']}, {result['device']}, commit "
-        f"{result['commit'][:7]} beside {work['before'][:7]} (`python -m benchmarks.few_samples`):"
+        f"{short(result['commit'])} beside {short(work['before'])} "
+        "(`python -m benchmarks.few_samples`):"
     )
     return pages.table(title, ("responses", "seconds before", "seconds", "times as fast"), rows)
 

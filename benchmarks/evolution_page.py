@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, short
 from benchmarks.quickstart import WAYS
 from benchmarks.readme import spread
 
@@ -160,7 +160,7 @@ def _task(result: Mapping[str, Any], folder: Path) -> str:
         )
     title = (
         f"Held-out accuracy ({result['runs'][0]['questions']} questions), {result['device']} "
-        f"(`{work['config']}` of commit {result['commit'][:7]}, "
+        f"(`{work['config']}` of commit {short(result['commit'])}, "
         "`python -m benchmarks.es_quickstart`); the last two columns count to the first evaluation "
         f"at which greedy accuracy had risen by {work['rise']:g}:"
     )

@@ -150,6 +150,17 @@ def check_agreement(checks: Mapping[str, Sequence], *, tolerance: float, share: 
             )
 
 
+def short(commit: str) -> str:
+    """A commit as pages name it, with "-dirty" if the checkout had changes.
+
+    Example:
+        >>> short("fef92bc53bd3-dirty")
+        'fef92bc-dirty'
+    """
+    number, dash, state = commit.partition("-")
+    return f"{number[:7]}{dash}{state}"
+
+
 def commit(checkout: Path = ROOT) -> str:
     """The commit of a checkout, "-dirty" when files are changed; "unknown" without git."""
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, short
 
 README = ROOT / "README.md"
 CATALOG = ROOT / "docs" / "catalog.md"
@@ -94,16 +94,16 @@ def results(folder: Path = RESULTS) -> str:
     for quickstart in (result for result in found if result["name"] == "quickstart"):
         header = ("seed", "minutes of training", "greedy accuracy", "sampled accuracy")
         parts.append(
-            f"`configs/quickstart.py` of commit {quickstart['commit'][:7]} on "
+            f"`configs/quickstart.py` of commit {short(quickstart['commit'])} on "
             f"{quickstart['device']}, accuracy on held-out questions before and after training:"
         )
         parts.append(_table(header, map(quickstart_row, quickstart["runs"])))
     for step in (result for result in found if result["name"] == "quickstart_step"):
         seconds, factor = step["ours"]["seconds"]["whole"], step["factor"]["whole"]
         parts.append(
-            f"At commit {step['commit'][:7]}, a step of the quickstart took {spread(seconds)} s on "
-            f"{step['device']}, {factor:.2f} times faster than at commit "
-            f"{step['before']['commit'][:7]} ([breakdown](docs/training.md#measured))."
+            f"At commit {short(step['commit'])}, a step of the quickstart took "
+            f"{spread(seconds)} s on {step['device']}, {factor:.2f} times faster than at commit "
+            f"{short(step['before']['commit'])} ([breakdown](docs/training.md#measured))."
         )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import first_step, pages
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, short
 from benchmarks.readme import spread
 
 PAGE = ROOT / "docs" / "training.md"
@@ -87,7 +87,7 @@ def _quickstart(result: Mapping[str, Any]) -> str:
     rows.append(("peak memory, GB", memory[0], memory[1], "", memory[2]))
     title = (
         f"A step of `configs/quickstart.py`, {result['device']}, beside commit "
-        f"{before['commit'][:7]}, which had neither the rollout engine nor what this page tells "
+        f"{short(before['commit'])}, which had neither the rollout engine nor what this page tells "
         "(`python -m benchmarks.quickstart_step`); the last column is that version with "
         "[freed memory](#freed-memory) kept, as `jaxrl-llm train` does now:"
     )
@@ -186,8 +186,8 @@ def _start(result: Mapping[str, Any]) -> str:
     title = (
         f"Seconds from the command to the end of the first step of `{work['config']}`, seed "
         f"{work['seed']}, with the evaluation before it, {result['device']} (`python -m "
-        f"benchmarks.start`; commit {result['commit'][:7]}; cold: nothing is compiled yet; before: "
-        "the weights were read before anything was compiled, and a start traced the model's "
+        f"benchmarks.start`; commit {short(result['commit'])}; cold: nothing is compiled yet; "
+        "before: the weights were read before anything was compiled, and a start traced the model's "
         "layers three times):"
     )
     rows = [
@@ -242,7 +242,7 @@ def _late_steps(result: Mapping[str, Any]) -> str:
     lengths = {side: figures["tokens_of_response"]["median"] for side, figures in ours.items()}
     if "before" in work:
         tokens = f"{lengths['now']:.1f} of 16 tokens, {lengths['before']:.1f} before"
-        then = f"before: commit {work['before'][:7]}, each with its own config):"
+        then = f"before: commit {short(work['before'])}, each with its own config):"
     else:
         tokens = f"{lengths['now']:.1f} of 16 tokens"
         then = (
@@ -253,7 +253,7 @@ def _late_steps(result: Mapping[str, Any]) -> str:
     title = (
         f"The last {work['last']} of {work['steps']} steps of `configs/quickstart.py`, seed "
         f"{work['seed']}, when responses have {tokens}, {result['device']} (`python -m "
-        f"benchmarks.late_steps`; commit {result['commit'][:7]}; {then}"
+        f"benchmarks.late_steps`; commit {short(result['commit'])}; {then}"
     )
     names = {
         "seconds of sampling": "sample_seconds",

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 import benchmarks.claims
 from benchmarks import harness
@@ -48,7 +49,7 @@ def exact(value: float, how: str = "exact, by enumeration") -> Estimate:
 
 
 def mean(values: Any, what: str) -> Estimate:
-    """The mean of independent values, with the interval of a normal distribution.
+    """The mean of independent values, with the interval of Student's t.
 
     Args:
         values: ``[n]``.
@@ -56,8 +57,9 @@ def mean(values: Any, what: str) -> Estimate:
     """
     values = np.asarray(values, np.float64)
     center, error = values.mean(), values.std(ddof=1) / math.sqrt(values.size)
-    how = f"normal, {values.size} {what}"
-    return Estimate(float(center), float(center - _Z * error), float(center + _Z * error), how)
+    half = error * float(stdtrit(values.size - 1, 0.975))
+    how = f"Student's t, {values.size} {what}"
+    return Estimate(float(center), float(center - half), float(center + half), how)
 
 
 def share(successes: float, trials: int, what: str) -> Estimate:
