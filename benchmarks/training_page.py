@@ -187,8 +187,8 @@ def _start(result: Mapping[str, Any]) -> str:
         f"Seconds from the command to the end of the first step of `{work['config']}`, seed "
         f"{work['seed']}, with the evaluation before it, {result['device']} (`python -m "
         f"benchmarks.start`; commit {short(result['commit'])}; cold: nothing is compiled yet; "
-        "before: the weights were read before anything was compiled, and a start traced the model's "
-        "layers three times):"
+        "before: the weights were read before anything was compiled, and a start traced the "
+        "model's layers three times):"
     )
     rows = [
         (name, *(spread(ours[name][way]) for way in ("cold", "warm")))

@@ -199,8 +199,9 @@ def sequence_sum_norm(mask: Array, *, length: float) -> Array:
       [[0.25, 0.25], [0.25, 0.0], [0.0, 0.0]]
 
     References:
-      verl's ``seq-mean-token-sum-norm`` from 0.9 on, where the constant defaults to T. Up to 0.8
-      that mode does not divide by the number of sequences.
+      verl's ``seq-mean-token-sum-norm`` from 0.7.1 on, as a function; the constant defaults to T,
+      and verl's trainer passes the number of all rows, as :func:`fixed_length` counts them. Up to
+      0.7.0 that mode does not divide by the number of sequences.
     """
     checks.check_positive("sequence_sum_norm", finite=True, length=length)
     _check("sequence_sum_norm", mask)

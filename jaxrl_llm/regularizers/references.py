@@ -25,18 +25,20 @@ def ema_reference(
     step: int | Array | None = None,
     *,
     rate: float | Array = 0.05,
+    every: int = 1,
 ) -> ArrayTree:
     """Moves a reference a little toward the policy: an exponential moving average.
 
-        reference = (1 - rate) * reference + rate * params
+        reference = (1 - rate) * reference + rate * params   if step % every == 0 else reference
 
     Store the reference in float32: in bfloat16 a small step is lost to rounding. A leaf that is not
     floating point is copied from the policy.
 
     Args:
       reference, params: See the module.
-      step: Not used: a Recipe passes it to all rules for its reference.
+      step: Number of updates so far; may be traced. With ``every=1`` it is not used.
       rate: Share of the policy in the new reference, between 0 and 1.
+      every: Steps between two moves, at least 1. With more than 1, step 0 is not a move.
 
     Returns:
       A pytree like ``reference``.
@@ -49,9 +51,11 @@ def ema_reference(
 
     References:
       The teacher of SDPO (arXiv:2601.20802): 0.05 per step, 0.01 with rich feedback. The Polyak
-      average of SAFE's target critic is the same with 0.05.
+      average of SAFE's target critic is the same with 0.05. TR-DPO (arXiv:2404.09656), through
+      TRL's ``sync_ref_model``: ``rate=0.6, every=512``.
     """
     checks.check_share("ema_reference", rate=rate)
+    checks.check_count("ema_reference", every=every)
     trees.check_alike("ema_reference", "reference and params", reference, params)
 
     def mix(old, new):
@@ -60,7 +64,12 @@ def ema_reference(
         start = jnp.asarray(old, jnp.float32)
         return (start + rate * (jnp.asarray(new, jnp.float32) - start)).astype(jnp.result_type(old))
 
-    return jax.tree.map(mix, reference, params)
+    mixed = jax.tree.map(mix, reference, params)
+    if every == 1:
+        return mixed
+    if step is None:
+        raise ValueError(f"ema_reference: every={every} needs step; got None.")
+    return reset_reference(reference, mixed, step, every=every)
 
 
 def reset_reference(

@@ -18,6 +18,7 @@ import jaxrl_llm as jr
 from benchmarks import pages
 from benchmarks.readme import fill
 from jaxrl_llm.recipes import catalog
+from jaxrl_llm.recipes.catalog.peers import NONE
 
 FOLDER = Path(__file__).parents[2] / "docs" / "coming_from"
 PAGES = {"trl": "TRL", "verl": "verl", "tunix": "tunix", "openrlhf": "OpenRLHF", "rlax": "rlax"}
@@ -173,7 +174,9 @@ def names_table(page):
     """A peer's names, in the order of the catalog."""
     peer = PAGES[page]
     rows = [
-        (f"`{row}`", f"`{row.ours}`", row.differs) for row in catalog.PEER_NAMES if row.peer == peer
+        (f"`{row}`", row.ours if row.ours == NONE else f"`{row.ours}`", row.differs)
+        for row in catalog.PEER_NAMES
+        if row.peer == peer
     ]
     title = f"{len(rows)} names (`python tests/golden/coming_from.py`):"
     return pages.table(title, (peer, "here", "what differs"), rows)

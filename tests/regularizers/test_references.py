@@ -50,6 +50,31 @@ def test_moving_average(rate):
         assert_same(moved, b, rtol=1e-6, atol=1e-7)
 
 
+def test_a_moving_average_moves_at_multiples_of_its_steps_alone():
+    a, b = tree(1, jnp.bfloat16), tree(2)
+    step = jax.jit(lambda n: ema_reference(a, b, n, rate=0.3, every=3))
+    moved = ema_reference(a, b, rate=0.3)
+    for n in range(7):
+        assert_same(step(n), moved if n in (3, 6) else a)
+        assert step(n)["head"].dtype == jnp.bfloat16
+    # Every step is the default, whatever the step, and needs none.
+    for n in (None, 0, 1, 3):
+        assert_same(ema_reference(a, b, n, rate=0.3, every=1), moved)
+    with pytest.raises(ValueError, match="ema_reference: every=3 needs step; got None"):
+        ema_reference(a, b, every=3)
+
+
+def test_two_moves_in_eight_steps_are_those_of_trl():
+    """TRL moves where the count of optimizer steps is a multiple, after the step: 4 and 8."""
+    reference, expected = {"w": jnp.zeros(2)}, np.zeros(2)
+    for n in range(1, 9):
+        params = np.array([n, -n / 2])
+        reference = ema_reference(reference, {"w": jnp.asarray(params)}, n, rate=0.6, every=4)
+        if n % 4 == 0:
+            expected = expected * (1 - 0.6) + params * 0.6
+    np.testing.assert_allclose(reference["w"], expected, rtol=1e-6)
+
+
 def test_resets_come_at_multiples_but_not_at_the_start():
     a, b = tree(1, jnp.bfloat16), tree(2)
     step = jax.jit(lambda n: reset_reference(a, b, n, every=3))
@@ -106,6 +131,9 @@ TREE = tree(1)
         ),
         r"ema_reference: rate must be in \[0, 1\]; got 1.5": lambda: ema_reference(
             TREE, TREE, rate=1.5
+        ),
+        "ema_reference: every must be an integer above 0; got 0": lambda: ema_reference(
+            TREE, TREE, 1, every=0
         ),
         r"extrapolated: alpha must be in \[0, 1\); got 1": lambda: extrapolated(every=1, alpha=1),
         "extrapolated: every must be above 0": lambda: extrapolated(every=0),

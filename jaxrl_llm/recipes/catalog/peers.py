@@ -18,6 +18,9 @@ VERSIONS = {
     "prime-rl": "559b447",
 }
 
+NONE = "none"
+"""Stands for equivalent code where this library has none."""
+
 
 class PeerName(NamedTuple):
     """A setting of a peer, and its equivalent here.
@@ -26,7 +29,8 @@ class PeerName(NamedTuple):
       peer: Key of ``VERSIONS``.
       setting: The option, class or function, with the name of its owner.
       value: The value of the option; "" if it takes a number or a switch.
-      ours: Equivalent code, with ``jr`` for ``jaxrl_llm``; for a number, the equivalent option.
+      ours: Equivalent code, with ``jr`` for ``jaxrl_llm``; for a number, the equivalent option;
+        ``NONE`` if there is none.
       keys: The methods that it belongs to, by their keys in the catalog.
       differs: Other differences, including default values; "" if there are none.
     """
@@ -76,6 +80,18 @@ PEER_NAMES = (
         "TRL's epsilon stays 0.2 unless set; the paper's are 0.002 and 0.0025. Meant for "
         "importance_sampling_level='sequence'. TRL divides by all rows."),
     PeerName("TRL", "GRPOConfig.loss_type", "vespo", "jr.recipes.vespo()", ("vespo",)),
+    PeerName("TRL", "GRPOConfig.sapo_temperature_pos", "",
+        "jr.bind(jr.surrogates.sapo, tau_pos=1.0)", ("sapo",)),
+    PeerName("TRL", "GRPOConfig.sapo_temperature_neg", "",
+        "jr.bind(jr.surrogates.sapo, tau_neg=1.05)", ("sapo",)),
+    PeerName("TRL", "GRPOConfig.vespo_k_pos", "",
+        "jr.bind(jr.surrogates.vespo, k_pos=2.0)", ("vespo",)),
+    PeerName("TRL", "GRPOConfig.vespo_lambda_pos", "",
+        "jr.bind(jr.surrogates.vespo, lambda_pos=3.0)", ("vespo",)),
+    PeerName("TRL", "GRPOConfig.vespo_k_neg", "",
+        "jr.bind(jr.surrogates.vespo, k_neg=3.0)", ("vespo",)),
+    PeerName("TRL", "GRPOConfig.vespo_lambda_neg", "",
+        "jr.bind(jr.surrogates.vespo, lambda_neg=2.0)", ("vespo",)),
     PeerName("TRL", "GRPOConfig.importance_sampling_level", "sequence",
         "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo",),
         "With loss_type='grpo'. TRL's epsilon stays 0.2 unless set; the paper's are 0.0003 and "
@@ -85,6 +101,10 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.scale_rewards", "batch",
         "jr.bind(jr.advantages.grpo, scale='batch', eps=1e-4)", ("grpo",)),
     PeerName("TRL", "GRPOConfig.scale_rewards", "none", "jr.advantages.dr_grpo", ("dr_grpo",)),
+    PeerName("TRL", "GRPOConfig.scale_rewards", "True",
+        "jr.bind(jr.advantages.grpo, eps=1e-4)", ("grpo",), "The same as 'group'."),
+    PeerName("TRL", "GRPOConfig.scale_rewards", "False",
+        "jr.advantages.dr_grpo", ("dr_grpo",), "The same as 'none'."),
     PeerName("TRL", "GRPOConfig.multi_objective_aggregation", "normalize_then_sum",
         "jr.advantages.gdpo", ("gdpo",),
         "The weights of the rewards are an option of the recipe, not of weighted_sum: "
@@ -103,6 +123,12 @@ PEER_NAMES = (
         "jr.bind(jr.regularizers.kl_unbiased, coef=0.04)", ("kl_estimators",),
         "This is use_bias_correction_kl=True, TRL's default; False is "
         "jr.regularizers.kl_to_reference. TRL does not clamp the log ratio."),
+    PeerName("TRL", "GRPOConfig.use_bias_correction_kl", "True",
+        "jr.bind(jr.regularizers.kl_unbiased, coef=0.04)", ("kl_estimators",),
+        "TRL's default; coef is beta."),
+    PeerName("TRL", "GRPOConfig.use_bias_correction_kl", "False",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', coef=0.04)", ("kl_estimators",),
+        "coef is beta. TRL does not clamp the log ratio."),
     PeerName("TRL", "GRPOConfig.entropy_coef", "",
         "jr.regularizers.entropy_bonus", ("entropy_bonus",),
         "TRL averages the bonus over the tokens of a microbatch, whatever the denominator of the "
@@ -111,15 +137,35 @@ PEER_NAMES = (
         "jr.regularizers.adaptive_entropy", ("entropy_bonus",),
         "TRL switches the bonus by the entropy of the previous step, ours by that of the current "
         "step."),
+    PeerName("TRL", "GRPOConfig.entropy_target", "",
+        "jr.regularizers.adaptive_entropy(target=0.2)", ("entropy_bonus",),
+        "In nats per token."),
+    PeerName("TRL", "GRPOConfig.entropy_coef_delta", "",
+        "jr.regularizers.adaptive_entropy(delta=0.005)", ("entropy_bonus",)),
+    PeerName("TRL", "GRPOConfig.entropy_coef_min", "",
+        "jr.regularizers.adaptive_entropy(low=0.0)", ("entropy_bonus",)),
+    PeerName("TRL", "GRPOConfig.entropy_coef_max", "",
+        "jr.regularizers.adaptive_entropy(high=1.0)", ("entropy_bonus",)),
     PeerName("TRL", "GRPOConfig.top_entropy_quantile", "",
         "jr.curation.top_fraction_token_mask", (),
-        "TRL keeps the tokens that reach an interpolated quantile; ours keeps a rounded share of "
-        "the tokens."),
+        "TRL masks only the policy loss: the other tokens stay in its denominator and in the KL "
+        "term. In the slot selection, ours leaves them out of both. TRL's entropies are of the "
+        "policy being trained; old_entropy is of the policy at the start of the step. TRL keeps "
+        "the tokens that reach an interpolated quantile; ours keeps a rounded share of the "
+        "tokens."),
     PeerName("TRL", "GRPOConfig.mask_truncated_completions", "",
         "jr.curation.truncation_mask", ("overlong_penalty",)),
     PeerName("TRL", "GRPOConfig.sync_ref_model", "",
-        "jr.bind(jr.regularizers.ema_reference, rate=0.6)", ("salsa_soup_ref",),
-        "rate is ref_model_mixup_alpha."),
+        "jr.bind(jr.regularizers.ema_reference, rate=0.6, every=512)", ("salsa_soup_ref",),
+        "rate is ref_model_mixup_alpha and every is ref_model_sync_steps. TRL counts optimizer "
+        "steps, ours batches of rollouts."),
+    PeerName("TRL", "GRPOConfig.ref_model_mixup_alpha", "",
+        "jr.bind(jr.regularizers.ema_reference, rate=0.6, every=512)", ("salsa_soup_ref",),
+        "The share of the policy, 0.6 unless set; ours is 0.05."),
+    PeerName("TRL", "GRPOConfig.ref_model_sync_steps", "",
+        "jr.bind(jr.regularizers.ema_reference, rate=0.6, every=512)", ("salsa_soup_ref",),
+        "512 unless set; ours is 1. TRL counts optimizer steps, ours batches of rollouts: divide "
+        "by the optimizer steps of a batch."),
     PeerName("TRL", "GRPOConfig.vllm_importance_sampling_mode", "token_truncate",
         "jr.bind(jr.corrections.importance_weights, level='token', cap=3.0)",
         ("rollout_correction",)),
@@ -132,20 +178,61 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.vllm_importance_sampling_mode", "sequence_mask",
         "jr.bind(jr.corrections.masked_importance_weights, level='sequence', lower=0.0, "
         "upper=3.0)", ("icepop",)),
+    PeerName("TRL", "GRPOConfig.vllm_importance_sampling_clip_max", "",
+        "jr.bind(jr.corrections.masked_importance_weights, level='sequence', lower=0.0, "
+        "upper=3.0)", ("icepop",),
+        "In the modes that mask it is upper; in those that truncate, cap of "
+        "jr.corrections.importance_weights. 3 unless set; ours are 2."),
+    PeerName("TRL", "GRPOConfig.vllm_importance_sampling_clip_min", "",
+        "jr.bind(jr.corrections.masked_importance_weights, level='sequence', lower=0.5, "
+        "upper=3.0)", ("icepop",),
+        "In the modes that mask it is lower; in those that truncate, floor of "
+        "jr.corrections.importance_weights. TRL has no lower bound unless it is set."),
     PeerName("TRL", "GRPOConfig.off_policy_mask_threshold", "",
-        "jr.corrections.off_policy_sequence_mask", ("rollout_correction",)),
+        "jr.corrections.off_policy_sequence_mask", ("rollout_correction",),
+        "TRL compares the sampler with the policy being trained, ours with the policy at the "
+        "start of the step. TRL masks only the policy loss: dropped sequences stay in the "
+        "denominator and in the KL term. In the slot selection, ours leaves them out of both. "
+        "TRL has no threshold unless it is set; ours is 0.5."),
     PeerName("TRL", "GRPOConfig.num_generations", "", "jr.train.SamplingConfig.group_size"),
+    PeerName("TRL", "GRPOConfig.num_generations_eval", "",
+        "jr.train.EvaluationConfig.samples", (), "Both default to the size of a group."),
     PeerName("TRL", "GRPOConfig.max_completion_length", "",
         "jr.train.SamplingConfig.max_new_tokens"),
     PeerName("TRL", "GRPOConfig.temperature", "", "jr.train.SamplingConfig.temperature"),
-    PeerName("TRL", "GRPOConfig.top_p", "", "jr.train.SamplingConfig.top_p"),
+    PeerName("TRL", "GRPOConfig.top_p", "",
+        "jr.train.SamplingConfig.top_p", (),
+        "TRL filters only the sampler. Here, the trained policy is also renormalized over the "
+        "kept tokens. 1 switches it off in TRL, None here."),
     PeerName("TRL", "GRPOConfig.top_k", "",
-        "jr.train.SamplingConfig.top_k", (), "0 switches it off in TRL, None here."),
-    PeerName("TRL", "GRPOConfig.min_p", "", "jr.train.SamplingConfig.min_p"),
+        "jr.train.SamplingConfig.top_k", (),
+        "TRL filters only the sampler. Here, the trained policy is also renormalized over the "
+        "kept tokens. 0 switches it off in TRL, None here."),
+    PeerName("TRL", "GRPOConfig.min_p", "",
+        "jr.train.SamplingConfig.min_p", (),
+        "TRL filters only the sampler. Here, the trained policy is also renormalized over the "
+        "kept tokens."),
+    PeerName("TRL", "GRPOConfig.repetition_penalty", "",
+        NONE, (), "Only a request to `jaxrl-llm serve` has it, not a run."),
     PeerName("TRL", "GRPOConfig.generation_batch_size", "",
         "jr.train.TrainConfig.prompts_per_step", (),
         "TRL counts completions; here, prompts are counted."),
-    PeerName("TRL", "GRPOConfig.steps_per_generation", "", "jr.train.TrainConfig.minibatches"),
+    PeerName("TRL", "GRPOConfig.steps_per_generation", "",
+        "jr.train.TrainConfig.minibatches", (),
+        "TRL counts microbatches: minibatches is steps_per_generation / "
+        "gradient_accumulation_steps, which is 1 unless set."),
+    PeerName("TRL", "GRPOConfig.gradient_accumulation_steps", "",
+        "jr.train.TrainConfig.microbatches", (),
+        "TRL counts the microbatches of an optimizer step, ours those of a batch of rollouts: "
+        "microbatches is steps_per_generation. A microbatch has whole groups here."),
+    PeerName("TRL", "GRPOConfig.per_device_train_batch_size", "",
+        "jr.train.TrainConfig.microbatches", (),
+        "TRL gives the completions of a microbatch on one device, here the number of microbatches "
+        "is given."),
+    PeerName("TRL", "GRPOConfig.max_steps", "",
+        "jr.train.TrainConfig.steps", (),
+        "TRL counts optimizer steps, ours batches of rollouts, each with epochs x minibatches "
+        "optimizer steps."),
     PeerName("TRL", "GRPOConfig.num_iterations", "", "jr.train.TrainConfig.epochs"),
     PeerName("TRL", "GRPOConfig.learning_rate", "", "jr.train.OptimizerConfig.learning_rate"),
     PeerName("TRL", "RLOOTrainer", "",
@@ -169,8 +256,9 @@ PEER_NAMES = (
     PeerName("TRL", "DPOConfig.loss_type", "bco_pair",
         "jr.recipes.pairwise(jr.preferences.bco)", ("bco",)),
     PeerName("TRL", "DPOConfig.loss_type", "sppo_hard",
-        "jr.preferences.sppo", ("sppo",),
-        "TRL's is the sum of the two squares, ours half of it, as in the authors' code."),
+        "jr.bind(jr.preferences.sppo, beta=0.1)", ("sppo",),
+        "TRL's is the sum of the two squares, ours half of it, as in the authors' code. TRL's "
+        "beta stays 0.1 unless set; ours is 0.001, as in that code."),
     PeerName("TRL", "DPOConfig.loss_type", "aot",
         "jr.recipes.aot()", ("aot",), "TRL ranks each microbatch, the preset the batch."),
     PeerName("TRL", "DPOConfig.loss_type", "aot_unpaired",
@@ -209,7 +297,9 @@ PEER_NAMES = (
     PeerName("TRL", "CPOConfig.loss_type", "sigmoid",
         "jr.recipes.cpo()", ("cpo",), "TRL's likelihood is the mean over all tokens of a batch."),
     PeerName("TRL", "CPOConfig.loss_type", "hinge",
-        "jr.recipes.slic(likelihood=0.0)", ("slic",), "With beta=1 and cpo_alpha=0."),
+        "jr.recipes.slic(likelihood=0.0, per_token=False)", ("slic",),
+        "With beta=1 and cpo_alpha=0; TRL's defaults are 0.1 and 1. TRL adds the log-probabilities "
+        "of tokens; the preset takes their mean by default."),
     PeerName("TRL", "CPOConfig.loss_type", "simpo",
         "jr.recipes.simpo()", ("simpo",),
         "With cpo_alpha=0. TRL's beta is 0.1 and its simpo_gamma, which it divides by beta, 0.5."),
@@ -231,7 +321,23 @@ PEER_NAMES = (
         "TRL takes data in place of samples with probability 1 - lmbda; the preset does so for a "
         "fixed number of rollouts."),
     PeerName("TRL", "IWOPDTrainer", "", "jr.recipes.iw_opd()", ("iw_opd",)),
-    PeerName("TRL", "SDPOTrainer", "", "jr.recipes.sdpo()", ("sdpo",)),
+    PeerName("TRL", "SDPOTrainer", "",
+        "jr.recipes.sdpo(success=1.0).replace(surrogate=jr.surrogates.sdpo_sampled, "
+        "weights=jr.aggregate.sequence_mean, computed=(jr.recipes.sdpo(success=1.0).computed[0], "
+        "jr.recipes.Computed('teacher_token_logp', jr.surrogates.target_log_probs, 'teacher')))",
+        ("sdpo",),
+        "TRL's defaults: the sampled token alone, alpha 1, and a smallest reward of 1 for a "
+        "solution. The preset jr.recipes.sdpo() has those of the authors: the top 100 tokens, "
+        "alpha 0.5 and 0.5. TRL divides by all rows, ours by those with a teacher. TRL reads "
+        "feedback only with include_environment_feedback, the preset whenever the reward has it "
+        "and there is no solution."),
+    PeerName("TRL", "SDPOConfig.distillation_mode", "topk_logits",
+        "jr.recipes.sdpo(alpha=1.0, top=100, success=1.0).replace("
+        "weights=jr.aggregate.sequence_mean)", ("sdpo",),
+        "top is distillation_topk, which TRL requires. TRL renormalizes over the top tokens unless "
+        "distillation_add_tail; ours adds their tail unless jr.surrogates.sdpo has "
+        "rest='renormalize'. Its top tokens are of the policy being trained, ours of the policy "
+        "at the start of the step."),
     PeerName("verl", "algorithm.adv_estimator", "gae",
         "jr.chain(jr.stateless(jr.advantages.terminal_rewards), "
         "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)), jr.stateless(jr.advantages.whiten))",
@@ -278,7 +384,15 @@ PEER_NAMES = (
         "jr.advantages.dr_grpo", ("dr_grpo",),
         "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'."),
     PeerName("verl", "algorithm.use_kl_in_reward", "True",
-        "jr.advantages.kl_shaped_rewards", ("reinforce_pp",)),
+        "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.001)", ("reinforce_pp",)),
+    PeerName("verl", "algorithm.kl_ctrl.kl_coef", "",
+        "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.001)", ("reinforce_pp",),
+        "Only with use_kl_in_reward."),
+    PeerName("verl", "algorithm.kl_penalty", "",
+        "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.001, estimator='k1')",
+        ("reinforce_pp",),
+        "Only with use_kl_in_reward. 'kl' is k1, 'mse' k2 and 'low_var_kl' k3, which verl bounds "
+        "by 10 here too. verl clamps the difference only in k3, ours is clamped to +-20."),
     PeerName("verl", "algorithm.kl_ctrl.type", "adaptive",
         "jr.regularizers.adaptive_kl", ("adaptive_kl",)),
     PeerName("verl", "algorithm.filter_groups.enable", "True",
@@ -295,6 +409,33 @@ PEER_NAMES = (
         "jr.bind(jr.corrections.importance_weights, level='sequence', cap=2.0)",
         ("rollout_correction",),
         "A threshold 'lower_upper' is jr.corrections.masked_importance_weights."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_is_threshold", "",
+        "jr.bind(jr.corrections.importance_weights, cap=2.0)", ("rollout_correction",),
+        "A threshold 'lower_upper' is jr.corrections.masked_importance_weights."),
+    PeerName("verl", "algorithm.rollout_correction.rollout_is_batch_normalize", "True",
+        "jr.bind(jr.corrections.importance_weights, normalize=True)", ("rollout_correction",)),
+    PeerName("verl", "algorithm.rollout_correction.rollout_rs_threshold", "",
+        "jr.bind(jr.corrections.rejection_mask, statistic='k3', level='token', upper=0.1)",
+        ("rollout_correction",),
+        "Of k2 and k3 it is upper; of k1 'lower_upper' is both, and a number gives 1 / upper for "
+        "lower. verl's default trainer still counts rejected tokens in its mean over tokens, as "
+        "keep_denominator=True of jr.corrections.rollout_correction does."),
+    PeerName("verl", "algorithm.rollout_correction.bypass_mode", "True",
+        "jr.recipes.grpo().replace(surrogate=jr.given(jr.bind(jr.surrogates.ppo_clip, "
+        "dual_clip=3.0), old_logp='behavior_logp'))", ("rollout_correction",),
+        "As loss_type='ppo_clip' has it: the old policy is the one that sampled. The dual clip is "
+        "clip_ratio_c. verl's default trainer keeps loss_mode and neither weighs nor rejects; the "
+        "older one (trainer.use_v1=False) sets loss_mode='bypass_mode', which rejects."),
+    PeerName("verl", "algorithm.rollout_correction.loss_type", "reinforce",
+        "jr.recipes.grpo().replace(surrogate=jr.given(jr.bind(jr.surrogates.cispo, w_min=0.0, "
+        "w_max=2.0), old_logp='behavior_logp'))", (),
+        "With bypass_mode=True and rollout_is='token'; w_max is rollout_is_threshold. Without "
+        "rollout_is it is jr.surrogates.reinforce. verl's default trainer does not read it, the "
+        "older one (trainer.use_v1=False) does."),
+    PeerName("verl", "algorithm.use_pf_ppo", "True",
+        "jr.recipes.pf_ppo(rule='power')", (),
+        "verl draws over the batch after its advantages (gae alone), ours over each group before "
+        "them. reweight_method='max_min' is 'best_worst' and 'max_random' 'best_random'."),
     PeerName("verl", "algorithm.rollout_correction.rollout_rs", "token_k1",
         "jr.bind(jr.corrections.rejection_mask, statistic='k1', level='token', lower=0.5, "
         "upper=2.0, invert=True)", ("rollout_correction",),
@@ -337,18 +478,27 @@ PEER_NAMES = (
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_tv",
         "jr.recipes.dppo_tv()", ("dppo_tv",),
         "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set; ours are those of "
-        "verl's example."),
+        "verl's example. The ratio is bounded by clip_ratio_c, 3 unless set; the preset's w_max is "
+        "20. verl's ratio is to the policy at the start of the step unless bypass_mode, ours to "
+        "the policy that sampled."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_kl",
         "jr.recipes.dppo_kl()", ("dppo_kl",),
         "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set; ours are those of "
-        "verl's example."),
+        "verl's example. The ratio is bounded by clip_ratio_c, 3 unless set; the preset's w_max is "
+        "20. verl's ratio is to the policy at the start of the step unless bypass_mode, ours to "
+        "the policy that sampled."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gspo",
         "jr.recipes.gspo()", ("gspo",),
         "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the mean is over "
         "tokens unless loss_agg_mode='seq-mean-token-mean'."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "sapo",
         "jr.recipes.sapo().replace(minibatches=1)", ("sapo",),
-        "The mean is over tokens unless loss_agg_mode='seq-mean-token-mean'."),
+        "The mean is over sequences, whatever loss_agg_mode is. verl's trainer divides by all rows "
+        "of a minibatch, ours by those with a token."),
+    PeerName("verl", "actor_rollout_ref.actor.tau_pos", "",
+        "jr.bind(jr.surrogates.sapo, tau_pos=1.0)", ("sapo",)),
+    PeerName("verl", "actor_rollout_ref.actor.tau_neg", "",
+        "jr.bind(jr.surrogates.sapo, tau_neg=1.05)", ("sapo",)),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gpg",
         "jr.surrogates.reinforce", ("reinforce", "gpg")),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov",
@@ -361,25 +511,42 @@ PEER_NAMES = (
         "here."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "geo_mean",
         "jr.recipes.gmpo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gmpo",),
-        "The bounds are of the log ratio, 0.2 unless set; the paper's are 0.4. verl's mean counts "
-        "rows without a token."),
+        "The bounds are of the log ratio, 0.2 unless set; the paper's are 0.4. verl's mean is over "
+        "all rows of a microbatch, whatever loss_agg_mode is, and its microbatches add up. Ours is "
+        "over the rows of the minibatch with a token."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "cispo",
         "jr.recipes.cispo(**jr.surrogates.cispo_bounds(eps_low=0.2, eps_high=0.2))", ("cispo",),
         "verl's bounds are distances from 1."),
-    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "bypass_mode",
-        "jr.recipes.grpo().replace(surrogate=jr.given(jr.surrogates.ppo_clip, "
-        "old_logp='behavior_logp'))", ("rollout_correction",),
-        "As loss_type='ppo_clip' has it: the old policy is the one that sampled."),
+    PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dro",
+        "jr.recipes.grpo().replace(surrogate=jr.surrogates.reinforce, "
+        "regularizers=(jr.bind(jr.regularizers.kl_to_reference, estimator='k2', coef=1.0),), "
+        "reference=jr.bind(jr.regularizers.reset_reference, every=1))", (),
+        "coef is dro_beta, which verl requires. The reference is the policy at the start of the "
+        "step: the square of the log ratio to it is k2. verl does not clamp the log ratio."),
     PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "token-mean",
         "jr.aggregate.token_mean", ("aggregate",)),
     PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-mean",
-        "jr.aggregate.sequence_mean", ("aggregate",)),
+        "jr.aggregate.sequence_mean", ("aggregate",),
+        "verl's trainer divides by all rows of a minibatch, ours by those with a token, as verl's "
+        "function does without the trainer."),
     PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum",
-        "jr.aggregate.sequence_sum", ("aggregate",)),
+        "jr.aggregate.sequence_sum", ("aggregate",),
+        "verl's trainer divides by all rows of a minibatch, ours by those with a token, as verl's "
+        "function does without the trainer."),
     PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum-norm",
-        "jr.bind(jr.aggregate.sequence_sum_norm, length=512)", ("aggregate",),
-        "verl's constant is loss_scale_factor, or the padded length. jr.aggregate.fixed_length is "
-        "Dr. GRPO's, which counts rows without a token too."),
+        "jr.bind(jr.aggregate.fixed_length, length=512)", ("aggregate",),
+        "verl's constant is loss_scale_factor, or the padded length. Its trainer divides by all "
+        "rows of a minibatch, as ours does. Its function without the trainer divides by the rows "
+        "with a token, as jr.aggregate.sequence_sum_norm does."),
+    PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "token-sum",
+        "jr.aggregate.token_sum", ("aggregate",)),
+    PeerName("verl", "actor_rollout_ref.actor.loss_scale_factor", "",
+        "jr.bind(jr.aggregate.fixed_length, length=512)", ("aggregate",),
+        "Only with loss_agg_mode='seq-mean-token-sum-norm'; the padded length unless set."),
+    PeerName("verl", "actor_rollout_ref.actor.use_kl_loss", "True",
+        "jr.bind(jr.regularizers.kl_to_reference, estimator='k3', cap=10.0, coef=0.001)",
+        ("kl_estimators",),
+        "verl's defaults. A preset's kl_coef is the same term without the bound of 10."),
     PeerName("verl", "actor_rollout_ref.actor.kl_loss_type", "kl",
         "jr.bind(jr.regularizers.kl_to_reference, estimator='k1')", ("kl_estimators",),
         "verl does not clamp the difference, ours is clamped to +-20."),
@@ -411,6 +578,10 @@ PEER_NAMES = (
         "jr.bind(jr.regularizers.kl_to_reference, coef=0.001)", ("kl_estimators",)),
     PeerName("verl", "actor_rollout_ref.actor.entropy_coeff", "",
         "jr.regularizers.entropy_bonus", ("entropy_bonus",)),
+    PeerName("verl", "actor_rollout_ref.actor.clip_ratio", "",
+        "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.2)", ("ppo_clip",),
+        "In verl it has an effect only where clip_ratio_low or clip_ratio_high is null; both are "
+        "0.2 unless set."),
     PeerName("verl", "actor_rollout_ref.actor.clip_ratio_low", "",
         "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2)", ("ppo_clip",)),
     PeerName("verl", "actor_rollout_ref.actor.clip_ratio_high", "",
@@ -422,14 +593,36 @@ PEER_NAMES = (
     PeerName("verl", "actor_rollout_ref.actor.ppo_mini_batch_size", "",
         "jr.train.TrainConfig.minibatches", (),
         "verl gives the prompts of a minibatch, here their number is given."),
+    PeerName("verl", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "",
+        "jr.train.TrainConfig.microbatches", (),
+        "verl gives the rollouts of a microbatch on one device, here the number of microbatches of "
+        "a batch is given."),
+    PeerName("verl", "actor_rollout_ref.actor.use_dynamic_bsz", "True",
+        "jr.train.TrainConfig.tokens_per_microbatch"),
+    PeerName("verl", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "",
+        "jr.train.TrainConfig.tokens_per_microbatch", (),
+        "Only with use_dynamic_bsz; 16384 unless set."),
     PeerName("verl", "actor_rollout_ref.actor.optim.lr", "",
         "jr.train.OptimizerConfig.learning_rate"),
+    PeerName("verl", "actor_rollout_ref.actor.optim.weight_decay", "",
+        "jr.train.OptimizerConfig.weight_decay", (), "0.01 unless set; ours is 0."),
+    PeerName("verl", "actor_rollout_ref.actor.optim.clip_grad", "",
+        "jr.train.OptimizerConfig.max_grad_norm", (), "1 unless set, as here."),
+    PeerName("verl", "actor_rollout_ref.actor.grad_clip", "",
+        "jr.train.OptimizerConfig.max_grad_norm", (),
+        "verl's engines read optim.clip_grad, and not this option."),
     PeerName("verl", "actor_rollout_ref.rollout.n", "",
         "jr.train.SamplingConfig.group_size", (), "1 unless set; ours is 8."),
     PeerName("verl", "actor_rollout_ref.rollout.temperature", "",
         "jr.train.SamplingConfig.temperature"),
+    PeerName("verl", "actor_rollout_ref.rollout.top_p", "",
+        "jr.train.SamplingConfig.top_p", (),
+        "verl filters only the sampler. Here, the trained policy is also renormalized over the "
+        "kept tokens. 1 switches it off in verl, None here."),
     PeerName("verl", "actor_rollout_ref.rollout.top_k", "",
-        "jr.train.SamplingConfig.top_k", (), "-1 switches it off in verl, None here."),
+        "jr.train.SamplingConfig.top_k", (),
+        "verl filters only the sampler. Here, the trained policy is also renormalized over the "
+        "kept tokens. -1 switches it off in verl, None here."),
     PeerName("verl", "data.train_batch_size", "", "jr.train.TrainConfig.prompts_per_step"),
     PeerName("verl", "data.max_response_length", "", "jr.train.SamplingConfig.max_new_tokens"),
     PeerName("verl", "critic.cliprange_value", "",
@@ -577,6 +770,8 @@ PEER_NAMES = (
         "OpenRLHF gives the completions of a minibatch, here their number is given."),
     PeerName("OpenRLHF", "--train.max_epochs", "", "jr.train.TrainConfig.epochs"),
     PeerName("OpenRLHF", "--actor.adam.lr", "", "jr.train.OptimizerConfig.learning_rate"),
+    PeerName("OpenRLHF", "--actor.adam.betas", "",
+        "jr.train.OptimizerConfig.b2", (), "0.9 and 0.95 unless set; b1 and b2 are 0.9 and 0.999."),
     PeerName("slime", "--advantage-estimator", "grpo", "jr.recipes.grpo(kl_coef=0.0)", ("grpo",)),
     PeerName("slime", "--advantage-estimator", "gspo",
         "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo",),
@@ -616,7 +811,13 @@ PEER_NAMES = (
     PeerName("slime", "--use-tis", "",
         "jr.bind(jr.corrections.importance_weights, cap=2.0)", ("rollout_correction",)),
     PeerName("slime", "--use-opsm", "",
-        "jr.corrections.off_policy_sequence_mask", ("rollout_correction",)),
+        "jr.bind(jr.corrections.off_policy_sequence_mask, threshold=1e-4)",
+        ("rollout_correction",),
+        "slime compares the policy being trained with the one at the start of the step, or with "
+        "the sampler if --use-rollout-logprobs. Ours compares the latter two. slime masks only the "
+        "policy loss: dropped sequences stay in the denominator and in the KL term. In the slot "
+        "selection, ours leaves them out of both. --opsm-delta is 0.0001 unless set; our threshold "
+        "is 0.5."),
     PeerName("slime", "--n-samples-per-prompt", "",
         "jr.train.SamplingConfig.group_size", (), "1 unless set; ours is 8."),
     PeerName("slime", "--num-steps-per-rollout", "", "jr.train.TrainConfig.minibatches"),
