@@ -149,17 +149,19 @@ class Replay:
 
     def _after(self, state, actions, instance, observation) -> tuple[ReplayState, Observation]:
         """The state after an observation, at which the instance waits unless that was the last."""
-        after = ReplayState(
-            state.task,
-            state.seed,
-            state.actions + actions,
-            (*state.seen, _fingerprint(observation)),
-            observation.done or observation.stopped,
-        )
+        with _closed_on_error(instance):
+            after = ReplayState(
+                state.task,
+                state.seed,
+                state.actions + actions,
+                (*state.seen, _fingerprint(observation)),
+                observation.done or observation.stopped,
+            )
+            key = _key(after)
         if after.ended:
-            instance.close()
+            _close(instance)
         else:
-            self._instances.put(_key(after), instance)
+            self._instances.put(key, instance)
         return after, observation
 
     def _restart(self, state: ReplayState) -> Instance:
@@ -200,13 +202,13 @@ class _Waiting:
             excess = len(self._waiting) - self._most
             closing = [self._waiting.pop(0) for _ in range(excess)]
         for _, old in closing:
-            old.close()
+            _close(old)
 
     def close(self) -> None:
         with self._lock:
             closing, self._waiting = self._waiting, []
         for _, instance in closing:
-            instance.close()
+            _close(instance)
 
 
 @contextlib.contextmanager
@@ -214,9 +216,14 @@ def _closed_on_error(instance: Instance):
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to report
-            instance.close()
+        _close(instance)
         raise
+
+
+def _close(instance: Instance) -> None:
+    # Its episode has its rewards, or an error of its own, or goes on with another instance.
+    with contextlib.suppress(Exception):
+        instance.close()
 
 
 def _key(state: ReplayState) -> bytes:

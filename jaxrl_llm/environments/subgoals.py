@@ -43,7 +43,7 @@ class TurnParts(NamedTuple):
     spans: Mapping[int, tuple[int, int]]
 
 
-def turn_parts(text: str) -> TurnParts:
+def turn_parts(text: str, *, reasoning: str = "") -> TurnParts:
     """The switch, the subgoal and the action of a turn.
 
     Of several blocks with one tag the first counts. A switch that is absent, empty or "KEEP" in any
@@ -51,6 +51,7 @@ def turn_parts(text: str) -> TurnParts:
 
     Args:
       text: Of the turn.
+      reasoning: Its reasoning (``Parsed.reasoning``), in which nothing is read.
 
     Returns:
       :class:`TurnParts`.
@@ -64,14 +65,17 @@ def turn_parts(text: str) -> TurnParts:
     References:
       HiPER (arXiv:2602.16165), the released code.
     """
-    blocks = {role: pattern.search(text) for role, pattern in _PATTERNS.items()}
+    first = max(text.find(reasoning), 0) + len(reasoning)
+    blocks = {role: pattern.search(text, first) for role, pattern in _PATTERNS.items()}
     inside = {role: block and block[1].strip() for role, block in blocks.items()}
     spans = {role: block.span() for role, block in blocks.items() if block}
     switch = (inside[SWITCH] or "KEEP").upper() != "KEEP"
     return TurnParts(switch, inside[SUBGOAL], inside[ACTION], spans)
 
 
-def token_roles(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> np.ndarray:
+def token_roles(
+    tokens: Sequence[int], *, decode: Callable[[list[int]], str], reasoning: str = ""
+) -> np.ndarray:
     """The part of each token of a turn: 1 the action, 2 the subgoal, 3 the switch, 0 none.
 
     A token that spans two parts counts as action before subgoal, and as subgoal before switch.
@@ -80,6 +84,7 @@ def token_roles(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) ->
     Args:
       tokens: Tokens of a turn.
       decode: Text of token ids; called about log2(t) times per end of a part.
+      reasoning: See :func:`turn_parts`.
 
     Returns:
       int32 ``[t]``.
@@ -95,7 +100,8 @@ def token_roles(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) ->
       HiPER (arXiv:2602.16165), the released code, in which a token across two parts is of both, and
       without an action block all tokens are of the action besides.
     """
-    parts, places = turn_parts(decode(list(tokens))), range(len(tokens) + 1)
+    parts = turn_parts(decode(list(tokens)), reasoning=reasoning)
+    places = range(len(tokens) + 1)
     roles = np.full(len(tokens), ACTION if parts.action is None else 0, np.int32)
 
     def length(count: int) -> int:

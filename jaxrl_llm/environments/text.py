@@ -50,11 +50,14 @@ def choice(reply: str, options: Iterable[str]) -> str | None:
       >>> choice("not north, so I go east.", ["go north", "north", "east", "go east"])
       'go east'
       >>> choice("northern lights", ["north"])
+      >>> choice("let's go 'north'", ["north", "s"])
+      'north'
     """
     reply, best, named = " ".join(reply.lower().split()), (0, 0), None
     for option in options:
         words = re.escape(" ".join(option.lower().split()))
-        for match in re.finditer(rf"(?<!\w){words}(?!\w)", reply):
+        # The "s" of "let's" is no word, but what stands in quotation marks may be an option.
+        for match in re.finditer(rf"(?<!\w)(?<!\w['’]){words}(?!\w)", reply):
             # Of two that end at one place, the longer holds the other.
             place = (match.end(), match.end() - match.start())
             if place > best:

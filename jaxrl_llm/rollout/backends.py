@@ -33,7 +33,7 @@ from jaxrl_llm.rollout.engine.requests import (
     check_finite,
     to_rollout,
 )
-from jaxrl_llm.rollout.episodes import Episodes, stored_episode
+from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import LENGTH, UNFINISHED, Rollout
@@ -570,7 +570,7 @@ class EngineBackend:
         """Hands responses that are complete to the reward; of episodes they bring theirs."""
         if self._episodes is None:
             return self._hand_over(asked, rollout, _Recorded())
-        episodes = [stored_episode(each, self._decode) for each in asked.responses]
+        episodes = [self._episodes.stored(each) for each in asked.responses]
         sampled = np.zeros(rollout.mask.shape, bool)
         for row, each in zip(sampled[0], asked.responses, strict=True):
             row[: len(each.tokens)] = each.trains

@@ -378,15 +378,9 @@ class _Book:
                 f"{start} a text, or for complete responses without turns and rewards, which an "
                 "environment does not support."
             )
-        name, limits = self._name(place), cast("Limits", self._limits)
-        episodes, room = cast("Episodes", limits.episodes), limits.encoder.room
-        prompt = episodes.start(place, self._start.data[place], name).prompt
-        if len(prompt) > room:
-            raise ValueError(
-                f"environment: the first observation of prompt {name} has {len(prompt)} tokens, "
-                f"but prompts have room for {room}; increase sampling.prompt_length."
-            )
-        return prompt
+        limits = cast("Limits", self._limits)
+        episodes, row = cast("Episodes", limits.episodes), self._start.data[place]
+        return episodes.prompt(place, row, self._name(place), limits.encoder.room)
 
     def _name(self, place: int) -> str:
         prompt = self._questions[place].prompt

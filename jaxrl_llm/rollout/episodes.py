@@ -89,6 +89,7 @@ class Turn(NamedTuple):
       next_state: Name of the next state.
       info: The environment's numbers for it, by name.
       calls: Questions that the environment asked the subagent in this turn.
+      reasoning: The reasoning in its text, as the renderer parses it.
     """
 
     tokens: int
@@ -98,6 +99,7 @@ class Turn(NamedTuple):
     next_state: str = ""
     info: Mapping[str, float] = {}
     calls: tuple[CallRecord, ...] = ()
+    reasoning: str = ""
 
 
 class Episode(NamedTuple):
@@ -131,7 +133,11 @@ class Episode(NamedTuple):
         return CANCELLED if self.failed else LENGTH
 
 
-def stored_episode(response: Response, decode: Callable[[list[int]], str]) -> Episode:
+def stored_episode(
+    response: Response,
+    decode: Callable[[list[int]], str],
+    parse: Callable[[list[int]], Parsed],
+) -> Episode:
     """The episode of a complete response of an earlier batch, whose reward is of its last turn.
 
     A turn is a stretch of tokens that train, between what the environment wrote; its states and
@@ -141,15 +147,17 @@ def stored_episode(response: Response, decode: Callable[[list[int]], str]) -> Ep
       >>> import numpy as np
       >>> import jaxrl_llm as jr
       >>> from jaxrl_llm.rollout.episodes import stored_episode
-      >>> trains = np.array([True, True, False, True])
+      >>> tokenizer, trains = jr.testing.ByteTokenizer(), np.array([True, True, False, True])
       >>> response = jr.curation.Response(np.array([72, 105, 32, 33]), trains=trains, reward=1.0)
-      >>> episode = stored_episode(response, lambda tokens: bytes(tokens).decode())
+      >>> parse = jr.data.make_renderer(tokenizer).parse
+      >>> episode = stored_episode(response, tokenizer.decode, parse)
       >>> [(turn.text, turn.reward) for turn in episode.turns], episode.end
       ([('Hi', 0.0), ('!', 1.0)], 'done')
     """
     tokens, trains = np.asarray(response.tokens), np.asarray(response.trains, np.int8)
     edges = np.flatnonzero(np.diff(trains, prepend=0, append=0)).reshape(-1, 2)
-    turns = [Turn(int(end - first), decode(tokens[first:end].tolist())) for first, end in edges]
+    spans = [tokens[first:end].tolist() for first, end in edges]
+    turns = [Turn(len(x), decode(x), reasoning=parse(x).reasoning) for x in spans]
     if not turns:
         raise ValueError("stored_episode: no token of the response trains, so it has no turn.")
     turns[-1] = turns[-1]._replace(reward=float(response.reward or 0.0))
@@ -338,6 +346,25 @@ class Episodes:
             self._starts[place] = Start(state, _name(observation), tuple(prompt), messages)
         return self._starts[place]
 
+    def prompt(self, place: int, task: Mapping[str, Any], name: str, room: int) -> tuple[int, ...]:
+        """The tokens with which the episodes of a task begin; see :meth:`start`.
+
+        Raises:
+          RuntimeError: If the environment fails.
+          ValueError: If they are more than ``room``.
+        """
+        prompt = self.start(place, task, name).prompt
+        if len(prompt) > room:
+            raise ValueError(
+                f"environment: the first observation of prompt {name} has {len(prompt)} tokens, "
+                f"but prompts have room for {room}; increase sampling.prompt_length."
+            )
+        return prompt
+
+    def stored(self, response: Response) -> Episode:
+        """The episode of a complete response of an earlier batch."""
+        return stored_episode(response, self._decode, self._renderer.parse)
+
     def follow(self, place: int) -> Callable[[Completion], Future]:
         """What a generation asks after each turn of the responses to a task that has started."""
 
@@ -382,24 +409,28 @@ class Episodes:
         tokens = completion.tokens[len(play.places) :].tolist()
         play.add(len(tokens), sampled=True)
         text, stopped = self._decode(tokens), completion.finish == STOP
+        action, request = self._renderer.parse(tokens), completion.request
+        turn = Turn(
+            len(tokens), text, state=play.name, next_state=play.name, reasoning=action.reasoning
+        )
         following: Future = Future()
         if not stopped and play.length >= self._most:
-            play.turns.append(Turn(len(tokens), text, state=play.name, next_state=play.name))
+            play.turns.append(turn)
             play.end = "length"
             following.set_result(None)
             return following
-        action = self._renderer.parse(tokens)
-        request = completion.request
         answer = self._workers.run(what, lambda: self._step(play, request, action))
 
         def enter(answer: Future) -> None:
+            if answer.cancelled():
+                following.cancel()
+                return
             try:
                 result, calls = answer.result(), ()
                 if not isinstance(result, BaseException):
                     result, calls = result
-                turn = Turn(len(tokens), text, state=play.name, next_state=play.name, calls=calls)
-                result = self._enter(play, completion, tokens, turn, result)
-                following.set_result(result)
+                played = turn._replace(calls=calls)
+                following.set_result(self._enter(play, completion, tokens, played, result))
             except InvalidStateError:
                 pass  # cancelled
             except BaseException as error:
@@ -563,10 +594,14 @@ class Workers:
         return job.done
 
     def close(self) -> None:
-        """Ends threads once their calls return."""
+        """Ends threads once their calls return; calls that wait are cancelled."""
         with self._lock:
             self._closed.set()
             self._tell()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (waiting := self._queue.get_nowait()) is not None:
+                    waiting.done.cancel()
         for _ in range(self._threads):
             self._queue.put(None)
 

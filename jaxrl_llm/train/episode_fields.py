@@ -22,9 +22,9 @@ def episode_fields(
 
     K is the maximum number of turns, rounded up to a power of two. Equal states, actions and
     subgoals in the batch have equal ids, -1 for none. Subgoals and switches are parsed from the
-    text of a turn, see ``environments.turn_parts``. Any other field of turns is read from the
-    information that the environment returns for each turn (``Observation.info``), 0 for a last turn
-    that was cut off or failed.
+    text of a turn after its reasoning, see ``environments.turn_parts``. Any other field of turns is
+    read from the information that the environment returns for each turn (``Observation.info``), 0
+    for a last turn that was cut off or failed.
 
     Args:
       batch: P groups of G.
@@ -67,17 +67,21 @@ def episode_fields(
         subgoals: dict[str, int] = {}
 
         def numbered(turn: Turn) -> int:
-            text = turn_parts(turn.text).subgoal
+            text = turn_parts(turn.text, reasoning=turn.reasoning).subgoal
             return -1 if text is None else subgoals.setdefault(text, len(subgoals))
 
-        made["switches"] = of_turns(lambda turn: turn_parts(turn.text).switch, bool)
+        made["switches"] = of_turns(
+            lambda turn: turn_parts(turn.text, reasoning=turn.reasoning).switch, bool
+        )
         made["subgoal_ids"] = of_turns(numbered, np.int32, -1)
     if "token_roles" in names:
         tokens, roles = np.asarray(batch.tokens).reshape(P * G, T), np.zeros_like(turn_ids)
-        for row, each, ids in zip(roles, tokens, turn_ids, strict=True):
-            for turn in range(ids.max(initial=-1) + 1):
-                places = np.flatnonzero(ids == turn)
-                row[places] = token_roles(each[places].tolist(), decode=decode)
+        for row, each, ids, played in zip(roles, tokens, turn_ids, turns, strict=True):
+            for number, turn in enumerate(played):
+                places = np.flatnonzero(ids == number)
+                row[places] = token_roles(
+                    each[places].tolist(), decode=decode, reasoning=turn.reasoning
+                )
         made["token_roles"] = roles.reshape(P, G, T)
     for name in sorted(set(names) - set(made)):
         if name not in EXTRAS or EXTRAS[name].axes != "PGK":

@@ -199,9 +199,8 @@ def play_groups(
     try:
         asked, data = [], DataRows(tasks)
         for i, place in enumerate(places):
-            prompt = episodes.start(
-                place, data[place], repr(tasks[place].prompt.id or place)
-            ).prompt
+            name, room = repr(tasks[place].prompt.id or place), engine.spec.prompt_length
+            prompt = episodes.prompt(place, data[place], name, room)
             numbers = tuple(range(i * samples, (i + 1) * samples))
             request = Request(samples, temperature=temperature)
             asked.append(Asked(place, numbers, request, prompt))

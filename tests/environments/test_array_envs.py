@@ -82,6 +82,21 @@ def test_the_gridworld_by_hand():
         env.step(state, Parsed("east"))
 
 
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("Let's go east", 1),
+        ("let's see", -1),
+        ("let’s see", -1),
+        ("I'd say 'north'", 0),
+        ("‘south’", 2),
+        ("e, that's it", 1),
+    ],
+)
+def test_what_follows_an_apostrophe_is_no_direction(reply, action):
+    assert Gridworld().parse(reply) == action
+
+
 def test_the_optimum_of_the_gridworld_is_that_of_all_walks():
     """Value iteration agrees with the best of all walks of at most six moves."""
     env, gamma = MAZE, 0.9

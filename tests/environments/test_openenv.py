@@ -78,3 +78,33 @@ def test_an_action_that_the_server_refuses_and_a_server_that_is_not_there(url):
         env.step(env.reset({}, 0)[0], Parsed("hello"))
     with pytest.raises(ConnectionError):
         OpenEnv("http://127.0.0.1:1").reset({}, 0)
+
+
+def test_a_lost_session_does_not_go_on_in_another_one(url, monkeypatch):
+    """The client connects anew, to an environment that was never reset."""
+    env = OpenEnv(url, describe="echoed_message")
+    state, _ = env.reset({}, 0)
+
+    def client():
+        ((_, session),) = env._instances._waiting
+        return session.client
+
+    lost = client()
+    lost._run(lost._ws.close())
+    with pytest.raises(ConnectionError, match=r"OpenEnv: the session with .* was lost"):
+        env.step(state, Parsed("hello"))
+    env.step(env.reset({}, 0)[0], Parsed("hello"))
+    env.close()
+    state, _ = env.reset({}, 0)
+    lost, step = client(), type(client()).step
+
+    def closing(fields):
+        lost._run(lost._ws.close())
+        return step(lost, fields)
+
+    monkeypatch.setattr(lost, "step", closing)
+    with pytest.raises(ConnectionError, match=r"OpenEnv: the session with .* was lost"):
+        env.step(state, Parsed("hello"))
+    # The state is what it was, and a new session replays its actions.
+    assert env.step(state, Parsed("hello"))[1].messages[0]["content"] == "hello"
+    env.close()

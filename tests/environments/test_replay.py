@@ -189,3 +189,64 @@ def test_options_are_a_value():
         Counting(live=-1)
     with pytest.raises(NotImplementedError, match="Replay.start"):
         Replay().reset({}, 0)
+
+
+class Stuck(Counter):
+    """A counter that cannot be closed."""
+
+    def close(self):
+        super().close()
+        raise OSError("the server is gone")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sticking(Replay):
+    def start(self, task, seed):
+        return Stuck(seed), Observation([{"role": "user", "content": "begin"}])
+
+
+def test_an_instance_that_cannot_be_closed_costs_no_episode():
+    env = Sticking(live=1)
+    _, seen = env.step(env.reset({}, 0)[0], Parsed("99"))
+    assert (seen.done, seen.reward) == (True, 0.5)
+    states = [env.reset({}, seed)[0] for seed in range(2)]  # the second closes the first
+    assert [env.step(state, Parsed("1"))[1].done for state in states] == [False, False]
+    env.close()
+    assert not OPEN
+
+
+def test_an_instance_whose_observation_cannot_be_read_is_closed():
+    class Unreadable(Counter):
+        def step(self, action):
+            return super().step(action)._replace(reward="much")
+
+    class Reading(Replay):
+        def start(self, task, seed):
+            return Unreadable(0), Observation([{"role": "user", "content": "begin"}])
+
+    env = Reading()
+    state, _ = env.reset({}, 0)
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        env.step(state, Parsed("1"))
+    assert not OPEN
+
+
+def test_instances_are_at_most_those_that_wait_and_one_for_each_step_under_way():
+    live, workers, most = 2, 4, []
+
+    class Counted(Counting):
+        def start(self, task, seed):
+            started = super().start(task, seed)
+            most.append(len(OPEN))
+            return started
+
+    env = Counted(live=live)
+
+    def episode(seed):
+        state, _ = env.reset({}, seed)
+        for _ in range(3):
+            state, _ = env.step(state, Parsed("0"))
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(episode, range(9)))
+    assert live < max(most) <= live + workers

@@ -51,6 +51,28 @@ def test_tokens_are_of_the_part_in_which_their_text_stands():
     assert token_roles([], decode=decode).tolist() == []
 
 
+def test_a_draft_in_the_reasoning_is_no_part():
+    draft = "<switch>SWITCH</switch><subgoal>run</subgoal><action>east</action>"
+    turn = f"<think>\n{draft}</think>\n<subgoal>rest</subgoal><action>wait</action>"
+    parts = turn_parts(turn, reasoning=draft)
+    assert parts[:3] == (False, "rest", "wait")
+    assert [turn[slice(*parts.spans[role])] for role in (2, 1)] == [
+        "<subgoal>rest</subgoal>",
+        "<action>wait</action>",
+    ]
+    roles = token_roles(list(turn.encode()), decode=read, reasoning=draft)
+    taken = {role: read(list(turn.encode()[i] for i in (roles == role).nonzero()[0]))
+             for role in (1, 2, 3)}  # fmt: skip
+    assert taken == {1: "<action>wait</action>", 2: "<subgoal>rest</subgoal>", 3: ""}
+    # Of reasoning that has not ended nothing is read, and without a block all is the action.
+    assert turn_parts(draft, reasoning=draft) == (False, None, None, {})
+    assert (token_roles(list(draft.encode()), decode=read, reasoning=draft) == 1).all()
+
+
+def read(tokens):
+    return bytes(tokens).decode()
+
+
 def test_the_inner_environment_gets_the_action_and_the_policy_sees_its_subgoal():
     env = Subgoals(NumberGuess(), penalty=0.5)
     state, seen = env.reset({"secret": 3}, 0)

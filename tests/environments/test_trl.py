@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.environments import Parsed, ToolCall, TRLEnv
+from jaxrl_llm.environments import Parsed, SubagentError, ToolCall, TRLEnv
+from jaxrl_llm.rewards import SandboxError
 from jaxrl_llm.testing import check_env
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -133,3 +134,16 @@ def test_a_class_that_lacks_a_method_is_refused():
 
     with pytest.raises(ValueError, match="TRLEnv: Bare has no method 'get_reward'"):
         TRLEnv(Bare).reset({}, 0)
+
+
+@pytest.mark.parametrize("error", [SandboxError("no bwrap"), SubagentError("no subagent answers")])
+def test_what_is_no_fault_of_the_call_ends_the_episode(error):
+    class Broken(Shop):
+        def run(self) -> str:
+            """Runs it."""
+            raise error
+
+    env = TRLEnv(Broken)
+    state, _ = env.reset(ROW, 0)
+    with pytest.raises(type(error), match=str(error)):
+        env.step(state, Parsed("", calls=(ToolCall("run", {}),)))

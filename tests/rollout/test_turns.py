@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.runtime.threads import LAUNCHING
 from jaxrl_llm.rollout import Completion, Group, NextTurn
 from jaxrl_llm.rollout.engine.requests import slice_tokens
 from jaxrl_llm.rollout.slots import Tokens
@@ -126,6 +127,67 @@ def test_late_answers_change_nothing_and_free_their_slots(
     assert_same(result, one_turn_at_a_time())
 
 
+class Unanswered:
+    """``follow`` of responses of one turn, which end no earlier than :meth:`answer`."""
+
+    def __init__(self):
+        self.waiting, self.answers = {}, False
+
+    def __call__(self, completion):
+        if self.answers:
+            return answered(None)
+        return self.waiting.setdefault(completion.request, Future())
+
+    def answer(self):
+        self.answers = True
+        for future in self.waiting.values():
+            future.set_result(None)
+
+
+@pytest.fixture
+def left(engine, monkeypatch):
+    """The slots that late turns have left, in order."""
+    slots, function = [], engine.functions["take_slot"]
+
+    def spy(arrays, index):
+        slots.append(tuple(np.asarray(index)[0].tolist()))
+        return function(arrays, index)
+
+    monkeypatch.setitem(engine.functions, "take_slot", spy)
+    return slots
+
+
+def test_a_late_turn_keeps_a_slot_that_nobody_else_could_take(engine, generate, left):
+    """A new prompt needs a whole row, and the others of this row still decode."""
+    follow = Unanswered()
+    # With a limit of two tokens, a first turn ends in the first chunk of four.
+    rows = [
+        Group(i, [30 + i], tuple(range(3 * i, 3 * i + 3)), (2, T, T), follow=follow)
+        for i in range(2)
+    ]
+    generation, late = generate(engine, *rows, Group("next", [40], (9,))), 0
+    while 9 not in generation.decoding:
+        generation.step()
+        late += 0 in follow.waiting and not left
+    assert late > 1
+    # All have left one row, and none the other.
+    assert len(left) == 3 and len({row for row, _ in left}) == 1
+    follow.answer()
+    assert {done.id for done in generation} == {0, 1, "next"}
+
+
+def test_as_many_late_turns_leave_as_siblings_wait(engine, generate, left):
+    follow = Unanswered()
+    groups = [Group(i, [30 + i], tuple(range(9 * i, 9 * i + 3 + i)), 2, follow=follow)
+              for i in range(2)]  # fmt: skip
+    generation = generate(engine, *groups)
+    while generation.decoding or len(follow.waiting) < 7:
+        generation.step()
+    assert len(follow.waiting) == 7 and len(left) == 1  # of four siblings, one waited
+    follow.answer()
+    assert {done.id for done in generation} == {0, 1}
+
+
 def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate, by_request):
     """Also to the slot of another device than the one that they left."""
     mesh = make_mesh(data=4, devices=jax.devices()[:4])
@@ -155,6 +217,27 @@ def test_late_answers_of_a_response_that_began_with_tokens(engine, generate, by_
     result = by_request(list(generate(engine, *partial(dialog))))
     for request, each in expected.items():
         assert result[request].tokens.tolist() == each.tokens.tolist(), request
+
+
+def test_programs_compile_before_they_take_the_lock_to_start(tiny, generate):
+    """A step that asks a subagent waits for that lock while its deadline runs."""
+    sizes = {"rows": 2, "width": 2, "prompt_length": 4, "max_new_tokens": T, "chunk": 4}
+    compiled, engine = [], jr.rollout.make_engine(tiny[0], **sizes, block=6)
+    known = {*engine.functions, "fill_extended"} - {"init"}  # which compiles before all turns
+
+    def listen(event, seconds, fun_name="", **_):
+        name = fun_name.removeprefix("jit(").removesuffix(")")
+        if event == "/jax/core/compile/backend_compile_duration" and name in known:
+            compiled.append((name, LAUNCHING.locked()))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        assert len(list(generate(engine, *groups(Dialog(), turn_limit=3)))) == 4
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert {"fill_extended", "decode"} <= {name for name, _ in compiled}
+    assert not any(locked for _, locked in compiled)
+    assert len(set(compiled)) == len(compiled)
 
 
 def test_stop_strings_would_end_every_turn(engine, generate):

@@ -1,6 +1,7 @@
 """The threads that step environments, and what they tell the watchdog."""
 
 import contextlib
+import queue
 import threading
 
 from jaxrl_llm.rollout.episodes import DeadlineError, Workers
@@ -65,3 +66,15 @@ def test_what_is_under_way_when_they_close_is_watched_no_longer():
     end.set()
     call.result(FAR)
     assert watch.notes.count(None) == 1
+
+
+def test_calls_that_wait_when_they_close_never_begin():
+    end, ran, threads = threading.Event(), [], queue.SimpleQueue()
+    workers = Workers(1, FAR)
+    workers.run("step of a", lambda: (threads.put(threading.current_thread()), end.wait(FAR)))
+    waiting = workers.run("step of b", lambda: ran.append("b"))
+    thread = threads.get(timeout=FAR)
+    workers.close()
+    end.set()
+    thread.join(FAR)
+    assert waiting.cancelled() and not ran

@@ -17,9 +17,13 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Cursor, Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import Observation, Subgoals, turn_parts
-from jaxrl_llm.rollout.episodes import EPISODES, Episode, EpisodeOptions, Turn
+from jaxrl_llm.rollout import Completion
+from jaxrl_llm.rollout.episodes import EPISODES, Episode, EpisodeOptions, Episodes, Turn
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import STOP
 from jaxrl_llm.train import (
     AsyncConfig,
+    DataConfig,
     EvaluationConfig,
     MeshConfig,
     SamplingConfig,
@@ -218,6 +222,34 @@ def test_a_reset_that_fails_names_the_prompt(tmp_path):
         one_batch(tmp_path, Letters(fault="reset"))
 
 
+@dataclasses.dataclass(frozen=True)
+class TellsTask(Letters):
+    """Its first observation is nine times as long as its task."""
+
+    def reset(self, task, seed):
+        state, _ = Letters.reset(self, task, seed)
+        return state, Observation([{"role": "user", "content": task["text"] * 9}])
+
+
+def test_a_held_out_task_that_begins_too_long_is_named(tmp_path):
+    def prompts(*texts):
+        return lambda: PromptSet([Prompt(text, id=text) for text in texts])
+
+    data = DataConfig(
+        prompts=prompts("a", "b", "c", "d"), evaluation=prompts("long one"), held_out=0, chat=False
+    )
+    evaluation = EvaluationConfig(every=0, samples=1)
+    experiment, params = load_experiment(
+        config(tmp_path, TellsTask(), data=data, evaluation=evaluation)
+    )
+    message = (
+        r"environment: the first observation of prompt 'long one' has \d+ tokens, but prompts have "
+        r"room for 40; increase sampling\.prompt_length\."
+    )
+    with pytest.raises(ValueError, match=message):
+        experiment.evaluate(params, jax.random.key(0))
+
+
 @pytest.mark.parametrize(
     ("changes", "end", "turns"),
     [
@@ -359,6 +391,75 @@ def test_switch_subgoal_and_action_are_read_off_the_turns(tmp_path):
             assert (roles > 0).all()
     assert len(texts) == 3 and (-1, None) in texts  # none, and two
     assert batch.extras["switches"].any() and set(batch.extras["token_roles"].flat) >= {1, 2, 3}
+
+
+def completed(request, tokens):
+    none = np.zeros(len(tokens), np.float32)
+    return Completion(request, Tokens(tokens, none, none, none, np.zeros_like(tokens)), STOP)
+
+
+def test_steps_that_wait_when_a_batch_ends_are_cancelled(caplog):
+    tokenizer = jr.testing.ByteTokenizer()
+    options = EpisodeOptions(workers=1)
+    episodes = Episodes(
+        Letters(seconds=0.5), make_renderer(tokenizer), decode=tokenizer.decode, seed=(0,),
+        max_new_tokens=64, options=options,
+    )  # fmt: skip
+    episodes.start(0, {"text": ""}, "a")
+    turns = [episodes.follow(0)(completed(i, np.int32([97, 257]))) for i in range(3)]
+    turns[1].cancel()  # as the generation does
+    episodes.close()
+    assert turns[2].cancelled() and not caplog.records
+
+
+DRAFT = "<switch>SWITCH</switch><subgoal>run</subgoal><action>east</action>"
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("turn", "thinking", "blocks"),
+    [
+        (f"<think>{DRAFT}</think><subgoal>rest</subgoal><action>go</action>", False, True),
+        (f"{DRAFT}</think><subgoal>rest</subgoal><action>go</action>", True, True),
+        (DRAFT, True, False),
+    ],
+)
+def test_a_subgoal_in_the_reasoning_is_not_credited(turn, thinking, blocks, stored):
+    """The environment does not see it, also where the prompt has opened the reasoning."""
+    tokenizer = jr.testing.ByteTokenizer()
+    renderer, tokens = make_renderer(tokenizer), np.int32([*turn.encode(), 257])
+    renderer._thinking = thinking
+    episodes = Episodes(
+        Subgoals(Letters(turns=1)), renderer, decode=tokenizer.decode, seed=(0,), max_new_tokens=200
+    )
+    if stored:
+        trains = np.ones(len(tokens), bool)
+        episode = episodes.stored(jr.curation.Response(tokens, trains=trains, reward=1.0))
+    else:
+        episodes.start(0, {"text": ""}, "a")
+        completion = completed(0, tokens)
+        assert episodes.follow(0)(completion).result(60) is None
+        episode = episodes.take(completion).episode
+        assert episode.turns[0].info["switch"] == 0
+    episodes.close()
+    batch = jr.recipes.Batch(
+        tokens=tokens[None, None],
+        mask=np.ones((1, 1, len(tokens)), bool),
+        rewards=np.zeros((1, 1), np.float32),
+        where=np.ones((1, 1), bool),
+        prompt_tokens=np.ones((1, 1), np.int32),
+        prompt_mask=np.ones((1, 1), bool),
+    )
+    none = np.zeros(1, np.float32)
+    scores = jr.rewards.Scores(none, {}, none > 0, details={EPISODES: [episode]})
+    names = ["switches", "subgoal_ids", "token_roles"]
+    fields = episode_fields(batch, names, scores, decode=tokenizer.decode)
+    assert fields["switches"].tolist() == [[[False]]]
+    assert fields["subgoal_ids"].tolist() == [[[0 if blocks else -1]]]
+    roles = fields["token_roles"][0, 0]
+    said = [tokenizer.decode(tokens[roles == role]) for role in (1, 2, 3)]
+    expected = ["<action>go</action>", "<subgoal>rest</subgoal>", ""] if blocks else [turn, "", ""]
+    assert said == expected
 
 
 WON = [True]

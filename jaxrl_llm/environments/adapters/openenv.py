@@ -27,11 +27,12 @@ class OpenEnv(Replay):
       describe: The name of the field of an observation that the policy sees, or a function from
         the fields to a text; by default all of them, as JSON.
       timeout: Seconds that a step may take.
-      live: See :class:`Replay`; the server must allow as many sessions and one more.
+      live: See :class:`Replay`. The server must allow as many sessions and one more for each step
+        under way, ``live + episodes.workers`` in a run.
 
     Raises:
       ImportError: If openenv is not installed.
-      ConnectionError: If there is no server.
+      ConnectionError: If there is no server, or it has closed the session of an episode.
     """
 
     url: str
@@ -44,9 +45,9 @@ class OpenEnv(Replay):
         """A new session, reset."""
         core: Any = packages.load("openenv", "OpenEnv", "openenv.core")
         client = core.GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout).sync()
-        session = _Session(client, self.action, self.describe)
+        session = _Session(client, self.url, self.action, self.describe)
         try:
-            first = session.observe(client.reset(seed=seed, **text.column(task, "reset", {})))
+            first = session.reset(seed=seed, **text.column(task, "reset", {}))
             return session, first._replace(reward=0.0)
         except BaseException:
             session.close()
@@ -55,17 +56,32 @@ class OpenEnv(Replay):
 
 @dataclass
 class _Session:
-    """A connection."""
+    """A connection, whose socket is the session on the server."""
 
     client: Any
+    url: str
     action: str | Callable[[Parsed], Mapping[str, Any]]
     describe: str | Callable[[Mapping[str, Any]], str]
+    socket: Any = None
+
+    def reset(self, **options: Any) -> Observation:
+        """Begins the episode."""
+        result = self.client.reset(**options)
+        self.socket = self.client._ws
+        return self.observe(result)
 
     def step(self, action: Parsed) -> Observation:
         """Sends a reply."""
         name = self.action
         fields = {name: action.text} if isinstance(name, str) else dict(name(action))
-        return self.observe(self.client.step(fields))
+        lost = ConnectionError(f"OpenEnv: the session with {self.url} was lost in an episode.")
+        # The client replaces a closed socket, which is a session with an environment not yet reset.
+        if self.client._ws is not self.socket or self.socket.state.name != "OPEN":
+            raise lost
+        result = self.client.step(fields)
+        if self.client._ws is not self.socket:
+            raise lost
+        return self.observe(result)
 
     def observe(self, result: Any) -> Observation:
         """What the server answered."""

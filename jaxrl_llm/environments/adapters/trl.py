@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_llm.data.messages import Message, Parsed, ToolCall, ToolSpec
+from jaxrl_llm.environments.asking import SubagentError
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.replay import Replay
 from jaxrl_llm.environments.tools import tool
+from jaxrl_llm.rewards.sandbox import SandboxError
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class TRLEnv(Replay):
 
     Raises:
       ValueError: If the class lacks ``reset`` or ``get_reward``.
+      SandboxError: If a method needs a sandbox that cannot run here.
+      SubagentError: If a method asks a subagent and there is none, or it fails.
 
     References:
       TRL, https://github.com/huggingface/trl, ``GRPOTrainer(environment_factory=)``.
@@ -93,6 +97,8 @@ class _Class:
             if call.name not in known:
                 raise ValueError(f"Tool {call.name} not found.")
             return known[call.name](**call.arguments)
+        except (SandboxError, SubagentError):
+            raise
         except Exception as error:  # what TRL shows, too
             return {"error": str(error)}
 

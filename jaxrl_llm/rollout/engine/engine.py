@@ -109,11 +109,13 @@ class Engine:
         spec, devices = self.spec, self.devices
         if not memory.has_room(spec.rows, self.row_bytes, shards=spec.shards, devices=devices):
             raise MemoryError(self._out_of_memory())
-        return self.call("init")
+        # No step of an environment waits for the lock yet while this compiles.
+        with self._memory_errors(allocated=False), LAUNCHING:
+            return self.functions["init"]()
 
     def call(self, name: str, *arguments):
-        """Calls one of the functions, which donates the slots that it gets."""
-        with self._memory_errors(allocated=name != "init"), LAUNCHING:
+        """Calls one of the other functions, which donates the slots that it gets."""
+        with self._memory_errors(allocated=True):
             return self.functions[name](*arguments)
 
     def fetch(self, arrays: ArrayTree) -> ArrayTree:
@@ -390,6 +392,43 @@ def make_engine(
     return Engine.build(model, spec, mesh)
 
 
+class _Program:
+    """A jitted function of slots that compiles before it takes the lock LAUNCHING to start.
+
+    Compiling may take minutes, and a step that asks a subagent waits for the lock while its
+    deadline runs.
+
+    Args:
+      function: Its arguments are the parameters if it calls the model, slots, and others.
+      slots: The place of the slots among them.
+    """
+
+    def __init__(self, function: Any, slots: int = 0):
+        self._function, self._slots = function, slots
+        self._compiled: set[tuple] = set()
+
+    def __call__(self, *arguments):
+        # Parameters and slots are hundreds of arrays, with the same shapes in every call. Slots are
+        # committed to their device from the first call on whose parameters are.
+        slots = arguments[self._slots]
+        while isinstance(slots, tuple):
+            slots = slots[0]
+        rest, tree = jax.tree.flatten(arguments[self._slots + 1 :])
+        kind = (slots.committed, tree, *map(np.shape, rest))
+        if kind not in self._compiled:
+            self.lower(*arguments).compile()  # the call below finds the program
+            self._compiled.add(kind)
+        with LAUNCHING:
+            return self._function(*arguments)
+
+    def lower(self, *arguments) -> Any:
+        """As of a jitted function."""
+        return self._function.lower(*arguments)
+
+    def _cache_size(self) -> int:
+        return self._function._cache_size()
+
+
 def _init_slots(model: Model, spec: EngineSpec) -> Slots:
     return slot_functions.init_slots(
         model,
@@ -404,8 +443,8 @@ def _init_slots(model: Model, spec: EngineSpec) -> Slots:
 
 def _compile(
     model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None, shardings: Slots | None
-) -> dict[str, Callable]:
-    """The functions of slots, compiled; each donates the slots that it gets."""
+) -> dict[str, Any]:
+    """The functions of slots; each donates the slots that it gets."""
 
     def init():
         return _init_slots(model, spec)
@@ -445,12 +484,14 @@ def _compile(
 
     # On a mesh, every array of the slots has a fixed sharding, whatever the compiler would prefer.
     compiled = jax.jit if shardings is None else partial(jax.jit, out_shardings=shardings)
-    first = partial(compiled, donate_argnums=0)
 
-    def second(function: Callable) -> Callable:
+    def first(function: Callable) -> _Program:
+        return _Program(compiled(function, donate_argnums=0))
+
+    def second(function: Callable) -> _Program:
         """Of a function that calls the model."""
         function = sampling_on_mesh(function, mesh, model.sharding_rules)
-        return compiled(function, donate_argnums=1)
+        return _Program(compiled(function, donate_argnums=1), slots=1)
 
     names = ("put_prompts", "copy_prompts", "start", "resume", "extend", "end_slots")
     names += ("copy_slot", "put_slot", "clear_cache")
@@ -462,9 +503,9 @@ def _compile(
         "init": compiled(init),
         "fill_prompts": second(fill_prompts),
         "fill_responses": second(fill_responses),
-        "take_slot": jax.jit(slot_functions.take_slot),
+        "take_slot": _Program(jax.jit(slot_functions.take_slot)),
         "decode": second(decode),
-        "take_tokens": jax.jit(take_tokens),
+        "take_tokens": _Program(jax.jit(take_tokens)),
     }
 
 

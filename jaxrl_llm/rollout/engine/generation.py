@@ -76,8 +76,8 @@ class Generation:
 
     A group with ``follow`` has responses of several turns. When a turn ends, by a stop token or by
     the group's ``turn_limit``, ``follow`` is called for the next tokens while others decode; the
-    response reads these and continues in its slot, with its keys and values. If other requests wait
-    for a slot and the call takes long, the response leaves its slot and returns later.
+    response reads these and continues in its slot, with its keys and values. If the call takes long
+    and a request that waits can take the slot, the response leaves it and returns later.
 
     Iteration ends when nothing is left to decode; more groups may be submitted at any time. If
     iteration stops early, or by Ctrl-C, nothing is lost: continue to iterate, or take the rest with
@@ -275,13 +275,15 @@ class Generation:
     def _end_turns(self) -> dict[int, NextTurn]:
         """What comes after the turns of responses whose answers are there, by request.
 
-        Responses that nothing comes after end. Where others wait for a slot, those whose answer
-        takes long leave theirs.
+        Responses that nothing comes after end. Those whose answer takes long leave their slot if
+        others that wait can take it.
         """
         scheduler, follows = self._scheduler, {}
+        late = [r for r, x in self._turns.items() if x.waited and not (x.away or x.next.done())]
+        leaving = scheduler.pick_leaving(late)
         for request, turn in list(self._turns.items()):
             if not turn.next.done():
-                if turn.waited and not turn.away and scheduler.has_waiting:
+                if request in leaving:
                     spec, slot = self.engine.spec, scheduler.slots[request]
                     taken = self.engine.call("take_slot", self.slots, slot_array(spec, slot))
                     turn.slots = taken_from(spec, slot, self.engine.fetch(taken))

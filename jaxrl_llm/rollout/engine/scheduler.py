@@ -196,6 +196,33 @@ class Scheduler:
     def _occupy(self, slot: SlotIndex, request: int, length: int) -> None:
         self.slots[request], self.lengths[request], self.busy[slot] = slot, length, True
 
+    def pick_leaving(self, late: Iterable[int]) -> set[int]:
+        """Which of some requests between two turns leave their slots to what waits.
+
+        As in :func:`pick_next`, the siblings of a row take single slots of it, as many as they
+        need, and what else waits takes rows in which no slot is busy.
+        """
+        if not self.has_waiting:
+            return set()
+        width, leaving = self.busy.shape[1], set[int]()
+        groups = (*self.groups_in_rows(), *self.queue[: len(self.rows)])
+        need = {id(each): len(each.waiting) for each in groups}
+        rows: dict[int, list[int]] = {}
+        for request in late:
+            rows.setdefault(self.slots[request][0], []).append(request)
+        for row, requests in rows.items():
+            group, free = id(self.rows[row]), width - int(self.busy[row].sum())
+            taken = min(need[group], free + len(requests))
+            need[group] -= taken
+            leaving.update(requests[: max(taken - free, 0)])
+        rows_needed = sum(-(-each // width) for each in need.values()) - self.rows.count(None)
+        for row, requests in rows.items():
+            only = self.busy[row].sum() == len(requests) and not self.groups[requests[0]].waiting
+            if only and rows_needed > 0:
+                leaving.update(requests)
+                rows_needed -= 1
+        return leaving
+
     def leave(self, request: int) -> None:
         """Takes a request between two turns out of its slot, which others may use."""
         group = self.groups[request]
