@@ -63,7 +63,9 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
     Other rewards use the normal interval of the question means. If completions are missing, each
     question is weighted by its number of graded completions, N_q of N in total:
 
-        Var(mean) = Q / (Q - 1) sum of (N_q (mean_q - mean))^2 / N^2,   Q <= n <= N
+        Var(mean) = Q / (Q - 1) sum of (N_q (mean_q - mean))^2 / N^2,   Q' <= n <= N
+
+    with Q' = N^2 / sum of N_q^2, which is Q if all questions have equally many.
 
     Args:
       rewards: float ``[Q, S]``.
@@ -96,8 +98,9 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
     spread = np.where(where, rewards, 0.0).sum(axis=-1) - mean * sizes
     variance = float((spread**2).sum()) / N**2 * Q / (Q - 1) if Q > 1 else 0.0
     if values.min() >= 0 and values.max() <= 1:
-        n = mean * (1 - mean) / variance if variance > 0 else float(Q)
-        low, high = wilson(mean, min(max(n, Q), N))
+        least = N**2 / float((sizes.astype(np.float64) ** 2).sum())
+        n = mean * (1 - mean) / variance if variance > 0 else least
+        low, high = wilson(mean, min(max(n, least), N))
     else:
         half = Z * math.sqrt(variance)
         low, high = mean - half, mean + half
@@ -283,10 +286,13 @@ def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> 
       scores: The scores of these completions.
 
     Returns:
-      int ``[S]`` for each question, below 0 for no answer; empty if the reward does neither.
+      int ``[S]`` for each question, below 0 for no answer, such as an empty text or one whose call
+      failed; empty if the reward does neither.
     """
     if "answer_ids" in scores.reward_components:
-        votes = scores.reward_components["answer_ids"].astype(np.int64)
+        # A failed call has no answer, whatever its reward is.
+        ids = scores.reward_components["answer_ids"].astype(np.int64)
+        votes = np.where(scores.unanswered, -1, ids)
         return list(votes.reshape(len(completions), -1))
     extract = answer_of(reward)
     if extract is None:
@@ -294,5 +300,5 @@ def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> 
     numbered = []
     for texts in completions:
         ids: dict[str | None, int] = {None: -1}
-        numbered.append(np.array([ids.setdefault(extract(x), len(ids) - 1) for x in texts]))
+        numbered.append(np.array([ids.setdefault(extract(x) or None, len(ids) - 1) for x in texts]))
     return numbered

@@ -4,10 +4,11 @@ import pytest
 from tiny_run import low_bytes, prompts
 
 from jaxrl_llm.data.questions import encode_prompts
-from jaxrl_llm.rewards import FAILED, RewardError
+from jaxrl_llm.rewards import FAILED, RewardError, Scores
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import accuracy, evaluate, wilson
+from jaxrl_llm.train.evaluate import answer_ids
 
 
 @pytest.mark.parametrize(
@@ -90,10 +91,31 @@ def test_failed_calls_are_left_out_and_counted():
     assert accuracy(np.where(where, rewards, np.nan), where) == found
     sums, sizes = np.array([2.0, 1.0, 3.0]), np.array([3, 2, 3])
     variance = ((sums - 0.75 * sizes) ** 2).sum() / 8**2 * 3 / 2
-    n = np.clip(0.75 * 0.25 / variance, 3, 8)
+    n = np.clip(0.75 * 0.25 / variance, 64 / 22, 8)
     assert found[1:3] == pytest.approx(wilson(0.75, n))
     with pytest.raises(ValueError, match="there are no rewards; got shape .* 0 are graded"):
         accuracy(rewards, ~np.ones_like(where))
+
+
+def test_a_question_with_most_of_the_completions_is_one_question():
+    """A hundred of one and one of a hundred others: half of the weight is one draw."""
+    rewards, where = np.zeros((101, 100)), np.zeros((101, 100), bool)
+    rewards[0], where[0], where[1:, 0], rewards[1:51, 0] = 1.0, True, True, 1.0
+    found = accuracy(rewards, where)
+    assert found.mean == 0.75 and found.high - found.low > 0.3
+
+
+def test_an_empty_answer_and_a_failed_call_have_no_vote():
+    def reward(prompt, completion, metadata):
+        return 0.0
+
+    reward.answer = lambda text: text[1:]
+    scores = Scores(np.zeros(5, np.float32), {}, np.zeros(5, bool))
+    ids = answer_ids(reward, [["a", "b", "ab", "cb", "ac"]], scores)
+    assert [x.tolist() for x in ids] == [[-1, -1, 0, 0, 1]]
+    parts, zeroed = {"answer_ids": np.float32([0, 2, 0])}, np.array([True, False, False])
+    scores = Scores(np.zeros(3, np.float32), parts, np.zeros(3, bool), zeroed)
+    assert [x.tolist() for x in answer_ids(reward, [["a"] * 3], scores)] == [[-1, 2, 0]]
 
 
 class Flaky:
