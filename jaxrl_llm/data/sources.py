@@ -248,7 +248,7 @@ def _from_rows(
             raise ValueError(
                 f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
             )
-        if positions:  # as a text, it would look like one of the choices
+        if positions and isinstance(answer, int):  # as a text, it would look like a choice
             answer = LETTERS[answer]
         if isinstance(answer, list | tuple) and answer and all(isinstance(x, str) for x in answer):
             answer = tuple(answer)  # any of them is right

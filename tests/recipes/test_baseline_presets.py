@@ -137,8 +137,16 @@ def spread_of_rewards(rows):
     return np.std(rows.rewards, ddof=1)
 
 
-def remax_kl(rows):
-    return [g - b for g, b in zip(to_go(rows, kl_coef=0.3), rows.greedy, strict=True)]
+def remax_kl(rows, kl_coef):
+    return [g - b for g, b in zip(to_go(rows, kl_coef=kl_coef), rows.greedy, strict=True)]
+
+
+def rloo_kl(rows, kl_coef):
+    """The divergence of a response is part of its reward."""
+    lost = [np.sum(old - ref) for old, ref in zip(rows.old, rows.ref, strict=True)]
+    rewards = np.subtract(rows.rewards, kl_coef * np.array(lost))
+    others = [np.mean([rewards[j] for j in rows.group(i) if j != i]) for i in range(len(rewards))]
+    return per_token(rows, rewards - others)
 
 
 def batch_normal(rows):
@@ -149,8 +157,10 @@ def batch_normal(rows):
 # Two of three groups have a spread; of 11 kept rollouts, 7 have a reward that is not zero.
 SHARE = 2 / 3 + 1e-5
 ADVANTAGES = {
-    ("remax", ()): lambda x: per_token(x, np.subtract(x.rewards, x.greedy)),
-    ("remax", (("kl_coef", 0.3),)): remax_kl,
+    ("remax", (("kl_coef", 0.0),)): lambda x: per_token(x, np.subtract(x.rewards, x.greedy)),
+    ("remax", (("kl_coef", 0.3),)): lambda x: remax_kl(x, 0.3),
+    ("rloo", ()): lambda x: rloo_kl(x, 0.0),
+    ("rloo", (("kl_coef", 0.3),)): lambda x: rloo_kl(x, 0.3),
     ("reinforce_pp", ()): lambda x: whitened(to_go(x)),
     ("reinforce_pp", (("kl_coef", 0.1), ("gamma", 0.9))): lambda x: whitened(
         to_go(x, kl_coef=0.1, gamma=0.9)
@@ -189,10 +199,14 @@ def test_the_loss_is_the_papers(name, options):
     # The empty response counts among no mean.
     expected = (
         np.mean([row.sum() for row in losses if len(row)])
-        if name == "remax"
+        if name in ("remax", "rloo")
         else np.concatenate(losses).mean()
     )
     assert float(recipe.loss(jnp.asarray(logp), ready)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_remax_has_the_penalty_of_its_scripts():
+    assert jr.recipes.remax() == jr.recipes.remax(kl_coef=0.05)
 
 
 def test_the_critic_of_ppo_max_learns_the_returns_of_the_same_scaled_scores():
@@ -229,8 +243,10 @@ def test_ppo_max_remembers_the_scores():
 @pytest.mark.parametrize(
     ("name", "options", "needs"),
     [
-        ("remax", {}, {"greedy_rewards"}),
-        ("remax", {"kl_coef": 0.1}, {"greedy_rewards", "old_logp", "ref_logp"}),
+        ("remax", {}, {"greedy_rewards", "old_logp", "ref_logp"}),
+        ("remax", {"kl_coef": 0.0}, {"greedy_rewards"}),
+        ("rloo", {}, set()),
+        ("rloo", {"kl_coef": 0.1}, {"old_logp", "ref_logp"}),
         ("reinforce_pp", {}, set()),
         ("reinforce_pp", {"kl_coef": 0.1}, {"old_logp", "ref_logp"}),
         ("reinforce_pp_baseline", {}, set()),

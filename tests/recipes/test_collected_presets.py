@@ -379,19 +379,28 @@ def test_presets_without_a_collector_ask_for_prompts_in_order(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "stored"), [("rollout_replay", 4), ("fading_replay", 4), ("sapo_swarm", 2)]
+    ("name", "stored"), [("rollout_replay", 2), ("fading_replay", 4), ("sapo_swarm", 2)]
 )
 def test_half_of_the_second_batch_is_stored(name, stored):
     collector, state = started(name)
     first, rows, state = play(collector, state)
     assert asked(first) == [FRESH] * 4 and len(rows) == 4
-    # The swarm pools groups with advantages alone; replay of rollouts stores the others too.
+    # Only groups with advantages are stored, but in fading replay, which stores the others too.
     assert int((state.buffer.order >= 0).sum()) == stored
     second, rows, _ = play(collector, state, step=1)
     assert asked(second) == [FRESH] * 2 + [STORED] * 2
     assert [row.members[0][0] for row in rows] == [0, 1, 2, 3]
     past = {int(outcome.prompt) for outcome in first.outcomes}
     assert {each.prompt for each in second.requests[2:]} <= past
+
+
+def test_dots_stores_what_its_replay_stores():
+    recipe, options = jr.recipes.dots(), {"share": 0.5, "capacity": 512, "unique": True}
+    replay = jr.curation.replayed(store=jr.curation.informative_groups, **options)
+    assert jr.recipes.rollout_replay().collector == replay
+    source = recipe.collector.source
+    assert source == jr.curation.replayed(store=jr.curation.informative_groups, start=2, **options)
+    assert recipe.minibatches == jr.recipes.rollout_replay().minibatches
 
 
 @pytest.mark.parametrize("name", ["llm_replay", "ssb"])

@@ -74,11 +74,18 @@ def group_advantages(name, r):
     return centered / (r.std(ddof=1) + 1e-6)
 
 
+def overlong(lengths, share):
+    """Of a budget of T tokens, over its last share."""
+    return np.clip((T * (1 - share) - lengths) / (T * share), -1.0, 0.0)
+
+
 def reference(name, logp, batch) -> float:
     rows = []
     for p in range(P):
         members = np.flatnonzero(batch.where[p])
         r = np.asarray(batch.rewards[p], float)[members]
+        if name == "cispo":
+            r = r + overlong(np.asarray(batch.mask[p]).sum(-1)[members], 0.2)
         if name == "dapo" and r.max() == r.min():
             continue  # dynamic sampling
         for g, a in zip(members, group_advantages(name, r), strict=True):
@@ -168,12 +175,15 @@ def test_cispo_weighs_the_policy_gradient():
         ("m_grpo", {"eps_high": 0.05}),
         ("cispo", {"w_min": 0.9}),
         ("cispo", {"w_max": 1.1}),
+        ("cispo", {"length": None}),
+        ("cispo", {"buffer_share": 0.6}),
+        ("cispo", {"overlong_factor": 0.5}),
     ],
 )
 def test_every_option_changes_the_loss(name, options):
     logp, batch = make_batch()
     losses = []
-    needed = {"length": T} if name == "dr_grpo" else {}
+    needed = {"length": T} if name in ("dr_grpo", "cispo") else {}
     for recipe in (PRESETS[name](**needed), PRESETS[name](**{**needed, **options})):
         ready, _ = recipe.prepare(batch, recipe.init())
         losses.append(float(recipe.loss(logp, ready)))
@@ -192,6 +202,9 @@ PASSES = {
     "dcpo_distribution": (1, 4),
     "dcpo_dynamic_clip": (1, 16),
     "diffu_grpo": (12, 1),
+    "dots": (1, 8),
+    "dppo_kl": (1, 8),
+    "dppo_tv": (1, 8),
     "drpo_len": (1, 4),
     "espo": (8, 1),
     "fapo": (1, 16),
@@ -215,7 +228,9 @@ PASSES = {
     "prompt_gdro": (1, 4),
     "remix": (2, 1),
     "rollout_gdro": (1, 2),
+    "rollout_replay": (1, 8),
     "rover": (1, 4),
+    "safe": (2, 1),
     "sage": (1, 2),
     "sapo": (1, 4),
     "sol_rl_flow": (1, 2),
@@ -223,10 +238,12 @@ PASSES = {
     "spark": (1, 8),
     "spo_chain": (2, 8),
     "spo_tracker": (1, 8),
+    "srpo_vla": (1, 16),
     "ttrl_majority": (1, 8),
     "ui_s1": (1, 4),
     "unigrpo": (2, 1),
     "verl_erank": (1, 2),
+    "vespo": (1, 8),
     "vineppo": (2, 8),
 }
 # Weights of the KL to the reference in the loss.
@@ -259,6 +276,21 @@ def test_the_optimizer_steps_of_a_preset(name):
     recipe = catalog.preset(name, length=8, num_prompts=4)
     assert (recipe.epochs, recipe.minibatches) == PASSES.get(name, (1, 1))
     recipe.check_passes(recipe.epochs, recipe.minibatches)
+
+
+def test_dynamic_sampling_is_an_option():
+    """Of methods that replace groups of equal rewards."""
+    refill = jr.curation.refill(jr.curation.informative_groups)
+    for make in (jr.recipes.cispo, jr.recipes.srpo_vla):
+        assert make().collector == refill
+        assert make(dynamic_sampling=False).collector is None
+
+
+def test_the_schedule_of_latr_belongs_to_its_thresholds():
+    collector = jr.recipes.latr().collector
+    assert (collector.min_prob, collector.max_gap, collector.max_distance) == (0.25, 0.15, 0.4)
+    assert collector.starts == (0, 10, 20, 80, 200)
+    assert collector.shares == (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
 def kl_weights(recipe):

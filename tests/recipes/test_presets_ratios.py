@@ -201,8 +201,9 @@ def binary(name, p, q):
 
 @pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "m2po"])
 def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
-    most = 0.05
+    most, length = 0.05, 7
     options = {"delta_low": most, "delta_high": most} if name == "dppo_tv" else {}
+    options |= {} if name == "m2po" else {"length": length}
     recipe, logp, batch, ready = prepared(name, **options)
     x, old, behavior = (np.float64(v) for v in (logp, batch.old_logp, batch.behavior_logp))
     trains = np.asarray(batch.mask & batch.where[..., None])
@@ -211,19 +212,20 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
         kept = near_the_sampler(old, behavior, trains)
         assert 0.3 < kept[trains].mean() < 0.9
     else:
-        weights = np.minimum(weights, 20.0)
         moved = binary(name, np.exp(x), np.exp(behavior))
+    of_batch = trains.sum() if name == "m2po" else trains.any(-1).sum() * length
     expected = np.zeros((P, G, T))
     for p in range(P):
         members = np.flatnonzero(batch.where[p])
         r = np.asarray(batch.rewards[p], float)[members]
-        for g, a in zip(members, standardized(name, r), strict=True):
+        centered = standardized(name, r) if name == "m2po" else r - r.mean()
+        for g, a in zip(members, centered, strict=True):
             if name == "m2po":
                 keep = kept[p, g]
             else:
                 away = x[p, g] > behavior[p, g] if a > 0 else x[p, g] < behavior[p, g]
                 keep = ~(away & (moved[p, g] > most))
-            expected[p, g] = np.where(trains[p, g] & keep, -weights[p, g] * a, 0.0) / trains.sum()
+            expected[p, g] = np.where(trains[p, g] & keep, -weights[p, g] * a, 0.0) / of_batch
     grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
     np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-6)
     dropped = trains & (expected == 0) & (np.asarray(ready.advantages)[..., None] != 0)
@@ -236,9 +238,11 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
         ("dppo_tv", {"delta_low": 0.01}),
         ("dppo_tv", {"delta_high": 0.01}),
         ("dppo_tv", {"w_max": 0.5}),
+        ("dppo_tv", {"length": 7}),
         ("dppo_kl", {"delta_low": 0.5}),
         ("dppo_kl", {"delta_high": 0.001}),
         ("dppo_kl", {"w_max": 0.5}),
+        ("dppo_kl", {"length": 7}),
         ("m2po", {"threshold": 1.0}),
         ("luspo", {"eps_low": 0.3}),
         ("luspo", {"eps_high": 0.3}),
@@ -292,3 +296,17 @@ def test_hapo_is_its_three_functions_in_a_row():
     loss = jr.surrogates.hapo(case.logp, batch.old_logp, advantages, mask, signal=signal, alpha=0.5)
     expected = jr.aggregate.weighted_sum(loss, jr.aggregate.token_mean(mask))
     assert float(recipe.loss(case.logp, ready)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_hapo_penalizes_the_last_tokens_of_a_budget():
+    batch = make_case().batch
+    width = batch.mask.shape[-1]
+    recipe = jr.recipes.hapo(length=width, overlong_factor=2.0)
+    ready, _ = recipe.prepare(batch, recipe.init())
+    mask = np.asarray(batch.mask & batch.where[..., None])
+    start = 0.6 * width
+    penalty = -2.0 * np.clip((mask.sum(-1) - start) / (width - start), 0.0, 1.0)
+    assert np.ptp(penalty) > 0
+    rewards = jnp.where(batch.where, batch.rewards + penalty, 0.0)
+    expected = jr.advantages.token_grpo(rewards, mask=jnp.asarray(mask), where=batch.where)
+    np.testing.assert_allclose(ready.advantages, expected, rtol=1e-5, atol=1e-6)

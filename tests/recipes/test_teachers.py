@@ -242,21 +242,28 @@ def test_the_penalty_of_safe_has_the_slope_of_its_controller():
     np.testing.assert_allclose(got, errors[MASK].mean(0).sum(), rtol=1e-4)
 
 
-def test_adaptive_kl_puts_the_divergence_into_the_reward():
-    recipe = jr.recipes.adaptive_kl(initial=0.5, target=0.1, horizon=10.0, gamma=0.9, lam=0.8)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_adaptive_kl_puts_the_divergence_into_the_reward(scaled):
+    numbers = {"initial": 0.5, "target": 0.1, "horizon": 10.0, "gamma": 0.9, "lam": 0.8}
+    recipe = jr.recipes.adaptive_kl(**numbers, **({} if scaled else {"whiten_rewards": False}))
     values = np.random.default_rng(8).uniform(0, 1, (P, G, T)).astype(np.float32)
     _, batch = make(values=values, old_values=values[..., None])
     ready, state = recipe.prepare(batch, recipe.init())
     old, ref = double(batch.old_logp, batch.ref_logp)
     raw, kls = np.zeros((P, G, T)), []
+    rewards = -0.5 * (old - ref)
+    for p, g in np.ndindex(P, G):
+        if n := MASK[p, g].sum():
+            kls.append((old - ref)[p, g, :n].mean())
+            rewards[p, g, n - 1] += REWARDS[p, g]
+    if scaled:  # and not shifted
+        mean = rewards[MASK].mean()
+        rewards = mean + (rewards - mean) / rewards[MASK].std(ddof=1)
     for p, g in np.ndindex(P, G):
         n, running = MASK[p, g].sum(), 0.0
-        if n:
-            kls.append((old - ref)[p, g, :n].mean())
         for t in reversed(range(n)):
-            reward = -0.5 * (old - ref)[p, g, t] + (REWARDS[p, g] if t == n - 1 else 0.0)
             after = values[p, g, t + 1] if t < n - 1 else 0.0
-            running = reward + 0.9 * after - values[p, g, t] + 0.9 * 0.8 * running
+            running = rewards[p, g, t] + 0.9 * after - values[p, g, t] + 0.9 * 0.8 * running
             raw[p, g, t] = running
     np.testing.assert_allclose(
         np.asarray(ready.extras["returns"])[MASK, 0], (raw + values)[MASK], rtol=1e-4, atol=1e-5

@@ -69,7 +69,8 @@ PEER_NAMES = (
         "The length is max_completion_length; the rows are those of a microbatch, ours of the "
         "minibatch."),
     PeerName("TRL", "GRPOConfig.loss_type", "cispo",
-        "jr.recipes.cispo(w_min=0.0, w_max=5.0).replace(minibatches=1)", ("cispo",),
+        "jr.recipes.cispo(w_min=0.0, w_max=5.0, dynamic_sampling=False).replace(minibatches=1)",
+        ("cispo",),
         "epsilon_high is the largest weight itself, not its distance from 1. Its default is "
         "epsilon, 0.2. There is no lower bound."),
     PeerName("TRL", "GRPOConfig.loss_type", "sapo",
@@ -79,7 +80,8 @@ PEER_NAMES = (
         "jr.recipes.luspo(eps_low=0.2, eps_high=0.2)", ("luspo",),
         "TRL's epsilon stays 0.2 unless set; the paper's are 0.002 and 0.0025. Meant for "
         "importance_sampling_level='sequence'. TRL divides by all rows."),
-    PeerName("TRL", "GRPOConfig.loss_type", "vespo", "jr.recipes.vespo()", ("vespo",)),
+    PeerName("TRL", "GRPOConfig.loss_type", "vespo",
+        "jr.recipes.vespo().replace(minibatches=1)", ("vespo",)),
     PeerName("TRL", "GRPOConfig.sapo_temperature_pos", "",
         "jr.bind(jr.surrogates.sapo, tau_pos=1.0)", ("sapo",)),
     PeerName("TRL", "GRPOConfig.sapo_temperature_neg", "",
@@ -236,9 +238,9 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.num_iterations", "", "jr.train.TrainConfig.epochs"),
     PeerName("TRL", "GRPOConfig.learning_rate", "", "jr.train.OptimizerConfig.learning_rate"),
     PeerName("TRL", "RLOOTrainer", "",
-        "jr.recipes.rloo()", ("rloo",),
-        "TRL clips the ratio of full sequences (epsilon 0.2) and subtracts beta times k1 from the "
-        "reward, with beta 0.05; the preset is REINFORCE with the same advantage."),
+        "jr.recipes.rloo(kl_coef=0.05)", ("rloo",),
+        "TRL clips the ratio of full sequences (epsilon 0.2); the preset is REINFORCE with the "
+        "same advantage and penalty."),
     PeerName("TRL", "GMPOTrainer", "",
         "jr.recipes.gmpo().replace(minibatches=1)", ("gmpo",),
         "TRL's mean counts rows without a token, with a ratio of 1."),
@@ -357,7 +359,7 @@ PEER_NAMES = (
     PeerName("verl", "algorithm.adv_estimator", "reinforce_plus_plus_baseline",
         "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",)),
     PeerName("verl", "algorithm.adv_estimator", "remax",
-        "jr.recipes.remax()", ("remax",),
+        "jr.recipes.remax(kl_coef=0.0)", ("remax",),
         "On masked positions verl leaves the bare return, ours is 0."),
     PeerName("verl", "algorithm.adv_estimator", "rloo",
         "jr.recipes.rloo()", ("rloo",),
@@ -477,16 +479,16 @@ PEER_NAMES = (
         "verl has a dual clip of 3 unless clip_ratio_c says otherwise; ours has none by default."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_tv",
         "jr.recipes.dppo_tv()", ("dppo_tv",),
-        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set; ours are those of "
-        "verl's example. The ratio is bounded by clip_ratio_c, 3 unless set; the preset's w_max is "
-        "20. verl's ratio is to the policy at the start of the step unless bypass_mode, ours to "
-        "the policy that sampled."),
+        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the ratio is "
+        "bounded by clip_ratio_c, 3 unless set; ours are those of verl's example, with its "
+        "centered advantages and 8 minibatches. verl's ratio is to the policy at the start of the "
+        "step unless bypass_mode, ours to the policy that sampled."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_kl",
         "jr.recipes.dppo_kl()", ("dppo_kl",),
-        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set; ours are those of "
-        "verl's example. The ratio is bounded by clip_ratio_c, 3 unless set; the preset's w_max is "
-        "20. verl's ratio is to the policy at the start of the step unless bypass_mode, ours to "
-        "the policy that sampled."),
+        "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the ratio is "
+        "bounded by clip_ratio_c, 3 unless set; ours are those of verl's example, with its "
+        "centered advantages and 8 minibatches. verl's ratio is to the policy at the start of the "
+        "step unless bypass_mode, ours to the policy that sampled."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gspo",
         "jr.recipes.gspo()", ("gspo",),
         "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the mean is over "
@@ -515,7 +517,8 @@ PEER_NAMES = (
         "all rows of a microbatch, whatever loss_agg_mode is, and its microbatches add up. Ours is "
         "over the rows of the minibatch with a token."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "cispo",
-        "jr.recipes.cispo(**jr.surrogates.cispo_bounds(eps_low=0.2, eps_high=0.2))", ("cispo",),
+        "jr.recipes.cispo(dynamic_sampling=False, **jr.surrogates.cispo_bounds(eps_low=0.2, "
+        "eps_high=0.2))", ("cispo",),
         "verl's bounds are distances from 1."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dro",
         "jr.recipes.grpo().replace(surrogate=jr.surrogates.reinforce, "
@@ -704,9 +707,9 @@ PEER_NAMES = (
         "OpenRLHF whitens by the variance over n tokens, ours over n - 1. Its default KL "
         "coefficient is 0.01, the preset's 0."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "rloo",
-        "jr.recipes.rloo()", ("rloo",),
-        "OpenRLHF clips the ratio, the preset is REINFORCE; 0.01 times k1 is off its rewards "
-        "unless --algo.kl.use_loss."),
+        "jr.recipes.rloo(kl_coef=0.01)", ("rloo",),
+        "OpenRLHF clips the ratio, the preset is REINFORCE. The penalty is off its rewards with "
+        "--algo.kl.use_loss."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "reinforce_baseline",
         "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",),
         "OpenRLHF whitens by the variance over n tokens, ours over n - 1, and takes 0.01 times k1 "
@@ -777,7 +780,8 @@ PEER_NAMES = (
         "jr.recipes.gspo(eps_low=0.2, eps_high=0.2).replace(minibatches=1)", ("gspo",),
         "--eps-clip stays 0.2 unless set; the paper's are 0.0003 and 0.0004."),
     PeerName("slime", "--advantage-estimator", "cispo",
-        "jr.recipes.cispo(**jr.surrogates.cispo_bounds(eps_low=0.2, eps_high=0.2))", ("cispo",),
+        "jr.recipes.cispo(dynamic_sampling=False, **jr.surrogates.cispo_bounds(eps_low=0.2, "
+        "eps_high=0.2))", ("cispo",),
         "slime's bounds are distances from 1."),
     PeerName("slime", "--advantage-estimator", "reinforce_plus_plus",
         "jr.recipes.reinforce_pp()", ("reinforce_pp",),
@@ -830,7 +834,7 @@ PEER_NAMES = (
     PeerName("prime-rl", "loss.type", "default",
         "jr.recipes.dppo_tv(delta_low=0.2, delta_high=0.2)", ("dppo_tv",),
         "prime-rl adds kl_tau = 0.001 times the squared log ratio; the preset's weight is bounded "
-        "by w_max = 20."),
+        "by w_max = 1e4."),
     PeerName("rlax", "truncated_generalized_advantage_estimation", "",
         "jr.advantages.gae", ("gae",),
         "rlax takes one trajectory [T] with discounts per step, ours batches [..., T] with a "

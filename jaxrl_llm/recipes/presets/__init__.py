@@ -15,8 +15,12 @@ Options that several presets share:
     kl_coef: Weight of the KL to the reference model (k3), which is added to the token loss;
       0 disables both.
     entropy_coef: Weight of an entropy bonus; 0 disables it.
-    length: The generation budget in tokens (the sampler's ``max_new_tokens``). It has no default,
-      since the width of a batch changes with its padding.
+    length: The generation budget in tokens (the sampler's ``max_new_tokens``). A run by the
+      preset's name sets it. In Python it is required, or None leaves out what needs it, since the
+      width of a batch changes with its padding.
+    buffer_share: Share of the budget, its last tokens, over which a penalty of long responses
+      increases, in (0, 1]. Only with ``length``.
+    overlong_factor: The largest penalty of a long response. Only with ``length``.
     dynamic_sampling: Whether each group of equal rewards is replaced by another, up to 10 times the
       batch (``curation.refill``); in a training loop of your own, the loop must do this.
     num_prompts: Number of prompts of the data set; the method remembers each.

@@ -197,7 +197,9 @@ def oprl(
       OPRL or iStar (arXiv:2509.19199), and its released code: beta 0.05, alpha 1, "rloo". The paper
       has a ratio per step, the code per token, as here; the paper sums over turns. Here the reward
       model takes one step per batch; there it takes one per minibatch, at twice the policy's
-      learning rate.
+      learning rate. A minibatch there is 64 turns, so a batch has many updates (up to 20 for
+      WebShop); here there is one, in which the clip has no effect, unless a config sets
+      ``minibatches``.
     """
     checks.check_option("oprl", "combine", combine, ("mean", "sum"))
     credit = bind(advantages.oprl, beta=beta, alpha=alpha, base=base)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import stateless
+from jaxrl_llm import advantages, aggregate, curation, rewards, surrogates
+from jaxrl_llm.core import Transform, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.recipes.wiring import validate
@@ -19,6 +19,28 @@ BASE = Recipe(
 def from_base(**changes: Any) -> Recipe:
     """``BASE`` with these slots changed, after a dry run that checks their options."""
     return validate(replace_fields(BASE, changes))
+
+
+def overlong(
+    name: str, *, length: float | None, buffer_share: float, usual: float, overlong_factor: float
+) -> tuple[Transform, ...]:
+    """The penalty of long responses, for the front of an advantage; nothing without a length.
+
+    Args:
+      name: The preset's name, for errors.
+      usual: The preset's own ``buffer_share``.
+    """
+    if length is None:
+        changed = {"buffer_share": buffer_share != usual, "overlong_factor": overlong_factor != 1.0}
+        for option in (option for option, is_changed in changed.items() if is_changed):
+            raise ValueError(f"{name}: {option} has no effect without length.")
+        return ()
+    checks.check_share(name, zero=False, buffer_share=buffer_share)
+    buffer = buffer_share * length
+    penalized = stateless(
+        rewards.overlong_rewards, max_length=length, buffer=buffer, factor=overlong_factor
+    )
+    return (penalized,)
 
 
 def refilled(recipe: Recipe, enabled: bool = True) -> Recipe:

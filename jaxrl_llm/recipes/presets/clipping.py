@@ -1,14 +1,14 @@
 """Other objectives of the ratio: sequence ratios, soft gates, bounded weights, squared errors.
 
 ``s = exp(mean over tokens of (logp - old_logp))`` is the ratio of a sequence. Its objectives are
-averaged over non-empty sequences; TRL, and verl up to 0.8, also count empty rows.
+averaged over non-empty sequences; TRL and verl's trainer also count empty rows.
 """
 
 from collections.abc import Callable
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import Array, bind, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base, refilled
+from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.recipes.presets.base import from_base, overlong, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -21,8 +21,8 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
     s is a mean, so the clip range is narrow. The Recipe accepts only sequence weightings.
 
     References:
-      Zheng et al. (arXiv:2507.18071), whose batches have four minibatches. In verl from 0.9 on the
-      aggregation is a setting, and token-mean there is a different loss.
+      Zheng et al. (arXiv:2507.18071), whose batches have four minibatches. In verl from 0.9.1 on
+      the aggregation is a setting, and token-mean there is a different loss.
     """
     return from_base(
         name="gspo",
@@ -72,27 +72,51 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
     )
 
 
-def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
+def cispo(
+    *,
+    w_min: float = 0.0,
+    w_max: float = 5.0,
+    dynamic_sampling: bool = True,
+    length: float | None = None,
+    buffer_share: float = 0.2,
+    overlong_factor: float = 1.0,
+) -> Recipe:
     """Clipped importance-weighted policy gradient: every token has a gradient.
 
         w = stop_gradient(clip(ratio, w_min, w_max))
         loss = mean over tokens of -w A logp
+        rewards += overlong_penalty               over the last tokens of the budget
+
+    Groups of equal rewards, before the penalty, are replaced.
 
     Args:
       w_min: Smallest weight, absolute (1 - eps in verl's terms).
       w_max: Largest weight, absolute (1 + eps in verl's terms).
+      length: None for no penalty of long responses.
 
     References:
-      MiniMax-M1 (arXiv:2506.13585), with its 16 updates per batch. The bounds are those of TRL and
-      ScaleRL: a cap of 5, no lower bound. verl's setting of that name is a distance from 1 and
-      defaults to 0.2.
+      MiniMax-M1 (arXiv:2506.13585), with its 16 updates per batch, and the dynamic sampling and the
+      length penalty that it takes from DAPO; its numbers are not given, so they are DAPO's: 4096 of
+      20480 tokens. The bounds are those of TRL and ScaleRL: a cap of 5, no lower bound. verl's
+      setting of that name is a distance from 1 and defaults to 0.2. Where only the loss has this
+      name, it is ``cispo(dynamic_sampling=False)``.
     """
-    return from_base(
+    penalty = overlong(
+        "cispo",
+        length=length,
+        buffer_share=buffer_share,
+        usual=0.2,
+        overlong_factor=overlong_factor,
+    )
+    grpo = stateless(advantages.grpo)
+    recipe = from_base(
         name="cispo",
+        advantage=chain(*penalty, grpo) if penalty else grpo,
         surrogate=bind(surrogates.cispo, w_min=w_min, w_max=w_max),
         minibatches=16,
         paper="arXiv:2506.13585",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
 def dispo(
@@ -148,12 +172,19 @@ def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> 
     )
 
 
-def dppo_tv(*, delta_low: float = 0.15, delta_high: float = 0.15, w_max: float = 20.0) -> Recipe:
+def dppo_tv(
+    *,
+    delta_low: float = 0.15,
+    delta_high: float = 0.15,
+    w_max: float = 1e4,
+    length: float | None = None,
+) -> Recipe:
     """Divergence proximal policy optimization: a bound on the change of a token's probability.
 
-        r = exp(logp - behavior_logp)
-        token loss = -stop_gradient(min(r, w_max)) A logp,   0 where the probability has risen by
-        more than delta_high (A > 0), or fallen by more than delta_low (A <= 0)
+        A = r - mean_group r,   ratio = exp(logp - behavior_logp)
+        token loss = -stop_gradient(min(ratio, w_max)) A logp,   0 where the probability has risen
+        by more than delta_high (A > 0), or fallen by more than delta_low (A <= 0)
+        loss = mean over sequences of the sum over tokens of token loss / length
 
     The ratio is to the policy that sampled.
 
@@ -161,32 +192,49 @@ def dppo_tv(*, delta_low: float = 0.15, delta_high: float = 0.15, w_max: float =
       delta_low: Largest decrease of probability.
       delta_high: Largest increase of probability.
       w_max: Upper bound of the ratio.
+      length: None for the mean over the tokens of the batch in place of the sums.
 
     References:
-      DPPO (arXiv:2602.04879), Binary-TV; verl's formula and bounds.
+      DPPO (arXiv:2602.04879), Binary-TV, with verl's formula and the settings of the example there
+      that the authors' repository names, 8 updates per batch among them. That example's ratio is to
+      the old policy; the authors' own code has the sampler, as here.
     """
     surrogate = bind(surrogates.dppo_tv, delta_low=delta_low, delta_high=delta_high, w_max=w_max)
-    return _dppo("dppo_tv", surrogate)
+    return _dppo("dppo_tv", surrogate, length)
 
 
-def dppo_kl(*, delta_low: float = 0.05, delta_high: float = 0.05, w_max: float = 20.0) -> Recipe:
+def dppo_kl(
+    *,
+    delta_low: float = 0.05,
+    delta_high: float = 0.05,
+    w_max: float = 1e4,
+    length: float | None = None,
+) -> Recipe:
     """:func:`dppo_tv` with a bound on the KL divergence of a token's probability.
 
     Args:
       delta_low: Largest divergence where A is not positive.
       delta_high: Largest divergence where A is positive.
       w_max: Upper bound of the ratio.
+      length: As in ``dppo_tv``.
 
     References:
-      DPPO (arXiv:2602.04879), Binary-KL; verl's formula and bounds.
+      DPPO (arXiv:2602.04879), Binary-KL; otherwise as for :func:`dppo_tv`.
     """
     surrogate = bind(surrogates.dppo_kl, delta_low=delta_low, delta_high=delta_high, w_max=w_max)
-    return _dppo("dppo_kl", surrogate)
+    return _dppo("dppo_kl", surrogate, length)
 
 
-def _dppo(name: str, surrogate: Callable) -> Recipe:
-    surrogate = given(surrogate, old_logp="behavior_logp")
-    return from_base(name=name, surrogate=surrogate, paper="arXiv:2602.04879")
+def _dppo(name: str, surrogate: Callable, length: float | None) -> Recipe:
+    of_length = None if length is None else bind(aggregate.sequence_sum_norm, length=length)
+    return from_base(
+        name=name,
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=given(surrogate, old_logp="behavior_logp"),
+        weights=of_length or aggregate.token_mean,
+        minibatches=8,
+        paper="arXiv:2602.04879",
+    )
 
 
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
@@ -248,10 +296,14 @@ def hapo(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
+    length: float | None = None,
+    buffer_share: float = 0.4,
+    overlong_factor: float = 1.0,
 ) -> Recipe:
     """Adapts temperature, clip and advantage of each token to its entropy; token-level group mean.
 
         h = entropy of the token, normalized over the batch to [-1, 1]: advantages.entropy_signal
+        r += overlong_penalty over the last tokens of the budget
         A = (r - mean) / std over the tokens of the group: advantages.token_grpo
         token loss = surrogates.hapo
         sampling temperature = base (1 + tau h), h with the statistics of the last batch
@@ -265,10 +317,12 @@ def hapo(
       alpha: How much the signal changes the clip bounds.
       beta: How much the signal changes the advantage.
       tau: How much the signal changes the sampling temperature; 0 for a constant temperature.
+      length: None for no penalty of long responses.
 
     References:
       HAPO (arXiv:2509.16591), and the released code with its 16 minibatches; its scripts have
-      ``eps_high=0.2``, the paper a tau of 0.1. The code computes the signal in each microbatch. By
+      ``eps_high=0.2``, the paper a tau of 0.1. Those for Qwen penalize the last 4096 tokens of
+      10240 or 12288, those for Llama none. The code computes the signal in each microbatch. By
       the sign of its signal, its temperature also rises where the policy is certain; ours falls
       there, as in the paper.
     """
@@ -282,9 +336,17 @@ def hapo(
         eps_high=eps_high,
         dual_clip=dual_clip,
     )
+    penalty = overlong(
+        "hapo",
+        length=length,
+        buffer_share=buffer_share,
+        usual=0.4,
+        overlong_factor=overlong_factor,
+    )
+    credit = stateless(advantages.token_grpo)
     return from_base(
         name="hapo",
-        advantage=stateless(advantages.token_grpo),
+        advantage=chain(*penalty, credit) if penalty else credit,
         computed=(Computed("entropy_signal", bind(_entropy_signal, quantile=quantile), "batch"),),
         surrogate=given(surrogate, signal="entropy_signal"),
         collector=curation.entropy_temperature(measure, tau=tau) if tau else None,

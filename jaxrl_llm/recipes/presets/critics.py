@@ -68,10 +68,12 @@ def adaptive_kl(
     value_eps: float = 0.2,
     gamma: float = 1.0,
     lam: float = 0.95,
+    whiten_rewards: bool = True,
 ) -> Recipe:
     """PPO of the first work on language models and human preferences, with an adaptive KL penalty.
 
         reward of a token = -beta (old_logp - ref_logp), plus r on the last token
+        scaled around their mean to variance 1 over the tokens of the batch
         A = generalized advantage estimation, whitened over the tokens of the batch
         critic's loss: its clipped squared error
         beta' = beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon), after each step
@@ -80,17 +82,21 @@ def adaptive_kl(
       initial: beta of the first step, in units of reward per nat.
       target: The target divergence, in nats per token.
       horizon: Number of sequences after which a constant error has changed beta by about a fifth.
+      whiten_rewards: Whether the token rewards are scaled.
 
     References:
-      Ziegler et al. (arXiv:1909.08593), with the four passes over a batch of the released code. The
-      controller and its numbers are verl's, with a mean over tokens instead of the sum over a
-      response: there the target is 6 nats and the first beta 0.15 in the experiments that adapt it.
+      Ziegler et al. (arXiv:1909.08593), with the four passes over a batch and the scaled rewards of
+      the released code, whose variances divide by n. The controller and its numbers are verl's,
+      with a mean over tokens instead of the sum over a response: there the target is 6 nats and the
+      first beta 0.15 in the experiments that adapt it.
     """
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
+    shaped = given(advantages.kl_shaped_rewards, kl_coef="kl_coef")
+    scaled = pipe(shaped, bind(advantages.whiten, shift_mean=False))
     recipe = ppo(
         name="adaptive_kl",
         paper="arXiv:1909.08593",
-        token_rewards=given(advantages.kl_shaped_rewards, kl_coef="kl_coef"),
+        token_rewards=scaled if whiten_rewards else shaped,
         credit=bind(advantages.gae, gamma=gamma, lam=lam),
         returns=bind(advantages.gae_returns, gamma=gamma, lam=lam),
         after=whitened(True),
@@ -195,10 +201,11 @@ def safe(
       target_rate: Update rate of a critic's slow copy, which then gives the values; None for none.
 
     References:
-      Maity, SAFE (arXiv:2602.04651). In the released code the penalty has no gradient; the critic
-      sees the full response, while here it sees the part before each token; rewards are divided by
-      a running deviation; a slow copy of the critic (rate 0.05) and the scale of a step by its
-      previewed divergence (``regularizers.step_scale``) are computed but not used.
+      Maity, SAFE (arXiv:2602.04651), with the two passes over a batch of the released code. There
+      the controller moves in each pass, here once per batch; the penalty has no gradient; the
+      critic sees the full response, while here it sees the part before each token; rewards are
+      divided by a running deviation; a slow copy of the critic (rate 0.05) and the scale of a step
+      by its previewed divergence (``regularizers.step_scale``) are computed but not used.
     """
     checks.check_positive("safe", alpha=alpha, value_eps=value_eps, huber=huber)
     controller = regularizers.safe_controller(
@@ -208,6 +215,7 @@ def safe(
     bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
     return from_base(
         name="safe",
+        epochs=2,
         computed=(Computed("penalty_coef", controller, "controller"),),
         advantage=chain(
             stateless(advantages.terminal_rewards),

@@ -4,7 +4,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, overlong
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -203,34 +203,24 @@ def fapo(
 
     Args:
       lam: Cost of a flaw.
-      length: The generation budget in tokens; None for no penalty of long responses. A run by the
-        preset's name sets it.
-      buffer_share: Share of the budget over which the penalty increases, in (0, 1].
-      overlong_factor: The largest penalty.
+      length: None for no penalty of long responses.
 
     References:
       Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
       with a buffer of 4096 of 8192 tokens, verl's dual clip at 10 and 16 updates per batch.
     """
-    reward = stateless(rewards.fapo_reward, lam=lam)
-    grpo = stateless(advantages.grpo)
-    if length is None:
-        changed = {"buffer_share": buffer_share != 0.5, "overlong_factor": overlong_factor != 1.0}
-        for name in (name for name, is_changed in changed.items() if is_changed):
-            raise ValueError(f"fapo: {name} has no effect without length.")
-        advantage = chain(reward, grpo)
-    else:
-        checks.check_share("fapo", zero=False, buffer_share=buffer_share)
-        penalized = bind(
-            rewards.overlong_rewards,
-            max_length=length,
-            buffer=buffer_share * length,
-            factor=overlong_factor,
-        )
-        advantage = chain(reward, stateless(penalized), grpo)
+    penalty = overlong(
+        "fapo",
+        length=length,
+        buffer_share=buffer_share,
+        usual=0.5,
+        overlong_factor=overlong_factor,
+    )
     return from_base(
         name="fapo",
-        advantage=advantage,
+        advantage=chain(
+            stateless(rewards.fapo_reward, lam=lam), *penalty, stateless(advantages.grpo)
+        ),
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),

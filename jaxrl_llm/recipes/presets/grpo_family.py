@@ -66,9 +66,11 @@ def dr_grpo(*, length: float, eps_low: float = 0.2, eps_high: float = 0.2) -> Re
     B counts every rollout of the batch, including masked ones.
 
     References:
-      Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). TRL divides by the rows of
-      a microbatch times its ``max_completion_length``; verl's ``seq-mean-token-sum-norm`` divides
-      by the number of non-empty sequences from 0.9 on, and by no number of sequences up to 0.8.
+      Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). The released scripts make
+      8 updates per batch; here there is one, in which the clip has no effect, unless a config sets
+      ``minibatches=8``. TRL divides by the rows of a microbatch times its
+      ``max_completion_length``; verl's ``seq-mean-token-sum-norm`` divides by the number of
+      non-empty sequences from 0.7.1 on, and by no number of sequences before.
     """
     return from_base(
         name="dr_grpo",

@@ -179,10 +179,12 @@ def vespo(
       lambda_neg: Rate where the advantage is negative.
 
     References:
-      VESPO (arXiv:2602.10693), through TRL's loss type of that name.
+      VESPO (arXiv:2602.10693), through TRL's loss type of that name, with the 8 updates per batch
+      of a script of the authors (``vespo_N_8`` in FloyedShen/VESPO); others have 16, 32 and 64.
     """
     return from_base(
         name="vespo",
+        minibatches=8,
         surrogate=bind(
             surrogates.vespo, k_pos=k_pos, lambda_pos=lambda_pos, k_neg=k_neg, lambda_neg=lambda_neg
         ),

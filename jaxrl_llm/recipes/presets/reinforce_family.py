@@ -5,33 +5,54 @@ A token loss of ``-A logp`` has no ratio and no clip, so every batch has one upd
 
 from typing import Literal
 
+import jax.numpy as jnp
+
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 
 
-def rloo() -> Recipe:
+def rloo(*, kl_coef: float = 0.0) -> Recipe:
     """REINFORCE leave-one-out: the unbiased gradient of the expected reward.
 
-        A_i = r_i - mean of the other rewards of the group
+        R_i = r_i - kl_coef (sum over tokens of log(old / reference))
+        A_i = R_i - mean of the other R of the group
         loss = mean over sequences of the sum over tokens of -A logp
 
+    Args:
+      kl_coef: Penalty in the reward per nat of divergence from the reference (k1). 0 disables it
+        and the reference model.
+
     References:
-      Ahmadian et al., Back to Basics (arXiv:2402.14740), whose KL penalty belongs in the reward.
-      verl's ``rloo`` is only the advantage and trains with the clipped ratio and the configured
-      aggregation; TRL's RLOOTrainer clips the ratio of sequences and may normalize the advantages.
+      Ahmadian et al., Back to Basics (arXiv:2402.14740), whose reward has the penalty; by default
+      there is none here, as in verl. TRL's RLOOTrainer has a weight of 0.05, clips the ratio of
+      sequences and may normalize the advantages. verl's ``rloo`` is only the advantage and trains
+      with the clipped ratio and the configured aggregation.
     """
+    checks.check_non_negative("rloo", kl_coef=kl_coef)
+    advantage = stateless(advantages.rloo)
+    if kl_coef:
+        advantage = chain(stateless(_penalized, kl_coef=kl_coef), advantage)
     return from_base(
         name="rloo",
-        advantage=stateless(advantages.rloo),
+        advantage=advantage,
         surrogate=surrogates.reinforce,
         weights=aggregate.sequence_sum,
         paper="arXiv:2402.14740",
     )
 
 
-def remax(*, kl_coef: float = 0.0) -> Recipe:
+def _penalized(
+    rewards: Array, mask: Array, *, old_logp: Array, ref_logp: Array, kl_coef: float
+) -> Array:
+    """Rewards minus the divergence of each whole response, which an empty one does not have."""
+    options = {"old_logp": old_logp, "ref_logp": ref_logp, "kl_coef": kl_coef}
+    of_tokens = advantages.kl_shaped_rewards(jnp.zeros_like(rewards), mask, **options)
+    return rewards + of_tokens.sum(-1)
+
+
+def remax(*, kl_coef: float = 0.05) -> Recipe:
     """Policy gradient with the reward of the greedy response to the same prompt as the baseline.
 
         A[t] = r - r_greedy - kl_coef (sum over s >= t of log(old / reference))
@@ -46,8 +67,10 @@ def remax(*, kl_coef: float = 0.0) -> Recipe:
         and the reference model.
 
     References:
-      Li et al., ReMax (arXiv:2310.10505). verl's ``remax`` is only the advantage and trains with
-      the clipped ratio and the configured aggregation.
+      Li et al., ReMax (arXiv:2310.10505), with the penalty of the released scripts. In the released
+      code a token gets its own divergence alone, ``r - r_greedy`` is within 5 of 0 and discounted
+      by 0.99 per token, and the loss is a mean over tokens. verl's ``remax`` is only the advantage
+      and trains with the clipped ratio and the configured aggregation.
     """
     checks.check_non_negative("remax", kl_coef=kl_coef)
     advantage = stateless(advantages.remax)

@@ -10,7 +10,7 @@ options:
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,7 @@ def rollout_replay(
 ) -> Recipe:
     """Half of each batch are groups of recent batches, with ratios to the policy that sampled them.
 
+        stored: groups of unequal rewards
         token loss = max(-A r, -A clip(r, (1 - eps_low) c, (1 + eps_high) c))
         r = exp(logp - behavior_logp),   c = exp(old_logp - behavior_logp)
 
@@ -38,16 +39,22 @@ def rollout_replay(
       share: Share of stored groups, drawn uniformly; the last group of each prompt is stored.
 
     References:
-      DOTS (arXiv:2506.05316), rollout replay; with its selection of prompts it is :func:`dots`.
+      DOTS (arXiv:2506.05316), rollout replay, with the 8 updates per batch of the released script;
+      with its selection of prompts it is :func:`dots`. There a new group of equal rewards also
+      removes the stored group of its prompt.
     """
     return from_base(
         name="rollout_replay",
         surrogate=bind(surrogates.decoupled_ppo, eps_low=eps_low, eps_high=eps_high),
-        collector=curation.replayed(
-            share=share, capacity=capacity, unique=True, max_staleness=max_staleness
-        ),
+        collector=_recent_groups(share=share, capacity=capacity, max_staleness=max_staleness),
+        minibatches=8,
         paper="arXiv:2506.05316",
     )
+
+
+def _recent_groups(**options: Any) -> curation.Collector:
+    """Replay of the last group of each prompt, if its rewards differ."""
+    return curation.replayed(unique=True, store=curation.informative_groups, **options)
 
 
 def dots(
@@ -67,7 +74,7 @@ def dots(
 
         rate_i = attention of prompt i to references with rollouts, then a linear fit
         prompts ~ softmax(-|rate - target| / temperature)
-        token loss as of :func:`rollout_replay`
+        replay and token loss as of :func:`rollout_replay`
 
     Rewards lie in [0, 1].
 
@@ -84,7 +91,7 @@ def dots(
     References:
       DOTS (arXiv:2506.05316), which trains its adapter beforehand; by default there is none.
     """
-    replay = curation.replayed(share=share, capacity=capacity, unique=True, start=every)
+    replay = _recent_groups(share=share, capacity=capacity, start=every)
     collector = curation.targeted(
         references=references,
         every=every,

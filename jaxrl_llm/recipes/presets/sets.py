@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -55,6 +55,7 @@ def srpo_vla(
     radius: float | None = 0.5,
     eps_low: float = 0.2,
     eps_high: float = 0.28,
+    dynamic_sampling: bool = True,
 ) -> Recipe:
     """Rewards failures by their similarity to the successes of their group.
 
@@ -62,7 +63,7 @@ def srpo_vla(
         n = distance to the nearest cluster of successes, from 0 to 1 over the group's failures
 
     Distances are between embeddings of the responses (``curation.hashed_responses``), or between
-    the ``embeddings`` of the batch.
+    the ``embeddings`` of the batch. Groups of equal rewards are replaced.
 
     Args:
       threshold: A reward above it is a success.
@@ -72,7 +73,8 @@ def srpo_vla(
     References:
       Fei et al., SRPO for robots (arXiv:2511.15605), the released code (siiRL): embeddings of
       videos by V-JEPA 2, and statistics per task instead of per group. Embeddings of words are
-      ours.
+      ours. The scripts keep groups of 8 with success rates of 0.1 to 0.9, which have both outcomes,
+      and make 16 updates per batch.
     """
     progress = bind(
         rewards.progress_rewards,
@@ -82,10 +84,12 @@ def srpo_vla(
         offset=offset,
         radius=radius,
     )
-    return from_base(
+    recipe = from_base(
         name="srpo_vla",
         advantage=chain(stateless(progress), stateless(advantages.grpo)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         computed=(Computed("embeddings", curation.hashed_responses, "responses"),),
+        minibatches=16,
         paper="arXiv:2511.15605",
     )
+    return refilled(recipe, dynamic_sampling)

@@ -104,8 +104,8 @@ def latr(
     min_overlap: float | None = None,
     segment: int | None = None,
     limit: int | None = None,
-    starts: tuple[int, ...] = (0, 100, 200, 300),
-    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25),
+    starts: tuple[int, ...] = (0, 10, 20, 80, 200),
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.0),
     kl_coef: float = 0.01,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
@@ -118,9 +118,10 @@ def latr(
     those of ``curation.lookahead``.
 
     References:
-      LATR (arXiv:2510.24302), the released class, and the KL of its scripts; the script for
-      mathematics has ``min_prob=0.15, max_gap=0.25, max_distance=None, min_suffix=0.2,
-      min_overlap=0.5``. Rounds of segments are ours, see ``curation.lookahead``.
+      LATR (arXiv:2510.24302), the released class, and the settings of its script for countdown; the
+      script for mathematics has ``min_prob=0.15, max_gap=0.25, max_distance=None, min_suffix=0.2,
+      min_overlap=0.5, starts=(0, 100, 200, 300), shares=(1, 0.75, 0.5, 0.25)``. Rounds of segments
+      are ours, see ``curation.lookahead``.
     """
     return from_base(
         name="latr",

@@ -244,7 +244,9 @@ def hiper_hae(
     References:
       HiPER (arXiv:2602.16165), and the settings of the released scripts. There a turn is a separate
       row with a history of a few turns, and an invalid action costs 0.1, which here is part of the
-      environment's reward; its critic's error has no factor 1/2.
+      environment's reward; its critic's error has no factor 1/2. A minibatch there is 256 rows, so
+      128 episodes have up to 25 updates; here there is one, in which the clip has no effect, unless
+      a config sets ``minibatches``.
     """
     checks.check_positive("hiper_hae", value_eps=value_eps)
     checks.check_non_negative("hiper_hae", kl_coef=kl_coef)

@@ -70,7 +70,9 @@ def gigpo(
     References:
       Feng et al., GiGPO (arXiv:2505.10978), and the settings of the released scripts. There a step
       is a separate row with a history of a few steps, and an invalid action costs 0.1, which here
-      is part of the environment's reward.
+      is part of the environment's reward. A minibatch there is a number of rows, so long episodes
+      have up to some thirty updates per batch; here there is one, in which the clip has no effect,
+      unless a config sets ``minibatches``.
     """
     credit = bind(advantages.gigpo, gamma=gamma, omega=omega, scale=scale, episode=episode)
     return _with_states("gigpo", credit, kl_coef, eps_low, eps_high, "arXiv:2505.10978")

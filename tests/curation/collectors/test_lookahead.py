@@ -228,7 +228,8 @@ def test_it_says_what_slots_must_do_and_prints_what_differs():
     assert not collector_needs(STEPWISE, "records_entropy")
     assert repr(lookahead()) == "lookahead()"
     assert repr(COPIES) == "lookahead(min_prob=0.9, ages=(2,), limit=4)"
-    assert jr.recipes.latr().collector == lookahead()
+    schedule = {"starts": (0, 10, 20, 80, 200), "shares": (1.0, 0.75, 0.5, 0.25, 0.0)}
+    assert jr.recipes.latr().collector == lookahead(**schedule)
 
 
 def test_bad_input_is_one_sentence():
