@@ -116,7 +116,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
     Args:
       advantages: Not used: every function computed from the batch receives them.
       key: Typed PRNG key of the step.
-      mask: See the package; only its shape counts.
+      mask: See the package; only its shape counts. More padding leaves the seeds as they are.
 
     Returns:
       uint32 ``[..., T]``.
@@ -131,7 +131,9 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
       None: the seeds of the samples of :func:`otr_sampled`.
     """
     checks.check_mask("token_seeds", mask)
-    return jax.random.bits(key, jnp.shape(mask), jnp.uint32)
+    # A key a position, so that padding behind a sequence changes no draw.
+    keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(mask.shape[-1]))
+    return jax.vmap(lambda k: jax.random.bits(k, mask.shape[:-1], jnp.uint32), out_axes=-1)(keys)
 
 
 @traits(takes_correction=False, policy_gradient=False, has_ratio=False)

@@ -27,6 +27,7 @@ from jaxrl_llm.testing.cases import (
     fail,
     make_case,
 )
+from jaxrl_llm.testing.extras import PARAPHRASES
 from jaxrl_llm.train.mesh import make_mesh
 
 MeshSizes = Mapping[str, Any]  # numbers of devices by axis
@@ -121,6 +122,11 @@ def with_junk(case: Case, junk: float) -> Case:
 
     components = batch.reward_components or {}
     components = {name: jnp.where(batch.where, x, junk) for name, x in components.items()}
+    extras = {k: _junk_in(x, batch.where, mask, junk) for k, x in batch.extras.items()}
+    # Its columns are the rollouts of all paraphrases of a question.
+    columns = batch.where.reshape(-1, 1, PARAPHRASES * cases.G)
+    columns = jnp.repeat(columns, PARAPHRASES, axis=0)
+    extras["similarity"] = jnp.where(columns, extras["similarity"], junk)
     batch = batch.replace(
         old_logp=fill(batch.old_logp),
         behavior_logp=fill(batch.behavior_logp),
@@ -129,7 +135,7 @@ def with_junk(case: Case, junk: float) -> Case:
         tokens=jnp.where(mask, batch.tokens, -1_000_000),
         prompt_tokens=jnp.where(batch.prompt_mask, batch.prompt_tokens, 1_000_000),
         reward_components=components,
-        extras={k: _junk_in(x, batch.where, mask, junk) for k, x in batch.extras.items()},
+        extras=extras,
     )
     statistics = {k: _junk_in(x, batch.where, mask, junk) for k, x in case.statistics.items()}
     return Case(batch, fill(case.logp), fill(case.entropy), statistics)
@@ -169,6 +175,9 @@ def check_permutation(recipe: Recipe) -> None:
     # On the host, where permuting a hundred small arrays is fast.
     case, before = jax.tree.map(np.asarray, (case, before))
     groups, members = np.array([3, 0, 6, 1, 7, 2, 5, 4]), np.array([2, 0, 3, 1])
+    columns = np.arange(PARAPHRASES * cases.G).reshape(PARAPHRASES, cases.G)
+    if wiring.prepare_names(recipe, "similarity"):
+        groups = np.array([5, 4, 1, 0, 7, 6, 3, 2])  # the paraphrases of a question stay together
 
     def permute_groups(tree):
         return jax.tree.map(lambda x: x[groups], tree)
@@ -177,8 +186,15 @@ def check_permutation(recipe: Recipe) -> None:
         # A second axis of size G is the member axis; prompts have another length.
         return jax.tree.map(lambda x: x[:, members] if x.shape[1:2] == (cases.G,) else x, tree)
 
-    for what, permute in (("groups", permute_groups), ("members", permute_members)):
-        got = evaluate(recipe, permute(case))
+    ways = (
+        ("groups", permute_groups, columns[::-1]),
+        ("members", permute_members, columns[:, members]),
+    )
+    for what, permute, columns in ways:
+        permuted = permute(case)
+        extras = dict(permuted.batch.extras)
+        extras["similarity"] = extras["similarity"][..., columns.ravel()]
+        got = evaluate(recipe, permuted._replace(batch=permuted.batch.replace(extras=extras)))
         want = before._replace(batch=permute(before.batch), grads=permute(before.grads))
         where = f"after a permutation of {what}"
         expect_same("check_permutation", recipe, where, got, want, tolerance=1e-5)

@@ -12,7 +12,13 @@ from jaxrl_llm.core import Array, ArrayTree
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
-from jaxrl_llm.recipes.wiring import DRAW_LOGP, statistic_shapes
+from jaxrl_llm.recipes.wiring import (
+    DRAW_LOGP,
+    Reader,
+    names_computed,
+    statistic_shapes,
+    unfilled,
+)
 from jaxrl_llm.testing.extras import G, P, T, make_extras
 
 # For the random numbers that a recipe draws while it prepares a batch.
@@ -103,7 +109,7 @@ def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str,
     rng = np.random.default_rng(seed + 1)
     statistics = {
         name: jnp.asarray(-rng.uniform(1.5, 4.0, shape.shape), shape.dtype)
-        for name, shape in statistic_shapes(recipe, batch).items()
+        for name, shape in statistic_shapes(recipe, with_computed(recipe, batch)).items()
     }
     if "old_draw_logp" in recipe.required_fields:
         old = np.asarray(batch.extras["old_draw_logp"])
@@ -115,6 +121,23 @@ def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str,
             made = after + rng.normal(0.0, 0.3, after.shape) if axes else np.full(flat, 0.8)
             statistics[name] = jnp.asarray(made, jnp.float32)
     return statistics
+
+
+def with_computed(recipe: Recipe, batch: Batch, prepared: Batch | None = None) -> Batch:
+    """The batch with the entries that ``prepare`` computes and a statistic of the policy reads.
+
+    ``prepared`` is the batch as prepared before, for another key than that of these checks.
+    """
+    readers = [
+        Reader("", f, ("logits", "targets")) for f in recipe.computed_from("policy").values()
+    ]
+    read = {p.name for reader in readers for p in unfilled(reader)}
+    names = read & names_computed(recipe, ("controller", "batch", "update"))
+    if not names:
+        return batch
+    if prepared is None:
+        prepared, _ = compiled(recipe).prepare(batch.replace(packing=None), recipe.init())
+    return batch.replace(extras={**batch.extras, **{x: prepared.extras[x] for x in names}})
 
 
 class Functions(NamedTuple):

@@ -8,6 +8,7 @@ import math
 import numbers
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxrl_llm.environments import Env, Observation, Parsed
@@ -141,14 +142,20 @@ def _check_observation(observation: Observation, place: str, *, reset: bool) -> 
 
 
 def _step(env: Env, state: Any, action: Parsed) -> tuple[Any, Observation]:
-    result: Any = env.step(state, action)
-    if not inspect.isawaitable(result):
-        return result
+    """Steps in a thread of its own, as episodes do: a notebook's has a loop that runs."""
 
-    async def resolve():
-        return await result
+    def step():
+        result: Any = env.step(state, action)
+        if not inspect.isawaitable(result):
+            return result
 
-    return asyncio.run(resolve())
+        async def resolve():
+            return await result
+
+        return asyncio.run(resolve())
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(step).result()
 
 
 def _same(a: Observation, b: Observation) -> bool:

@@ -5,6 +5,7 @@ import numpy as np
 from jaxrl_llm.recipes import Batch
 
 P, G, T = 8, 4, 6
+PARAPHRASES = 2  # of a question, which are neighbors in the batch
 _TURNS, _TESTS, _SUPPORT, _DRAWS = 3, 3, 3, 2
 _WIDTH = 32  # of the tiny model; its output matrix maps a teacher's hidden states to logits
 
@@ -118,5 +119,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
     floats["latents"] = latents
     for name in ("old_step_mean", "ref_step_mean", "ref_velocity"):
         floats[name] = near(latents[..., 1, :])
+    others = rng.uniform(0, 1, (p, g, (PARAPHRASES - 1) * g))
+    floats["similarity"] = np.concatenate([floats["similarity"], others], -1)
     kinds = ((floats, np.float32), (ints, np.int32), (bools, np.bool_))
     return {name: np.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

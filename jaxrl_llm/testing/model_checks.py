@@ -27,6 +27,7 @@ from jaxrl_llm.testing.cases import (
     expect_close_loss,
     fail,
     make_case,
+    with_computed,
 )
 from jaxrl_llm.testing.model import tiny_model
 from jaxrl_llm.train.score import Scorer, Scores
@@ -146,7 +147,7 @@ def model_case(recipe: Recipe) -> Case:
     """The case of :func:`make_case` with log-probabilities near those of the model."""
     network, params = model()
     batch = make_case(vocab_size=network.config.vocab_size, recipe=recipe).batch
-    scored = layout(score_batch, recipe).score(params, batch)
+    scored = layout(score_batch, recipe).score(params, with_computed(recipe, batch))
     rng = np.random.default_rng(1)
 
     def near() -> Array:
@@ -221,6 +222,7 @@ def check_layouts(recipe: Recipe) -> None:
     for name, (function, batch) in layouts.items():
         way = layout(function, recipe)
         prepared, _ = functions.prepare(batch.replace(packing=None), recipe.init())
+        batch = with_computed(recipe, batch, prepared)
         loss, grads = functions.loss_and_grad(*way.score(params, batch), prepared)
         results[name] = (loss, way.pull(params, batch, grads))
     want_loss, want = results.pop("shared")
@@ -276,7 +278,7 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
         if recipe.critic is not None:  # its values have one entry per head
             batch = batch.replace(extras=make_case(recipe=recipe).batch.extras)
         way = layout(bind(score_batch, temperature=options["temperature"]), recipe)
-        scored = way.score(model()[1], batch)
+        scored = way.score(model()[1], with_computed(recipe, batch))
         # Only the scores need the support; without it, the recipe compiles for one kind of batch.
         batch = batch.replace(ref_logp=scored.logp, support=None)
         pairs.append((options, Case(batch, scored.logp, scored.entropy, scored.statistics)))
@@ -309,7 +311,8 @@ def bfloat16_scores(statistics: tuple[tuple[str, Callable], ...]) -> Callable[[B
 def check_model_precision(recipe: Recipe) -> None:
     """With a bfloat16 model, logp, loss, advantages and weights are float32."""
     batch = model_case(recipe).batch
-    scored = bfloat16_scores(tuple(recipe.computed_from("policy").items()))(batch)
+    score = bfloat16_scores(tuple(recipe.computed_from("policy").items()))
+    scored = score(with_computed(recipe, batch))
     case = Case(batch, scored.logp, scored.entropy, scored.statistics)
     prepared, loss, *_ = evaluate(recipe, case)
     values = {

@@ -113,23 +113,28 @@ def check_prefix(model: Model, params: ArrayTree) -> None:
 def check_cache(model: Model, params: ArrayTree) -> None:
     """Decoding token by token through the cache gives the hidden states of one pass.
 
-    The index of the cache is one number, or one number for each row.
+    The index of the cache is one number, or one number for each row: every second row begins a step
+    later.
     """
     prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
     positions = lengths[:, None, None] + jnp.arange(T)
     positions = jnp.broadcast_to(positions, responses.shape)
     context = AttentionContext(jnp.ones(responses.shape, bool), prefix, prefix_mask)
     expected, _ = _apply(model, params, responses, positions, context)
-    for index in (lambda i: jnp.int32(i), lambda i: jnp.full((P, G), i, jnp.int32)):
+    # Neighbors differ within a prompt and between prompts, so no row's index stands for another's.
+    staggered = (jnp.arange(P)[:, None] + jnp.arange(G)) % 2
+    for start in (jnp.int32(0), staggered.astype(jnp.int32)):
         cache, rows = empty_cache(model, (P, G), T), []
-        for i in range(T):
-            context = AttentionContext(
-                jnp.ones((P, G, 1), bool), prefix, prefix_mask, cache, index(i)
-            )
-            at = (slice(None), slice(None), slice(i, i + 1))
-            row, cache = _apply(model, params, responses[at], positions[at], context)
+        for i in range(T + int(start.max())):
+            index = jnp.clip(i - start, 0, T - 1)
+            exists = jnp.broadcast_to(index == i - start, (P, G))[..., None]
+            at = jnp.broadcast_to(index, (P, G))[..., None]
+            token, position = (jnp.take_along_axis(x, at, axis=-1) for x in (responses, positions))
+            context = AttentionContext(exists, prefix, prefix_mask, cache, index)
+            row, cache = _apply(model, params, token, position, context)
             rows.append(row)
-        got = jnp.concatenate(rows, axis=2)
+        steps = jnp.broadcast_to(start[..., None] + jnp.arange(T), (P, G, T))
+        got = jnp.take_along_axis(jnp.concatenate(rows, axis=2), steps[..., None], axis=2)
         _expect_equal(
             "cache", model, got, expected, "decoding through the cache differs from one pass"
         )

@@ -20,7 +20,7 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import MeshSizes, meshes
-from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
+from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case, with_computed
 from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
@@ -156,6 +156,7 @@ def check_train_step(
         prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
     else:
         prepared, _ = functions.prepare(batch, recipe.init())
+    batch = with_computed(recipe, batch, prepared)
     scored = way.score(params, batch)
     prepared = recipe.measure(prepared, scored.logp)
     grads = functions.loss_and_grad(scored.logp, scored.entropy, scored.statistics, prepared)[1]

@@ -4,16 +4,27 @@ import json
 
 import pytest
 
-from benchmarks import environments
+from benchmarks import environments, harness
 
 
 @pytest.mark.slow
 def test_three_ways_sample_as_much(capsys):
     sizes = ["--episodes", "8", "--group-size", "2", "--slots", "4", "--turn-tokens", "4"]
     environments.main(["--tiny", *sizes])
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    printed = capsys.readouterr()
+    result = json.loads(printed.out.splitlines()[-1])
     assert result["workload"]["episodes"] == 8
+    assert result["workload"]["runs"] == harness.MIN_ROUNDS
+    order = [line.split(":")[0] for line in printed.err.splitlines() if line.endswith(" s")]
+    ways = ["single", "fast", "slow"]
+    assert order == ways + 2 * (ways[::-1] + ways)
     assert result["ratios"].keys() == {"fast/single", "slow/fast"}
+
+
+def test_a_median_of_fewer_runs_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        environments.main(["--tiny", "--runs", "4"])
+    assert "a median needs at least 5 runs, not 4" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -147,6 +147,8 @@ def test_token_seeds_come_from_the_key():
     other = token_seeds(None, key=jax.random.key(1), mask=mask)
     np.testing.assert_array_equal(one, again)
     assert len(np.unique(np.concatenate([one, other]))) == 12
+    wide = token_seeds(None, key=jax.random.key(0), mask=jnp.ones((2, 5), bool))
+    np.testing.assert_array_equal(wide[:, :3], one)  # padding changes no draw
 
 
 MASK = jnp.ones(2, bool)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 import jaxrl_llm as jr
 from jaxrl_llm import train
 from jaxrl_llm.models import AttentionContext
-from jaxrl_llm.recipes import PRESETS, Recipe, catalog
+from jaxrl_llm.recipes import PRESETS, Computed, Recipe, catalog
 from jaxrl_llm.testing import (
     CHECKS,
     array_checks,
@@ -192,6 +192,16 @@ def composed_checks():
 @pytest.mark.parametrize(("name", "check"), list(composed_checks()))
 def test_composed_recipe(name, check):
     assert_recipe_ok(COMPOSED[name], only=[check])
+
+
+OF_BATCH = [
+    pytest.param(check, marks=[pytest.mark.slow] if check in COSTLY else []) for check in CHECKS
+]
+
+
+@pytest.mark.parametrize("check", OF_BATCH)
+def test_a_statistic_may_read_what_is_computed_from_the_batch(check):
+    assert_recipe_ok(jr.recipes.otr(samples=16), only=[check])
 
 
 def test_a_train_step_takes_every_slot():
@@ -380,6 +390,29 @@ def later_prompts_count_more(logp, old_logp, advantages, mask):
     return loss * (1.0 + jnp.arange(logp.shape[0]))[:, None, None]
 
 
+def agrees_with_the_first(rewards, *, similarity, where):
+    return jr.core.masking.zero_masked(similarity[..., 0], where)
+
+
+def agrees_with_the_first_of_each(rewards, *, similarity, where):
+    each = similarity.reshape(*rewards.shape, -1, rewards.shape[-1])
+    return jr.core.masking.zero_masked(each[..., 0].mean(-1), where)
+
+
+def agrees_with_whatever_there_is(rewards, *, similarity, where):
+    return jr.core.masking.zero_masked(similarity.mean(-1), where)
+
+
+def flawed_seeds(advantages, *, key, mask):
+    return jax.random.bits(key, mask.shape, jnp.uint32)
+
+
+def drawn_again_when_padded():
+    recipe = jr.recipes.otr(samples=16)
+    statistic = recipe.computed[1]
+    return recipe.replace(computed=(Computed("token_seeds", flawed_seeds, "batch"), statistic))
+
+
 def unguarded_deviation(rewards, *, where):
     mean = jnp.mean(rewards, -1, keepdims=True, where=where)
     return (rewards - mean) / jnp.std(rewards, -1, keepdims=True, where=where)
@@ -507,6 +540,21 @@ MUTANTS = {
         plain(advantage=jr.stateless(first_is_worth_more)),
         "permutation of members",
     ),
+    "junk-paraphrases": (
+        "junk",
+        plain(advantage=jr.stateless(agrees_with_whatever_there_is)),
+        "masked cells",
+    ),
+    "permutation-paraphrases": (
+        "permutation",
+        plain(advantage=jr.stateless(agrees_with_the_first)),
+        "permutation of groups",
+    ),
+    "permutation-members-of-paraphrases": (
+        "permutation",
+        plain(advantage=jr.stateless(agrees_with_the_first_of_each)),
+        "permutation of members",
+    ),
     "permutation-groups": (
         "permutation",
         plain(surrogate=later_prompts_count_more),
@@ -524,6 +572,7 @@ MUTANTS = {
     "jit-retrace": ("jit", plain(advantage=baseline(count_dtype=jnp.float32)), "compiles anew"),
     "precision-logp": ("precision", plain(surrogate=half_precision), "differs"),
     "layouts-width": ("layouts", plain(weights=padded_width), "more padding"),
+    "layouts-draws": ("layouts", drawn_again_when_padded(), "more padding"),
     "rollouts-gap": ("rollouts", plain(surrogate=never_itself), "on policy"),
     "train-step-part-mean": ("train_step", plain(surrogate=part_mean), "in 2 microbatches"),
     "checkpoint-hidden": ("checkpoint", plain(advantage=hidden_state()), "after a restart"),
@@ -617,6 +666,16 @@ def test_a_loss_whose_terms_cancel_is_compared_with_its_terms():
         cases.expect_close_loss("check", recipe, "loss", 1e-5 + 2e-6, 1e-5)
     with pytest.raises(AssertionError, match="differs by"):
         cases.expect_close("check", recipe, "gradient", 1e-5 + 2e-7, 1e-5)
+
+
+def test_the_case_holds_paraphrases():
+    recipe = jr.recipes.ps_grpo(accuracy=0.0)  # by the agreement alone
+    advantages = np.asarray(cases.evaluate(recipe, cases.make_case()).batch.advantages)
+    where = np.asarray(cases.make_case().batch.where)
+    sister = where.reshape(-1, 2, cases.G)[:, ::-1].reshape(where.shape)
+    alone = where.sum(-1) < 2
+    assert (advantages[~alone & sister.any(-1)].std(-1) > 0.1).all()
+    assert not advantages[alone | ~sister.any(-1)].any()
 
 
 def test_the_case_holds_every_kind_of_group():

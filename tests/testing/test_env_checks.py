@@ -1,5 +1,6 @@
 """Each law of an environment: one that breaks it is refused, and told which."""
 
+import asyncio
 import random
 
 import pytest
@@ -112,6 +113,23 @@ def test_an_async_step_and_parsed_replies():
             return NumberGuess.step(self, state, action)
 
     check_env(Async(), [{"secret": 2}], [Parsed("2"), "3"])
+
+    async def notebook():  # which has a loop that runs
+        check_env(Async(), [{"secret": 2}], [Parsed("2"), "3"])
+
+    asyncio.run(notebook())
+
+
+def test_a_step_that_awaits_by_itself_may_be_checked_in_a_notebook():
+    class Waits(NumberGuess):
+        def step(self, state, action):
+            asyncio.run(asyncio.sleep(0))
+            return super().step(state, action)
+
+    async def notebook():
+        check_env(Waits(), [{"secret": 2}], ["2", "3"])
+
+    asyncio.run(notebook())
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,39 @@ def test_what_does_not_move_fails():
     recipe = jr.recipes.grpo().replace(name="still", reference=still)
     with pytest.raises(AssertionError, match="'still': the reference did not move"):
         assert_loop_runs_whole(recipe, steps=1)
+
+
+def not_a_number(logp, old_logp, advantages, mask):
+    return jr.surrogates.reinforce(logp, old_logp, advantages, mask) * jnp.nan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3])  # after three such steps in a row, a run of its own ends
+def test_a_loss_that_is_no_number_fails(steps):
+    recipe = jr.recipes.grpo().replace(name="nan", surrogate=not_a_number)
+    with pytest.raises(AssertionError, match="'nan': step 1 was skipped, with a loss of nan"):
+        assert_loop_runs_whole(recipe, steps=steps)
+
+
+def mean_of_each_prompt():
+    """A running mean of the rewards of each prompt, from 0 on."""
+
+    def update(rewards, means, *, prompt_ids, where, **context):
+        now = jr.core.masking.masked_mean(rewards, where, axis=-1)
+        return rewards - means[prompt_ids][:, None], means.at[prompt_ids].set(
+            0.9 * means[prompt_ids] + 0.1 * now
+        )
+
+    return jr.Transform(lambda: jnp.zeros(10), update)
+
+
+@pytest.mark.slow
+def test_a_tracker_that_begins_with_zeros_passes():
+    assert_loop_runs_whole(
+        jr.recipes.grpo().replace(name="tracker", advantage=mean_of_each_prompt())
+    )
+
+
+@pytest.mark.slow
+def test_a_collector_that_helps_where_all_fail_passes_by_default():
+    assert_loop_runs_whole("ghpo")

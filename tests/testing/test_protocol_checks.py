@@ -65,7 +65,7 @@ def test_a_decoder_with_linear_attention_has_the_shapes_of_its_states():
     model, params = tiny_model(
         architecture="qwen3_5_text", num_layers=2, layers=layers, linear_attention=linear
     )
-    assert_model_ok(model, params, checks=["shapes"])
+    assert_model_ok(model, params, checks=["shapes", "cache"])
 
 
 def other_remat(model):
@@ -110,6 +110,17 @@ def other_remat(model):
                     (t, p, c, d)
                     if c.index is None
                     else (t, p, c._replace(index=jnp.zeros_like(c.index)), d)
+                )
+            ),
+            "decoding through the cache differs",
+        ),
+        (
+            "cache",  # all rows stand where the first one does
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c, d)
+                    if c.index is None
+                    else (t, p, c._replace(index=jnp.ravel(c.index)[0]), d)
                 )
             ),
             "decoding through the cache differs",
