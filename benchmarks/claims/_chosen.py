@@ -24,7 +24,16 @@ def best(name: str, grid: Sequence[float], scores, *, quick: bool = False) -> in
         quick: Without the check of the ends, which few seeds may well prefer.
     """
     scores = np.asarray(scores, np.float64)
-    place = int(np.argmax(scores[:, : scores.shape[1] // 3].mean(-1)))
+    return highest(name, grid, scores[:, : scores.shape[1] // 3].mean(-1), quick=quick)
+
+
+def highest(name: str, grid: Sequence[float], means, *, quick: bool = False) -> int:
+    """The place of the setting with the greatest mean score, ``means [settings]``; see the module.
+
+    Raises:
+      ValueError: If it is at an end of the grid.
+    """
+    place = int(np.argmax(means))
     if not quick and place in (0, len(grid) - 1):
         raise ValueError(f"{name}: the best of {list(grid)} is {grid[place]:g}, at its end.")
     return place

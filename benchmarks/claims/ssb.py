@@ -1,6 +1,7 @@
 """Stored groups in place of those without a signal: no update without one, and faster learning.
 
-The policy of `_bandit`, trained with the collector and the loss of the preset `ssb` and without.
+The policy of `_bandit`, trained with the collector and the loss of the preset `ssb` and without,
+each at its best of eleven learning rates, chosen by the final accuracy on three other seeds.
 Measured is the share of groups with a signal in an update less that without; 0 or below refutes the
 claim. Then the accuracy after as many rollouts less that without, where 0 or below refutes that the
 signal of stored groups is worth something; and the same less drawing stored groups evenly.
@@ -17,11 +18,13 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     steps, loss = _trained.STEPS, _bandit.clipped_by_sampler
     stored, evenly = jr.recipes.ssb().collector, jr.recipes.ssb(power=0.0).collector
     ways = {
-        "ssb": lambda s: _bandit.train(stored, seed=s, steps=steps, loss=loss),
-        "drawn evenly": lambda s: _bandit.train(evenly, seed=s, steps=steps, loss=loss),
-        "without": lambda s: _bandit.train(None, seed=s, steps=steps),
+        "ssb": lambda s, rate: _bandit.train(stored, seed=s, steps=steps, rate=rate, loss=loss),
+        "drawn evenly": lambda s, rate: _bandit.train(
+            evenly, seed=s, steps=steps, rate=rate, loss=loss
+        ),
+        "without": lambda s, rate: _bandit.train(None, seed=s, steps=steps, rate=rate),
     }
-    found = _trained.runs(ways, seed=seed, quick=quick)
+    found, rates = _trained.at_best_rates(ways, seed=seed, quick=quick)
     measures = [
         harness.Measure(
             "share of informative groups in an update, less without",
@@ -39,4 +42,4 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
             for other in ("without", "drawn evenly")
         ),
     ]
-    return harness.Claim(measures, _trained.plot(found), _trained.facts(found))
+    return harness.Claim(measures, _trained.plot(found), _trained.facts(found) | rates)
