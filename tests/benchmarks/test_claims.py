@@ -153,12 +153,12 @@ def test_a_measure_must_be_finite():
 def test_intervals():
     generator = np.random.default_rng(0)
     values = generator.normal(3.0, 2.0, 400)
-    normal = harness.mean(values, "values")
-    half = 1.959964 * np.std(values, ddof=1) / 20
-    assert normal.value == pytest.approx(values.mean())
-    assert (normal.low, normal.high) == pytest.approx((normal.value - half, normal.value + half))
+    mean = harness.mean(values, "values")
+    half = 1.965927 * np.std(values, ddof=1) / 20
+    assert mean.value == pytest.approx(values.mean())
+    assert (mean.low, mean.high) == pytest.approx((mean.value - half, mean.value + half))
     drawn = harness.bootstrap(np.mean, values, what="values")
-    assert (drawn.low, drawn.high) == pytest.approx((normal.low, normal.high), abs=0.03)
+    assert (drawn.low, drawn.high) == pytest.approx((mean.low, mean.high), abs=0.03)
     none = harness.share(0, 1000, "trials")
     assert (none.value, none.low) == (0.0, 0.0)
     assert none.high == pytest.approx(0.003827, abs=1e-6)

@@ -98,6 +98,7 @@ def test_runs_become_tables(tmp_path, curve):
         "name": "es_quickstart",
         "device": "D",
         "workload": {"config": "C", "rise": 0.2},
+        "commit": "0123456789ab",
         "runs": [run, {**run, "method": "policy gradient", "seed": 0, "reached": None}],
         "trials": [
             {

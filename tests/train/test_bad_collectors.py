@@ -63,6 +63,9 @@ class TooOld:
     def for_run(self, group_size, max_new_tokens):
         return TooOld(self.inner.for_run(group_size, max_new_tokens))
 
+    def for_batch(self, num_groups):
+        return TooOld(self.inner.for_batch(num_groups))
+
     def propose(self, state, key, collection, count):
         if collection.step:
             options = {"version": collection.version, "max_staleness": 0}

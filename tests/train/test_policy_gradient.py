@@ -134,7 +134,7 @@ def test_epochs_hold_old_logp_fixed():
     first = {"entropy", "reward", "reward_std", "informative", "length", "tokens"}
     expected = {name: x[0] if name in first else x.mean() for name, x in values.items()}
     expected |= {"approx_kl": values["approx_kl"][-1], "ratio_max": values["ratio_max"].max()}
-    assert_close(metrics, expected | {"skipped": 0.0}, atol=1e-3)
+    assert_close(metrics, expected | {"skipped": 0.0, "updates": 3.0}, atol=1e-3)
     assert float(metrics["approx_kl"]) > 0
     assert int(computed.step) == 1 and int(state.step) == 3
 
