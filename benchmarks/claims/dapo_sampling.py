@@ -8,7 +8,8 @@ count what is dropped: the paper holds that it does not cost more. The third num
 groups with a signal in an update, less that without, and the last the groups that are asked for
 over those up to the last that is needed, which no collector could do without: 1 at best.
 
-The second is open: half of the updates, of twice the rollouts each. What is saved is the updates.
+The second does not hold: at these rates most groups soon agree, right or wrong, and an update asks
+for many to find enough with a signal. What is saved is the updates.
 """
 
 import numpy as np
