@@ -133,7 +133,9 @@ def test_what_a_run_is_told():
     assert "message=" in repr(short)
 
 
-@pytest.mark.parametrize("options", [{}, {"gate": GATE}, {"cutoff": CUTOFF}], ids=["plain", "gate", "cutoff"])
+@pytest.mark.parametrize(
+    "options", [{}, {"gate": GATE}, {"cutoff": CUTOFF}], ids=["plain", "gate", "cutoff"]
+)
 def test_it_is_no_source_of_prompts(options):
     """It sets the rewards of predictions in its rows, which a source's collector does not read."""
     source = predicted(PARSE, REWARD, **options)
