@@ -65,7 +65,8 @@ def turn_parts(text: str, *, reasoning: str = "") -> TurnParts:
     References:
       HiPER (arXiv:2602.16165), the released code.
     """
-    first = max(text.find(reasoning), 0) + len(reasoning)
+    place = text.find(reasoning)  # a renderer may have changed it
+    first = place + len(reasoning) if place >= 0 else 0
     blocks = {role: pattern.search(text, first) for role, pattern in _PATTERNS.items()}
     inside = {role: block and block[1].strip() for role, block in blocks.items()}
     spans = {role: block.span() for role, block in blocks.items() if block}
