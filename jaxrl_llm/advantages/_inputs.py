@@ -57,21 +57,3 @@ def check_token_rewards(
     checks.check_bool(function, where=where)
     checks.check_shape(function, "where", where, jnp.shape(mask)[:-1])
     return mask & where[..., None]
-
-
-def check_coefficients(function: str, mask: Array, **values) -> None:
-    """Raises ValueError unless each value is a scalar or broadcasts to the mask at the same rank.
-
-    One of fewer axes would broadcast along the last ones: a value per prompt, ``[P]``, over tokens.
-    """
-    shape = jnp.shape(mask)
-    for name, value in values.items():
-        got = jnp.shape(value)
-        broadcasts = len(got) == len(shape) and all(
-            size in (1, full) for size, full in zip(got, shape, strict=True)
-        )
-        if got and not broadcasts:
-            raise ValueError(
-                f"{function}: {name} must be a number, or an array with the axes, full or 1, of "
-                f"mask {shape}; got {got}."
-            )

@@ -249,7 +249,7 @@ def reinforce_pp(
     name = "reinforce_pp"
     tokens = _inputs.check_tokens(name, rewards, mask, where, old_logp=old_logp, ref_logp=ref_logp)
     checks.check_share(name, gamma=gamma)
-    _inputs.check_coefficients(name, mask, gamma=gamma)
+    checks.check_coefficients(name, "mask", jnp.shape(mask), gamma=gamma)
     checks.check_positive(name, finite=True, eps=eps)
     token_rewards = returns.shaped(name, rewards, tokens, old_logp, ref_logp, kl_coef)
     return whiten(returns.reward_to_go(token_rewards, tokens, gamma=gamma), tokens, eps=eps)

@@ -131,7 +131,7 @@ def reward_to_go(token_rewards: Array, mask: Array, *, gamma: float | Array = 1.
     """
     _inputs.check_token_rewards("reward_to_go", token_rewards, mask, None)
     checks.check_share("reward_to_go", gamma=gamma)
-    _inputs.check_coefficients("reward_to_go", mask, gamma=gamma)
+    checks.check_coefficients("reward_to_go", "mask", jnp.shape(mask), gamma=gamma)
     factors = jnp.where(mask, jnp.asarray(gamma, jnp.float32), 1.0)
     return masking.zero_masked(recur_back(factors, masking.zero_masked(token_rewards, mask)), mask)
 
@@ -156,7 +156,7 @@ def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> 
     for name, value in (("old_logp", old_logp), ("ref_logp", ref_logp)):
         if value is None:
             raise ValueError(f"{function}: {name} is None; the KL penalty requires it.")
-    _inputs.check_coefficients(function, mask, kl_coef=kl_coef)
+    checks.check_coefficients(function, "mask", jnp.shape(mask), kl_coef=kl_coef)
     coef = jnp.asarray(kl_coef, jnp.float32)
     d = masking.safe_log_ratio(old_logp, ref_logp, mask, clamp=masking.LOG_RATIO_CLAMP)
     penalty = coef * kl.estimate(d, estimator)
@@ -299,7 +299,7 @@ def check_values(
         raise ValueError(f"{function}: values is None; it takes a critic's value of each token.")
     _inputs.check_token_rewards(function, token_rewards, mask, None, values=values)
     checks.check_share(function, gamma=gamma, lam=lam)
-    _inputs.check_coefficients(function, mask, gamma=gamma, lam=lam)
+    checks.check_coefficients(function, "mask", jnp.shape(mask), gamma=gamma, lam=lam)
     if bootstrap_value is not None:
         checks.check_float(function, bootstrap_value=bootstrap_value)
         checks.check_shape(function, "bootstrap_value", bootstrap_value, jnp.shape(mask)[:-1])

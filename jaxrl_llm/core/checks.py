@@ -144,6 +144,24 @@ def check_mask(function: str, mask) -> None:
     check_bool(function, mask=mask)
 
 
+def check_coefficients(function: str, of: str, shape: tuple[int, ...], **values) -> None:
+    """Raises ValueError unless each value is a scalar or broadcasts to ``shape`` at the same rank.
+
+    One of fewer axes would broadcast along the last ones: a value per prompt, ``[P]``, over tokens.
+    ``of`` names in the error what has the shape.
+    """
+    for name, value in values.items():
+        got = np.shape(value)
+        broadcasts = len(got) == len(shape) and all(
+            size in (1, full) for size, full in zip(got, shape, strict=True)
+        )
+        if got and not broadcasts:
+            raise ValueError(
+                f"{function}: {name} must be a number, or an array with the axes, full or 1, of "
+                f"{of} {shape}; got {got}."
+            )
+
+
 def check_option(function: str, name: str, value, allowed: Iterable) -> None:
     """Raises ValueError unless ``value`` is one of ``allowed``; suggests the nearest of them."""
     allowed = tuple(allowed)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, bind, checks, masking
-from jaxrl_llm.regularizers import _inputs
 
 
 class EntropyHistory(NamedTuple):
@@ -253,11 +252,11 @@ def entropy_band(
     checks.check_option(function, "form", form, ("hinge", "indicator"))
     if not low <= high:
         raise ValueError(f"{function}: low must not be above high; got {low:g} and {high:g}.")
-    _inputs.check_axes(function, jnp.shape(mask), weight=weight)
+    checks.check_coefficients(function, "the token loss", jnp.shape(mask), weight=weight)
     mean = jnp.asarray(history, jnp.float32)
     if turn_ids is None:
         checks.check_no_effect(function, "without turn_ids", from_turn=from_turn or None)
-        _inputs.check_axes(function, jnp.shape(mask), history=history)
+        checks.check_coefficients(function, "the token loss", jnp.shape(mask), history=history)
         known = mask & (mean > 0)
     else:
         checks.check_integer(function, turn_ids=turn_ids)

@@ -286,7 +286,7 @@ def kl_convex(
     _inputs.check_tokens("kl_convex", mask, logp=logp, old_logp=old_logp)
     base = checked_estimate("kl_convex", logp, ref_logp, mask, estimator, None)
     last = checked_estimate("kl_convex", logp, old_logp, mask, estimator, None)
-    _inputs.check_axes("kl_convex", jnp.shape(mask), share=share)
+    checks.check_coefficients("kl_convex", "the token loss", jnp.shape(mask), share=share)
     share = jax.lax.stop_gradient(jnp.asarray(share, jnp.float32))
     return _inputs.scaled(coef, share * base + (1.0 - share) * last)
 

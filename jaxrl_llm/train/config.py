@@ -340,8 +340,8 @@ class TrainConfig:
         where this saves at least a fifth of the cells. Each of a few shapes is compiled when it
         first occurs.
       max_skipped: End the run after this many steps in a row that make no update, because the loss
-        or the gradient is non-finite (`skipped` in metrics.jsonl) or because no rollout takes part
-        (`no_signal`).
+        or the gradient is non-finite (`skipped` in metrics.jsonl), because no rollout takes part
+        (`no_signal`), or because the recipe trains none of their tokens.
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
         only its input (small), "dots" its matrix products.
       dtype: Dtype of matrix products and activations: "float32", "bfloat16", or "auto" for the one

@@ -272,12 +272,11 @@ class Run:
         """
         in_a_row, limit = self._guard.in_a_row, self.config.max_skipped
         groups = int(rollouts.metrics["groups_sampled"])
-        what = "none of" if rollouts.metrics["no_signal"] else "the recipe trains no token of"
-        text = (
-            f"Step {step} makes no update: {what} the {groups} groups that "
-            f"{self.experiment.collector!r} asked for"
-        )
-        text += " takes part" if rollouts.metrics["no_signal"] else ""
+        asked = f"the {groups} groups that {self.experiment.collector!r} asked for"
+        why = f"the recipe trains no token of {asked}"
+        if rollouts.metrics["no_signal"]:
+            why = f"none of {asked} takes part"
+        text = f"Step {step} makes no update: {why}"
         if in_a_row < limit:
             self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
             return
