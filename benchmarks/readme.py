@@ -23,7 +23,7 @@ FAMILIES = {
     "curation": ("which prompts, groups, rollouts and tokens train", "collectors.md"),
     "advantage": ("credit of responses, turns and tokens", "credit.md"),
     "surrogate": ("policy losses per token or sequence", "same_name_different_number.md"),
-    "correction": ("weights and masks for off-policy tokens", "precision.md"),
+    "correction": ("weights and masks for off-policy tokens", "own_method.md#the-slots"),
     "preference": ("losses of pairs and lists, reward models", "preferences.md"),
     "regularizer": ("KL penalties and entropy bonuses", "own_method.md#the-slots"),
     "aggregate": (
