@@ -641,11 +641,12 @@ def _check_meaning(recipe) -> None:
             f"samples, so correction {name_of(recipe.correction)} has nothing to correct; leave it "
             "out."
         )
-    stored = collector_needs(recipe.collector, "lacks_components")
-    if stored and "reward_components" in recipe.required_fields:
+    ungraded = collector_needs(recipe.collector, "lacks_components")
+    if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
-            f"Recipe {recipe.name!r} reads reward_components, which the stored responses of "
-            f"{recipe.collector!r} do not have; with replayed(regrade=True) they are graded again."
+            f"Recipe {recipe.name!r} reads reward_components, but the run's reward does not grade "
+            f"all responses of {recipe.collector!r}; use replayed(regrade=True), or demonstrations "
+            "without reward=."
         )
     if recipe.head:
         _check_head(recipe)

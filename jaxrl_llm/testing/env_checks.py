@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import json
 import math
@@ -155,7 +156,8 @@ def _step(env: Env, state: Any, action: Parsed) -> tuple[Any, Observation]:
         return asyncio.run(resolve())
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(step).result()
+        # With the context variables of the caller, such as the subagent of answered_by.
+        return thread.submit(contextvars.copy_context().run, step).result()
 
 
 def _same(a: Observation, b: Observation) -> bool:

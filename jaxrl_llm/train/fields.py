@@ -128,22 +128,35 @@ def check_fields(
             f"set config.environment, or replace the collector {recipe.collector!r}."
         )
     made = set(recipe.computed_from("responses"))
-    made |= {*_KNOWN, *_TURNS, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
+    made |= {*_KNOWN, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
     made |= set() if recipe.likelihood is None else {*recipe.likelihood.fields}
     made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())} | {*(_PARTS if environment else ())}
     if collector_needs(recipe.collector, "values_prefixes"):
         made |= {*_PREFIXES}
+    if recipe.collector is not None:
+        made.add("steered")
+    ungraded = not environment and collector_needs(recipe.collector, "lacks_components")
+    if not ungraded:
+        made |= {*_TURNS}
     for name in sorted(host_fields(recipe) - made):
         axes = _axes(name)
         if environment and axes == "PGK":
+            continue
+        if name in _TURNS or (axes in (None, "PG") and name not in _TAUGHT):
+            # A name of the recipe's own may also come from the data.
+            in_data = axes is None and all(name in x.prompt.metadata for x in questions)
+            if ungraded and not in_data:
+                raise ValueError(
+                    f"recipe {recipe.name!r} needs {name!r} from the run's reward, which does not "
+                    f"grade all responses of {recipe.collector!r}; use replayed(regrade=True), or "
+                    "demonstrations without reward=."
+                )
             continue
         if axes == "PGK" and name not in _PREFIXES:
             raise ValueError(
                 f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}) from an "
                 "environment; set config.environment."
             )
-        if axes in (None, "PG") and name not in _TAUGHT:
-            continue
         if axes != "P":
             raise ValueError(
                 f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}), which no training "

@@ -18,6 +18,9 @@ from jaxrl_llm.curation import (
     shared_folder,
 )
 from jaxrl_llm.curation.collectors.protocol import sized
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.train.fields import check_fields
 
 P, G, T = 4, 2, 6
 DATA = [{"text": f"q{i}"} for i in range(10)]
@@ -209,6 +212,12 @@ def test_a_trainer_that_is_alone_trains_on_its_groups():
     swarm = Memory([])
     play(swarm, where=(True, False))
     assert swarm.put_there[0][0] == SwarmGroup("q0", ("0",), (0.0,), (True,))
+
+
+def test_groups_of_others_are_graded_so_a_recipe_may_read_all_of_the_reward():
+    for recipe in (jr.recipes.gdpo(), jr.recipes.ttrl_majority()):
+        recipe = recipe.replace(collector=shared(Memory([])))
+        check_fields(recipe, [Question(Prompt("q"), [1])])
 
 
 def test_at_least_one_group_is_of_this_trainer():

@@ -64,6 +64,8 @@ def test_a_draft_in_the_reasoning_is_no_part():
     taken = {role: read(list(turn.encode()[i] for i in (roles == role).nonzero()[0]))
              for role in (1, 2, 3)}  # fmt: skip
     assert taken == {1: "<action>wait</action>", 2: "<subgoal>rest</subgoal>", 3: ""}
+    # A template may have changed the reasoning, so that it is not in the text.
+    assert turn_parts("<action>go</action>", reasoning="as the template wrote it").action == "go"
     # Of reasoning that has not ended nothing is read, and without a block all is the action.
     assert turn_parts(draft, reasoning=draft) == (False, None, None, {})
     assert (token_roles(list(draft.encode()), decode=read, reasoning=draft) == 1).all()

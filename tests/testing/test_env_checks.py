@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxrl_llm.environments import NumberGuess, Observation, Parsed, ToolSpec
+from jaxrl_llm.environments import NumberGuess, Observation, Parsed, ToolSpec, answered_by, ask
 from jaxrl_llm.testing import check_env
 
 
@@ -130,6 +130,15 @@ def test_a_step_that_awaits_by_itself_may_be_checked_in_a_notebook():
         check_env(Waits(), [{"secret": 2}], ["2", "3"])
 
     asyncio.run(notebook())
+
+
+def test_a_step_may_ask_a_subagent():
+    class Asks(NumberGuess):
+        def step(self, state, action):
+            return super().step(state, action._replace(text=ask("which number?")))
+
+    with answered_by(lambda messages, check: "12"):
+        check_env(Asks(), [{"secret": 2}], ["2", "3"])
 
 
 @pytest.mark.parametrize(

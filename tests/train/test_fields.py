@@ -1,6 +1,7 @@
 """The fields that the loop attaches to a batch, and the rewards that a method takes."""
 
 import inspect
+from functools import partial
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -185,6 +186,38 @@ def test_names_of_ones_own_come_from_either():
         "no mapping that has it",
     ):
         bring(recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        (jr.recipes.ttrl_majority(), "answer_ids"),
+        (jr.recipes.cgpo(), "satisfied"),
+        (jr.recipes.trloo(), "turn_ids"),
+        (needing("test_passes"), "test_passes"),
+        (needing("mine", inputs=("mine",)), "mine"),
+    ],
+)
+def test_what_the_reward_gives_is_there_for_all_responses_of_a_collector(recipe, name):
+    """A stored response, or a demonstration with its reward, has no more than that number."""
+    replayed = partial(jr.curation.replayed, capacity=8, share=0.5)
+    for collector in (
+        replayed(),
+        jr.curation.mixed((jr.curation.in_order(), 0.5), (replayed(), 0.5)),
+        jr.curation.demonstrations(reward=1.0),
+    ):
+        with pytest.raises(ValueError, match=f"needs '{name}' from the run's reward, .*regrade=T"):
+            check_fields(recipe.replace(collector=collector), questions())
+    for collector in (replayed(regrade=True), jr.curation.demonstrations()):
+        check_fields(recipe.replace(collector=collector), questions())
+
+
+def test_what_does_not_come_from_the_reward_is_there_for_stored_responses():
+    recipe = needing("steered", "truncated", "prior", "mine", inputs=("mine",))
+    recipe = recipe.replace(collector=jr.curation.replayed(capacity=8, share=0.5))
+    check_fields(recipe, questions(prior=[0.5, 1], mine=[1.0, 2.0]))
+    steps = needing("turn_rewards").replace(collector=jr.curation.offline_steps())
+    check_fields(steps, questions())  # which have the rewards of their steps
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ class _Demonstrations(HintedPolicy):
     sends_text = False
     brings_responses = True
 
+    @property
+    def lacks_components(self) -> bool:
+        return self.reward is not None
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Demonstrations":
         del group_size
         return dataclasses.replace(self, max_new_tokens=max_new_tokens)
@@ -150,7 +154,8 @@ def demonstrations(
       column: The column with them: a text or token ids, or a list of several.
       when: Which groups get them.
       probe: The column with the reference answer, for probes; None for none.
-      reward: Reward of a demonstration; None for the reward of the run.
+      reward: Reward of a demonstration, for a recipe that reads no more of it than this number;
+        None for the reward of the run.
       threshold: Largest reward of a failure; only with ``when="failed"``.
       metric: Name of the reward component that is compared with it.
       source: The collector that proposes the prompts; None for :func:`in_order`.

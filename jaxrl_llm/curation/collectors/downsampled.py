@@ -14,6 +14,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Row,
+    collector_needs,
     in_order,
     on_host,
     sized,
@@ -92,6 +93,7 @@ class _Downsampled:
                     context["rewards"][p, g] = row.rewards[g]
                 for name, values in outcome.reward_components.items():
                     if name not in context:
+                        self._check_component(name)
                         context[name] = np.zeros(shape, np.float32)
                     context[name][p, g] = values[j]
         with on_host():
@@ -115,6 +117,14 @@ class _Downsampled:
             else:  # of a group that loses all, no rollout trains
                 chosen.append(Row(row.members[:most], takes_part=False))
         return Decision(rows=tuple(chosen)), DownsampledState(state.key, source)
+
+    def _check_component(self, name: str) -> None:
+        if name in accepted(self.rule) and collector_needs(self.source, "lacks_components"):
+            raise ValueError(
+                f"{self!r}: the rule reads the component {name!r}, but the run's reward does not "
+                "grade all responses of the source; use replayed(regrade=True), or demonstrations "
+                "without reward=."
+            )
 
     def _wide(self, collection: Collection) -> Collection:
         return collection._replace(group_size=self.oversample * collection.group_size)
@@ -156,7 +166,8 @@ def downsampled(
     Raises:
       TypeError: If ``rule`` is not a function.
       ValueError: If ``oversample`` is not an integer above 0; in a run, if the rule selects more
-        than G rollouts of a group.
+        than G rollouts of a group, or names a component of a reward that does not grade all
+        responses of the source.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -108,6 +108,10 @@ class _Judged:
     sends_text: ClassVar[bool] = True
     asks_again: ClassVar[bool] = True
 
+    @property
+    def lacks_components(self) -> bool:
+        return self.judges > 0
+
     def width(self, group_size: int) -> int:
         return group_size
 

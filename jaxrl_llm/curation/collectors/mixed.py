@@ -12,6 +12,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Row,
+    collector_parts,
     on_host,
     sized,
     width_of,
@@ -117,7 +118,14 @@ class _Mixed:
             request = collection.requests[number]
             extends = None if request.extends is None else local[request.extends]
             requests.append(request._replace(round=request.round // total, extends=extends))
+        # Counted with the collectors inside, so that also the parts of nested mixtures differ. The
+        # first part has the run's seed, as it would have alone.
+        before = sum(1 for source in self.sources[:k] for _ in collector_parts(source))
+        seed = collection.seed
+        if before:
+            seed = int(np.random.SeedSequence((seed, before)).generate_state(1)[0])
         part = collection._replace(
+            seed=seed,
             num_groups=self.groups_of_sources(collection.num_groups)[k],
             requests=tuple(requests),
             outcomes=tuple(collection.outcomes[i] for i in numbers),
@@ -143,8 +151,9 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
 
         P_k = P share_k / sum of shares, rounded by the largest remainders
 
-    The rows are in the order of the parts, whose draws are independent. Prompts in the order of the
-    data go to the part that requests next, so each is used once.
+    The rows are in the order of the parts, whose draws are independent, except by an option
+    ``seed`` of a part. Prompts in the order of the data go to the part that requests next, so each
+    is used once.
 
     Args:
       *parts: A collector and its share, above 0, each.

@@ -213,6 +213,11 @@ class Offline:
         """Whether responses come with their rewards."""
         return self.offline or getattr(self.reader, "reward", None) is not None
 
+    @property
+    def lacks_components(self) -> bool:
+        """Whether responses come with one number as their reward; those of steps bring more."""
+        return self.has_rewards and not isinstance(self.reader, _Steps)
+
     def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row lacks a field that the collector reads."""
         for row in data:
@@ -360,7 +365,7 @@ def only_demonstrations(
 
     Args:
       column: The column with them: a text or token ids, or a list of several.
-      reward: Reward of each; None for the reward of the run.
+      reward: Reward of each, as in :func:`~jaxrl_llm.curation.demonstrations`.
       source: A collector that names its prompts; None for :func:`in_epochs`.
 
     Returns:

@@ -75,6 +75,7 @@ class _Predicted:
     sends_text: ClassVar[bool] = True
     # Without rounds too: its rows set the rewards of predictions, which their requests leave at 0.
     asks_again: ClassVar[bool] = True
+    lacks_components: ClassVar[bool] = True
 
     @property
     def needs_slots(self) -> bool:

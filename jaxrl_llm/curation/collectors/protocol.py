@@ -28,8 +28,9 @@ collector built of others has their attributes (:func:`collector_needs`):
 - ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
 - ``stores_responses = True``: responses of earlier batches. Stored episodes lack their turns, so a
   run with an environment is rejected.
-- ``lacks_components = True``: the rewards of these responses have no components, so a recipe that
-  reads them is rejected.
+- ``lacks_components = True``: responses that train with rewards that the run's reward does not
+  give, so that they have no components. A recipe that reads these, or other results of the reward
+  such as answers or the rewards of steps, is rejected.
 - ``brings_responses = True``: responses of the data, or their beginnings. They are no turns of an
   episode, so a run with an environment is rejected.
 - ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the

@@ -21,6 +21,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     collector_needs,
+    collector_parts,
     in_order,
     on_host,
     sized,
@@ -540,11 +541,12 @@ def replayed(
       max_staleness: Groups that are older than this many versions of the weights are not drawn.
       start: The step from which groups are replayed; they are stored from the beginning.
       until: The step from which no group is replayed, above ``start``.
-      regrade: Whether stored responses are graded again, for a recipe that reads the components of
-        rewards, for which the buffer has no room.
-      source: The collector of fresh groups; None for :func:`in_order`. With ``share`` it is asked
-        for fewer groups than a batch has, which :func:`partial_rollouts` and :func:`windowed` do
-        not support.
+      regrade: Whether stored responses are graded again, for a recipe that reads more of the run's
+        reward than one number, such as components, answers or the rewards of steps, for which the
+        buffer has no room.
+      source: The collector of fresh groups, without another :func:`replayed` in it; None for
+        :func:`in_order`. With ``share`` it is asked for fewer groups than a batch has, which
+        :func:`partial_rollouts` and :func:`windowed` do not support.
 
     Returns:
       A collector; its state is a :class:`ReplayedState`.
@@ -552,8 +554,8 @@ def replayed(
     Raises:
       TypeError: If an option that must be a function is not.
       ValueError: If not exactly one of ``share`` and ``replace`` is set, an option is out of its
-        range or has no effect, or the source values prefixes or, with ``share``, does not support
-        batches of fewer groups.
+        range or has no effect, or the source values prefixes, replays stored groups itself or, with
+        ``share``, does not support batches of fewer groups.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -590,6 +592,11 @@ def replayed(
         raise ValueError(
             f"{name}: source {source!r} values prefixes of its responses, but the buffer stores no "
             "segments of responses."
+        )
+    if any(isinstance(part, _Replayed) for part in collector_parts(source)):
+        raise ValueError(
+            f"{name}: source {source!r} also replays stored groups, which cannot be told apart "
+            "from those of this collector; leave one of the two out."
         )
     for_batch = getattr(source, "for_batch", None)
     if share is not None and for_batch is not None and for_batch(1) != source:

@@ -184,7 +184,6 @@ class _Shared:
     pool: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     stores_responses = True
-    lacks_components = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Shared":
         del group_size

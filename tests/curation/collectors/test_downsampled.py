@@ -105,6 +105,15 @@ def test_bad_rules_are_refused():
         chosen(downsampled(lambda where: where[:1]))
 
 
+def test_a_rule_reads_no_component_that_some_responses_lack():
+    class Stored(type(jr.curation.in_order())):
+        lacks_components = True
+
+    with pytest.raises(ValueError, match="the component 'penalty', but the run's reward does not"):
+        chosen(downsampled(jr.curation.resample_on_correct, source=Stored()))
+    assert len(chosen(downsampled(jr.curation.contrasts, source=Stored()))) == P
+
+
 def test_rewards_that_a_source_gives_are_read_and_stay_with_their_rollouts():
     class Graded:
         """Rewards that are only known after all groups have finished."""

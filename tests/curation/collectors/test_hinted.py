@@ -258,9 +258,15 @@ def test_scaf_grpo_begins_after_its_warmup():
     assert [len(play(collector, step=step)[0]) for step in (0, 1, 2)] == [3, 3, 5]
 
 
+def one_number(request, outcome):
+    """The reward of a rollout without components."""
+    return outcome._replace(reward_components={})
+
+
 @pytest.mark.parametrize(("after", "first"), [("plain", [(5, 0)]), ("both", [(5, 0), (4, 0)])])
 def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
-    requests, outcomes, rows, _ = play(curation.hinted(curation.scaffold(TIERS, after=after)))
+    collector = curation.hinted(curation.scaffold(TIERS, after=after))
+    requests, outcomes, rows, _ = play(collector, change=one_number)
     again = requests[5]
     assert not again.sampled and again.role == DEMONSTRATION and again.text is None
     assert again.responses[0].tokens.tolist() == [400] and again.responses[0].reward == 1.0
@@ -343,14 +349,40 @@ def test_cog_rethinker_decomposes_then_refines_and_distills_what_is_right():
         return [float(right and j < 2) for j in range(request.rollouts)]
 
     collector = curation.hinted(curation.rethink())
-    requests, outcomes, rows, _ = play(collector, rewards=second)
+    requests, outcomes, rows, _ = play(collector, rewards=second, change=one_number)
     assert [r.role for r in requests[3:]] == [HINTED, HINTED, DEMONSTRATION]
     assert "smaller" in requests[3].text and "text 3.0" in requests[4].text
     assert [x.tokens.tolist() for x in requests[5].responses] == [[400], [401]]
+    assert [x.reward for x in requests[5].responses] == [1.0, 1.0]
     assert rows[1].members == (*((4, j) for j in range(G)), (5, 0), (5, 1))
     assert collector.width(G) == 2 * G
     plain = curation.hinted(curation.rethink(distill=False))
     assert plain.width(G) == G and len(play(plain, rewards=second)[0]) == 5
+
+
+def second_thoughts(request, prompt):
+    return [float("wrong" in (request.text or ""))] * request.rollouts
+
+
+def with_parts(request, outcome):
+    return stepwise(request, outcome)._replace(reward_components={"right_steps": outcome.rewards})
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (curation.scaffold(TIERS, after="plain"), {}),
+        (curation.rethink(), {"rewards": second_thoughts}),
+        (curation.repair(separator=";"), {"change": with_parts}),
+    ],
+)
+def test_a_success_that_trains_after_the_plain_prompt_has_the_components_of_its_reward(
+    policy, options
+):
+    """It is graded again where the reward has some, as a response with its reward has none."""
+    requests, *_ = play(curation.hinted(policy), **options)
+    given = [x.reward for r in requests if r.role == DEMONSTRATION for x in r.responses]
+    assert given and set(given) == {None}
 
 
 # --- repairs ---------------------------------------------------------------------------------
@@ -372,7 +404,8 @@ def stepwise(request, outcome):
     if request.role == JUDGE:
         begin = request.responses[0].tokens if request.responses else np.zeros(0, np.int32)
         new = Response(np.int32([*begin, 120, 121]), np.zeros(len(begin) + 2))
-        return outcome._replace(responses=(new,), rewards=np.ones(1, np.float32))
+        rewards = np.ones(1, np.float32)
+        return outcome._replace(responses=(new,), rewards=rewards, reward_components={})
     return outcome
 
 
@@ -539,6 +572,29 @@ def test_demonstrations_alone_sample_nothing():
     assert state["index"] == P
 
 
+@pytest.mark.parametrize(
+    ("collector", "ungraded"),
+    [
+        (curation.demonstrations(reward=1.0), True),
+        (curation.demonstrations(), False),
+        (curation.only_demonstrations(reward=1.0), True),
+        (curation.only_demonstrations(), False),
+        (curation.mixed((curation.in_order(), 0.5), (curation.offline_pairs(), 0.5)), True),
+        (curation.judged(), True),
+        (curation.judged(judges=0.0), False),
+        (curation.predicted(parse=len, reward=len), True),
+        (NURL, False),
+    ],
+)
+def test_a_recipe_that_reads_components_needs_all_responses_graded_by_the_run(collector, ungraded):
+    recipe = jr.recipes.gdpo()
+    if not ungraded:
+        assert recipe.replace(collector=collector).collector == collector
+        return
+    with pytest.raises(ValueError, match="'gdpo' reads reward_components, but the run's reward"):
+        recipe.replace(collector=collector)
+
+
 # --- mixtures --------------------------------------------------------------------------------
 
 
@@ -566,6 +622,20 @@ def test_parts_of_a_mixture_draw_independently():
         assert requests == again
         draws.append(prompts)
     assert len({*map(tuple, draws)}) == 3
+
+
+def test_parts_of_a_mixture_that_draw_by_the_seed_draw_independently():
+    """Parts alike begin with equal states, so that one seed would give them the same prompts."""
+    epochs = curation.in_epochs()
+    collector = curation.mixed((curation.mixed((epochs, 1), (epochs, 1)), 2), (epochs, 1))
+    batch = Collection(30, G, data=DATA, seed=5)
+    requests, _ = collector.propose(collector.init(1000), KEY, batch, 30)
+    prompts = [request.prompt for request in requests]
+    first, second, third = prompts[:10], prompts[10:20], prompts[20:]
+    assert first != second != third != first
+    # The first part has the order of the run, as it had alone.
+    alone, _ = epochs.propose(epochs.init(1000), KEY, batch, 10)
+    assert first == [request.prompt for request in alone]
 
 
 def test_parts_of_a_mixture_count_their_rounds_and_requests():

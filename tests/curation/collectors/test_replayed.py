@@ -251,6 +251,14 @@ def test_a_source_of_as_many_groups_as_a_batch_has_no_share():
     assert all(len(d.rows) == P for d, _ in run(for_run(made), 3)[0])
 
 
+@pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
+def test_a_source_that_replays_groups_itself_is_refused(options):
+    inner = replayed(capacity=4, share=0.5)
+    for source in (inner, jr.curation.mixed((inner, 0.5), (in_order(), 0.5))):
+        with pytest.raises(ValueError, match="replayed: source .* also replays stored groups"):
+            replayed(capacity=4, source=source, **options)
+
+
 def test_a_source_that_values_prefixes_is_refused():
     source = jr.curation.valued(jr.bind(jr.curation.stretch_starts, length=3))
     with pytest.raises(ValueError, match="the buffer stores no segments of responses"):

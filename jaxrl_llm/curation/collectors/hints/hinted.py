@@ -8,10 +8,10 @@ and the rollouts of its row. A policy is a value with
     members(group)      -> its row, as (request, rollout)
     check(row)          -> raises ValueError if the prompt's row of the data lacks what it reads
 
-and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``fixes_tokens`` and
-``brings_responses``; with ``width(group_size)`` if its rows may be larger than G. The policies of
-the field are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages:
-functions ``row -> (message, ...)`` from the weakest help to the strongest.
+and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``fixes_tokens``,
+``brings_responses`` and ``lacks_components``; with ``width(group_size)`` if its rows may be larger
+than G. The policies of the field are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The
+help comes as messages: functions ``row -> (message, ...)`` from the weakest help to the strongest.
 """
 
 import dataclasses
@@ -120,6 +120,10 @@ class _Hinted:
     @property
     def brings_responses(self) -> bool:
         return getattr(self.policy, "brings_responses", False)
+
+    @property
+    def lacks_components(self) -> bool:
+        return getattr(self.policy, "lacks_components", False)
 
     def width(self, group_size: int) -> int:
         width = getattr(self.policy, "width", None)

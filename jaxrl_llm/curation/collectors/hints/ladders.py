@@ -294,8 +294,12 @@ class _Rethink(_Ladder):
                 where=np.asarray(outcome.where),
                 threshold=self.threshold,
             )
+        # A response with its reward has no components, so it is graded again if there are any.
         chosen = tuple(
-            Response(outcome.responses[i].tokens, reward=float(outcome.rewards[i]))
+            Response(
+                outcome.responses[i].tokens,
+                reward=None if outcome.reward_components else float(outcome.rewards[i]),
+            )
             for i in np.flatnonzero(right)
         )
         if not chosen:

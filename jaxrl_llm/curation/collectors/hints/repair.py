@@ -63,11 +63,11 @@ class _Repair(HintedPolicy):
             new = zip(self._chosen(group), (x for _, x in judged if self._right(x)), strict=False)
             done = []
             for (i, length), outcome in new:
-                end, reward = outcome.responses[0], float(outcome.rewards[0])
+                end = outcome.responses[0]
+                # A response with its reward has no components: it is graded again if there are any.
+                reward = None if outcome.reward_components else float(outcome.rewards[0])
                 joined = _joined(beginning(plain.responses[i], length), end.tokens[length:])
-                done.append(
-                    joined._replace(finish=end.finish, reward=None if self.metric else reward)
-                )
+                done.append(joined._replace(finish=end.finish, reward=reward))
             return [Request(1, responses=(x,), sampled=False, role=DEMONSTRATION) for x in done]
         requests = []
         for i, length in self._chosen(group):

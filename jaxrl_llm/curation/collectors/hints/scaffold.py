@@ -53,7 +53,9 @@ class _Scaffold(HintedPolicy):
         if level < 0 or self.after == "hint" or of_role(group, DEMONSTRATION):
             return ()
         outcome = hinted[level][1]
-        plain = Response(outcome.responses[0].tokens, reward=float(outcome.rewards[0]))
+        # A response with its reward has no components, so it is graded again if there are any.
+        reward = None if outcome.reward_components else float(outcome.rewards[0])
+        plain = Response(outcome.responses[0].tokens, reward=reward)
         return [Request(1, responses=(plain,), sampled=False, role=DEMONSTRATION)]
 
     def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
