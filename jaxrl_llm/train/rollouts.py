@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.core.runtime import processes
@@ -37,7 +38,7 @@ from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
-from jaxrl_llm.rewards.scoring import check_answered, name_of
+from jaxrl_llm.rewards.scoring import check_answered
 from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
 from jaxrl_llm.rollout.collect import Collected, Limits, collect
@@ -52,6 +53,7 @@ from jaxrl_llm.train.evaluate import play_groups
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
+from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.run_data import teacher_room
@@ -130,6 +132,7 @@ def collect_rollouts(
     """
     config, recipe = experiment.config, experiment.recipe
     params, key = experiment.on_rollout_mesh((params, key))
+    begun = collector_state
     follow = getattr(experiment.collector, "follow", None)
     if learned is not None and follow is not None:
         collector_state = follow(collector_state, learned)
@@ -147,6 +150,7 @@ def collect_rollouts(
         subagent=player,
     )
     check_answered([collected.scores], f" of step {number + 1}")
+    next_state = _next_state(experiment.collector, begun, collected.state)
     start = time.perf_counter()
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
     if recipe.likelihood is None:
@@ -176,11 +180,34 @@ def collect_rollouts(
         version=version,
         begin=begin,
         cursor=cursor,
-        collector_state=collected.state,
+        collector_state=next_state,
         batch=batch,
         metrics=metrics,
         rows=rows,
         seconds=seconds,
+    )
+
+
+def _next_state(collector: Any, before: ArrayTree, after: ArrayTree) -> ArrayTree:
+    """The next state of a collector as arrays, if a checkpoint with it can be restored.
+
+    Raises:
+      ValueError: If its structure, a shape or a dtype is not that of the state before.
+    """
+    after = jax.tree.map(np.asarray, after)
+    old, new = (
+        {trees.path_str(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (before, after))
+    )
+    changed = [name for name in old | new if old.get(name) != new.get(name)]
+    if not changed and jax.tree.structure(before) == jax.tree.structure(after):
+        return after
+    what, was, became = "it", before, after
+    if changed:
+        what, was, became = repr(changed[0]), old.get(changed[0]), new.get(changed[0])
+    raise ValueError(
+        f"collector {collector!r}: its state must keep the structure, shapes and dtypes of `init`, "
+        f"since checkpoints store it; {what} changed from {was} to {became}."
     )
 
 
@@ -738,7 +765,7 @@ def pack_pending(experiment: Experiment, batches: Sequence[RolloutBatch]) -> Ext
         arrays.append(_without_none(fields) | collector)
         host = ("number", "version", "begin", "cursor", "metrics", "rows", "seconds")
         notes.append({name: getattr(each, name) for name in host})
-    return Extras(arrays, {"run": _conditions(experiment), "batches": notes})
+    return Extras(arrays, {"settings": settings(experiment.config), "batches": notes})
 
 
 def unpack_pending(
@@ -775,6 +802,10 @@ def unpack_pending(
     )
 
 
+# Settings that a batch of rollouts does not depend on, besides those that any resume may change.
+_LATER = ("optimizer.", "asynchrony.", "epochs", "minibatches")
+
+
 def restore_pending(
     checkpoints: Checkpoints, experiment: Experiment, state: TrainState, log: Callable[[str], Any]
 ) -> list[RolloutBatch]:
@@ -795,7 +826,8 @@ def restore_pending(
         return []
     total = len(stored.notes["batches"])
     most = experiment.config.asynchrony.max_staleness
-    same_run = stored.notes["run"] == _conditions(experiment) and most > 0
+    changed = changed_settings(stored.notes.get("settings", {}), settings(experiment.config))
+    same_run = most > 0 and all(name.startswith(_LATER) for name in changed)
     pending: list[RolloutBatch] = []
     cursor = state.data_cursor
     for arrays, notes in zip(stored.arrays, stored.notes["batches"], strict=True):
@@ -824,14 +856,3 @@ def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
         for k, x in fields.items()
     }
     return {name: x for name, x in plain.items() if x is not None}
-
-
-def _conditions(experiment: Experiment) -> dict[str, str]:
-    """What a batch depends on, apart from its questions and the weights."""
-    config = experiment.config
-    return {
-        "recipe": repr(experiment.recipe),
-        "reward": name_of(config.reward or config.environment),
-        "sampling": repr(config.sampling),
-        "prompts": repr((config.prompts_per_step, len(experiment.train))),
-    }

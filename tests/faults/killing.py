@@ -97,8 +97,9 @@ def child(folder: Path, kind: str, mesh: str, *, process: int, port: int) -> Non
     without_plot()
     report = ReportConfig(sinks=(Begun,), peak_flops=1e12)
     state = train(make_config(folder, kind, mesh, report=report), resume=True).state
-    arrays = (state.params, state.opt_state, state.algo_state, state.collector_state)
-    arrays = processes.to_host((arrays, jax.random.key_data(state.key)))
+    # Frozen weights are in no checkpoint.
+    arrays = state._replace(key=jax.random.key_data(state.key), base=(), data_cursor=())
+    arrays = processes.to_host(arrays)
     digest = hashlib.sha256(repr((int(state.step), tuple(state.data_cursor))).encode())
     for leaf in jax.tree.leaves(arrays):
         digest.update(np.asarray(leaf).tobytes())

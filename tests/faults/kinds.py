@@ -62,6 +62,12 @@ def saved() -> CheckpointConfig:
     return CheckpointConfig(every=2, keep=2, best="greedy")
 
 
+def with_moving_reference() -> Any:
+    """A recipe whose reference is an average of earlier policies."""
+    moving = jr.bind(jr.regularizers.ema_reference, rate=0.3)
+    return jr.recipes.grpo(kl_coef=0.1).replace(reference=moving)
+
+
 def sampled(**changes) -> Callable[[Path], dict[str, Any]]:
     """Changes that do not depend on the folder."""
     return lambda folder: changes
@@ -76,6 +82,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "critic": sampled(recipe="ppo_max"),
     "refill": sampled(recipe="dapo"),
     "replayed": sampled(recipe="rollout_replay"),
+    "moving reference": sampled(recipe=with_moving_reference()),
     "adapter": sampled(lora=LoRAConfig(rank=4, alpha=16.0), recipe="grpo"),
     "population": sampled(recipe=jr.recipes.eggroll(sigma=0.05), remat="full"),
     "pairs": pairs,

@@ -128,6 +128,46 @@ class LeastAsked:
         return decision, {"count": count, "mean": mean}
 
 
+class Counted:
+    """Questions in order, and a state that its first batch turns into another."""
+
+    def __init__(self, before, after):
+        self.before, self.after = before, after
+
+    def init(self, num_prompts):
+        return self.before
+
+    def propose(self, state, key, collection, count):
+        return jr.curation.in_order().propose((), key, collection, count)[0], state
+
+    def observe(self, state, collection):
+        return jr.curation.in_order().observe((), collection)[0], self.after
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ({"last": np.zeros(3, np.float32)}, r"'last' changed from float64\[3\] to float32\[3\]"),
+        ({"last": np.zeros(2)}, r"'last' changed from float64\[3\] to float64\[2\]"),
+        ({"other": np.zeros(3)}, r"'last' changed from float64\[3\] to None"),
+    ],
+)
+def test_a_collector_whose_state_no_checkpoint_could_restore_ends_the_run(tmp_path, after, message):
+    collector = Counted({"last": np.zeros(3)}, after)
+    recipe = jr.recipes.grpo().replace(name="counted", collector=collector)
+    with pytest.raises(ValueError, match=message):
+        train(tiny_run(tmp_path, recipe=recipe, steps=2))
+
+
+@pytest.mark.slow
+def test_a_collector_may_return_plain_numbers(tmp_path):
+    collector = Counted({"last": np.int64(0)}, {"last": 3})
+    recipe = jr.recipes.grpo().replace(name="counted", collector=collector)
+    config = tiny_run(tmp_path, recipe=recipe, steps=2, checkpoint=CheckpointConfig(every=1))
+    assert train(config).state.collector_state["last"] == 3
+    assert train(dataclasses.replace(config, steps=3), resume=True).state.step == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_state_of_a_collector_is_saved_with_the_run(tmp_path, staleness):

@@ -121,7 +121,10 @@ config = dataclasses.replace(CONFIG, steps=1, evaluation=EvaluationConfig(sample
 """
 
 
-@pytest.mark.parametrize("recipe", ["dr_grpo", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "recipe",
+    ["dr_grpo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("grpo", "brorl"))],
+)
 def test_the_first_run_may_go_unless_it_is_needed(first, tmp_path, capsys, recipe):
     """All commands need only the checkpoint of the run, but for a resume with a reference."""
     start = shutil.copytree(first, tmp_path / "start")

@@ -502,15 +502,18 @@ def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, experiment_an
     assert_same(jax.tree.map(np.asarray, again.batch), jax.tree.map(np.asarray, kept[2].batch))
     assert again._replace(batch=None) == kept[2]._replace(batch=None)
     others = {
-        "recipe": dataclasses.replace(experiment, recipe=jr.recipes.grpo(kl_coef=0.0)),
+        "recipe": with_config(recipe=jr.recipes.grpo(kl_coef=0.0)),
         "sampling": with_config(sampling=dataclasses.replace(CONFIG.sampling, temperature=0.5)),
         "reward": with_config(reward=lambda prompt, completion, metadata: 0.0),
         "size": with_config(prompts_per_step=2),
+        "data": with_config(data=dataclasses.replace(CONFIG.data, chat=True)),
         "in turns": with_config(asynchrony=AsyncConfig()),
     }
     for name, other in others.items():
         assert back(other) == [], name
     assert "3 of 3 batches of rollouts in the checkpoint do not fit" in lines[0]
+    slower = dataclasses.replace(CONFIG.optimizer, learning_rate=1e-9)
+    assert back(with_config(optimizer=slower, steps=9)) == [2, 3, 4]
     assert back(with_config(asynchrony=AsyncConfig(max_staleness=1))) == [2, 3]  # 4 is too old
     assert "1 of 3 batches" in lines[-1]
     assert back(experiment, state._replace(data_cursor=Cursor(0, 4))) == []  # others would be next

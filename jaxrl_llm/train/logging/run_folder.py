@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.files import reason, write_whole
+from jaxrl_llm.core.runtime.files import reason, sync, write_whole
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.secrets import mask, mask_known
@@ -342,6 +342,16 @@ class RunFolder:
     def history(self) -> list[dict]:
         """The lines of metrics.jsonl, as the first process reads them."""
         return processes.from_first(self.metrics.rows)
+
+    def sync(self) -> None:
+        """Makes the lines survive a loss of power, as a checkpoint does that is saved after them.
+
+        A resumed run does not write the lines of steps before its checkpoint again.
+        """
+        for lines in (self.metrics, self.samples) if self._writes else ():
+            with _optional(lines.path):
+                lines.flush()
+                sync(lines.path)
 
     def end(self, *, interrupted: int | None, seconds: Mapping[str, float]) -> None:
         """Records how the run ended and draws reward.png.
