@@ -1,6 +1,6 @@
 """Numbers that change during training, as functions and as controllers of a recipe.
 
-- ``step``: int ``[...]``, updates made so far.
+- ``step``: int ``[...]``, batches trained on so far, whatever the number of updates of each.
 - Results are float32 ``[...]``. A number out of its range raises ValueError.
 """
 
@@ -49,7 +49,7 @@ def training_progress(step: Array, *, steps: int) -> Array:
 
     Args:
       step: See the module.
-      steps: Total number of updates, above 0.
+      steps: Total number of batches, above 0.
 
     Returns:
       ``[...]`` in [0, 1].
@@ -126,7 +126,7 @@ def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
     Args:
       step: See the module.
       beta: Bonus at the start, 0 or above, as a share of the reward.
-      anneal: Number of updates until the bonus is 0, above 0.
+      anneal: Number of batches until the bonus is 0, above 0.
 
     Returns:
       ``[...]``, 1 or above.
@@ -156,7 +156,7 @@ class _Scheduled:
 
 
 def scheduled(function: Callable, **options) -> Transform:
-    """A controller whose value depends on the step alone.
+    """A controller whose value depends on the step alone, which counts batches.
 
         value = function(step);  step <- step + 1,  from 0
 

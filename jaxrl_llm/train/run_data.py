@@ -102,9 +102,14 @@ def check_data(
         check_fields(recipe, rows, environment=config.environment is not None)
     compares = collector_needs(recipe.collector, "offline")
     for part, groups in parts_with_groups(recipe.collector, config.prompts_per_step):
+        if not groups:
+            raise ValueError(
+                f"config: the share of {part!r} is no group of a batch of prompts_per_step "
+                f"{config.prompts_per_step}, so it would never train; enlarge one of the two."
+            )
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
-        if groups and hasattr(part, "check_sizes"):
+        if hasattr(part, "check_sizes"):
             part.check_sizes(
                 DataRows(rows),
                 group_size=config.sampling.group_size,

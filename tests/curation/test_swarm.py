@@ -61,6 +61,14 @@ def test_a_node_has_a_bounded_number_of_files(tmp_path):
     assert [each.question for each in last] == ["q4"]
 
 
+def test_a_trainer_that_starts_again_leaves_nothing_of_its_later_steps(tmp_path):
+    a, b = (shared_folder(str(tmp_path), node=node, keep=3) for node in "ab")
+    for step in range(8):
+        a.put([group(f"q{step}")], step=step)
+    a.put([group("again")], step=6)  # from the checkpoint of step 6
+    assert [each.question for each in b.get()] == ["q5", "again"]
+
+
 GOOD = {"question": "q1", "texts": ["a", "b"], "rewards": [1, 0.5], "ended": [True, False]}
 
 

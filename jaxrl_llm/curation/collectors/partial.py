@@ -323,7 +323,8 @@ def partial_rollouts(
     depends only on key, state and weights. Finished rollouts are not sampled again and keep their
     rewards; unfinished ones are not graded. Each token has the version of the weights that sampled
     it, and its log-probability under them, which a correction may read; without a correction the
-    ratio is to the policy at the start of the step.
+    ratio is to the policy at the start of the step, or, with ``max_staleness``, to the one that
+    sampled the token.
 
     The support of tokens from earlier batches is not stored: their log-probability is the tempered
     one, even if top-k, top-p or min-p truncates.

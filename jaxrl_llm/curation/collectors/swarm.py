@@ -72,13 +72,16 @@ class _SharedFolder:
     keep: int
 
     def put(self, groups: Sequence[SwarmGroup], *, step: int) -> None:
-        """Writes a file, and removes the ones that are ``keep`` batches older."""
+        """Writes a file, and removes its others but those of the ``keep`` batches before it.
+
+        Files of later steps are of a run that started again from an earlier one.
+        """
         folder = Path(self.path)
         folder.mkdir(parents=True, exist_ok=True)
         record = {"format": _FORMAT, "groups": [group._asdict() for group in groups]}
         write_whole(folder / f"{self.node}.{step:08d}.json", json.dumps(record, allow_nan=False))
         for number, file in self._files().get(self.node, []):
-            if number <= step - self.keep:
+            if not step - self.keep < number <= step:
                 file.unlink(missing_ok=True)
 
     def get(self) -> Sequence[SwarmGroup]:
@@ -285,8 +288,8 @@ class _Shared:
                         ended=tuple(not outcome.truncated[g] for g in graded),
                     )
                 )
-        if processes.is_first():
-            self.swarm.put(shared, step=collection.step)
+        # An error there reaches every process.
+        processes.from_first(lambda: self.swarm.put(shared, step=collection.step))
         state = {
             "shared": np.asarray(state["shared"] + len(shared), np.int32),
             "drawn": np.asarray(state["drawn"] + groups - len(own), np.int32),
