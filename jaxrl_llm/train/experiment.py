@@ -348,6 +348,10 @@ class Experiment:
         last = config.steps if decay is None else config.optimizer.warmup_steps + decay
         if last < config.steps and getattr(self.recipe, "turn_updates", None) is None:
             steps += f", at a learning rate of 0 after step {last} of {config.steps}"
+        bound = config.optimizer.max_grad_norm
+        if self.recipe.forward_only and config.optimizer.name == "sgd" and bound is not None:
+            # A population's estimate is mostly noise, and its norm usually far above a bound.
+            steps += f", with the gradient cut to a norm of {bound:g} (optimizer.max_grad_norm)"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {rollouts} a step{steps}; "

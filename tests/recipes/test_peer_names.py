@@ -49,6 +49,28 @@ def test_our_code_runs_as_it_stands(peer):
         assert isinstance(made, Recipe) or callable(made) or hasattr(made, "init"), row
 
 
+def test_a_recipe_makes_one_update_a_batch_unless_its_row_says_how_many():
+    """The updates of a preset are those of its paper, and a peer's name stands for none."""
+    for row in catalog.PEER_NAMES:
+        if row.ours.startswith("jr.recipes."):
+            recipe = eval(row.ours, {"jr": jaxrl_llm})
+            passes = getattr(recipe, "epochs", 1), getattr(recipe, "minibatches", 1)
+            assert passes == (1, 1) or f" {passes[1]} minibatches" in row.differs, row
+
+
+def test_a_recipe_belongs_first_to_the_method_of_its_preset():
+    """`methods --like` describes the first method of a row."""
+    of_key = {method.key: method.preset for method in catalog.CATALOG}
+    others = []
+    for row in catalog.PEER_NAMES:
+        made = re.match(r"jr\.recipes\.(\w+)", row.ours)
+        preset = of_key[row.keys[0]] if row.keys else None
+        if preset and made and made[1] in of_key.values() and made[1] != preset:
+            others.append(row.setting)
+    # Its name is of a correction, which it leaves out.
+    assert others == ["algorithm.rollout_correction.bypass_mode"]
+
+
 def test_functions_take_the_options_that_stand_with_them():
     """Traced on arrays by the names of their parameters; those that need other arrays are few."""
     shape = (2, 4, 8)

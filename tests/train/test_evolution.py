@@ -172,6 +172,17 @@ def test_resume_is_exact(resumed):
 
 
 @pytest.mark.slow
+def test_the_first_line_says_that_gradients_of_sgd_are_cut(tmp_path):
+    bounded = dataclasses.replace(SGD, max_grad_norm=1.0)
+    lines = []
+    for i, optimizer in enumerate((bounded, OptimizerConfig())):
+        train(evolving(tmp_path / str(i), optimizer=optimizer, steps=1), log=lines.append)
+    lines = [line for line in lines if "a step" in line]
+    said = ["the gradient cut to a norm of 1 (optimizer.max_grad_norm)" in x for x in lines]
+    assert said == [True, False], lines
+
+
+@pytest.mark.slow
 def test_a_run_learns(tmp_path):
     config = evolving(
         tmp_path,

@@ -59,7 +59,7 @@ PEER_NAMES = (
         "TRL's mean is over the tokens of a microbatch, ours over those of the minibatch."),
     PeerName("TRL", "GRPOConfig.loss_type", "dapo",
         "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
-        ("dapo_clip",),
+        ("grpo", "aggregate", "dapo_clip"),
         "In TRL, the name stands only for the clipped loss and the mean over all tokens: "
         "epsilon_high is 0.2 unless set, and no group is replaced. jr.recipes.dapo() is the "
         "paper's method."),
@@ -317,7 +317,10 @@ PEER_NAMES = (
     PeerName("TRL", "RewardTrainer", "",
         "jr.recipes.reward_model()", ("rm_losses",),
         "TRL's center_rewards_coefficient is off unless set, the preset's centering is 0.01."),
-    PeerName("TRL", "SFTTrainer", "", "jr.recipes.sft()", ("sft",)),
+    PeerName("TRL", "SFTTrainer", "",
+        "jr.recipes.sft(column='completion')", ("sft",),
+        "A row has one response: set group_size=1, and a reward or no evaluation. TRL also trains "
+        "on whole texts and on the assistant's turns of conversations."),
     PeerName("TRL", "GKDTrainer", "",
         "jr.recipes.gkd()", ("gkd",),
         "TRL takes data in place of samples with probability 1 - lmbda; the preset does so for a "
@@ -435,7 +438,7 @@ PEER_NAMES = (
         "rollout_is it is jr.surrogates.reinforce. verl's default trainer does not read it, the "
         "older one (trainer.use_v1=False) does."),
     PeerName("verl", "algorithm.use_pf_ppo", "True",
-        "jr.recipes.pf_ppo(rule='power')", (),
+        "jr.recipes.pf_ppo(rule='power').replace(minibatches=1)", (),
         "verl draws over the batch after its advantages (gae alone), ours over each group before "
         "them. reweight_method='max_min' is 'best_worst' and 'max_random' 'best_random'."),
     PeerName("verl", "algorithm.rollout_correction.rollout_rs", "token_k1",
@@ -490,7 +493,7 @@ PEER_NAMES = (
         "centered advantages and 8 minibatches. verl's ratio is to the policy at the start of the "
         "step unless bypass_mode, ours to the policy that sampled."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gspo",
-        "jr.recipes.gspo()", ("gspo",),
+        "jr.recipes.gspo().replace(minibatches=1)", ("gspo",),
         "The bounds are clip_ratio_low and clip_ratio_high, 0.2 unless set, and the mean is over "
         "tokens unless loss_agg_mode='seq-mean-token-mean'."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "sapo",
@@ -504,11 +507,11 @@ PEER_NAMES = (
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "gpg",
         "jr.surrogates.reinforce", ("reinforce", "gpg")),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov",
-        "jr.recipes.clip_cov()", ("clip_cov",),
+        "jr.recipes.clip_cov().replace(minibatches=1)", ("clip_cov",),
         "verl does not clamp the log ratio here; its clip_ratio is 0.2 unless set, the preset's "
         "1, as in the paper's script."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "kl_cov",
-        "jr.recipes.kl_cov(ratio=0.0002, coef=0.1)", ("kl_cov",),
+        "jr.recipes.kl_cov(ratio=0.0002, coef=0.1).replace(minibatches=1)", ("kl_cov",),
         "verl's defaults, ours are the paper's 0.002 and 1. verl does not clamp the log ratio "
         "here."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "geo_mean",
@@ -518,7 +521,7 @@ PEER_NAMES = (
         "over the rows of the minibatch with a token."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "cispo",
         "jr.recipes.cispo(dynamic_sampling=False, **jr.surrogates.cispo_bounds(eps_low=0.2, "
-        "eps_high=0.2))", ("cispo",),
+        "eps_high=0.2)).replace(minibatches=1)", ("cispo",),
         "verl's bounds are distances from 1."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dro",
         "jr.recipes.grpo().replace(surrogate=jr.surrogates.reinforce, "
@@ -687,7 +690,8 @@ PEER_NAMES = (
         "tunix divides by the rows with a token, the preset by all rows. Its config keeps "
         "beta=0.04."),
     PeerName("tunix", "DAPOLearner", "",
-        "jr.recipes.dapo(dual_clip=None, dynamic_sampling=False)", ("dapo_clip",),
+        "jr.recipes.dapo(dual_clip=None, dynamic_sampling=False).replace(minibatches=1)",
+        ("dapo_clip",),
         "tunix replaces no group yet, and counts its overlong buffer in characters; the preset "
         "does replace groups, with a dual clip of 10."),
     PeerName("tunix", "PPOLearner", "",
@@ -781,7 +785,7 @@ PEER_NAMES = (
         "--eps-clip stays 0.2 unless set; the paper's are 0.0003 and 0.0004."),
     PeerName("slime", "--advantage-estimator", "cispo",
         "jr.recipes.cispo(dynamic_sampling=False, **jr.surrogates.cispo_bounds(eps_low=0.2, "
-        "eps_high=0.2))", ("cispo",),
+        "eps_high=0.2)).replace(minibatches=1)", ("cispo",),
         "slime's bounds are distances from 1."),
     PeerName("slime", "--advantage-estimator", "reinforce_plus_plus",
         "jr.recipes.reinforce_pp()", ("reinforce_pp",),
@@ -832,7 +836,7 @@ PEER_NAMES = (
         "jr.recipes.maxrl()", ("maxrl",),
         "prime-rl's loss is its default one, the preset's the clipped ratio."),
     PeerName("prime-rl", "loss.type", "default",
-        "jr.recipes.dppo_tv(delta_low=0.2, delta_high=0.2)", ("dppo_tv",),
+        "jr.recipes.dppo_tv(delta_low=0.2, delta_high=0.2).replace(minibatches=1)", ("dppo_tv",),
         "prime-rl adds kl_tau = 0.001 times the squared log ratio; the preset's weight is bounded "
         "by w_max = 1e4."),
     PeerName("rlax", "truncated_generalized_advantage_estimation", "",

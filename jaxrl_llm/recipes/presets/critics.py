@@ -143,10 +143,11 @@ def ppo_max(
       (['old_logp', 'old_values', 'ref_logp', 'values'], value_loss(eps=0.2))
 
     References:
-      Zheng et al., Secrets of RLHF, PPO-max (arXiv:2307.04964), as in MOSS-RLHF with its defaults.
-      Its scripts do not clip the scores, and one has a penalty of 0.1. Not included: the
-      pretraining loss, the entropy term (its weight is 0 there), and gradient clipping, which
-      belongs to the optimizer.
+      Zheng et al., Secrets of RLHF, PPO-max (arXiv:2307.04964), as in MOSS-RLHF. The numbers are
+      the defaults of its options. Its scripts scale the scores without clipping them, have a
+      penalty of 0.1 (Chinese) or 0.01 (English), and make one update per batch, as here, in which
+      the clips of the ratio and the values have no effect. Not included: the pretraining loss, the
+      entropy term (its weight is 0 there), and gradient clipping, which belongs to the optimizer.
     """
     scaled = bind(advantages.scale_scores, clip=score_clip)
     shaped = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)

@@ -26,7 +26,7 @@ def d3s(
     The entropy is that of the policy at the start of the step.
 
     Args:
-      steps: Updates over which the shares go from the first to the second value.
+      steps: Batches over which the shares go from the first to the second value.
       rollouts: Shares of the rollouts that train.
       tokens: Shares of their tokens that train.
       scope: The set that the variance is over: the "batch", or each "group" separately.
@@ -103,8 +103,9 @@ def dars(
       schedule: "equal" (equal treatment) or "hardness" (hardness weighted).
 
     References:
-      DARS (arXiv:2508.13755) and its released trainer. The form with breadth (DARS-B) is a large
-      batch with two epochs, each over the full batch.
+      DARS (arXiv:2508.13755) and its released trainer, with the two epochs of two minibatches of
+      its scripts for batches of 128 prompts. The form with breadth (DARS-B) has batches of 3072 and
+      two epochs, each over the full batch: set ``minibatches=1``.
     """
     allocate = bind(curation.dars_extra_rollouts, schedule=schedule)
     return from_base(
@@ -113,6 +114,8 @@ def dars(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         curation=stateless(curation.informative_groups),
         collector=curation.two_phase(allocate, max_rollouts=max_rollouts),
+        epochs=2,
+        minibatches=2,
         paper="arXiv:2508.13755",
     )
 

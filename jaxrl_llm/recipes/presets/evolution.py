@@ -31,7 +31,8 @@ def eggroll(
 
     One step of SGD with rate lr moves each weight by ``lr sigma`` (RMS), whatever N and r. Do not
     clip the norm of the gradient in the optimizer, or use a bound far above ``sigma`` times the
-    square root of the number of weights.
+    square root of the number of weights: ``OptimizerConfig(name="sgd", learning_rate=..., b1=0.0,
+    max_grad_norm=None)``.
 
     Args:
       sigma: Large enough that members give different answers, and small enough that few of them are
@@ -75,6 +76,10 @@ def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe
     matrices of the layers; ``replace(rules=(("*", "full"),))`` also moves embeddings and norms, as
     the paper moves every weight.
 
+    The norm of the estimate is far above the optimizer's default bound of 1. That does not matter
+    to AdamW, but steps of SGD become far too small: ``OptimizerConfig(name="sgd",
+    learning_rate=..., b1=0.0, max_grad_norm=None)``.
+
     References:
       OpenAI-ES (arXiv:1703.03864), which uses Adam and weight decay. Here equal scores share the
       mean of their ranks, since language models often have equal scores.
@@ -98,7 +103,9 @@ def es_qiu(*, sigma: float = 1e-3) -> EvolutionRecipe:
         theta <- theta + alpha / N sum_n Z_n eps_n,     Z = (R - mean(R)) / std(R)
 
     It has no pairs, no ranks and greedy answers, and updates every parameter, including the
-    embedding. It is ``optax.sgd(alpha)``; the paper has N = 30 and alpha = 5e-4.
+    embedding. It is SGD with rate alpha, without momentum and without a bound of the gradient's
+    norm, which is about sqrt(number of weights / N). The paper has N = 30 and alpha = 5e-4:
+    ``OptimizerConfig(name="sgd", learning_rate=5e-4, b1=0.0, max_grad_norm=None)``.
 
     References:
       Qiu et al., Evolution Strategies at Scale (arXiv:2509.24372).

@@ -81,7 +81,7 @@ def epo(
       alpha: Size of the penalty.
       turns: Number of turns with a history; later turns have no penalty. With 1 a response is one
         turn and the batch needs no turns.
-      steps: Updates over which the weight of the penalty decreases.
+      steps: Batches over which the weight of the penalty decreases.
       form: "indicator", whose gradient is 0, so that only the bonus acts; "hinge" has a gradient.
       kl_coef, eps_low, eps_high: See the package.
 
@@ -89,7 +89,11 @@ def epo(
       EPO (arXiv:2509.22576) and its released code with the KL of its scripts. It applies the
       penalty in batches with a turn in the second half of the maximum; here all turns are treated
       alike. It counts a turn that did not occur as entropy 0; here such a step is not part of its
-      history. "hinge" is ours. ``alpha`` is that of ALFWorld.
+      history. "hinge" is ours. ``alpha`` is that of ALFWorld. There a step is a separate row, and
+      the mean and the deviation of a group are over these rows, here over its rollouts. An invalid
+      action costs 0.1 there, which here is part of the environment's reward. A minibatch there is
+      256 rows, so long episodes have many updates per batch; here there is one, in which the clip
+      has no effect, unless a config sets ``minibatches``.
     """
     band = bind(
         regularizers.entropy_band,

@@ -35,7 +35,8 @@ def flow_grpo(
     References:
       Liu et al., Flow-GRPO (arXiv:2505.05470), the released code with its two updates on a batch.
       It drops trajectories whose advantage is 0, which count in the mean here, and samples its last
-      step with noise without training it.
+      step with noise without training it. It samples and trains with classifier-free guidance of
+      4.5, and evaluates and saves a moving average of the weights; neither is included here.
     """
     credit = stateless(advantages.grpo, scale="batch", ddof=0, eps=1e-4)
     return from_base(

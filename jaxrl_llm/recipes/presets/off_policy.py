@@ -114,8 +114,10 @@ def areal(
         square of ``log(old / behavior)`` is below this (M2PO); None for none.
 
     References:
-      Fu et al., AReaL (arXiv:2505.24298): a weight above the cap of 5 removes a token from the loss
-      but not from its denominator. The paper trains with a critic. M2PO is arXiv:2510.01161.
+      Fu et al., AReaL (arXiv:2505.24298), with its four minibatches: a weight above the cap of 5
+      removes a token from the loss but not from its denominator. The paper trains with a critic;
+      the released example for math has none, clips at 0.4, and normalizes the advantages again over
+      the batch. M2PO is arXiv:2510.01161.
     """
     reject = ()
     if m2_threshold is not None:
@@ -130,6 +132,7 @@ def areal(
             weights=bind(corrections.masked_importance_weights, lower=0.0, upper=cap),
             reject=reject,
         ),
+        minibatches=4,
         paper="arXiv:2505.24298",
     )
 
@@ -148,7 +151,8 @@ def m2po(*, threshold: float = 0.04) -> Recipe:
 
     References:
       M2PO (arXiv:2510.01161), through AReaL's page on it. The mask uses the policy at the start of
-      the step.
+      the step. AReaL's example also makes one update per batch; it normalizes the advantages again
+      over the batch.
     """
     return from_base(
         name="m2po",
@@ -350,7 +354,7 @@ def ulorl(
 
     The tokens of a response may come from several versions of the weights, one per segment. The
     ratio is to the policy at the start of the step for all of them, or to the version that sampled
-    each.
+    each. If the run sets ``asynchrony.max_staleness``, it is always to the version that sampled.
 
     Args:
       tau: Probability from which a token counts as mastered.

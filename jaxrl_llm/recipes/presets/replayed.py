@@ -286,13 +286,17 @@ def pf_ppo(
       kl_coef: As in ``ppo_max``.
 
     References:
-      PF-PPO (arXiv:2409.06957), which draws over the batch; here each group has G draws.
+      PF-PPO (arXiv:2409.06957), with the four updates per batch of its script, each of which draws
+      over the batch; here each group has G draws. The PPO there, OpenRLHF's, whitens the
+      advantages, and the script has a penalty of 0.01.
     """
     collector = curation.downsampled(
         bind(curation.resample_groups, rule=rule), oversample=oversample
     )
     recipe = ppo_max(kl_coef=kl_coef, eps_low=eps_low, eps_high=eps_high)
-    return recipe.replace(name="pf_ppo", collector=collector, paper="arXiv:2409.06957")
+    return recipe.replace(
+        name="pf_ppo", collector=collector, minibatches=4, paper="arXiv:2409.06957"
+    )
 
 
 def sapo_swarm(
@@ -306,6 +310,8 @@ def sapo_swarm(
     """Half of each batch are groups of other trainers, treated as the policy's own.
 
         ratio = exp(logp - old_logp),   old_logp of this policy, for every rollout
+
+    If the run sets ``asynchrony.max_staleness``, old_logp is of the policy that sampled.
 
     Args:
       swarm: The store through which trainers share groups, such as

@@ -19,14 +19,18 @@ def unit_advantages(rewards: Array) -> Array:
     return jnp.ones(jnp.shape(rewards), jnp.float32)
 
 
-def sft() -> Recipe:
+def sft(*, column: str = "demonstration") -> Recipe:
     """Supervised fine-tuning: maximum likelihood of demonstrations.
 
         loss = mean over tokens of the batch of -log p
 
-    Nothing is sampled: the data have a column ``demonstration``, see
-    ``curation.only_demonstrations``. REINFORCE with advantage 1, so that it composes as others do:
+    Nothing is sampled: a column of the data has the responses, see
+    ``curation.only_demonstrations``. With one response a row, set ``group_size=1``. REINFORCE with
+    advantage 1, so that it composes as others do:
     ``sft().replace(likelihood=jr.diffusion.elbo_likelihood())`` trains a denoiser.
+
+    Args:
+      column: Column of the data with a response, or with a list of them.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -41,7 +45,7 @@ def sft() -> Recipe:
         name="sft",
         advantage=stateless(unit_advantages),
         surrogate=surrogates.reinforce,
-        collector=curation.only_demonstrations(reward=1.0),
+        collector=curation.only_demonstrations(column=column, reward=1.0),
         paper="arXiv:2203.02155",
         group_relative=False,
     )
@@ -119,9 +123,10 @@ def sdpo(
     References:
       Hübotter et al., Reinforcement Learning via Self-Distillation (arXiv:2601.20802). The defaults
       are those for generalization from siblings' solutions; the example has those for rich
-      feedback. The released configuration also weighs tokens for the mismatch of the sampler,
-      capped at 2: pass that as ``correction``. The teacher that interpolates logits with a
-      reference is omitted.
+      feedback, where each prompt of a batch has an update of its own: set the run's ``minibatches``
+      to its ``prompts_per_step``. The released configuration also weighs tokens for the mismatch of
+      the sampler, capped at 2: pass that as ``correction``. The teacher that interpolates logits
+      with a reference is omitted.
     """
     log_probs = given(surrogates.support_log_probs, support="top_ids")
     messages = bind(curation.solution_messages, success=success)

@@ -100,7 +100,8 @@ def hgpo(
 
     References:
       HGPO (arXiv:2602.22817), the recipe in verl-agent. There the agent sees only the last
-      ``history`` steps; here it sees all of them.
+      ``history`` steps; here it sees all of them. Rows, updates per batch and the penalty of an
+      invalid action differ as in :func:`gigpo`.
     """
     credit = bind(
         advantages.hgpo, history=history, alpha=alpha, gamma=gamma, scale=scale, episode=episode
