@@ -59,7 +59,7 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
     elif file is not None:
         source, rows = f"The file {str(file)!r}", []
         try:
-            lines = enumerate(file.read_text(encoding="utf-8").split("\n"), 1)
+            lines = enumerate(file.read_text(encoding="utf-8-sig").split("\n"), 1)
         except UnicodeDecodeError as error:
             raise UsageError(f"{source} cannot be read: it is not UTF-8.") from error
         except OSError as error:
@@ -84,9 +84,14 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
     elif sys.stdin.isatty():
         return None
     else:
+        source = "Standard input"
+        try:
+            text = sys.stdin.read().removeprefix("\ufeff")
+            text.encode()  # some locales read other bytes as surrogates
+        except UnicodeError as error:
+            raise UsageError(f"{source} cannot be read: it is not UTF-8.") from error
         # Not splitlines, for which half a dozen other characters end a line too.
-        lines, source = sys.stdin.read().split("\n"), "Standard input"
-        rows = [(line, {}) for line in lines if line.strip()]
+        rows = [(line, {}) for line in text.split("\n") if line.strip()]
     if not rows:
         raise UsageError(f"{source} holds no prompt.")
     return [PromptRow(i, text, fields) for i, (text, fields) in enumerate(rows)]

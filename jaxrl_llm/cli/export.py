@@ -110,6 +110,7 @@ def check_new(folder: str) -> None:
             f"{str(unfinished)!r}, where {folder!r} is written first, is not from an export that "
             "was ended; move it, or name another folder."
         )
+    options.check_creatable(folder)
 
 
 def _unfinished(folder: str) -> Path:
@@ -135,7 +136,7 @@ def new_folder(folder: str) -> Iterator[Path]:
 
 
 def save_tokenizer(tokenizer, folder: Path) -> str:
-    """Writes the files of a tokenizer; returns a message if it has none, else None."""
+    """Writes the files of a tokenizer; returns a message if it has none, else ""."""
     from jaxrl_llm import data
 
     try:

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from jaxrl_llm.cli.trust import digest_of, is_noted, note
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.compose import stable_repr
-from jaxrl_llm.core.runtime.files import parse_json
+from jaxrl_llm.core.runtime.files import parse_json, reason
 from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.core.runtime.processes import ProcessError
 from jaxrl_llm.core.runtime.terminal import text_of
@@ -532,13 +533,25 @@ def in_its_precision(run_dir: Path, config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, dtype=dtype) if isinstance(dtype, str) else config
 
 
+def check_creatable(path: str | Path) -> None:
+    """Raises UsageError if a file or folder cannot be created, before its content is computed.
+
+    Folders above it that do not exist are created with it.
+    """
+    above = next(each for each in Path(path).absolute().parents if os.path.lexists(each))
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be created: {reason(error)}.") from error
+
+
 def use_compilation_cache() -> None:
     """Stores compiled programs in the user's cache, so that the next start is fast.
 
     The cache is not locked: a program that another process is still writing, or was killed while it
     wrote, cannot be read, and is compiled here.
     """
-    import os
     import warnings
 
     import jax

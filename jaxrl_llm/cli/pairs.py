@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import tyro
@@ -85,6 +86,7 @@ def run(arguments: Sequence[str]) -> int:
     choice = options.CheckpointChoice(args.target, args.step, args.best, args.trust)
     choice.check(None if run_dir is None else config)
     _check_graded(args.target, config)
+    options.check_creatable(args.out)
     if args.temperature is not None:
         sampling = dataclasses.replace(config.sampling, temperature=args.temperature)
         config = dataclasses.replace(config, sampling=sampling)
@@ -103,30 +105,36 @@ def run(arguments: Sequence[str]) -> int:
     total = len({question.prompt.content for question in experiment.train})
     total = min(total, args.limit or total)
     hidden = None if processes.is_first() else True  # None: where stderr is no terminal
-    with tqdm(total=total, unit="prompt", dynamic_ncols=True, disable=hidden) as bar:
-        sampled = sample_pairs(
-            experiment,
-            params,
-            key,
-            samples=args.samples,
-            pairs=args.pairs,
-            success=args.success,
-            prefer=args.prefer,
-            limit=args.limit,
-            on_batch=bar.update,
-        )
+    rows: list[dict[str, Any]] = []
+    try:
+        with tqdm(total=total, unit="prompt", dynamic_ncols=True, disable=hidden) as bar:
+
+            def on_batch(prompts: int, of_batch: list[dict[str, Any]]) -> None:
+                rows.extend(of_batch)
+                bar.update(prompts)
+
+            sampled = sample_pairs(
+                experiment,
+                params,
+                key,
+                samples=args.samples,
+                pairs=args.pairs,
+                success=args.success,
+                prefer=args.prefer,
+                limit=args.limit,
+                on_batch=on_batch,
+            )
+    except BaseException:  # such as Ctrl-C; other processes may have failed, so they take no part
+        if rows and processes.is_first():
+            _write(args.out, rows)
+            print(f"{args.out} holds the {len(rows):,} pairs so far.", file=sys.stderr)
+        raise
     if processes.is_first():
         for line in summary(sampled, config.sampling.max_new_tokens):
             print(line)
     if not sampled.rows:
         raise UsageError("no prompt has both a right and a wrong answer, so no file is written.")
-    text = "".join(json.dumps(row) + "\n" for row in sampled.rows)
-
-    def write() -> None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(args.out, text)
-
-    processes.from_first(write)
+    processes.from_first(lambda: _write(args.out, sampled.rows))
     if processes.is_first():
         print(f"{args.out} holds {len(sampled.rows):,} pairs.")
     return 0
@@ -144,6 +152,11 @@ def summary(sampled: SampledPairs, max_new_tokens: int) -> list[str]:
     if sampled.failed:
         lines.append(f"The reward failed on {sampled.failed:,} answers, which take no part.")
     return lines
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _check_graded(target: str, config: TrainConfig) -> None:

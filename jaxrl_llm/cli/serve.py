@@ -49,7 +49,8 @@ class Serve:
       best: Use the checkpoint of a run that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Dtype of the model; by default float32, or that of the run.
-      max_waiting: Maximum number of requests that wait or decode; further ones are rejected.
+      max_waiting: Maximum number of requests that wait, decode or are scored; further ones are
+        rejected.
       max_body: Maximum bytes of a request.
     """
 
@@ -93,7 +94,7 @@ class Serve:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = options.parse(Serve, arguments, command="serve")
-    key = args.key or os.environ.get(KEY_VARIABLE) or None
+    key = _read_key(args)
     if key is None and not _is_loopback(args.host):
         raise UsageError(
             f"--host {args.host} lets other machines in, which needs a key: set {KEY_VARIABLE}, or "
@@ -106,6 +107,7 @@ def run(arguments: Sequence[str]) -> int:
             f"Install the extra: pip install 'jaxrl_llm[train,serve]' ({error})."
         ) from error
     from jaxrl_llm.data import make_renderer
+    from jaxrl_llm.data.rendering import QuestionRenderer
 
     # Bound first: a port in use must not cost the loading of a model.
     listener = _listen(args.host, args.port)
@@ -113,13 +115,17 @@ def run(arguments: Sequence[str]) -> int:
     _print(f"Loading {args.model} ...")
     choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
     policy = options.load_policy(choice, dtype=args.dtype)
-    chat, system = True, None
-    if policy.config is not None:  # as the policy was trained
-        chat, system = policy.config.data.chat, policy.config.data.system
+    chat, system, config = True, None, policy.config
+    if config is not None:  # as the policy was trained
+        chat, system = config.data.chat, config.data.system
     if system is not None:
         _print("Chats without a system message begin with that of the run.")
     try:
-        renderer = make_renderer(policy.tokenizer, chat=chat)
+        if config is not None and not chat and config.environment is None:
+            _print("A chat is one message of the user, since the run had no chat template.")
+            renderer = QuestionRenderer(policy.tokenizer)
+        else:
+            renderer = make_renderer(policy.tokenizer, chat=chat)
     except ValueError as error:
         renderer = None
         _print(f"No chat completions: {error}.")
@@ -157,6 +163,19 @@ def run(arguments: Sequence[str]) -> int:
     host = f"[{host}]" if ":" in host else host
     _print(f"Serving {args.name or args.model} at http://{host}:{port} (Ctrl-C ends)")
     return _serve(app, server, listener)
+
+
+def _read_key(args: Serve) -> str | None:
+    """The key of the server; without the white space around it, which no header keeps."""
+    name, key = "--key", args.key
+    if key is None:
+        name, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+    if key is None:
+        return None
+    key = key.strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise UsageError(f"{name} must be printable ASCII, and not empty.")
+    return key
 
 
 def _start(args: Serve, policy: options.Policy, stop_ids: tuple[int, ...]):

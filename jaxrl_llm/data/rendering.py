@@ -25,9 +25,14 @@ from jaxrl_llm.data.messages import Message, Parsed, ToolSpec
 from jaxrl_llm.data.parsing import MARKUP, parse_turn
 from jaxrl_llm.data.tokenizer import Tokenizer
 
+_Specs = Sequence[Mapping[str, Any]]  # tools as chat templates take them
+
 
 class Renderer(Protocol):
     """The interface that turns messages into tokens, and turns of a policy into actions.
+
+    ``follow`` and ``rewritten`` take the tools of the last prompt, so two environments need two
+    renderers.
 
     Attributes:
       stop_ids: Tokens that end a turn of the policy; the first is the one to write.
@@ -196,6 +201,23 @@ class TextRenderer(TurnReader):
         return tokens
 
 
+class QuestionRenderer(TextRenderer):
+    """Single questions as plain text: the prompts of a run without a chat template or environment.
+
+    They are those of :class:`~jaxrl_llm.data.questions.TextEncoder`.
+    """
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """See :class:`Renderer`."""
+        conversation = checked_messages(messages, "prompt")
+        if tools or [message["role"] for message in conversation] != ["user"]:
+            raise ValueError(
+                "the model was trained on plain questions without a chat template, so it takes one "
+                "message of the user, without tools"
+            )
+        return list(self._tokenizer.encode(conversation[0]["content"], allow_special=False))
+
+
 # They stand for the content of a message while a template is rendered: of the private use area, so
 # that no template holds or changes them.
 _PLACE, _TURN = "\ue000\ue001\ue000", "\ue000\ue002\ue000"
@@ -210,9 +232,12 @@ class ChatRenderer(TurnReader):
 
     def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
         super().__init__(tokenizer, system, tokenizer.eos_ids[0])
-        self._has_tool_role = True
+        # The tools of the last prompt, with which its conversation goes on: a model may have
+        # another template for conversations with tools.
+        self._tools: _Specs = ()
+        self._tool_roles: dict[bool, bool] = {}
+        self._rewrites: dict[bool, bool] = {}
         last = self._after([], opening=False)
-        self._has_tool_role = self._takes({"role": "tool", "content": _PLACE})
         # What the template puts after the policy's text up to the token that ends its turn. Where
         # it puts none, the policy ends with EOS, which then stays.
         ids = encode_inside(tokenizer, last)
@@ -222,9 +247,15 @@ class ChatRenderer(TurnReader):
             self.stop_ids = tuple(dict.fromkeys((self._close[-1], *self.stop_ids)))
         self._thinking = self._render(_BEFORE[:1]).rstrip().endswith("<think>")
 
-    @cached_property
+    @property
     def rewrites(self) -> bool:
         """Whether the template rewrites earlier turns in one of a few test conversations."""
+        tools = self._tools
+        if bool(tools) not in self._rewrites:
+            self._rewrites[bool(tools)] = self._rewrites_any(tools)
+        return self._rewrites[bool(tools)]
+
+    def _rewrites_any(self, tools: _Specs) -> bool:
         user, tool = ({"role": role, "content": "And now?"} for role in ("user", "tool"))
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         call, reply, thought = (
@@ -237,19 +268,27 @@ class ChatRenderer(TurnReader):
             [user, thought, user],
             [user, thought, tool, thought, tool],
         )
-        return any(self._appended(c) != self._render(self._take(c)) for c in conversations)
+        return any(
+            self._appended(c, tools) != self._render(self._take(c, tools), tools)
+            for c in conversations
+        )
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """See :class:`Renderer`."""
         conversation = checked_messages(messages, "prompt")
-        specs = [as_openai(tool) for tool in tools] if tools and self._reads_tools else None
-        conversation = self._take(self._begin(conversation, () if specs else tools))
-        return encode_chat(self._tokenizer, lambda m: self._render(m, tools=specs), conversation)
+        specs = [as_openai(tool) for tool in tools] if tools and self._reads_tools else ()
+        self._tools = specs
+        conversation = self._take(self._begin(conversation, () if specs else tools), specs)
+        return encode_chat(self._tokenizer, lambda m: self._render(m, specs), conversation)
 
     def follow(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
         """See :class:`Renderer`."""
-        answers = self._take(checked_messages(messages, "follow", answers=True))
-        tokens = encode_chat(self._tokenizer, self._render, [*_BEFORE, *answers], after=_TURN)
+        tools = self._tools
+        answers = self._take(checked_messages(messages, "follow", answers=True), tools)
+        conversation = [*_BEFORE, *answers]
+        tokens = encode_chat(
+            self._tokenizer, lambda m: self._render(m, tools), conversation, after=_TURN
+        )
         closed = len(self._close)
         if tokens[:closed] != self._close:
             raise ValueError("follow: the chat template ends a turn differently if messages follow")
@@ -271,22 +310,25 @@ class ChatRenderer(TurnReader):
           conversation: Messages, with the policy's turns as returned by :meth:`message`; the last
             is a reply to the policy.
         """
-        checked = self._begin(checked_messages(conversation, "rewritten"), ())
-        text = self._render(self._take(checked))
-        return "".join(self._appended(checked).split()) != "".join(text.split())
+        checked, tools = self._begin(checked_messages(conversation, "rewritten"), ()), self._tools
+        text = self._render(self._take(checked, tools), tools)
+        return "".join(self._appended(checked, tools).split()) != "".join(text.split())
 
-    def _appended(self, conversation: Sequence[Message]) -> str:
+    def _appended(self, conversation: Sequence[Message], tools: _Specs) -> str:
         """The text of a conversation as :meth:`prompt` and :meth:`follow` make it."""
         turns = [n for n, m in enumerate(conversation) if m["role"] == "assistant"]
-        text = self._render(self._take(conversation[: turns[0]] if turns else conversation))
+        begun = conversation[: turns[0]] if turns else conversation
+        text = self._render(self._take(begun, tools), tools)
         for turn, following in zip(turns, [*turns[1:], len(conversation)], strict=True):
-            answers = self._take(conversation[turn + 1 : following])
-            text += conversation[turn]["content"] + self._after(answers)
+            answers = self._take(conversation[turn + 1 : following], tools)
+            text += conversation[turn]["content"] + self._after(answers, tools)
         return text
 
-    def _after(self, messages: Sequence[Message], *, opening: bool = True) -> str:
+    def _after(
+        self, messages: Sequence[Message], tools: _Specs = (), *, opening: bool = True
+    ) -> str:
         """What the template writes after a turn of the policy."""
-        text = self._render([*_BEFORE, *messages], opening=opening)
+        text = self._render([*_BEFORE, *messages], tools, opening=opening)
         _, place, after = text.partition(_TURN)
         if not place or _TURN in after:
             raise ValueError("make_renderer: the chat template changes the assistant's message")
@@ -297,17 +339,20 @@ class ChatRenderer(TurnReader):
         if "tools" not in inspect.signature(self._tokenizer.chat).parameters:
             return False
         spec = as_openai(ToolSpec(_PLACE, "", {"type": "object", "properties": {}}))
-        return _PLACE in self._render(_BEFORE[:1], tools=[spec])
+        return _PLACE in self._render(_BEFORE[:1], [spec])
 
-    def _takes(self, message: Message) -> bool:
-        try:
-            return _PLACE in self._after([message])
-        except ValueError:
-            return False
+    def _has_tool_role(self, tools: _Specs) -> bool:
+        if bool(tools) not in self._tool_roles:
+            try:
+                text = self._after([{"role": "tool", "content": _PLACE}], tools)
+                self._tool_roles[bool(tools)] = _PLACE in text
+            except ValueError:
+                self._tool_roles[bool(tools)] = False
+        return self._tool_roles[bool(tools)]
 
-    def _take(self, messages: Sequence[Message]) -> list[Message]:
+    def _take(self, messages: Sequence[Message], tools: _Specs) -> list[Message]:
         """Messages of roles that the template has; answers of tools in a row are one message."""
-        if self._has_tool_role:
+        if self._has_tool_role(tools):
             return list(messages)
         taken: list[Message] = []
         for before, message in zip([None, *messages], messages, strict=False):
@@ -326,7 +371,7 @@ class ChatRenderer(TurnReader):
         )
 
     def _render(
-        self, messages: Sequence[Message], *, opening: bool = True, tools: Any = None
+        self, messages: Sequence[Message], tools: _Specs = (), *, opening: bool = True
     ) -> str:
         chat = self._tokenizer.chat
         if tools:

@@ -2,12 +2,13 @@
 
 Each function returns a `PromptSet`. Every row of a table is a prompt: ``prompt_field`` names the
 field with the user's message, and ``answer_field`` the field with the right answer, which becomes a
-text, or None if there is none; a list of texts, any of which is right, becomes a tuple. A prompt
-may be a list of messages that ends with the user's; then ``chosen``, ``rejected`` and
-``completion`` may be messages of the assistant, or without a prompt complete conversations. Every
-other field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed
-data, a missing field and an unknown name raise ValueError; a package that is not installed raises
-ImportError.
+text, or None if there is none; a list of texts, any of which is right, becomes a tuple. If the
+answer of every row is the position of one of its ``choices``, which are texts, it becomes the
+letter of that choice. A prompt may be a list of messages that ends with the user's; then
+``chosen``, ``rejected`` and ``completion`` may be messages of the assistant, or without a prompt
+complete conversations. Every other field is metadata; "id" names the prompt, otherwise its source
+and row do. Empty or malformed data, a missing field and an unknown name raise ValueError; a package
+that is not installed raises ImportError.
 """
 
 import difflib

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from jaxrl_llm.models.families import (
     FAMILIES,
     HEADS,
     NEVER,
+    OUR_SCORERS,
     SCORERS,
 )
 from jaxrl_llm.models.loading import Weight, parameter_table
@@ -65,7 +67,9 @@ def save_safetensors(
       file_bytes: Maximum size of a file.
       head: For a reward model, whose parameters are those of :func:`~jaxrl_llm.models.with_head`,
         what its head reads: "response" (its last token) or "step" (the last one of each). They are
-        a sequence or a token classifier of transformers with one label.
+        a sequence or a token classifier of transformers with one label. A few families have no such
+        class in transformers; this warns, and only :func:`~jaxrl_llm.models.load_reward_model`
+        loads the folder.
       pad_id: For a reward model, the token behind the shorter rows of a batch, which no response
         ends with: transformers reads the last token that is another one. None for rows alone.
 
@@ -321,11 +325,15 @@ def _hf_rope(scaling: Scaling | None) -> dict[str, Any]:
 
 def _of_head(settings: Mapping[str, Any], head: str) -> dict[str, Any]:
     """What config.json says of a head of one number."""
-    scorer = SCORERS[settings["model_type"], head]
+    kind = settings["model_type"]
+    scorer = SCORERS.get((kind, head))
     if scorer is None:
-        raise ValueError(
-            f"save_safetensors: transformers has no class of {settings['model_type']!r} with head "
-            f"{head!r}"
+        raise ValueError(f"save_safetensors: there is no class of {kind!r} with head {head!r}")
+    if (kind, head) in OUR_SCORERS:
+        warnings.warn(
+            f"save_safetensors: transformers has no class {scorer!r}, so it cannot load this "
+            "reward model; train.reward_model and models.load_reward_model can.",
+            stacklevel=3,
         )
     label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return {"architectures": [scorer], "num_labels": 1} | label

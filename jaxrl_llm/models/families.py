@@ -217,22 +217,24 @@ WITH_IMAGES = {
 }
 # What a head reads, and the class of transformers that has it: the last token, or every one.
 HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassification"}
-# The class of a decoder with such a head, by model_type and head; None where there is none.
-SCORERS: dict[tuple[str, str], str | None] = {
+# The class of a decoder with such a head, by model_type and head; denoisers have none.
+SCORERS = {
     (family.model_type, head): name.replace("ForCausalLM", end)
     for name, family in FAMILIES.items()
     for head, end in HEADS.items()
 }
-SCORERS |= {(kind, head): None for kind in DENOISERS.values() for head in HEADS}
 SCORERS |= {
     ("gemma3_text", "response"): "Gemma3TextForSequenceClassification",
-    ("gemma3_text", "step"): None,
-    ("olmo2", "step"): None,
-    ("olmo3", "step"): None,
     ("qwen3_5_text", "response"): "Qwen3_5TextForSequenceClassification",
-    ("qwen3_5_text", "step"): None,
-    ("qwen3_5_moe_text", "response"): None,
-    ("qwen3_5_moe_text", "step"): None,
+}
+# Those that transformers does not have: only this package loads them.
+OUR_SCORERS = {
+    ("gemma3_text", "step"),
+    ("olmo2", "step"),
+    ("olmo3", "step"),
+    ("qwen3_5_text", "step"),
+    ("qwen3_5_moe_text", "response"),
+    ("qwen3_5_moe_text", "step"),
 }
 
 # The rope types of transformers that are known, and the settings without which they are none.
@@ -333,7 +335,7 @@ def body_class(name: str, *, composite: bool) -> str:
     if composite:
         return name.removesuffix(end) + "ForConditionalGeneration"
     of_type = {kind: causal for causal, kind in ARCHITECTURES.items()}
-    bodies = {scorer: of_type.get(kind) for (kind, _), scorer in SCORERS.items()}
+    bodies = {scorer: of_type[kind] for (kind, _), scorer in SCORERS.items()}
     return bodies.get(name) or name.removesuffix(end) + "ForCausalLM"
 
 

@@ -86,15 +86,19 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
-_STATED = re.compile(r"answer(?:\*\*|__)?\s*:\s*([^\n]+)", re.IGNORECASE)
+# With Markdown's emphasis of the word, before and after which it may begin and end.
+_STATED = re.compile(
+    r"([*_]{0,3})answer([*_]{0,3})\s*:((?:[*_]{1,3}(?=\s))?)\s*([^\n]+)", re.IGNORECASE
+)
 _LONGEST = 300  # characters at the end of a reply in which its answer stands
 
 
 def final_answer(text: str) -> str | None:
     r"""The rest of the line after the last "Answer:" of the last 300 characters, normalized.
 
-    Markdown's emphasis and a minus sign other than ASCII's (U+2212), which DAPO's code keeps, do
-    not make an answer wrong here. A period after it does, as there.
+    Markdown's emphasis, which DAPO's code keeps, does not make an answer wrong here, except for
+    underscores around the answer alone, which may be a part of it. A period after it does, as
+    there.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -107,12 +111,18 @@ def final_answer(text: str) -> str | None:
     line = next(iter(deque(_STATED.finditer(text[-_LONGEST:]), maxlen=1)), None)
     if line is None:
         return None
-    return normalize_math(_without_emphasis(line[1]).replace(_MINUS, "-"))
+    opening, after_word, after_colon, answer = line.groups()
+    return normalize_math(
+        _without_emphasis(answer, "" if after_word or after_colon else opening[::-1])
+    )
 
 
-def _without_emphasis(line: str) -> str:
-    """A line without the asterisks around it, or before it of an emphasis that began earlier."""
-    line = line.strip()
+def _without_emphasis(line: str, closing: str) -> str:
+    """A line without the asterisks around it, or at its end of an emphasis that began earlier.
+
+    ``closing`` ends the emphasis that began directly before the word "Answer".
+    """
+    line = line.strip().removesuffix(closing)
     if line.startswith("*"):
         return line.strip("* \t") or line
     return re.sub(r"\s*\*\*+$", "", line)  # a single one may be a part of the answer, as in a^*
@@ -153,7 +163,8 @@ def normalize_math(text: str) -> str:
     r"""A mathematical answer without units, words and LaTeX that do not change its value.
 
     The text before the last "=" is removed, as are spaces, dollar signs, units, ``\text`` and the
-    commas of an integer; ``\frac12`` and ``\sqrt2`` get their braces.
+    commas of an integer; ``\frac12`` and ``\sqrt2`` get their braces, and the minus sign U+2212
+    becomes that of ASCII.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -161,10 +172,10 @@ def normalize_math(text: str) -> str:
       ['1000', '\\frac{1}{2}', '5.00']
 
     References:
-      Minerva (arXiv:2206.14858), appendix D.1, as in verl's and slime's DAPO reward, which keep the
-      commas of a negative integer.
+      Minerva (arXiv:2206.14858), appendix D.1, as in verl's and slime's DAPO reward, which keep
+      U+2212 and the commas of a negative integer.
     """
-    text = text.rpartition("=")[2]
+    text = text.rpartition("=")[2].replace(_MINUS, "-")
     for old, new in _REPLACED:
         text = text.replace(old, new)
     for old in _DROPPED:
@@ -187,7 +198,7 @@ def boxed_text(text: str) -> str | None:
     return normalize_math(content) if len(content) <= _LONGEST else content
 
 
-_NUMERAL = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_NUMERAL = re.compile(rf"[-{_MINUS}]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def math_text(text: str) -> str | None:

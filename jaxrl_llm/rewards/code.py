@@ -94,7 +94,8 @@ def code_stdio(
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above.
-      total: Seconds of all tests together; those for which none are left fail.
+      total: Seconds of all tests together. If they run out, the rest of the tests fail where one
+        has failed; where all have passed, the call fails.
       metadata: "tests" is a list of mappings with "input" and "output", or a mapping with the lists
         "inputs" and "outputs"; either may be written as JSON.
 
@@ -104,6 +105,7 @@ def code_stdio(
     Raises:
       RewardError: If there are no such tests, or a test expects no output, which a program that
         does nothing would pass.
+      TimeoutError: If every test passed until ``total`` ran out, so that the program may be right.
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -124,25 +126,28 @@ def code_stdio(
     checks.check_positive("code_stdio", total=total)
     tests = _stdio_tests(metadata)
     code, end = from_code_block(completion), time.monotonic() + total
-
-    def passes(stdin: str, expected: str) -> bool:
-        if code is None:
-            return False
+    passes: list[bool] = []
+    for stdin, expected in tests if code is not None else ():
         left = end - time.monotonic()
-        if left <= 0:
-            return False
-        result = run_python(
-            code,
-            stdin=stdin,
-            seconds=min(seconds, left),
-            memory=memory,
-            output=max(_LEAST_OUTPUT, 4 * len(expected)),
-            processes=processes,
-        )
+        if left > 0:
+            result = run_python(
+                code,
+                stdin=stdin,
+                seconds=min(seconds, left),
+                memory=memory,
+                output=max(_LEAST_OUTPUT, 4 * len(expected)),
+                processes=processes,
+            )
+        if left <= 0 or (left < seconds and result.ended == "time"):
+            if passes and all(passes):
+                raise TimeoutError(
+                    f"code_stdio: {len(passes)} of {len(tests)} tests passed, none failed, and the "
+                    f"{total:g} s of all tests ran out; increase total, or give fewer tests"
+                )
+            break
         right = result.stdout.split() == expected.split()
-        return result.ended == "exit" and result.exit_code == 0 and right
-
-    return _graded([passes(stdin, expected) for stdin, expected in tests], partial=partial)
+        passes.append(result.ended == "exit" and result.exit_code == 0 and right)
+    return _graded([*passes, *[False] * (len(tests) - len(passes))], partial=partial)
 
 
 def code_asserts(

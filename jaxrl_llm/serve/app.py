@@ -123,7 +123,7 @@ class Api:
         self._renderer, self._system = renderer, system
         self._key, self._load_params = key, load_params
         self._max_body, self._hosts = max_body, tuple(hosts)
-        self._started = int(time.time())
+        self._started, self._scoring = int(time.time()), asyncio.Lock()
 
     async def health(self, request: Request) -> Response:
         """Whether the server is running; open to everyone."""
@@ -147,10 +147,10 @@ class Api:
         asked = await run_in_threadpool(read_generate, body, spec, self._name)
         scores, version = None, self._server.version
         if asked.prompt_logprobs is not None:
-            score = self._server.score_prompt
-            scores, version = await run_in_threadpool(
-                score, asked.sample.prompt, asked.prompt_logprobs
-            )
+            scored = await self._score(request, asked.sample.prompt, asked.prompt_logprobs)
+            if scored is None:
+                return Response(status_code=_CLOSED_REQUEST)
+            scores, version = scored
         reply: Reply | None = Reply((), version)
         if asked.sample.max_tokens:
             reply = await self._answer(request, asked.sample)
@@ -284,6 +284,18 @@ class Api:
             return json.loads(bytes(body), parse_constant=refuse)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"The body is not JSON: {str(error)[:200]}.") from error
+
+    async def _score(
+        self, request: Request, prompt: Sequence[int], top: int
+    ) -> tuple[TokenScores, int] | None:
+        """The scores of a prompt and their version, or None if the client left before its turn."""
+        with self._server.counted():
+            # Requests are scored one at a time, and those that wait must hold no thread of the
+            # pool, which chats need.
+            async with self._scoring:
+                if await request.is_disconnected():
+                    return None
+                return await run_in_threadpool(self._server.score_prompt, prompt, top)
 
     async def _answer(self, request: Request, sample: SampleRequest) -> Reply | None:
         """The reply, or None if the client has disconnected, which cancels its request."""

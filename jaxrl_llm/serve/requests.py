@@ -160,9 +160,9 @@ def read_settings(fields: Fields, spec: EngineSpec) -> dict[str, float]:
         value = fields.take(key, float)
         if value is None:
             continue
-        if option == "top_k" and value in (-1, 0) and value is not False:
+        if option == "top_k" and value in (-1, 0):
             value = varies.get("top_k", 0)  # all that a request can have
-        if option not in varies and (value != spec.draw.fixed[option] or isinstance(value, bool)):
+        if option not in varies and value != spec.draw.fixed[option]:
             names = ", ".join(k for k, v in _SETTINGS.items() if v in varies) or "none"
             raise RequestError(
                 f"{fields.name}: {key} is fixed on this server; requests may set {names}."

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -93,7 +93,8 @@ class TokenServer:
       key: Typed key of all requests.
       version: Version of these parameters.
       decode_text: ``decode_text(ids) -> str``, required for requests with stop texts.
-      max_waiting: Maximum number of requests that decode or wait; more raise RequestError.
+      max_waiting: Maximum number of requests that decode, are scored or wait; more raise
+        RequestError.
 
     Example:
       >>> import jax
@@ -151,7 +152,7 @@ class TokenServer:
 
     @property
     def open_requests(self) -> int:
-        """Number of requests that decode or wait."""
+        """Number of requests that decode, are scored or wait."""
         return self._open
 
     @property
@@ -171,13 +172,32 @@ class TokenServer:
         ticket = Ticket(request, on_tokens)
         ticket.reply.set_running_or_notify_cancel()  # From now on only the server resolves it.
         with self._lock:
-            if self._ended or self._closing:
-                raise RequestError(f"Nothing is served: {self.failure}.", 503)
-            if self._open >= self._max_waiting:
-                raise RequestError(f"{self._open:,} requests wait already; ask again later.", 503)
-            self._open += 1
+            self._admit()
             self._commands.put(lambda: self._take_ticket(ticket))
         return ticket
+
+    def _admit(self) -> None:
+        """Counts a request, under the lock; raises RequestError if it cannot be served."""
+        if self._ended or self._closing:
+            raise RequestError(f"Nothing is served: {self.failure}.", 503)
+        if self._open >= self._max_waiting:
+            raise RequestError(f"{self._open:,} requests wait already; ask again later.", 503)
+        self._open += 1
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts a request that is scored, from before it waits for its turn.
+
+        Raises:
+          RequestError: If too many requests wait, or the server has closed.
+        """
+        with self._lock:
+            self._admit()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
 
     def score_prompt(self, prompt: Sequence[int], top: int) -> tuple[TokenScores, int]:
         """Log-probabilities of a prompt's tokens except the first, and the top tokens per position.

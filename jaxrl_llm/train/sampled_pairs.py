@@ -55,7 +55,7 @@ def sample_pairs(
     success: float = 1.0,
     prefer: Literal["short", "any"] = "short",
     limit: int | None = None,
-    on_batch: Callable[[int], Any] = lambda prompts: None,
+    on_batch: Callable[[int, list[dict[str, Any]]], Any] = lambda prompts, rows: None,
 ) -> SampledPairs:
     """Pairs correct and wrong responses of a policy to the prompts that a run trains on.
 
@@ -71,7 +71,7 @@ def sample_pairs(
       success: The lowest reward of a correct response.
       prefer: "short" chooses the shortest correct response, "any" each correct response in turn.
       limit: Maximum number of prompts.
-      on_batch: Called with the number of prompts in each batch.
+      on_batch: Called with the number of prompts and the rows of each batch.
 
     Raises:
       RewardError: If the reward fails, or every reward call fails.
@@ -113,13 +113,14 @@ def sample_pairs(
             where=where,
         )
         indices, there = np.asarray(selected.indices), np.asarray(selected.where)
+        before = len(rows)
         for p, m in np.argwhere(there):
             chosen, rejected = (texts[p][i] for i in indices[p, m])
             rows.append(pair_row(part[p].prompt, chosen, rejected))
         no_right += int((~right).sum())
         no_wrong += int((right & ~wrong).sum())
         unended += int((~ended).sum())
-        on_batch(len(part))
+        on_batch(len(part), rows[before:])
     check_answered(graded, " that were sampled for pairs")
     failed = sum(int(scores.failed.sum()) for scores in graded)
     responses = len(questions) * samples

@@ -163,6 +163,7 @@ def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
         ([path, new], 2, "is a config file; give the folder of a run"),
         ([trained, tmp_path], 2, "exists already; name a folder that does not"),
         ([trained, link], 2, "exists already; name a folder that does not"),
+        ([trained, f"{path}/a/b"], 2, "b' cannot be created: not a directory"),
         ([trained, new, "--best", "--step", 1], 2, "--step has no effect with --best"),
         ([trained, new, "--step", 7], 1, "There is no checkpoint of step 7"),
         ([tmp_path, new], 2, "is not a run of jaxrl-llm train"),

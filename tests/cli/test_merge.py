@@ -214,6 +214,11 @@ def test_what_cannot_be_merged_is_one_sentence(capsys, folders, tmp_path):
     code, _, err = run(capsys, "merge", *pair, "--out", tmp_path)
     assert code == 2
     one_sentence(err, "exists already; name a folder that does not")
+    # Before any model is loaded.
+    inside = folders / "a" / "config.json" / "x"
+    code, _, err = run(capsys, "merge", "nowhere", "no", "--out", inside)
+    assert code == 2
+    one_sentence(err, "x' cannot be created: not a directory")
     code, _, err = run(capsys, "merge", *pair, "--out", new, "--weights", "0.5", "0.6")
     assert code == 2
     one_sentence(err, "average_params: the weights must add up to 1; got 1.1")

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from test_cli import one_sentence, run
 
+from jaxrl_llm.cli import pairs
 from jaxrl_llm.cli.options import load_target
+from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.run_data import load_prompts
 
@@ -110,6 +112,22 @@ def test_the_file_is_right_over_wrong_and_a_run_learns_from_it(capsys, here):
     assert len(set(texts)) == len(texts) and set(texts) < {row["prompt"] for row in rows}
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RewardError("no")])
+def test_pairs_sampled_before_an_error_are_written(capsys, here, monkeypatch, error):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 3
+
+    def sample_pairs(*args, on_batch, **kwargs):
+        on_batch(2, rows[:1])
+        on_batch(2, rows[1:])
+        raise error
+
+    monkeypatch.setattr(pairs, "sample_pairs", sample_pairs)
+    code, _, err = run(capsys, "pairs", "task.py", "--out", "new/a.jsonl")
+    assert code == (130 if error is KeyboardInterrupt else 1)
+    assert "new/a.jsonl holds the 3 pairs so far." in err
+    assert rows_of("new/a.jsonl") == rows
+
+
 def test_what_cannot_make_pairs_is_one_sentence(capsys, here):
     Path("there.jsonl").write_text("")
     for words, part in (
@@ -118,6 +136,7 @@ def test_what_cannot_make_pairs_is_one_sentence(capsys, here):
         (("task.py:sets", "--out", "a.jsonl"), "cannot be written as JSON (Object of type set"),
         (("task.py", "--out", "a.jsonl", "--success", 9), "no prompt has both a right and a wrong"),
         (("task.py", "--out", "a.jsonl", "--best"), "--best has no effect on 'task.py'"),
+        (("task.py:sets", "--out", "task.py/a.jsonl"), "cannot be created: not a directory"),
     ):
         code, _, err = run(capsys, "pairs", *words)
         assert code == 2

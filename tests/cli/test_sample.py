@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import completions, main, options, sample
+from jaxrl_llm.cli import UsageError, completions, main, options, sample
 from jaxrl_llm.cli.completions import Live, OutFile, Printer
 from jaxrl_llm.core.runtime.terminal import visible
 
@@ -148,6 +148,23 @@ def test_a_pipe_is_read_whole(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     _, err = run(capsys, code=2)
     assert "Standard input holds no prompt" in err
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_prompt(monkeypatch):
+    """As editors of Windows write it."""
+    Path("a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    Path("a.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "one"}')
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffone\n"))
+    for file in ("a.txt", "a.jsonl", None):
+        assert completions.read_prompts((), file and Path(file))[0].text == "one"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_pipe_that_is_not_utf8_is_named(errors, monkeypatch):
+    pipe = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", pipe)
+    with pytest.raises(UsageError, match="Standard input cannot be read: it is not UTF-8."):
+        completions.read_prompts((), None)
 
 
 def interrupted_after(monkeypatch, groups):

@@ -12,12 +12,15 @@ import threading
 import urllib.request
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import main, serve
+from jaxrl_llm.cli import UsageError, main, options, serve
+from jaxrl_llm.data.questions import TextEncoder
+from jaxrl_llm.train import DataConfig, LoRAConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 # The command with the tiny model in place of a named one.
@@ -38,6 +41,8 @@ sys.exit(main(["serve", "tiny", "--port", "0", "--max-new-tokens", "192", *sys.a
         (["--slots", "4", "--width", "3"], "--width 3 must divide --slots 4"),
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--key", ""], "--key must not be empty"),
+        (["--key", " \n"], "--key must be printable ASCII, and not empty"),
+        (["--key", "schlüssel"], "--key must be printable ASCII, and not empty"),
         (["--name", ""], "--name must not be empty"),
         (["--vary", "top_k", "top_k"], "--vary names one twice: top_k top_k"),
         (["--host", "0.0.0.0"], "needs a key: set JAXRL_LLM_KEY, or --key"),
@@ -53,6 +58,36 @@ def test_wrong_words_are_refused_before_a_model_is_loaded(arguments, part, capsy
         assert main(["serve", "tiny", *words]) == 2
     err = capsys.readouterr().err
     assert part in " ".join(err.split()) and "Traceback" not in err
+
+
+def test_a_key_of_a_file_is_without_its_last_newline(monkeypatch):
+    """A client's header has none."""
+    monkeypatch.setenv("JAXRL_LLM_KEY", "a secret\n")
+    assert serve._read_key(serve.Serve(model="m")) == "a secret"
+    assert serve._read_key(serve.Serve(model="m", key="other ")) == "other"
+    monkeypatch.setenv("JAXRL_LLM_KEY", "")
+    with pytest.raises(UsageError, match="JAXRL_LLM_KEY must be printable ASCII, and not empty"):
+        serve._read_key(serve.Serve(model="m"))
+
+
+def test_a_run_without_a_chat_template_is_asked_as_it_was_trained(monkeypatch):
+    tokenizer, question = jr.testing.ByteTokenizer(), [{"role": "user", "content": "2+2"}]
+    data, prompts = DataConfig(prompts="questions.jsonl", chat=False), []
+
+    def make_app(*args, renderer, **options):
+        prompts.append(renderer.prompt(question))
+
+    monkeypatch.setattr("jaxrl_llm.serve.make_app", make_app)
+    monkeypatch.setattr(serve, "_start", lambda *args: None)
+    monkeypatch.setattr(serve, "_serve", lambda app, server, listener: listener.close() or 0)
+    for environment in (None, object()):
+        config = SimpleNamespace(data=data, environment=environment, lora=LoRAConfig())
+        policy = options.Policy(*jr.testing.tiny_model(num_layers=1), tokenizer, config)
+        monkeypatch.setattr(options, "load_policy", lambda *args, policy=policy, **kwargs: policy)
+        assert main(["serve", "run", "--port", "0"]) == 0
+    asked = TextEncoder(tokenizer, 100, chat=False).prompt("2+2", "p")
+    # An environment's messages are lines.
+    assert prompts == [asked, tokenizer.encode("2+2\n")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Backend
 from jaxrl_llm.data import PackageRenderer, describe_tools, make_renderer
 from jaxrl_llm.data.messages import ToolCall, ToolSpec
 from jaxrl_llm.data.questions import TextEncoder
+from jaxrl_llm.data.rendering import QuestionRenderer, as_openai
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from jaxrl_llm.environments import Observation, calculator
 from jaxrl_llm.rollout.engine.requests import Completion
@@ -38,6 +39,12 @@ QWEN25 = r"""
 {{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
 {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
+"""
+CHATML = r"""
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
 """
@@ -138,7 +145,7 @@ def squeezed(text):
 ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {}})
 
 
-def pretrained(template, ends, *, bos=False):
+def pretrained(template, ends, *, bos=False, tool_template=None):
     backend = Backend.from_str(json.dumps(DATA["tokenizer"]))
     start = [backend.token_to_id("<|begin_of_text|>")] if bos else []
     return PretrainedTokenizer(
@@ -146,6 +153,7 @@ def pretrained(template, ends, *, bos=False):
         eos_ids=[backend.token_to_id(token) for token in ends],
         prefix_ids=start,
         template=template,
+        tool_template=tool_template,
         special_tokens={"bos_token": "<|begin_of_text|>"} if bos else {},
     )
 
@@ -368,6 +376,39 @@ def test_tools_are_in_the_prompt_of_every_template(tokenizers, name):
     assert "add" not in tokenizer.decode(make_renderer(tokenizer).prompt([user("a")]))
     if name == "smollm2":  # its template does not read tools
         assert '"name": "add"' in text and "<tool_call>" in text
+
+
+def test_a_conversation_goes_on_in_the_template_of_its_prompt():
+    """Hermes has one of its own for conversations with tools."""
+    tokenizer = pretrained(CHATML, ["<|im_end|>"], tool_template=QWEN25)
+    renderer = make_renderer(tokenizer)
+    call = '<tool_call>\n{"name": "add"}\n</tool_call>'
+    conversation = [user("2 + 3?"), assistant(call), answer("5")]
+    for tools in ([], [ADD], []):
+        tokens = renderer.prompt(conversation[:1], tools) + renderer.turn(call)
+        tokens += renderer.follow(conversation[2:], stopped=True)
+        specs = {"tools": [as_openai(tool) for tool in tools]} if tools else {}
+        assert tokens == tokenizer.encode(tokenizer.chat(conversation, **specs))
+        assert tokens == renderer.prompt(conversation, tools)
+        assert "<tool_response>" in tokenizer.decode(tokens) or not tools
+        assert not renderer.rewrites and not renderer.rewritten(conversation)
+    # Only the template for tools drops reasoning.
+    renderer = make_renderer(pretrained(CHATML, ["<|im_end|>"], tool_template=QWEN3))
+    thought = [user("a"), assistant("<think>\nHm.\n</think>\n\n5."), user("b")]
+    for tools in ([], [ADD]):
+        renderer.prompt(thought[:1], tools)
+        assert renderer.rewrites == renderer.rewritten(thought) == bool(tools)
+
+
+def test_a_question_as_plain_text_is_that_of_a_run(tokenizers):
+    for name in NAMES:
+        renderer = QuestionRenderer(tokenizers[name])
+        for text in ("What is 2 + 3?", "<|im_end|> <eos>"):
+            expected = TextEncoder(tokenizers[name], room=1000, chat=False).prompt(text, "p")
+            assert renderer.prompt([user(text)]) == expected
+        for messages, tools in (([user("a"), assistant("b"), user("c")], []), ([user("a")], [ADD])):
+            with pytest.raises(ValueError, match="it takes one message of the user, without tools"):
+                renderer.prompt(messages, tools)
 
 
 def test_plain_text():

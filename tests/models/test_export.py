@@ -1,5 +1,6 @@
 """Parameters written as a Hugging Face folder, and read back by our own loader."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -23,6 +24,7 @@ from jaxrl_llm.models import (
     with_head,
 )
 from jaxrl_llm.models.export import hf_config
+from jaxrl_llm.models.heads import head_of
 from jaxrl_llm.models.lora import LoRAConfig, init_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.models.safetensors import SafetensorsFolder
@@ -259,12 +261,16 @@ def test_a_reward_model_has_the_class_of_transformers(tmp_path, name, head, expe
         ("qwen3_5_moe", "step"),
     ],
 )
-def test_a_head_that_transformers_has_no_class_for_is_refused(tmp_path, name, head):
+def test_a_head_that_transformers_has_no_class_for_loads_here(tmp_path, name, head):
+    """A run that trained it for hours is not lost."""
     config, params = scorer(name)
-    told = f"transformers has no class of {config.architecture!r} with head {head!r}"
-    with pytest.raises(ValueError, match=told):
-        save_safetensors(params, tmp_path / "new", config=config, head=head)
-    assert not (tmp_path / "new").exists()
+    with pytest.warns(UserWarning, match="transformers has no class '.*Classification', so it"):
+        save_safetensors(params, tmp_path, config=config, head=head)
+    assert head_of(tmp_path) == head
+    model, again = load_reward_model(tmp_path)
+    assert model.config == dataclasses.replace(config, tied=True)
+    assert_same(again["head"]["kernel"], params["head"]["kernel"])
+    assert_same(again["model"], {k: x for k, x in params["model"].items() if k != "head"})
 
 
 def test_a_denoiser_has_no_head(tmp_path):

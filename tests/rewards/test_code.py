@@ -1,5 +1,6 @@
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,8 +8,10 @@ from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import (
     RewardError,
     SandboxError,
+    SandboxResult,
     VerifierPool,
     check_sandbox,
+    code,
     code_asserts,
     code_stdio,
     from_code_block,
@@ -47,6 +50,35 @@ def test_all_tests_of_a_program_together_have_a_limit(bubblewrap):
     assert time.monotonic() - start < 20 and found["test_passes"] == [False] * 40
     with pytest.raises(ValueError, match="code_stdio: total must be above 0"):
         code_stdio("", "```\n```", {"tests": tests}, total=0.0)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_program_that_passes_until_the_time_is_over_is_not_wrong(monkeypatch, partial):
+    """200 tests of 0.25 s, each far below its limit, take longer than all of them may."""
+    clock = [0.0]
+
+    def run_python(code, *, stdin, seconds, **limits):
+        clock[0] += min(0.25, seconds)
+        ended = "time" if seconds < 0.25 else "exit"
+        return SandboxResult("wrong" if stdin == wrong else stdin, "", 0, ended)
+
+    monkeypatch.setattr(code, "run_python", run_python)
+    monkeypatch.setattr(code, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    tests = [{"input": str(n), "output": str(n)} for n in range(200)]
+
+    def grade(total):
+        return code_stdio("", DOUBLE, {"tests": tests}, total=total, partial=partial)
+
+    wrong = "none"
+    assert grade(51.0) == {"reward": 1.0, "test_passes": [True] * 200}
+    # The last test of 45.1 s is cut off within its own limit.
+    for total, done in ((45.0, 180), (45.1, 180)):
+        with pytest.raises(TimeoutError, match=f"{done} of 200 tests passed, none failed, and the"):
+            grade(total)
+    wrong = "7"
+    found = grade(45.0)
+    assert found["test_passes"] == [n != 7 and n < 180 for n in range(200)]
+    assert found["reward"] == (179 / 200 if partial else 0.0)
 
 
 def test_what_no_code_can_pass_is_an_error_of_the_row():

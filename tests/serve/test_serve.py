@@ -157,6 +157,12 @@ def generate(service, prompt, **params):
     return reply
 
 
+def http_post(path, body):
+    """The bytes of a request, for a client that may leave before the response."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
 def wait_until(condition):
     end = time.monotonic() + 60
     while not condition():
@@ -616,15 +622,44 @@ def test_a_client_that_leaves_cancels_its_request(service, held, monkeypatch):
     for path, body in ((GENERATE, {"token_ids": [1]}), (CHAT, {"messages": MESSAGES})):
         body = json.dumps(body | {"stream": True} if path == CHAT else body)
         with socket.create_connection(("127.0.0.1", service.port)) as connection:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             before = len(tickets)  # Read before the request goes out: its ticket may come at once.
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            connection.sendall(http_post(path, body))
             wait_until(lambda before=before: len(tickets) > before)
     wait_until(lambda: set(map(id, tickets)) <= set(map(id, cancelled)))
     held.release()
     for ticket in tickets:
         (completion,) = ticket.reply.result(60).completions
         assert completion.finish == CANCELLED and len(completion) < TOKENS
+
+
+def test_requests_for_scores_wait_counted_and_without_a_thread(monkeypatch):
+    service, go, calls = Service(max_waiting=2), threading.Event(), []
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 0, "prompt_logprobs": 0}}
+    score = service.tokens.score_prompt
+
+    def scores(*args):
+        calls.append(args)
+        assert go.wait(60)
+        return score(*args)
+
+    monkeypatch.setattr(service.tokens, "score_prompt", scores)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(service.ask, GENERATE, body)
+        wait_until(lambda: calls)
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(http_post(GENERATE, json.dumps(body)))
+            wait_until(lambda: service.tokens.open_requests == 2)
+            for path, other in ((GENERATE, body), (CHAT, {"messages": MESSAGES})):
+                status, reply = service.ask(path, other)
+                assert status == 503 and "2 requests wait already" in reply["error"]["message"]
+        time.sleep(0.2)  # until the server sees that the second client has left
+        go.set()
+        assert first.result(60)[0] == 200
+    wait_until(lambda: service.tokens.open_requests == 0)
+    assert len(calls) == 1
+    service.stop()
+    with pytest.raises(RequestError, match="the server has been closed"), service.tokens.counted():
+        pass
 
 
 def test_the_key_lets_in_and_weights_come_in():
