@@ -133,15 +133,15 @@ def run_passes(
     """Runs ``update(carry, minibatch, there) -> (carry, (metrics, logp))`` for each optimizer step.
 
     ``there`` tells whether the minibatch has a token to train on: after a rule has dropped most
-    groups, it may have none, and must then not move the parameters. The returned log-probabilities
-    are None, or those of all groups in batch order, each from the first step that trained on the
-    group. ``of_pass(minibatch, number)`` returns the minibatch as pass ``number`` reads it.
+    groups, it may have none, and must then not move the parameters. ``update`` makes no step either
+    if all its tokens have weight 0. The returned log-probabilities are None, or those of all groups
+    in batch order, each from the first step that trained on the group. ``of_pass(minibatch,
+    number)`` returns the minibatch as pass ``number`` reads it.
     """
 
     def update_part(carry, part: Batch):
-        there, rewarded = jnp.any(part.mask), jnp.any(part.where)
-        carry, (metrics, logp) = update(carry, part, there)
-        return carry, (metrics, logp, there, rewarded)
+        carry, (metrics, logp) = update(carry, part, jnp.any(part.mask))
+        return carry, (metrics, logp, _is_there(metrics), jnp.any(part.where))
 
     if passes.updates == 1:
         part = batch if of_pass is None else of_pass(batch, jnp.int32(0))
@@ -159,6 +159,11 @@ def run_passes(
     if logp is not None:
         logp = join_microbatches(logp[:count])
     return carry, (summarize_updates(history, count, there, rewarded), logp)
+
+
+def _is_there(metrics: dict[str, Array]) -> Array:
+    """Whether an update had anything to train on: its step was then made, or skipped."""
+    return metrics["updates"] + metrics["skipped"] > 0
 
 
 def run_turns(
@@ -189,15 +194,14 @@ def run_turns(
     def one(state, turn):
         carry, before, factor = state
         mask = batch.mask & (turn_ids == turn)
-        there = jnp.any(mask)
         spread = factor if advantages.ndim == factor.ndim else factor[..., None]
         part = batch.replace(mask=mask, advantages=advantages * spread, old_logp=before)
-        carry, (metrics, _) = update(carry, part, there)
+        carry, (metrics, _) = update(carry, part, jnp.any(mask))
         logp = logp_of(carry)
         factor = sequential_factor(
             factor, logp, before, mask, eps_low=turns.eps_low, eps_high=turns.eps_high
         )
-        return (carry, logp, factor), (metrics, there)
+        return (carry, logp, factor), (metrics, _is_there(metrics))
 
     first = logp_of(carry)
     start = carry, first, jnp.ones(batch.where.shape, jnp.float32)
@@ -205,7 +209,8 @@ def run_turns(
     (carry, _, _), (history, there) = jax.lax.scan(one, start, order)
     # The responses are as long as they are, not as one of their turns.
     lengths, trains = masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)
-    metrics = summarize_updates(history, count, there, there)
+    rewarded = jnp.broadcast_to(jnp.any(batch.where), there.shape)
+    metrics = summarize_updates(history, count, there, rewarded)
     metrics |= {"length": masking.masked_mean(lengths, trains)}
     return carry, (metrics, first)
 

@@ -496,6 +496,8 @@ class TrainConfig:
             for option in ("top_k", "top_p", "min_p"):
                 if getattr(self.sampling, option) is not None:
                     raise ValueError(f"sampling: {option} has no effect if nothing is sampled.")
+            if self.sampling.denoising != DenoisingOptions():
+                raise ValueError("sampling: denoising has no effect if nothing is sampled.")
 
     def _check_environment(self) -> None:
         """Raises unless either a reward or an environment says what is right."""
@@ -736,10 +738,11 @@ class TrainConfig:
     def keeps_start(self) -> bool:
         """Whether the parameters before the first step are needed after it.
 
-        They are an adapter's frozen weights, or the reference.
+        They are an adapter's frozen weights, or a reference that does not move.
         """
         recipe = find_recipe(self.recipe, self.sampling)
-        return self.lora.rank is not None or (recipe.uses_reference and self.reference is None)
+        frozen = recipe.uses_reference and recipe.reference is None and self.reference is None
+        return self.lora.rank is not None or frozen
 
     @property
     def compares_held_out(self) -> bool:

@@ -8,6 +8,7 @@ import optax
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.core.packing import pack, unpack
 from jaxrl_llm.models.heads import apply_head, init_head
 from jaxrl_llm.models.protocol import Model
@@ -135,6 +136,9 @@ def update_prm(
 
     value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
     carry = (state.params, state.opt_state)
-    there = pairs > 0  # else the momentum alone would move it
+    # Without anything to learn from, the momentum alone would move it.
+    there = jnp.any(batch.mask & batch.where[..., None])
+    if "pairs" in accepted(rule.loss):
+        there &= pairs > 0
     (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
     return CriticState(params, opt_state, ()), metrics

@@ -290,15 +290,15 @@ def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> 
       failed; empty if the reward does neither.
     """
     if "answer_ids" in scores.reward_components:
-        # A failed call has no answer, whatever its reward is.
-        ids = scores.reward_components["answer_ids"].astype(np.int64)
-        votes = np.where(scores.unanswered, -1, ids)
-        return list(votes.reshape(len(completions), -1))
-    extract = answer_of(reward)
-    if extract is None:
-        return []
-    numbered = []
-    for texts in completions:
-        ids: dict[str | None, int] = {None: -1}
-        numbered.append(np.array([ids.setdefault(extract(x) or None, len(ids) - 1) for x in texts]))
-    return numbered
+        votes = scores.reward_components["answer_ids"].astype(np.int64)
+    else:
+        extract = answer_of(reward)
+        if extract is None:
+            return []
+        numbered = []
+        for texts in completions:
+            ids: dict[str | None, int] = {None: -1}
+            numbered.append([ids.setdefault(extract(x) or None, len(ids) - 1) for x in texts])
+        votes = np.concatenate(numbered)
+    # A failed call has no answer, whatever its reward is.
+    return list(np.where(scores.unanswered, -1, votes).reshape(len(completions), -1))

@@ -52,7 +52,7 @@ def make_evolution_step(
       over prompts; ``informative``, the share of prompts on which members differ; ``missing``,
       scores that count as the worst; ``flat``, 1 if all fitness values are equal and the gradient
       is therefore zero; ``length`` and ``tokens`` of the responses; ``loss``, minus the mean score;
-      ``grad_norm``, ``update_norm`` and ``skipped`` as in :func:`make_step`.
+      ``grad_norm``, ``update_norm``, ``updates`` and ``skipped`` as in :func:`make_step`.
 
     Raises:
       ValueError: When called, if the members do not match the recipe, or it moves no leaf.

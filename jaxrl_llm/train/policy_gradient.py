@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind, call_with
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
@@ -134,7 +134,8 @@ def make_step(
     unchanged too, but ``state.step`` still advances, and with it a moving reference, whose rule
     counts steps and may also move the policy (``extrapolated``). The critic's update has the same
     guard. ``skipped`` and ``critic_skipped`` count the skipped steps. A minibatch without a token
-    to train on, as after a rule has dropped its groups, makes no step and counts in no metric.
+    to train on, as after a rule has dropped its groups, makes no step. It counts in no metric but
+    ``reward``, ``reward_std`` and ``informative``, and in these if a rollout of it takes part.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
@@ -252,7 +253,7 @@ class _StepParts:
     ) -> tuple[TrainState, dict[str, Array]]:
         """The state after the updates of a batch, without its ``base``, and their metrics."""
         state = state._replace(base=base)
-        sampled = batch.mask & batch.where[..., None]
+        where, sampled = batch.where, batch.mask & batch.where[..., None]
         of_critic: dict[str, Array] = {}
         if (prm := self.recipe.prm) is not None:
             state, batch, of_critic = self.update_prm(prm, state, batch)
@@ -267,6 +268,9 @@ class _StepParts:
             state, of_critic = self.update_critic(critic, state, batch)
         metrics |= {f"critic_{name}": value for name, value in of_critic.items()}
         metrics |= rejection_metrics(self.recipe, batch, sampled)
+        if self.recipe.curation is not None:  # which may drop every rollout
+            reward = masking.masked_mean(batch.rewards, where)
+            metrics["reward"] = jnp.where(jnp.any(batch.where), metrics["reward"], reward)
         algo_state = keep(applied, algo_state, state.algo_state)
         return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
 

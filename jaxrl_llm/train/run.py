@@ -157,16 +157,13 @@ class Run:
             self.config.optimizer, state.opt_state, updates=self.config.passes.updates
         )
         values = host_metrics(metrics, host, seconds=seconds)
-        idle = _idle(values)
-        if idle:  # no rollout or no token of it trains, so their mean says nothing
-            values["reward"] = values.get("sampled_reward", values["reward"])
         if not has_nonfinite_update(values):
             self.state = state
         step = int(state.step)
         self.checkpoints.poll()  # clears the remains of a failed save to make room for the metrics
         self.folder.step(step, values, rollouts.rows)
         self._guard(step, values, self.state, batch)
-        if idle:
+        if _idle(values):
             self._check_signal(step, rollouts)
         self._check_gradient(step, values)
         reward = values.get("sampled_reward", values["reward"])
@@ -188,6 +185,7 @@ class Run:
         """Starts a checkpoint of a state, with the rollouts that no step has trained on."""
         with self.clock("save"):
             pending = pack_pending(self.experiment, self.rollouts.pending(int(state.step)))
+            self.folder.sync()
             self.checkpoints.save(state, extras=pending, required=required)
 
     def evaluate_first(self) -> None:
@@ -349,8 +347,8 @@ def has_nonfinite_update(values: Mapping[str, float]) -> bool:
 class NonFiniteGuard:
     """Counts steps without an update, and ends the run after too many in a row.
 
-    ``in_a_row`` is how many the last steps were: skipped, or without a rollout that takes part. The
-    guard ends a run only at a skipped one.
+    ``in_a_row`` is how many the last steps were: skipped, without a rollout that takes part, or
+    without a token that the recipe trains. The guard ends a run only at a skipped one.
 
     Args:
       folder: The run folder; the batch of the last skipped step is written there.

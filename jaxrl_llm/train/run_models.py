@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.config import ModelConfig, differences
@@ -193,7 +194,8 @@ def load_teacher(
 
     Raises:
       ValueError: If the teacher does not return what the recipe reads, has another tokenizer or too
-        short a context, or has stored scores of another tokenizer or data set.
+        short a context, or has stored scores of another tokenizer or data set; or if its server
+        does not answer.
     """
     teacher = config.teacher
     if teacher is None:
@@ -205,7 +207,9 @@ def load_teacher(
         if isinstance(teacher, StoredTeacher):
             teacher.check(tokenizer, questions)
         elif isinstance(teacher, TokenTeacher):
-            _check_context(config, getattr(teacher, "context", None), longest)
+            # As for scores, only the first process asks a server.
+            context = processes.from_first(lambda: getattr(teacher, "context", None))
+            _check_context(config, context, longest)
         return teacher
     if isinstance(teacher, str):
         from jaxrl_llm import data, models

@@ -60,7 +60,7 @@ class TokenScores(NamedTuple):
 class TokenTeacher(Protocol):
     """A teacher on the host.
 
-    If it has ``context``, its maximum tokens of a prompt and a response, an
+    If it has ``context``, its maximum tokens of a prompt and a response (None if unknown), an
     :class:`AlignedTeacher` does not send it longer ones.
     """
 
@@ -189,19 +189,20 @@ class ServerTeacher:
         self.url, self._model, self._key = url.rstrip("/"), model, key
         self._timeout, self._parallel = timeout, parallel
         self._fewest: int | None = None  # minimum tokens that a request must sample
+        self._context: int | None = None
 
     def __repr__(self) -> str:
         return f"ServerTeacher({self.url!r})"
 
+    @property
+    def context(self) -> int | None:
+        """Maximum tokens of a prompt and its response; None if the server does not state it."""
+        self._read_card()
+        return self._context
+
     def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
         """See :class:`TokenTeacher`."""
-        if self._fewest is None:
-            try:
-                card = self._ask("/v1/models")["data"][0]
-                self._model = self._model or card["id"]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(f"The server at {self.url} names no model.") from error
-            self._fewest = 0 if card.get("owned_by") == "jaxrl_llm" else 1
+        self._read_card()
 
         def each(pair) -> TokenScores:
             prompt, response = pair
@@ -209,6 +210,19 @@ class ServerTeacher:
 
         with ThreadPoolExecutor(self._parallel) as pool:
             return list(pool.map(each, zip(prompts, responses, strict=True)))
+
+    def _read_card(self) -> None:
+        """Asks the server for its model, at the first call."""
+        if self._fewest is not None:
+            return
+        try:
+            card = self._ask("/v1/models")["data"][0]
+            self._model = self._model or card["id"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"The server at {self.url} names no model.") from error
+        self._fewest = 0 if card.get("owned_by") == "jaxrl_llm" else 1
+        if (length := card.get("max_model_len")) is not None:
+            self._context = length - self._fewest
 
     def _score(self, prompt: list[int], response: list[int], top: int) -> TokenScores:
         params = {"max_tokens": self._fewest, "prompt_logprobs": top}

@@ -8,6 +8,7 @@ import pytest
 from tiny_run import CONFIG
 
 import jaxrl_llm as jr
+from jaxrl_llm.rollout import DenoisingOptions
 from jaxrl_llm.train import (
     CheckpointConfig,
     DataConfig,
@@ -194,6 +195,11 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
         (
             OFFLINE | {"sampling": SamplingConfig(group_size=2, top_k=50)},
             "sampling: top_k has no effect if nothing is sampled",
+        ),
+        (
+            OFFLINE
+            | {"sampling": SamplingConfig(group_size=2, denoising=DenoisingOptions(steps=4))},
+            "sampling: denoising has no effect if nothing is sampled",
         ),
         ({"recipe": "rloo", "epochs": 2}, "without a ratio to old_logp.* got epochs 2"),
         ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),

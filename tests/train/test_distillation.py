@@ -595,6 +595,47 @@ def test_more_tokens_than_the_vocabulary_has_are_refused(config):
         ModelTeacher(*teacher()[:2]).score([[1]], [[2]], top=300)
 
 
+def serve(monkeypatch, card):
+    """Every server's model is this one; returns the lengths of the texts that it is sent."""
+    lengths = []
+
+    def ask(self, route, body=None):
+        if route == "/v1/models":
+            return {"data": [{"id": "m"} | card]}
+        lengths.append(len(body["token_ids"]))
+        return {"prompt_logprobs": [{str(x): -1.0} for x in body["token_ids"]]}
+
+    monkeypatch.setattr(ServerTeacher, "_ask", ask)
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("card", "context"),
+    [
+        ({"owned_by": "jaxrl_llm", "max_model_len": 4}, 4),
+        ({"owned_by": "vllm", "max_model_len": 5}, 4),  # which samples at least one token
+        ({}, None),
+    ],
+)
+def test_the_context_of_a_server_is_that_of_its_model(monkeypatch, card, context):
+    serve(monkeypatch, card)
+    assert ServerTeacher("http://127.0.0.1:1").context == context
+
+
+def test_a_server_is_sent_no_text_beyond_its_context(config, monkeypatch):
+    """It would refuse the text, and end the run."""
+    lengths, tok = serve(monkeypatch, {"owned_by": "vllm", "max_model_len": 5}), ByteTokenizer()
+    encoder = jr.data.questions.TextEncoder(tok, 100, False)
+    responses = [tok.encode("abcdefgh"), tok.encode("abcdef")]
+    aligned = AlignedTeacher(ServerTeacher("http://127.0.0.1:1"), Pairs())
+    with pytest.warns(UserWarning, match="1 of 2 responses exceed the teacher's context of 4"):
+        (ids, _), (others, _) = aligned.spans(["q"] * 2, responses, encoder=encoder)
+    assert ids.tolist() == [-1] * 8 and others.tolist() == [0, 0, 1, 1, 2, 2] and lengths == [4]
+    config = dataclasses.replace(config, recipe="iw_opd", teacher="http://127.0.0.1:1")
+    with pytest.raises(ValueError, match="13 tokens together, but the teacher's context has 4"):
+        load_experiment(config)
+
+
 def test_a_server_without_a_model_is_named(monkeypatch):
     teacher = ServerTeacher("http://127.0.0.1:1")
     monkeypatch.setattr(teacher, "_ask", lambda route, body=None: {"status": "ok"})

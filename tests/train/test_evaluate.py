@@ -113,6 +113,9 @@ def test_an_empty_answer_and_a_failed_call_have_no_vote():
     scores = Scores(np.zeros(5, np.float32), {}, np.zeros(5, bool))
     ids = answer_ids(reward, [["a", "b", "ab", "cb", "ac"]], scores)
     assert [x.tolist() for x in ids] == [[-1, -1, 0, 0, 1]]
+    hung = Scores(np.zeros(4, np.float32), {}, np.zeros(4, bool), np.array([True, False] * 2))
+    ids = answer_ids(reward, [["ab", "ab"], ["ab", "ac"]], hung)
+    assert [x.tolist() for x in ids] == [[-1, 0], [-1, 1]]
     parts, zeroed = {"answer_ids": np.float32([0, 2, 0])}, np.array([True, False, False])
     scores = Scores(np.zeros(3, np.float32), parts, np.zeros(3, bool), zeroed)
     assert [x.tolist() for x in answer_ids(reward, [["a"] * 3], scores)] == [[-1, 2, 0]]

@@ -183,6 +183,11 @@ def shown_prompts():
     return PromptSet(rows, source="tiny")
 
 
+def compared_prompts():
+    rows = [Prompt(x, metadata={"chosen": "0", "rejected": "1"}) for x in "abcdefgh"]
+    return PromptSet(rows, source="tiny")
+
+
 RUN = {
     "model": flow,
     "reward": to_the_right,
@@ -383,6 +388,9 @@ def test_what_does_not_go_together(tmp_path):
     refused("give the recipe a likelihood", recipe="grpo")
     shown = recipe.replace(collector=jr.curation.only_demonstrations(reward=1.0))
     refused("which have no latents", recipe=shown, data=DataConfig(prompts=shown_prompts))
+    compared = recipe.replace(collector=jr.curation.offline_pairs())
+    data = DataConfig(prompts=compared_prompts)
+    refused("a flow model trains on trajectories", recipe=compared, data=data)
     lora = jr.models.LoRAConfig(rank=2, targets=("layers",))
     refused("lora adds adapters, which a flow model does not have", lora=lora)
     refused("not a flow model", recipe="diffu_grpo")

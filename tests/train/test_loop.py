@@ -27,6 +27,7 @@ from jaxrl_llm.train import (
     CheckpointConfig,
     CheckpointError,
     Checkpoints,
+    DataConfig,
     EvaluationConfig,
     LoRAConfig,
     MeshConfig,
@@ -764,8 +765,8 @@ def test_minibatches_resume_exactly_and_are_packed(tmp_path):
 
 @pytest.mark.slow
 def test_the_schedule_goes_on_from_its_step_if_a_resumed_run_has_other_minibatches(tmp_path):
-    changes = {"recipe": "grpo", "minibatches": 4}
-    changes["optimizer"] = OptimizerConfig(learning_rate=1e-2, decay_steps=4)
+    changes = {"recipe": jr.recipes.ppo_max(kl_coef=0), "minibatches": 4}
+    changes["optimizer"] = OptimizerConfig(learning_rate=1e-2, decay_steps=4)  # of the critic too
     first = train(tiny_run(tmp_path, steps=2, **changes))
     np.testing.assert_allclose(first.history[-1]["learning_rate"], 1e-2 * (1 - 7 / 16), rtol=1e-6)
     changes["minibatches"] = 1
@@ -774,9 +775,10 @@ def test_the_schedule_goes_on_from_its_step_if_a_resumed_run_has_other_minibatch
     np.testing.assert_allclose(rates, [5e-3, 2.5e-3], rtol=1e-6)
     again = train(tiny_run(tmp_path, steps=5, **changes), resume=True)
     assert again.history[-1]["learning_rate"] == 0
+    moved = [row["critic_update_norm"] > 0 for row in again.history]
+    assert moved == [True] * 4 + [False]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_run_ends_if_curation_in_the_step_drops_all_groups(tmp_path):
     """The collector's groups take part, so the batch has a signal for all that the host knows."""
@@ -796,18 +798,24 @@ def test_a_recipe_that_masks_every_token_ends_the_run(tmp_path, minibatches):
     def none(advantages, mask):
         return jnp.zeros_like(mask)
 
-    counts = itertools.count()
+    def shown():
+        rows = [dataclasses.replace(x, metadata={"demonstration": "ab"}) for x in tiny_prompts()]
+        return PromptSet(rows, source="tiny")
 
-    def alternating(prompt, completion, metadata):
-        return float(next(counts) % 2)
+    def as_shown(prompt, completion, metadata):
+        return float(completion == "ab")
 
-    recipe = jr.recipes.grpo().replace(name="nothing", selection=none)
-    options = {"recipe": recipe, "reward": alternating, "minibatches": minibatches}
+    one = jr.curation.demonstrations(count=1)
+    recipe = jr.recipes.grpo().replace(name="nothing", selection=none, collector=one)
+    options = {"recipe": recipe, "reward": as_shown, "minibatches": minibatches}
+    options["data"] = DataConfig(prompts=shown, chat=False)
     told = "Step 3 makes no update: the recipe trains no token of the 4 groups .*none of the last 3"
     with pytest.raises(TrainingError, match=told):
         train(tiny_run(tmp_path, steps=5, **options))
     rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert all(row["updates"] == 0 and row["reward"] == 0.5 for row in rows)
+    assert all(row["updates"] == 0 and row["sampled_reward"] == 0 for row in rows)
+    # The demonstrations take part, so they count, as in the spread of rewards.
+    assert all(row["reward"] == 0.5 and row["informative"] == 1 for row in rows)
     assert all("mfu" not in row or row["mfu"] < 1e3 for row in rows)
 
 

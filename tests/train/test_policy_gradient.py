@@ -614,6 +614,39 @@ def test_a_critics_target_is_an_average():
 
 
 @pytest.mark.slow
+def test_a_minibatch_that_no_loss_reads_is_as_one_without_a_token():
+    """Its tokens have weight 0, as those of earlier windows; AdamW would move by its decay."""
+
+    def weights(mask, rewards):
+        return jr.aggregate.token_mean(mask & (rewards >= 0)[..., None])
+
+    critic = dataclasses.replace(CRITIC, weights=weights, target_rate=0.25)
+    functions = (jr.advantages.terminal_rewards, jr.advantages.gae)
+    advantage = jr.chain(*map(jr.stateless, functions))
+    recipe = plain(advantage=advantage, critic=critic, weights=weights)
+    network, params = model()
+    optimizer, key = optax.adamw(0.1, weight_decay=0.1), jax.random.key(0)
+    critic = init_critic(network, params, heads=2, key=key)
+    options = {"critic_optimizer": optimizer}
+    state = init_state(params, optimizer, recipe, key=key, critic=critic, **options)
+    options |= {"minibatches": 2, "remat": "none", "donate": False}
+    step, batch = make_step(network, recipe, optimizer, **options), make_batch(prompts=4)
+    second = jnp.array([False, True, False, True])[:, None]
+    after, metrics = step(state, batch.replace(rewards=jnp.where(second, -1.0, batch.rewards)))
+    want, numbers = step(state, batch.replace(where=batch.where & ~second))
+    for name in ("params", "opt_state", "critic"):
+        assert_close(getattr(after, name), getattr(want, name))
+    assert metrics["updates"] == metrics["critic_updates"] == 1
+    assert metrics["skipped"] == metrics["critic_skipped"] == 0
+    for name in numbers.keys() - {"reward", "reward_std", "informative"}:
+        np.testing.assert_allclose(metrics[name], numbers[name], rtol=1e-5, err_msg=name)
+    # Of a batch of such minibatches, neither the policy nor the critic or its target learns.
+    still, metrics = step(after, batch.replace(rewards=jnp.full_like(batch.rewards, -1.0)))
+    assert metrics["updates"] == metrics["critic_updates"] == 0
+    assert_close((still.params, still.critic), (after.params, after.critic), atol=0, rtol=0)
+
+
+@pytest.mark.slow
 def test_a_reference_moves_after_each_step_and_is_what_ref_logp_is_of():
     term = jr.bind(jr.regularizers.kl_to_reference, estimator="k1", coef=1.0)
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.5)

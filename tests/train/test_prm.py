@@ -13,6 +13,8 @@ import jaxrl_llm as jr
 from jaxrl_llm.recipes import ProcessRewardModel
 from jaxrl_llm.testing import make_case, tiny_model
 
+SGD, ADAMW = optax.sgd(0.3), optax.adamw(0.3, weight_decay=0.1)
+
 
 @pytest.fixture(scope="module")
 def setting():
@@ -30,9 +32,11 @@ def setting():
     return model, params, batch, prm
 
 
-def stepped(setting, *, microbatches=1, **options):
+def stepped(setting, *, microbatches=1, of_prm=SGD, loss=None, **options):
     model, params, batch, prm = setting
-    recipe, optimizer, of_prm = jr.recipes.oprl(**options), optax.sgd(0.5), optax.sgd(0.3)
+    recipe, optimizer = jr.recipes.oprl(**options), optax.sgd(0.5)
+    if loss is not None:
+        recipe = recipe.replace(prm=ProcessRewardModel(loss=loss))
     state = jr.train.init_state(
         params, optimizer, recipe, key=jax.random.key(0), critic=prm, critic_optimizer=of_prm
     )
@@ -92,11 +96,32 @@ def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
 
 @pytest.mark.slow
 def test_without_a_pair_the_reward_model_stays(setting):
-    """AdamW would move it by its momentum, before it scores the batch."""
+    """AdamW would move it by its decay, before it scores the batch."""
     model, params, batch, prm = setting
-    state, metrics = stepped((model, params, batch.replace(rewards=batch.rewards * 0), prm))
+    alike = model, params, batch.replace(rewards=batch.rewards * 0), prm
+    state, metrics = stepped(alike, of_prm=ADAMW)
     jax.tree.map(np.testing.assert_array_equal, state.critic.params, prm)
     assert float(metrics["critic_updates"]) == 0 and float(metrics["critic_skipped"]) == 0
+
+
+@pytest.mark.slow
+def test_a_loss_that_compares_no_pairs_needs_none(setting):
+    """One rollout, or rewards that are all equal, are enough for a loss of each outcome."""
+
+    def cross_entropy(logp, old_logp, mask, rewards, *, where):
+        ratio = jnp.where(mask, logp - old_logp, 0).sum(-1)
+        return -jnp.where(where, jax.nn.log_sigmoid((2 * rewards - 1) * ratio), 0).sum()
+
+    model, params, batch, prm = setting
+    batch = batch.replace(rewards=jnp.ones_like(batch.rewards))
+    state, metrics = stepped((model, params, batch, prm), of_prm=ADAMW, loss=cross_entropy)
+    assert float(metrics["critic_updates"]) == 1 and float(metrics["critic_loss"]) > 0
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), state.critic.params, prm)
+    assert any(jax.tree.leaves(moved))
+    batch = batch.replace(where=jnp.zeros_like(batch.where))
+    state, metrics = stepped((model, params, batch, prm), of_prm=ADAMW, loss=cross_entropy)
+    assert float(metrics["critic_updates"]) == float(metrics["critic_skipped"]) == 0
+    jax.tree.map(np.testing.assert_array_equal, state.critic.params, prm)
 
 
 @pytest.mark.slow

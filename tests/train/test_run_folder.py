@@ -8,9 +8,16 @@ import pytest
 from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, accuracy, train
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    ReportConfig,
+    accuracy,
+    train,
+)
 from jaxrl_llm.train.grading import spread_rows
-from jaxrl_llm.train.logging import RunFolder
+from jaxrl_llm.train.logging import RunFolder, run_folder
 from jaxrl_llm.train.logging.results import (
     JsonLines,
     damage_of,
@@ -31,19 +38,21 @@ def parted(prompt, completion, metadata):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "sentence"),
+    ("kind", "rewards", "what"),
     [
-        ([[1.0], [0.0]], "Accuracy on 2 held-out questions after step 0: greedy 0.500 ["),
-        ([[0.25], [0.75]], "Mean reward on 2 held-out questions after step 0: greedy 0.500 ["),
-        ([[3.0], [-2.0]], "Mean reward on 2 held-out questions after step 0: greedy 0.500 ["),
+        ("greedy", [[1.0], [0.0]], "Accuracy"),
+        ("greedy", [[0.25], [0.75]], "Mean reward"),
+        ("greedy", [[3.0], [-2.0]], "Mean reward"),
+        ("pairs", [[1.0], [0.0]], "Share of pairs in the right order"),
     ],
 )
-def test_only_a_share_of_right_answers_is_called_accuracy(tmp_path, rewards, sentence):
+def test_only_a_share_of_right_answers_is_called_accuracy(tmp_path, kind, rewards, what):
     lines = []
     with RunFolder(tmp_path, resume=False, log=lines.append) as folder:
         folder.start(0, {})
-        folder.held_out(0, {"greedy": accuracy(np.array(rewards))}, [])
-        assert folder.accuracy_at(0) == {"greedy": accuracy(np.array(rewards))}
+        folder.held_out(0, {kind: accuracy(np.array(rewards))}, [])
+        assert folder.accuracy_at(0) == {kind: accuracy(np.array(rewards))}
+    sentence = f"{what} on 2 held-out questions after step 0: {kind} 0.500 ["
     assert any(line.startswith(sentence) for line in lines)
 
 
@@ -254,3 +263,10 @@ def test_table_and_curve(tmp_path):
     plot_reward([], tmp_path / "empty.png")
     for name in ("reward.png", "empty.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_lines_reach_the_disk_before_the_checkpoint_after_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(run_folder, "sync", lambda path: synced.append(path.name))
+    train(tiny_run(tmp_path, steps=2, checkpoint=CheckpointConfig(every=1)))
+    assert synced == ["metrics.jsonl", "samples.jsonl"] * 2

@@ -113,6 +113,16 @@ def test_metrics_are_of_the_turns_that_are_there():
     np.testing.assert_allclose(wide["length"], lengths[lengths > 0].mean(), rtol=1e-6)
 
 
+def test_rewards_count_whatever_trains():
+    def none(advantages, mask):
+        return jnp.zeros_like(mask)
+
+    batch = batch_of_turns()
+    _, metrics = run(RECIPE.replace(selection=none), batch)
+    assert metrics["updates"] == metrics["tokens"] == 0
+    np.testing.assert_allclose(metrics["reward"], np.mean(batch.rewards), rtol=1e-6)
+
+
 def test_a_batch_whose_turns_are_all_skipped_leaves_the_state_of_the_recipe():
     recipe = RECIPE.replace(advantage=jr.advantages.score_scaler())
     batch = batch_of_turns()
