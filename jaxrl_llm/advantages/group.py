@@ -313,6 +313,8 @@ def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) ->
     advantages = rewards - stats.group_mean(rewards, unsteered)
     # The mean of three float32 rewards of 0.1 is not 0.1.
     settled = stats.group_is_constant(rewards, unsteered) & unsteered
+    any_own = jnp.any(unsteered, axis=-1, keepdims=True)
+    settled |= stats.group_is_constant(rewards, where) & any_own
     return masking.zero_masked(jnp.where(settled, 0.0, advantages), where)
 
 

@@ -96,6 +96,7 @@ def grpo_imitating(rewards: Array, *, imitated: Array, where: Array | None = Non
     checks.check_bool(function, imitated=imitated)
     checks.check_same_shape(function, rewards=rewards, imitated=imitated)
     sampled = ~imitated if where is None else where & ~imitated
+    rewards = masking.zero_masked(rewards, sampled)
     centered = rewards - stats.group_mean(rewards, sampled)
     scaled = centered / (stats.group_std(rewards, sampled, ddof=1) + 1e-6)
     scaled = jnp.where(stats.group_is_constant(rewards, sampled), 0.0, scaled)

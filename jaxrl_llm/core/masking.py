@@ -132,6 +132,15 @@ def safe_log_ratio(
     return log_ratio if clamp is None else jnp.clip(log_ratio, -clamp, clamp)
 
 
+def product(coefficient: Array | float, x: Array) -> Array:
+    """``coefficient * x``, and 0 where the coefficient is 0 and x infinite; a NaN stays.
+
+    The coefficient is a constant. A token that the policy cannot produce has log-probability -inf,
+    and 0 times that would be NaN.
+    """
+    return jnp.where((coefficient == 0) & jnp.isinf(x), 0.0, coefficient * x)
+
+
 def distance(x: Array) -> Array:
     """``|x|`` with gradient 0 at 0, where that of ``jnp.abs`` is 1."""
     return x * jax.lax.stop_gradient(jnp.sign(x))

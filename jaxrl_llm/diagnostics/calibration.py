@@ -15,7 +15,7 @@ class PairCalibration(NamedTuple):
     """Result of :func:`pair_calibration`, float32.
 
     Attributes:
-      error: ``[]``, expected calibration error, in [0, 1/2] for hard labels.
+      error: ``[]``, expected calibration error, in [0, 1].
       brier: ``[]``, mean squared error of the probabilities.
       confidence: ``[bins]``, mean probability of the response that the model prefers.
       accuracy: ``[bins]``, how often that response is the chosen one.

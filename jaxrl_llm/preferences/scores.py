@@ -124,7 +124,8 @@ def check_smoothing(function: str, label_smoothing: float) -> None:
 def logistic(z: Array, label_smoothing: float = 0.0) -> Array:
     """``-(1 - e) log sigmoid(z) - e log sigmoid(-z)``."""
     loss = jax.nn.softplus(-z)
-    return loss + label_smoothing * z  # softplus(z) = softplus(-z) + z
+    # softplus(z) = softplus(-z) + z
+    return loss + masking.product(label_smoothing, z)
 
 
 def square_to_target(x: Array, target: float | Array) -> Array:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core import Array, checks, masking
 
 
 def check_tokens(function: str, mask: Array | None, **arrays) -> None:
@@ -19,4 +19,4 @@ def scaled(coef, x: Array) -> Array:
     """``coef * x`` in float32; the coefficient is a constant, and 0 turns off an infinite x too."""
     checks.check_coefficients("regularizers", "the token loss", jnp.shape(x), coef=coef)
     coef = jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32))
-    return jnp.where((coef == 0) & jnp.isinf(x), 0.0, coef * x)
+    return masking.product(coef, x)

@@ -21,10 +21,12 @@ not floating point; and ValueError if shapes disagree, or an option is out of it
 or has no effect in the combination.
 
 At r = 1, if the bounds allow it, every token-level surrogate has the gradient of :func:`reinforce`
-at each token, and so under every weighting. :func:`gspo_token` has it too. :func:`gspo` and
-:func:`gmpo`, whose values depend on all tokens of a sequence, have it under
-``aggregate.sequence_mean``, the weighting that they are defined for. Surrogates with another
-gradient at r = 1 are marked with ``core.traits(policy_gradient=False)`` and document that gradient.
+at each token, and so under every weighting. Where the behavior policy is not the old policy,
+:func:`decoupled_ppo`, :func:`mix_ppg` and :func:`vespo` multiply it by their importance weight.
+:func:`gspo_token` has it too. :func:`gspo` and :func:`gmpo`, whose values depend on all tokens of a
+sequence, have it under ``aggregate.sequence_mean``, the weighting that they are defined for.
+Surrogates with another gradient at r = 1 are marked with ``core.traits(policy_gradient=False)`` and
+document that gradient.
 """
 
 from jaxrl_llm.surrogates.bounded import (

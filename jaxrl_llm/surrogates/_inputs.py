@@ -25,17 +25,8 @@ class Inputs(NamedTuple):
 
     def finish(self, loss: Array) -> Array:
         """The token loss times the weight if there is one, and exactly 0 where masked."""
-        weighted = loss if self.weight is None else product(self.weight, loss)
+        weighted = loss if self.weight is None else masking.product(self.weight, loss)
         return masking.zero_masked(weighted, self.mask)
-
-
-def product(coefficient: Array | float, x: Array) -> Array:
-    """``coefficient * x``, and 0 where the coefficient is 0 and x infinite; a NaN stays.
-
-    The coefficient is a constant. A token that the policy cannot produce has log-probability -inf,
-    and 0 times that would be NaN.
-    """
-    return jnp.where((coefficient == 0) & jnp.isinf(x), 0.0, coefficient * x)
 
 
 def log_ratio(function: str, logp: Array, old_logp: Array | None, mask: Array) -> Array:

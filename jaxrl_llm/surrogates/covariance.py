@@ -275,7 +275,7 @@ def kl_cov(
         selected = highest(cov, mask, count(ratio, mask))
     else:
         _check_selected("kl_cov", selected, mask, ratio=ratio)
-    pull = jnp.where(selected, _inputs.product(coef, masking.distance(x.log_ratio)), 0.0)
+    pull = jnp.where(selected, masking.product(coef, masking.distance(x.log_ratio)), 0.0)
     return x.finish(-x.advantages * x.ratio + pull)
 
 

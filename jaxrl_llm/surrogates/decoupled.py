@@ -98,8 +98,9 @@ def mix_ppg(
 
     It is for data sampled by a mixture of the last few policies: the ratio corrects for the
     sampler, while the clip measures the step from the policy at the start of the update,
-    ``old_logp``. Where the two policies are equal it is :func:`ppo_clip`. The other half of the
-    method is a KL term to two references, :func:`jaxrl_llm.regularizers.kl_convex`.
+    ``old_logp``. Where the two policies are equal it is :func:`ppo_clip`; at the old policy the
+    gradient is c times that of :func:`reinforce`. The other half of the method is a KL term to two
+    references, :func:`jaxrl_llm.regularizers.kl_convex`.
 
     Args:
       logp, old_logp, advantages, mask: See the package.

@@ -122,7 +122,7 @@ def drpo_len(
     sides = jax.lax.stop_gradient(masking.zero_masked(advantages, lengths > 0))
     right, wrong = sides > 0, sides < 0
     shares = length_softmax_weights(lengths, right, length=length, lam=lam)
-    raised = jnp.sum(_inputs.product(shares, score), axis=-1, keepdims=True)
+    raised = jnp.sum(masking.product(shares, score), axis=-1, keepdims=True)
     lowered = _tempered_mean(score, wrong, tau)
     both = jnp.any(right, axis=-1, keepdims=True) & jnp.any(wrong, axis=-1, keepdims=True)
     objective = jnp.where(both, raised - lowered, 0.0)
@@ -173,7 +173,7 @@ def kl_from_old(
         bound = masking.LOG_RATIO_CLAMP
         difference = jnp.clip(difference, -bound, bound)
     coef = jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32))
-    return masking.zero_masked(_inputs.product(coef, kl.estimate(-difference, estimator)), mask)
+    return masking.zero_masked(masking.product(coef, kl.estimate(-difference, estimator)), mask)
 
 
 def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:

@@ -118,7 +118,7 @@ def minillm(
     x = _inputs.prepare(name, logp, behavior_logp, advantages, sampled)
     policy = _inputs.clipped_loss(x.ratio, x.advantages, eps, eps)
     text_coef = 1.0 if text_coef is None else text_coef
-    texts = _inputs.product(-text_coef, masking.zero_masked(logp, mask & ~sampled))
+    texts = masking.product(-text_coef, masking.zero_masked(logp, mask & ~sampled))
     return masking.zero_masked(jnp.where(sampled, policy, texts), mask)
 
 
@@ -217,7 +217,7 @@ def sdpo_sampled(
     checks.check_same_shape("sdpo_sampled", logp=logp, teacher_token_logp=teacher_token_logp)
     cost = masking.safe_log_ratio(x.logp, teacher_token_logp, valid)
     weight = jax.lax.stop_gradient(capped_ratio("sdpo_sampled", x, is_clip) * cost)
-    return masking.zero_masked(_inputs.product(weight, x.logp), valid)
+    return masking.zero_masked(masking.product(weight, x.logp), valid)
 
 
 def _taught_mask(function: str, mask: Array, has_teacher: Array | None) -> Array:

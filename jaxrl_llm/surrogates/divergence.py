@@ -349,6 +349,6 @@ def _check_alpha(function: str, alpha) -> None:
 
 def _kl(p: Array, q: Array) -> Array:
     """``sum exp(p) (p - q)`` over the last axis; where exp(p) is 0 nothing is counted."""
-    possible = p > -jnp.inf
+    possible = jnp.exp(p) > 0
     p, q = jnp.where(possible, p, 0.0), jnp.where(possible, q, 0.0)
     return jnp.sum(jnp.where(possible, jnp.exp(p) * (p - q), 0.0), axis=-1)

@@ -53,7 +53,7 @@ def reinforce(
       aggregation is configured.
     """
     x = _inputs.prepare("reinforce", logp, old_logp, advantages, mask, weight)
-    return x.finish(_inputs.product(-x.advantages, x.logp))
+    return x.finish(masking.product(-x.advantages, x.logp))
 
 
 def cispo(
@@ -97,7 +97,7 @@ def cispo(
     _inputs.check_order("cispo", w_min=w_min, w_max=w_max)
     x = _inputs.prepare("cispo", logp, old_logp, advantages, mask)
     weight = jax.lax.stop_gradient(jnp.clip(x.ratio, w_min, w_max))
-    return x.finish(_inputs.product(-weight * x.advantages, x.logp))
+    return x.finish(masking.product(-weight * x.advantages, x.logp))
 
 
 def cispo_bounds(*, eps_low: float, eps_high: float) -> dict[str, float]:
@@ -172,7 +172,7 @@ def dispo(
     low = jnp.maximum(1.0 - jnp.where(positive, low_pos, low_neg), 0.0)
     high = 1.0 + jnp.where(positive, high_pos, high_neg)
     weight = jax.lax.stop_gradient(jnp.clip(x.ratio, low, high))
-    return x.finish(_inputs.product(-weight * x.advantages, x.logp))
+    return x.finish(masking.product(-weight * x.advantages, x.logp))
 
 
 def _pair(name: str, pair):
@@ -262,7 +262,7 @@ def minpro(
     log_weight = log_ratio + _least_before(log_ratio, mask, cap_one)
     clamp = masking.LOG_RATIO_CLAMP
     weight = jnp.clip(jnp.exp(jnp.clip(log_weight, -clamp, clamp)), w_min, w_max)
-    return x.finish(_inputs.product(-weight * x.advantages, x.logp))
+    return x.finish(masking.product(-weight * x.advantages, x.logp))
 
 
 def _least_before(log_ratio: Array, mask: Array, cap_one: bool) -> Array:
@@ -390,4 +390,4 @@ def _dppo(function: str, logp, old_logp, advantages, mask, w_max, allowed) -> Ar
     keep = jnp.where(x.advantages > 0, rise, fall)
     weight = jax.lax.stop_gradient(jnp.minimum(x.ratio, w_max))
     logp = jnp.where(keep, x.logp, 0.0)
-    return x.finish(_inputs.product(-weight * x.advantages, logp))
+    return x.finish(masking.product(-weight * x.advantages, logp))

@@ -7,8 +7,8 @@ With the geometric mean of the token ratios of a sequence as its ratio::
 most of these losses are one number per sequence, repeated at every token, for
 ``aggregate.sequence_mean``, which averages it over sequences. For those, ``advantages`` is
 ``[...]``, one value per sequence; one per token raises ValueError. The mean log ratio is capped at
-10, as in verl. An empty sequence has loss 0 and does not count in the mean over sequences; TRL
-divides by all rows.
+10, as in verl, except in :func:`gmpo`, which clips those of tokens. An empty sequence has loss 0
+and does not count in the mean over sequences; TRL divides by all rows.
 
 - ``k_pos``, ``lambda_pos``: Power, not negative, and rate, above 0, of :func:`vespo_weights` where
   the advantage is not negative; ``k_neg``, ``lambda_neg``: the same elsewhere.
@@ -473,4 +473,4 @@ def vespo(
         k_neg=k_neg,
         lambda_neg=lambda_neg,
     )
-    return x.finish(_inputs.product(-phi * x.advantages, x.logp))
+    return x.finish(masking.product(-phi * x.advantages, x.logp))

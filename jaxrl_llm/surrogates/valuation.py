@@ -65,8 +65,8 @@ def rover(
 
     If the only reward comes at the end, the value of a uniformly random policy is enough to act
     optimally; the old policy times the softmax of Q is the language model itself. Where the policy
-    has not changed, the gradient is twice that of :func:`reinforce`. Unlike a policy gradient it
-    does not vanish where A is 0 and the policy has changed: the loss moves Q toward q.
+    has not changed, the gradient is 2 rho times that of :func:`reinforce`. Unlike a policy gradient
+    it does not vanish where A is 0 and the policy has changed: the loss moves Q toward q.
 
     Args:
       logp, old_logp: See the package; the old policy is the one at the start of the step.

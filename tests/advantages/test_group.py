@@ -338,3 +338,9 @@ def test_grpo_split_rollouts_of_the_policy_that_agree_get_exactly_zero(value):
 def test_grpo_split_bfloat16_rewards():
     rewards = jnp.ones((2, 3), jnp.bfloat16)
     assert grpo_split(rewards, steered=jnp.zeros((2, 3), bool)).dtype == jnp.float32
+
+
+def test_a_group_of_equal_rewards_has_no_signal_for_the_guide_either():
+    steered = jnp.array([False, False, False, True])
+    assert grpo_split(jnp.full(4, 0.1), steered=steered).tolist() == [0.0] * 4
+    assert grpo_split(jnp.full(4, 0.1), steered=jnp.ones(4, bool)).tolist() == [np.float32(0.1)] * 4

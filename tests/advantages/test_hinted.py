@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import adhint, grpo, hint_consistency, hint_preservation
+from jaxrl_llm.advantages import (
+    adhint,
+    grpo,
+    grpo_imitating,
+    hint_consistency,
+    hint_preservation,
+)
 from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(adhint)
@@ -118,3 +124,19 @@ def test_a_failed_rollout_does_not_blame_its_hint():
 def test_bad_input_is_one_sentence(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf])
+def test_rewards_of_imitated_responses_are_not_read(junk):
+    imitated = jnp.array([False, False, True, False])
+    where = jnp.array([True, True, True, False])
+
+    def total(rewards):
+        advantages = grpo_imitating(rewards, imitated=imitated, where=where)
+        return advantages @ jnp.arange(1.0, 5.0), advantages
+
+    clean, read = (jnp.array([1.0, 0.0, x, x]) for x in (0.0, junk))
+    (_, expected), slope = jax.value_and_grad(total, has_aux=True)(clean)
+    (_, found), found_slope = jax.value_and_grad(total, has_aux=True)(read)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found_slope, slope)

@@ -148,3 +148,17 @@ def test_what_cannot_be_is_said():
     unknown[0, 0] = np.nan
     loss = preferences.paired(logp, None, unknown, MASK, ref_logp=ref)
     assert np.isnan(loss[0, 0, 0]) and np.isfinite(loss[1:]).all()
+
+
+def test_the_center_stays_finite_with_a_token_that_neither_policy_can_produce():
+    center = preferences.running_center(beta=0.1)
+    logp = jnp.full((1, 2, 3), -1.0).at[0, 1, 2].set(-jnp.inf)
+    mean, _ = center.update(
+        jnp.array([[1.0, 0.0]]),
+        center.init(),
+        where=jnp.ones((1, 2), bool),
+        old_logp=logp,
+        ref_logp=logp,
+        mask=jnp.ones((1, 2, 3), bool),
+    )
+    assert float(mean) == 0.0

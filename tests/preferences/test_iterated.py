@@ -228,3 +228,12 @@ def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself(
         preferences.mixture_win_rates(wins, logp, logp, mixture=1.5)
     with pytest.raises(ValueError, match="probabilities must have shape"):
         preferences.mixture_win_rates(wins[:3], logp, logp)
+
+
+def test_nash_md_of_a_token_that_neither_policy_can_produce():
+    logp, mask = jnp.array([[-1.0, -jnp.inf]]), jnp.ones((1, 2), bool)
+    even, beta = jnp.array([0.5]), 0.1
+    loss, gradient = jax.value_and_grad(
+        lambda x: preferences.nash_md(x, logp, mask, even, beta=beta).sum()
+    )(logp)
+    assert float(loss) == 0.0 and np.isfinite(gradient).all()

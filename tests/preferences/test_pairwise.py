@@ -440,3 +440,11 @@ BAD = [
 def test_bad_input_is_one_sentence(run, words):
     with pytest.raises(ValueError, match=words):
         run()
+
+
+def test_a_response_that_the_policy_cannot_produce_is_a_pair_that_is_won():
+    pair = [jnp.array([x]) for x in (-10.0, -jnp.inf, -10.0, -20.0)]
+    values, gradients = jax.value_and_grad(lambda *x: preferences.dpo(*x).sum(), argnums=(0, 1))(
+        *pair
+    )
+    assert float(values) == 0.0 and [float(g[0]) for g in gradients] == [0.0, 0.0]

@@ -103,6 +103,15 @@ def test_a_support_of_the_whole_vocabulary_has_no_tail(alpha):
     np.testing.assert_allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
+def test_an_event_whose_probability_rounds_to_zero_contributes_nothing():
+    student = jnp.array([0.0, -110.0])
+    teacher = jnp.array([0.0, -jnp.inf])
+    value, gradient = jax.value_and_grad(lambda s: distillation_divergence(s, teacher, alpha=1.0))(
+        student
+    )
+    assert float(value) == 0.0 and np.isfinite(gradient).all()
+
+
 def test_merging_tokens_into_a_tail_can_only_lower_the_divergence():
     rng = np.random.default_rng(0)
     s, t = np.log(rng.dirichlet(np.ones(8), (2, 20))).astype(np.float32)
