@@ -85,9 +85,12 @@ def optimized():
     import jax
 
     before = jax.config.read("jax_disable_most_optimizations")
+    # JAX would go on with the programs that it has compiled under the other setting.
+    jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()
 
 
 class _Trained:

@@ -198,15 +198,16 @@ class _Point(NamedTuple):
 class _Play:
     """An episode under way from a point on: the state, and which of its tokens were sampled.
 
-    ``places`` are of the tokens that the policy reads; those of ``left`` are read no more.
+    ``read`` are the tokens that the policy reads, at ``places``; those of ``left`` are read no
+    more.
     """
 
-    def __init__(self, point: _Point):
+    def __init__(self, point: _Point, read: np.ndarray):
         self.state, self.name = point.state, point.name
         self.prompt, self.messages = point.prompt, list(point.messages)
         self.turns, self.sampled = list(point.turns), list(point.sampled)
         self.starts, self.length = list(point.starts), sum(map(len, point.sampled))
-        self.places, self.left = list(point.places), list(point.left)
+        self.places, self.left, self.read = list(point.places), list(point.left), read
         self.end: str | None = None
         self.error = ""
 
@@ -223,6 +224,11 @@ class _Play:
             tuple(self.places),
             tuple(self.left),
         )
+
+    def goes_on(self, tokens: np.ndarray) -> bool:
+        """Whether the tokens of a response are those that the policy has read, and another turn."""
+        n = len(self.read)
+        return self.end is None and len(tokens) > n and np.array_equal(tokens[:n], self.read)
 
     def add(self, count: int, *, sampled: bool) -> None:
         """Tokens that come after those that the policy reads."""
@@ -308,7 +314,7 @@ class Episodes:
         self._starts: dict[int, Start] = {}
         self._names: dict[int, str] = {}
         self._plays: dict[int, _Play] = {}
-        self._begins: dict[int, _Point] = {}
+        self._begins: dict[int, tuple[_Point, np.ndarray]] = {}
         self._most_turns: dict[int, int] = {}
 
     @property
@@ -366,15 +372,28 @@ class Episodes:
         return stored_episode(response, self._decode, self._renderer.parse)
 
     def follow(self, place: int) -> Callable[[Completion], Future]:
-        """What a generation asks after each turn of the responses to a task that has started."""
+        """What a generation asks after each turn of the responses to a task that has started.
+
+        A response that does not continue the tokens of its episode begins the episode again. The
+        future raises ValueError if the response has earlier turns that the episode has not played.
+        """
 
         def follow(completion: Completion) -> Future:
             play = self._plays.get(completion.request)
-            if play is None or len(completion) <= len(play.places):  # it begins, or begins again
+            if play is None or not play.goes_on(completion.tokens):  # it begins, or begins again
                 start = self._starts[place]
                 first = _Point(start.state, start.name, start.prompt, start.messages)
-                point = self._begins.get(completion.request, first)
-                play = self._plays[completion.request] = _Play(point)
+                begin = self._begins.get(completion.request, (first, np.zeros(0, np.int32)))
+                play = self._plays[completion.request] = _Play(*begin)
+            if (completion.out.version[len(play.read) :] < 0).any():
+                failed: Future = Future()
+                failed.set_exception(
+                    ValueError(
+                        "Episodes: the environment did not play the earlier turns of request "
+                        f"{completion.request}; an episode can be forked only in its first turn."
+                    )
+                )
+                return failed
             return self._after_turn(play, completion, self._what("step", place))
 
         return follow
@@ -402,11 +421,13 @@ class Episodes:
                 f"a collector asks for an episode that goes on after {n} tokens of another one, "
                 "where no turn begins."
             )
-        self._begins[request] = starts[0].play
-        return np.array(starts[0].play.places, int)
+        places = np.array(starts[0].play.places, int)
+        self._begins[request] = starts[0].play, np.asarray(response.tokens)[places]
+        return places
 
     def _after_turn(self, play: _Play, completion: Completion, what: str) -> Future:
-        tokens = completion.tokens[len(play.places) :].tolist()
+        tokens = completion.tokens[len(play.read) :].tolist()
+        play.read = completion.tokens
         play.add(len(tokens), sampled=True)
         text, stopped = self._decode(tokens), completion.finish == STOP
         action, request = self._renderer.parse(tokens), completion.request
@@ -493,6 +514,7 @@ class Episodes:
             play.end = "context"
             return None
         play.cut(keep, completion.out)
+        play.read = np.concatenate([completion.tokens[:keep], np.int32(added)])
         play.add(len(added), sampled=False)
         play.starts.append(TurnStart(play.length, play.point()))
         return NextTurn(added, keep)

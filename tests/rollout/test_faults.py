@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.support import Support
 from jaxrl_llm.rollout import Completion, Group
 from jaxrl_llm.rollout.engine import memory
 from jaxrl_llm.rollout.slots import Tokens
@@ -68,6 +69,16 @@ def test_settings_out_of_range_are_named(make, generate):
     generation = generate(make(vary=("temperature",)))
     with pytest.raises(ValueError, match="submit: group 'a' sets temperature to -1"):
         generation.submit(Group("a", [20], (0,), settings={"temperature": -1.0}))
+
+
+def test_tokens_that_were_drawn_from_more_candidates_are_named(make, generate):
+    generation = generate(make(top_k=5))
+    support = Support(ids=np.zeros((3, 8), np.int32))
+    out = begun(3, entropy=False).out._replace(support=support)
+    group = Group("a", [20], (7,), partial={7: Completion(7, out, UNFINISHED)})
+    with pytest.raises(ValueError, match="submit: group 'a': .* request 7 were sampled with other"):
+        generation.submit(group)
+    assert generation.stop() == []
 
 
 def test_more_requests_than_slots(engine, generate, by_request):

@@ -331,6 +331,23 @@ def test_a_cancelled_request_that_came_back_leaves_nothing_in_the_queue():
     assert [done.id for done in scheduler.finished] == ["a"]
 
 
+def test_a_request_that_comes_back_starts_before_groups_that_have_not_begun():
+    scheduler = Scheduler(1, 1)
+    for request, expected in enumerate((1, 5, 9, 7)):
+        group = Group(request, [1], (request,), expected=expected, follow=lambda completion: None)
+        scheduler.submit([(group, limits_of(group, T))])
+        if request == 0:
+            scheduler.start_requests()
+    scheduler.leave(0)
+    assert [each.request for each in scheduler.start_requests()] == [2]
+    scheduler.come_back(0, None)
+    late = Group(4, [1], (4,), expected=8)
+    scheduler.submit([(late, limits_of(late, T))])
+    assert [each.group.id for each in scheduler.queue] == [0, 4, 3, 1]
+    scheduler.end(2, completion(2, 1, STOP))
+    assert [each.request for each in scheduler.start_requests()] == [0]
+
+
 def chunk(waiting, running, *, small, follow=None):
     """The plan for a grid of 4 rows of 4 slots, each of whose rows has ``running`` responses."""
     scheduler = Scheduler(4, 4)

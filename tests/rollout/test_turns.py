@@ -9,8 +9,11 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.runtime.threads import LAUNCHING
+from jaxrl_llm.data import make_renderer
+from jaxrl_llm.environments import Observation
 from jaxrl_llm.rollout import Completion, Group, NextTurn
 from jaxrl_llm.rollout.engine.requests import slice_tokens
+from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.train.mesh import make_mesh
@@ -249,28 +252,122 @@ def test_an_engine_of_one_slot_warms_up(make, tiny):
     make(rows=1, width=1).warm_up(tiny[1], turns=True)
 
 
-def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, by_request):
-    waiting, dialog = [], Dialog()
+def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, left):
+    model, params = tiny
+    other, waiting, dialog = jax.tree.map(lambda x: x * 1.5, params), {}, Dialog()
 
     def follow(completion):
         future = Future()
-        waiting.append((future, dialog.next_of(completion)))
+        waiting[completion.request] = future, dialog.next_of(completion)
         return future
 
+    def answer(request):
+        future, following = waiting.pop(request)
+        future.set_result(following)
+
     generation = generate(engine, *groups(follow))
+    scheduler = generation._scheduler
     for _ in range(12):
         generation.step()
-    generation.update(tiny[1], version=1)
-    while waiting or generation._scheduler.has_work:
-        for future, following in waiting:
-            future.set_result(following)
-        waiting.clear()
+    away = [request for request in waiting if request not in scheduler.slots]
+    answer(away[0])
+    generation.step()
+    # Of those that have left their slots, one waits for a slot, and others for their answers.
+    assert left and set(scheduler.back) == {away[0]} and len(away) > 1
+    generation.update(other, version=1)
+    while waiting or scheduler.has_work:
+        for request in list(waiting):
+            answer(request)
         generation.step()
-    result = by_request(list(generation))
-    reference = by_request(list(generate(engine, *groups(Dialog()))))
-    for request, each in reference.items():
-        assert result[request].tokens.tolist() == each.tokens.tolist()
-        np.testing.assert_allclose(result[request].out.model_logp, each.out.model_logp, atol=1e-5)
+    rollout = jr.rollout.to_rollout(list(generation), max_new_tokens=T, prompt_width=3)
+    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    for version, weights in enumerate((params, other)):
+        logp, _ = jr.train.score(model, weights, *fields)
+        sampled = rollout.mask & (rollout.version == version)
+        assert sampled.sum() > 100
+        np.testing.assert_allclose(rollout.model_logp[sampled], logp[sampled], atol=1e-5)
+
+
+LONG = "a first turn with more tokens than the policy goes on reading after it"
+
+
+class Quiz:
+    """An environment of two turns that rewards a turn with its number, from 0; "end" ends it."""
+
+    tools = ()
+
+    def __init__(self, instead):
+        self.instead = instead
+
+    def reset(self, task, seed):
+        return 0, Observation([{"role": "user", "content": "0?"}])
+
+    def step(self, state, action):
+        done = state == 1 or action.text == "end"
+        question = {"role": "user", "content": f"{state + 1}?"}
+        return state + 1, Observation([question], float(state), done=done, instead=self.instead)
+
+
+def completed(request, tokens, observed=0):
+    """A response, of which the environment wrote so many tokens before its last one."""
+    n = len(tokens)
+    logp, version = np.arange(n, dtype=np.float32), np.zeros(n, np.int32)
+    version[n - 1 - observed : n - 1] = -1
+    return Completion(request, Tokens(np.int32(tokens), logp, logp, 0 * logp, version), STOP)
+
+
+@pytest.fixture
+def play():
+    """``play(instead)``: the episodes of :class:`Quiz`, and ``turn``, the tokens of a text."""
+    tokenizer, opened = jr.testing.ByteTokenizer(), []
+
+    def play(instead=None):
+        episodes = Episodes(
+            Quiz(instead), make_renderer(tokenizer), decode=tokenizer.decode, seed=(0,),
+            max_new_tokens=200,
+        )  # fmt: skip
+        opened.append(episodes)
+        episodes.start(0, {}, "quiz")
+        return episodes, lambda text: [*text.encode(), *tokenizer.eos_ids]
+
+    yield play
+    for episodes in opened:
+        episodes.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "instead"),
+    [
+        ("a", "a", None),
+        ("a", LONG, None),
+        (LONG, LONG, "a"),
+        ("end", LONG, None),
+    ],
+    ids=["the same", "longer", "replaced", "ended"],
+)
+def test_an_episode_begins_again_with_the_first_turn_of_its_response(play, before, first, instead):
+    def whole(*abandoned):
+        episodes, turn = play(instead)
+        follow = episodes.follow(0)
+        for text in abandoned:
+            follow(completed(7, turn(text))).result(60)
+        tokens = turn(first)
+        following = follow(completed(7, tokens)).result(60)
+        tokens = [*tokens[: following.keep], *following.tokens, 98]
+        done = completed(7, tokens, len(following.tokens))
+        assert follow(done).result(60) is None
+        return episodes.take(done)
+
+    result, expected = whole(before), whole()
+    assert result.episode == expected.episode and result.episode.reward == 1
+    assert [turn.text for turn in result.episode.turns] == [first, "b"]
+    jax.tree.map(np.testing.assert_array_equal, result[1:4], expected[1:4])
+
+
+def test_a_fork_after_the_first_turn_of_an_episode_is_refused(play):
+    episodes, turn = play()
+    with pytest.raises(ValueError, match="did not play the earlier turns of request 8"):
+        episodes.follow(0)(completed(8, [*turn("a"), 9, 98], observed=1)).result(60)
 
 
 def test_a_response_between_turns_is_cancelled_or_begins_again(engine, generate, by_request):

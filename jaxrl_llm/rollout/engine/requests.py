@@ -177,9 +177,11 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
     spec.draw.check(start, group.settings)
     if not (isinstance(group.adapter, Integral) and 0 <= group.adapter < num_deltas):
         raise ValueError(f"{start} names adapter {group.adapter} of {num_deltas}.")
-    outputs = jax.tree.structure(spec.draw.blank)
+    blank, outputs = jax.tree.flatten(spec.draw.blank)
+    shapes = [x.shape for x in blank]
     for request, partial in group.partial.items():
-        if jax.tree.structure(partial.out) != outputs:
+        leaves, structure = jax.tree.flatten(partial.out)
+        if structure != outputs or [x.shape[1:] for x in leaves] != shapes:
             raise ValueError(
                 f"{start}: the tokens of request {request} were sampled with other outputs "
                 "(entropy, runner-up, support) than this engine has."

@@ -242,6 +242,7 @@ class Scheduler:
         if slots is not None:
             self.back[request] = slots
         if group not in self.queue and all(each is not group for each in self.rows):
+            group.expected = math.inf  # it has begun before
             self.queue.insert(0, group)
 
     def slot_for_fork(self, request: int) -> SlotIndex | None:

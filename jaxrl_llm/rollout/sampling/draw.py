@@ -64,11 +64,11 @@ class Drawn(NamedTuple):
     """One token a row with its statistics ``[...]``, as in :class:`~jaxrl_llm.rollout.Rollout`.
 
     An unused field costs nothing under ``jit``. ``behavior_logp`` has penalty, temperature and
-    truncation applied; ``model_logp`` is non-finite where a logit of the row is. ``entropy`` is
-    float32 of the distribution really sampled, in nats. ``support`` holds the tokens that could
-    have been drawn, as ids where ``top_k`` bounds their number, else as bits; it is None where no
-    option truncates. ``runner_up`` is the most likely token of the plain model but the drawn one,
-    with its log-probability ``runner_up_logp``.
+    truncation applied; ``model_logp`` is non-finite where a logit of the row is NaN or +inf.
+    ``entropy`` is float32 of the distribution really sampled, in nats. ``support`` holds the tokens
+    that could have been drawn, as ids where ``top_k`` bounds their number, else as bits; it is None
+    where no option truncates. ``runner_up`` is the most likely token of the plain model but the
+    drawn one, with its log-probability ``runner_up_logp``.
     """
 
     tokens: Array
