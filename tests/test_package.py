@@ -1,6 +1,7 @@
 """What the package promises as a whole: what it loads, what it declares, how files are kept."""
 
 import ast
+import importlib
 import importlib.metadata
 import json
 import re
@@ -16,6 +17,7 @@ import jaxrl_llm
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = sorted((ROOT / "jaxrl_llm").rglob("*.py"))
+LAZY = [p for p in SOURCES if p.name == "__init__.py" and "__getattr__" in p.read_text()]
 # Of the extras; with jax, numpy, optax and chex come a few that are lighter.
 HEAVY = {
     "flax",
@@ -71,6 +73,25 @@ def test_layer_one_loads_nothing_heavy():
         "print(*sorted({m.split('.')[0] for m in sys.modules}))"
     )
     assert not HEAVY & set(_run(code).split())
+
+
+@pytest.mark.parametrize(
+    ("namespace", "names"),
+    [
+        ("advantages", "ACTION SUBGOAL SWITCH"),
+        ("models", "with_adapter with_head"),
+        ("rollout", "LENGTH STOP FAILED CANCELLED UNFINISHED REMASKING make_uncover"),
+        (
+            "train",
+            "ServerTeacher StoredTeacher AlignedTeacher ModelTeacher TokenTeacher TokenScores "
+            "write_scores Sink RunInfo InUseError",
+        ),
+    ],
+)
+def test_what_users_write_against_is_public(namespace, names):
+    module = getattr(jaxrl_llm, namespace)
+    assert set(names.split()) <= set(module.__all__)
+    assert all(getattr(module, name) is not None for name in names.split())
 
 
 def test_import_starts_no_device():
@@ -151,3 +172,16 @@ assert len(set(before)) == len(before)
 assert {"advantages", "recipes", "train", "bind"} <= set(before) and "importlib" not in before
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: path.parent.name)
+def test_the_stub_of_a_lazy_package_names_what_it_loads(path):
+    """Editors and type checkers read the stub, since they do not run ``__getattr__``."""
+    package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+    stub = ast.parse(path.with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    named = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    assert set(named) == set(package.__all__)
+    for name, (module, original) in named.items():
+        assert name == original  # only `import x as x` makes a name public
+        assert getattr(importlib.import_module(module), name) is getattr(package, name)

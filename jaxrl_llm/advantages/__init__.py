@@ -1,9 +1,17 @@
 """Rewards to advantages.
 
-Every function takes ``rewards[..., G]`` first, with the rollouts of one prompt along the last axis,
-and returns float32 advantages: ``[..., G]`` for one value per sequence, ``[..., G, T]`` for one per
-token. ``where`` (bool, True = takes part) marks rollouts; the others get 0 and their rewards are
-never read. All functions are differentiable; the surrogate stops the gradient.
+Estimators return float32 advantages, and are of four kinds by their first argument:
+
+- groups: ``rewards[..., G]``, the rollouts of one prompt along the last axis. They return
+  ``[..., G]``, one value per rollout, or ``[..., G, T]``, one per token.
+- tokens: ``token_rewards[..., T]``, as for :func:`gae`; they return ``[..., T]``.
+- turns: ``rewards[..., G, K]`` or ``turn_rewards[..., K]``, one per turn, as for :func:`trloo`;
+  they return one value per turn.
+- modulators, "then" in the table: ``advantages``, which they change.
+
+States, trackers and helpers say what they take. ``where`` (bool, True = takes part) marks rollouts;
+the others get 0 and their rewards are never read. Estimators are differentiable; the surrogate
+stops the gradient.
 
 ===========================  =======================================================================
 grpo                         minus the group mean, over a standard deviation
@@ -117,6 +125,9 @@ from jaxrl_llm.advantages.hidden_rank import (
     rank_shaping,
 )
 from jaxrl_llm.advantages.hierarchy import (
+    ACTION,
+    SUBGOAL,
+    SWITCH,
     Hierarchy,
     TokenCredit,
     hae,
@@ -252,6 +263,9 @@ from jaxrl_llm.advantages.turns import (
 from jaxrl_llm.advantages.visits import Recalled, Visits, last_visit
 
 __all__ = [
+    "ACTION",
+    "SUBGOAL",
+    "SWITCH",
     "BetaTracker",
     "EntropySignal",
     "EntropyStats",

@@ -104,7 +104,7 @@ def center(x: Array, *, where: Array | None = None) -> Array:
     References:
       CRPG of CGPO (arXiv:2409.20370); REINFORCE with the batch mean as its baseline.
     """
-    stats.check_group("center", x, where)
+    stats.check_group("center", x, where, name="x")
     x = masking.zero_masked(x, where)
     return masking.zero_masked(x - masking.masked_mean(x, where), where)
 

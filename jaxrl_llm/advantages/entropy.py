@@ -176,9 +176,7 @@ def token_grpo(
     lengths = masking.zero_masked(masking.lengths(mask), where)
     total = jnp.maximum(jnp.sum(lengths, axis=-1, keepdims=True), 1.0)
     centered = rewards - jnp.sum(lengths * rewards, axis=-1, keepdims=True) / total
-    variance = jnp.sum(lengths * centered**2, axis=-1, keepdims=True) / total
-    # The gradient of a square root at zero is infinite.
-    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    std = masking.safe_sqrt(jnp.sum(lengths * centered**2, axis=-1, keepdims=True) / total)
     by_token = centered / (std + eps)
     spoken = lengths > 0
     plain = rewards - stats.group_mean(rewards, where)

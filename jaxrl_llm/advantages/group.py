@@ -99,9 +99,7 @@ def grpo(
             centered = jnp.where(masking.is_constant(rewards, where), 0.0, centered)
         count = stats.group_count(rewards, where)
         squares = masking.masked_sum(centered**2, where, axis=-1, keepdims=True)
-        variance = squares / jnp.maximum(count - ddof, 1.0)
-        # The gradient of a square root at zero is infinite.
-        std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+        std = masking.safe_sqrt(squares / jnp.maximum(count - ddof, 1.0))
         alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
         advantages = jnp.where(count == 1, alone, centered / (std + eps))
         return masking.zero_masked(advantages, where)

@@ -106,7 +106,7 @@ def two_level(
       function take it over all turns. A group of one gets 0 here, and its reward there.
     """
     function = "two_level"
-    taken = check_turns(function, turn_rewards, turn_where, where)
+    taken = check_turns(function, turn_rewards, turn_where, where, name="turn_rewards")
     checks.check_float(function, rewards=rewards)
     checks.check_shape(function, "rewards", rewards, jnp.shape(turn_rewards)[:-1])
     checks.check_option(function, "base", base, ("rloo", "grpo", "center"))
@@ -161,6 +161,9 @@ def oprl(
     References:
       OPRL or iStar (arXiv:2509.19199).
     """
+    checks.check_positive("oprl", finite=True, beta=beta)
+    checks.check_non_negative("oprl", finite=True, alpha=alpha)
+    checks.check_option("oprl", "base", base, ("rloo", "grpo", "center"))
     turn_rewards = implicit_turn_rewards(
         prm_logp,
         old_logp,

@@ -191,9 +191,7 @@ def passk_training(
     x = _count("passk_training", rewards, where, threshold)
     fails = _comb_ratio(x.wrong, x.total, k)  # of the groups of k, 1 - rho
     blamed = _comb_ratio(x.wrong - 1, x.total - 1, k - 1)
-    variance = fails * (1.0 - fails)
-    spread = variance > 0
-    sigma = jnp.where(spread, jnp.sqrt(jnp.where(spread, variance, 1.0)), 0.0)
+    sigma = masking.safe_sqrt(fails * (1.0 - fails))
     advantages = (fails - jnp.where(x.right > 0, 0.0, blamed)) / (sigma + eps)
     # Neither holds for a NaN, which stays.
     advantages = jnp.where((fails == 0) | (fails == 1), 0.0, advantages)
@@ -315,10 +313,7 @@ def maxrl(
     checks.check_positive("maxrl", finite=True, eps=eps)
     rewards = masking.zero_masked(rewards, where)
     mean = stats.group_mean(rewards, where)
-    divisor = mean
-    if scale == "root":
-        # The gradient of a square root at zero is infinite.
-        divisor = jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1.0)), 0.0)
+    divisor = masking.safe_sqrt(mean) if scale == "root" else mean
     # The mean of three float32 rewards of 0.1 is not 0.1.
     constant = stats.group_is_constant(rewards, where)
     advantages = jnp.where(constant, 0.0, rewards - mean) / (divisor + eps)

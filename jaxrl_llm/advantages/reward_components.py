@@ -227,6 +227,9 @@ def _prepare(
     names = _check(function, rewards, where)
     if gate is not None:
         by, threshold = gate
+        checks.check_option(function, "gate[0]", by, names)
+        if len(names) == 1:
+            raise ValueError(f"{function}: gate={gate!r} has no effect without another reward.")
         rewards = gate_rewards(rewards, by=by, threshold=threshold)
     weights = _weights(function, names, weights)
     checks.check_positive(function, finite=True, eps=eps)

@@ -85,7 +85,7 @@ def set_advantages(
       Polychromic objectives (arXiv:2509.25424), PAPER; an unofficial implementation.
     """
     function = "set_advantages"
-    stats.check_group(function, scores, set_where)
+    stats.check_group(function, scores, set_where, name="scores", where_name="set_where")
     checks.check_count(function, group_size=group_size)
     sets = _sets(function, sets, (*jnp.shape(scores)[:-1], group_size))
     if sets.shape[-2] != jnp.shape(scores)[-1]:

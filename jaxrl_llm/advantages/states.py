@@ -76,7 +76,9 @@ def gigpo(
     """
     taken = _check("gigpo", "rewards", rewards, state_ids, turn_rewards, turn_where, where)
     checks.check_non_negative("gigpo", finite=True, omega=omega)
-    checks.check_option("gigpo", "scale", scale, ("group", "none"))
+    turns.check_scale("gigpo", scale, eps)
+    checks.check_share("gigpo", gamma=gamma)
+    checks.check_option("gigpo", "singleton", singleton, ("zero", "raw"))
     base = _episode("gigpo", rewards, taken, where, episode, scale, eps, singleton)
     to_come = turns.turn_returns(turn_rewards, turn_where=taken, gamma=gamma)
     labels = _labels((state_ids,), taken & (state_ids >= 0))
@@ -144,7 +146,9 @@ def hgpo(
     taken = _check(function, "rewards", rewards, state_ids, turn_rewards, turn_where, where)
     _check_history(function, history)
     checks.check_option(function, "scale", scale, ("group", "none"))
+    checks.check_share(function, gamma=gamma)
     checks.check_positive(function, finite=True, eps=eps)
+    checks.check_option(function, "singleton", singleton, ("zero", "raw"))
     if episode is None:
         unread = None if singleton == "zero" else singleton
         checks.check_no_effect(function, "without an episode", singleton=unread)
@@ -304,9 +308,7 @@ def _peers(x: Array, labels: Array, *, ddof: int) -> _Peers:
     centered = jnp.where(known & ~_constant(x, labels), x - mean, 0.0)
     squares = segments.over_label(centered**2, labels)
     variance = jnp.where(count > ddof, squares / jnp.maximum(count - ddof, 1.0), 0.0)
-    # The gradient of a square root at zero is infinite.
-    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    return _Peers(centered, std)
+    return _Peers(centered, masking.safe_sqrt(variance))
 
 
 def _constant(x: Array, labels: Array) -> Array:
@@ -354,6 +356,8 @@ def _check(function, name, values, state_ids, turn_rewards, turn_where, where) -
     checks.check_float(function, **{name: values})
     checks.check_shape(function, name, values, jnp.shape(state_ids)[:-1])
     checks.check_same_shape(function, turn_rewards=turn_rewards, state_ids=state_ids)
-    rewards = jnp.zeros(jnp.shape(state_ids)) if turn_rewards is None else turn_rewards
-    taken = turns.check_turns(function, rewards, turn_where, where)
+    of_turns, rewards = "turn_rewards", turn_rewards
+    if turn_rewards is None:
+        of_turns, rewards = "state_ids", jnp.zeros(jnp.shape(state_ids))
+    taken = turns.check_turns(function, rewards, turn_where, where, name=of_turns)
     return jnp.ones(jnp.shape(state_ids), bool) if taken is None else taken

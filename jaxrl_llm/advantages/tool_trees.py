@@ -89,7 +89,7 @@ def step_rewards(
       PORTool (arXiv:2510.26020), ABSTRACT reading of the reward of a step.
     """
     function = "step_rewards"
-    taken, same = _same(function, rewards, steps, turn_where, where, turn_formats)
+    taken, same = _same(function, rewards, steps, turn_where, where, turn_formats=turn_formats)
     checks.check_share(function, gamma=gamma)
     K = jnp.shape(steps)[-1]
     last = jnp.max(jnp.where(taken, jnp.arange(K), 0), axis=-1, keepdims=True)
@@ -141,7 +141,7 @@ def fork_advantages(
     """
     function = "fork_advantages"
     outcome = jnp.zeros(jnp.shape(steps)[:-1], jnp.float32)
-    taken, same = _same(function, outcome, steps, turn_where, where, values)
+    taken, same = _same(function, outcome, steps, turn_where, where, values=values)
     checks.check_option(function, "scale", scale, ("std", None))
     if scale is None:
         checks.check_no_effect(function, "without scale", eps=eps)
@@ -212,6 +212,8 @@ def portool(
     checks.check_non_negative(
         "portool", finite=True, trajectory_weight=trajectory_weight, fork_weight=fork_weight
     )
+    checks.check_share("portool", gamma=gamma)
+    checks.check_option("portool", "scale", scale, ("std", None))
     steps = turn_nodes(node_ids, mask, turn_ids, turns=jnp.shape(turn_where)[-1])
     values = step_rewards(
         rewards,
@@ -227,12 +229,12 @@ def portool(
     return trajectory_weight * outcome + fork_weight * forks
 
 
-def _same(function: str, rewards: Array, steps: Array, turn_where: Array, where, values):
+def _same(function: str, rewards: Array, steps: Array, turn_where: Array, where, **of_turns):
     """Turns that take part ``[..., G, K]``; if turn k of two rows is one, ``[..., G, G, K]``."""
     checks.check_integer(function, steps=steps)
     checks.check_bool(function, turn_where=turn_where)
-    checks.check_float(function, rewards=rewards, values=values)
-    checks.check_same_shape(function, steps=steps, turn_where=turn_where, values=values)
+    checks.check_float(function, rewards=rewards, **of_turns)
+    checks.check_same_shape(function, steps=steps, turn_where=turn_where, **of_turns)
     checks.check_min_rank(function, 2, steps=steps)
     checks.check_shape(function, "rewards", rewards, jnp.shape(steps)[:-1])
     check_turns(function, jnp.zeros(jnp.shape(steps)), turn_where, where)

@@ -198,9 +198,7 @@ def uncertainty_sampling_weights(values: Array, *, explore: float = 0.05) -> Arr
     checks.check_float(name, values=values)
     checks.check_non_negative(name, finite=True, explore=explore)
     values = jnp.asarray(values, jnp.float32)
-    variance = values * (1.0 - values)
-    spread = variance > 0
-    weights = jnp.where(spread, jnp.sqrt(jnp.where(spread, variance, 1.0)), 0.0) + explore
+    weights = masking.safe_sqrt(values * (1.0 - values)) + explore
     total = jnp.sum(weights, axis=-1, keepdims=True)
     even = 1.0 / max(values.shape[-1], 1)
     return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), even)

@@ -78,7 +78,8 @@ def node_rewards(
       (arXiv:2505.23564), over children.
     """
     function = "node_rewards"
-    _check(function, parents, depth, leaf_rewards, "leaf_rewards", where, max_depth)
+    _check(function, "leaf_rewards", leaf_rewards, where, parents=parents, depth=depth)
+    checks.check_non_negative(function, finite=True, max_depth=max_depth)
     checks.check_option(function, "over", over, ("leaves", "children", None))
     checks.check_float(function, edge_logp=edge_logp)
     checks.check_same_shape(function, leaf_rewards=leaf_rewards, edge_logp=edge_logp)
@@ -155,7 +156,8 @@ def depth_advantages(
       BranchGRPO (arXiv:2509.06040), the released code.
     """
     function = "depth_advantages"
-    _check(function, tree_ids, depth, rewards, "rewards", where, max_depth)
+    _check(function, "rewards", rewards, where, tree_ids=tree_ids, depth=depth)
+    checks.check_non_negative(function, finite=True, max_depth=max_depth)
     checks.check_positive(function, finite=True, trees=trees, bound=bound)
     valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
     rewards = masking.zero_masked(rewards, where)
@@ -217,7 +219,7 @@ def sibling_advantages(
       "grpo" with one. PORTool (arXiv:2510.26020) compares the steps of a fork in the same way.
     """
     function = "sibling_advantages"
-    _check(function, parents, parents, rewards, "rewards", where, 0)
+    _check(function, "rewards", rewards, where, parents=parents)
     checks.check_integer(function, tree_ids=tree_ids)
     checks.check_same_shape(function, rewards=rewards, tree_ids=tree_ids)
     checks.check_option(function, "scale", scale, ("std", None))
@@ -288,6 +290,11 @@ def branch_advantages(
       BranchGRPO (arXiv:2509.06040): :func:`node_rewards` and :func:`depth_advantages`. There a
       depth is a denoising step, and the weights use the summed log-density of an edge.
     """
+    function = "branch_advantages"
+    if old_logp is None:
+        checks.check_no_effect(function, "without old_logp", alpha=alpha)
+    checks.check_non_negative(function, finite=True, alpha=alpha)
+    checks.check_positive(function, finite=True, bound=bound)
 
     def credit(nodes: _Nodes, depth: Array, last: int) -> Array:
         values = node_rewards(
@@ -309,9 +316,7 @@ def branch_advantages(
             bound=bound,
         )
 
-    return _of_tokens(
-        "branch_advantages", credit, rewards, node_ids, mask, where, max_depth, old_logp
-    )
+    return _of_tokens(function, credit, rewards, node_ids, mask, where, max_depth, old_logp)
 
 
 @traits(token_values=True)
@@ -349,6 +354,7 @@ def spo_tree(
     References:
       Guo et al., SPO-tree (arXiv:2505.23564), as in the released code, "rloo" and "grpo".
     """
+    checks.check_option("spo_tree", "scale", scale, ("std", None))
 
     def credit(nodes: _Nodes, depth: Array, last: int) -> Array:
         values = node_rewards(
@@ -396,7 +402,7 @@ def shared_prefix_advantages(
       GRPO computes the advantages of the responses first.
     """
     function = "shared_prefix_advantages"
-    stats.check_group(function, advantages, where)
+    stats.check_group(function, advantages, where, name="advantages")
     taken = _taken(function, advantages, node_ids, mask, where)
     G = jnp.shape(mask)[-2]
     ids = jnp.asarray(node_ids)
@@ -473,7 +479,7 @@ def _of_tokens(
     max_depth: int | None,
     old_logp: Array | None = None,
 ) -> Array:
-    """What ``credit(nodes, depth, last)`` makes of the nodes of each group, of their tokens.
+    """``credit(nodes, depth, last)`` of the nodes of each group, on their tokens.
 
     ``last`` is the greatest depth. With ``old_logp`` nodes have its mean over their tokens.
     """
@@ -512,11 +518,10 @@ def _taken(function: str, rewards: Array, node_ids: Array, mask: Array, where) -
     return jnp.asarray(mask) if where is None else mask & jnp.asarray(where)[..., None]
 
 
-def _check(function, ids, depth, values, name, where, max_depth) -> None:
-    checks.check_rank(function, 1, ids=ids)
-    checks.check_integer(function, ids=ids, depth=depth)
-    checks.check_min_rank(function, 1, **{name: values})
+def _check(function: str, name: str, values: Array, where: Array | None, **ids: Array) -> None:
+    """Raises unless ``values``, the argument ``name``, and ids are columns of one table."""
+    checks.check_rank(function, 1, **ids)
+    checks.check_integer(function, **ids)
     checks.check_float(function, **{name: values})
     checks.check_bool(function, where=where)
-    checks.check_same_shape(function, ids=ids, depth=depth, where=where, **{name: values})
-    checks.check_non_negative(function, finite=True, max_depth=max_depth)
+    checks.check_same_shape(function, **ids, where=where, **{name: values})

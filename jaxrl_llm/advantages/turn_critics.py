@@ -223,6 +223,7 @@ def turn_gae(
     References:
       Schulman et al., GAE (arXiv:1506.02438), a step of which is a turn.
     """
+    checks.check_share("turn_gae", gamma=gamma, lam=lam)
     at, taken = _at_turns("turn_gae", turn_rewards, values, mask, turn_ids, turn_where, turn_starts)
     return gae(turn_rewards, at, taken, gamma=gamma, lam=lam)
 
@@ -260,6 +261,7 @@ def turn_gae_returns(
     References:
       Schulman et al., GAE (arXiv:1506.02438), a step of which is a turn.
     """
+    checks.check_share("turn_gae_returns", gamma=gamma, lam=lam)
     at, taken = _at_turns(
         "turn_gae_returns", turn_rewards, values, mask, turn_ids, turn_where, turn_starts
     )
@@ -307,7 +309,7 @@ def poad(
     References:
       POAD (arXiv:2405.15821), the released code, which standardizes over non-zero entries.
     """
-    discounts = _discounts("poad", mask, turn_ids, gamma, intra_gamma)
+    discounts = _discounts("poad", mask, turn_ids, gamma, intra_gamma, lam)
     return gae(token_rewards, values, mask, gamma=discounts, lam=lam)
 
 
@@ -342,12 +344,13 @@ def poad_returns(
     References:
       POAD (arXiv:2405.15821), the released code.
     """
-    discounts = _discounts("poad_returns", mask, turn_ids, gamma, intra_gamma)
+    discounts = _discounts("poad_returns", mask, turn_ids, gamma, intra_gamma, lam)
     return gae_returns(token_rewards, values, mask, gamma=discounts, lam=lam)
 
 
-def _discounts(function, mask, turn_ids, gamma, intra_gamma) -> Array:
-    checks.check_share(function, gamma=gamma, intra_gamma=intra_gamma)
+def _discounts(function, mask, turn_ids, gamma, intra_gamma, lam) -> Array:
+    """The discount of each token; checks the options too."""
+    checks.check_share(function, gamma=gamma, intra_gamma=intra_gamma, lam=lam)
     _turn_tokens(function, mask, turn_ids)
     ends = turn_ends(mask, turn_ids=turn_ids)
     return jnp.where(ends, jnp.float32(gamma), jnp.float32(intra_gamma))

@@ -104,6 +104,7 @@ def trloo(
     """
     taken = check_turns("trloo", rewards, turn_where, where)
     checks.check_option("trloo", "singleton", singleton, ("zero", "raw"))
+    checks.check_share("trloo", gamma=gamma)
     to_come = turn_returns(rewards, turn_where=taken, gamma=gamma)
     across = None if taken is None else jnp.swapaxes(taken, -1, -2)
     advantages = group.rloo(jnp.swapaxes(to_come, -1, -2), where=across, singleton=singleton)
@@ -147,6 +148,7 @@ def mc_turns(
     """
     taken = check_turns("mc_turns", rewards, turn_where, where)
     checks.check_option("mc_turns", "baseline", baseline, ("turn", "group", "none"))
+    checks.check_share("mc_turns", gamma=gamma)
     to_come = turn_returns(rewards, turn_where=taken, gamma=gamma)
     if baseline == "none":
         return to_come
@@ -191,7 +193,8 @@ def turn_grpo(
       reading of EAPO (arXiv:2511.07327).
     """
     taken = check_turns("turn_grpo", rewards, turn_where, where)
-    checks.check_option("turn_grpo", "scale", scale, ("group", "none"))
+    check_scale("turn_grpo", scale, eps)
+    checks.check_share("turn_grpo", gamma=gamma)
     return turn_returns(_over_group(rewards, taken, scale, eps), turn_where=taken, gamma=gamma)
 
 
@@ -247,8 +250,10 @@ def ui_s1(
     taken = check_turns(function, rewards, turn_where, where)
     checks.check_bool(function, matches=matches)
     checks.check_same_shape(function, rewards=rewards, matches=matches)
-    checks.check_option(function, "scale", scale, ("group", "none"))
+    check_scale(function, scale, eps)
+    checks.check_share(function, gamma=gamma)
     checks.check_option(function, "episode", episode, ("turns", "rollouts"))
+    checks.check_option(function, "singleton", singleton, ("zero", "raw"))
     checks.check_non_negative(
         function, finite=True, step_weight=step_weight, episode_weight=episode_weight
     )
@@ -369,12 +374,25 @@ def _over_rollouts(x: Array, taken: Array | None, scale, eps) -> Array:
     return jnp.swapaxes(values, -1, -2)
 
 
-def check_turns(function: str, rewards: Array, turn_where, where) -> Array | None:
-    """Checks arrays ``[..., G, K]`` and ``where [..., G]``; returns the unmasked turns, or None."""
-    checks.check_min_rank(function, 2, rewards=rewards)
-    checks.check_float(function, rewards=rewards)
+def check_scale(function: str, scale: str, eps: float | None) -> None:
+    """Raises unless the options of :func:`grpo` over turns are valid."""
+    checks.check_option(function, "scale", scale, ("group", "none"))
+    if scale == "none":
+        checks.check_no_effect(function, "with scale='none'", eps=eps)
+    checks.check_positive(function, finite=True, eps=eps)
+
+
+def check_turns(
+    function: str, rewards: Array, turn_where, where, *, name: str = "rewards"
+) -> Array | None:
+    """Checks arrays ``[..., G, K]`` and ``where [..., G]``; returns the unmasked turns, or None.
+
+    ``name`` is the function's argument that has the rewards of turns.
+    """
+    checks.check_min_rank(function, 2, **{name: rewards})
+    checks.check_float(function, **{name: rewards})
     checks.check_bool(function, turn_where=turn_where, where=where)
-    checks.check_same_shape(function, rewards=rewards, turn_where=turn_where)
+    checks.check_same_shape(function, **{name: rewards, "turn_where": turn_where})
     if where is None:
         return turn_where
     checks.check_shape(function, "where", where, jnp.shape(rewards)[:-1])

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         copy_functions_late()
         if sys.argv[1:2] == ["train"]:
             keep_freed_memory()
-    code, seconds = 1, _AFTER_FAILURE  # of what is no Exception, and goes on from here
+    code, seconds = 1, _AFTER_FAILURE  # for a BaseException, which nothing below turns into a code
     try:
         code = _run(argv)
         seconds = _AFTER_FAILURE if code else _AFTER_SUCCESS

@@ -173,7 +173,7 @@ def _check_rows(target: str, experiment: Experiment) -> None:
         try:
             json.dumps(pair_row(question.prompt, "", ""))
         except (TypeError, ValueError) as error:
-            name = question.prompt.id or question.prompt.text[:40]
+            name = question.prompt.name
             raise UsageError(
                 f"a field of prompt {name!r} of {target!r} cannot be written as JSON ({error})."
             ) from error

@@ -137,11 +137,11 @@ def check_alike(function: str, arrays: Mapping[str, typing.Any], **masks) -> Non
     _check_same_shape(function, {**arrays, **masks})
 
 
-def check_mask(function: str, mask) -> None:
-    """Raises TypeError unless ``mask`` is a bool array, not None."""
+def check_mask(function: str, mask, *, name: str = "mask") -> None:
+    """Raises TypeError unless ``mask``, the argument ``name``, is a bool array, not None."""
     if mask is None:
-        raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
-    check_bool(function, mask=mask)
+        raise TypeError(f"{function}: {name} must be a bool array, True = keep; got None.")
+    check_bool(function, **{name: mask})
 
 
 def check_coefficients(function: str, of: str, shape: tuple[int, ...], **values) -> None:
@@ -170,7 +170,7 @@ def check_option(function: str, name: str, value, allowed: Iterable) -> None:
     same = [a for a in allowed if isinstance(a, bool) == truth]
     if isinstance(value, Hashable) and value in same:
         return
-    by_text = {str(a).lower(): str(a) for a in allowed}
+    by_text = {str(a).lower(): a for a in allowed}
     near = difflib.get_close_matches(str(value).lower(), by_text, n=1)
     hint = f" Did you mean {by_text[near[0]]!r}?" if near else ""
     listed = ", ".join(map(repr, allowed))

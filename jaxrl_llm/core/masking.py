@@ -92,9 +92,15 @@ def masked_std(
     x: Array, mask: Array | None, axis=None, keepdims: bool = False, *, ddof: int = 0
 ) -> Array:
     """Standard deviation of the unmasked entries; 0, with gradient 0, where they do not vary."""
-    variance = masked_var(x, mask, axis, keepdims, ddof=ddof)
-    # The gradient of a square root at zero is infinite.
-    return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    return safe_sqrt(masked_var(x, mask, axis, keepdims, ddof=ddof))
+
+
+def safe_sqrt(x: Array) -> Array:
+    """Square root, and 0 with gradient 0 where x is not above 0.
+
+    The gradient of a square root at zero is infinite.
+    """
+    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
 
 
 def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:

@@ -13,12 +13,22 @@ from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array
 
 
-def check_group(function: str, rewards: Array, where: Array | None) -> None:
-    """Raises unless ``rewards`` is floating ``[..., G]`` and ``where`` bool of the same shape."""
-    checks.check_min_rank(function, 1, rewards=rewards)
-    checks.check_float(function, rewards=rewards)
-    checks.check_bool(function, where=where)
-    checks.check_same_shape(function, rewards=rewards, where=where)
+def check_group(
+    function: str,
+    x: Array,
+    where: Array | None,
+    *,
+    name: str = "rewards",
+    where_name: str = "where",
+) -> None:
+    """Raises unless ``x`` is floating ``[..., G]`` and ``where`` bool of the same shape.
+
+    ``name`` and ``where_name`` are the function's arguments, which an error names.
+    """
+    checks.check_min_rank(function, 1, **{name: x})
+    checks.check_float(function, **{name: x})
+    checks.check_bool(function, **{where_name: where})
+    checks.check_same_shape(function, **{name: x, where_name: where})
 
 
 def group_count(x: Array, where: Array | None = None) -> Array:

@@ -49,7 +49,7 @@ def align_calls(where: Array, key: Array, *, count: int) -> Calls:
       M-GRPO (arXiv:2511.13288), ABSTRACT reading.
     """
     function = "align_calls"
-    checks.check_mask(function, where)
+    checks.check_mask(function, where, name="where")
     checks.check_min_rank(function, 2, where=where)
     checks.check_count(function, count=count)
     where = jnp.asarray(where)

@@ -463,7 +463,7 @@ def first_bad_step(scores: Array, *, where: Array | None = None, threshold: floa
     References:
       SCOPE (arXiv:2602.24110), ABSTRACT reading; the threshold is ours.
     """
-    stats.check_group("first_bad_step", scores, where)
+    stats.check_group("first_bad_step", scores, where, name="scores")
     bad = masking.zero_masked(scores, where) < threshold
     bad = bad if where is None else bad & where
     steps = jnp.shape(scores)[-1]

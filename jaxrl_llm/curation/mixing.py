@@ -69,7 +69,7 @@ def comprehension_score(answer_logp: Array, answer_mask: Array) -> Array:
       AMPO (SII-Enigma/AMPO, about arXiv:2510.02227), its default of four scores.
     """
     function = "comprehension_score"
-    checks.check_mask(function, answer_mask)
+    checks.check_mask(function, answer_mask, name="answer_mask")
     checks.check_float(function, answer_logp=answer_logp)
     checks.check_same_shape(function, answer_logp=answer_logp, answer_mask=answer_mask)
     probs = jnp.exp(masking.zero_masked(answer_logp, answer_mask))

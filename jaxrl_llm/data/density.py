@@ -46,7 +46,7 @@ def with_density(
     for prompt, value in zip(prompts, labels, strict=True):
         if value not in (0, 1):
             raise ValueError(
-                f"with_density: {label!r} of prompt {prompt.id or prompt.text[:40]!r} must be true "
+                f"with_density: {label!r} of prompt {prompt.name!r} must be true "
                 f"or false; got {value!r}."
             )
     embeddings = np.stack([embed(prompt.text) for prompt in prompts])

@@ -21,7 +21,7 @@ class Prompt:
       answer: The right answer as a text, or several texts any of which is right, if there is one.
       metadata: Fields that a reward may read. "answer" and "id" are added to it, and "messages"
         if there are any.
-      id: Name of the prompt in messages and tables.
+      id: Name of the prompt in messages and tables; may be empty.
       messages: The conversation whose last message is the text; None if the text is the first.
     """
 
@@ -38,6 +38,11 @@ class Prompt:
         if self.messages is not None:
             metadata["messages"] = list(self.messages)
         object.__setattr__(self, "metadata", metadata)
+
+    @property
+    def name(self) -> str:
+        """How messages name it: its id, or the beginning of its text."""
+        return self.id or self.text[:40]
 
     @property
     def content(self) -> str:

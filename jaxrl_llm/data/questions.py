@@ -117,11 +117,19 @@ def encode_prompts(
 
     Raises:
       ValueError: If a prompt is longer than ``room`` or has no token; it names the prompt.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> prompts = [jr.data.Prompt("2+2=", "4"), jr.data.Prompt("1+1=", "2")]
+      >>> tokenizer = jr.testing.ByteTokenizer()
+      >>> questions = jr.data.encode_prompts(prompts, tokenizer, room=16, chat=False)
+      >>> questions[0].tokens, questions[0].prompt.answer
+      ([50, 43, 50, 61], '4')
     """
     encoder = TextEncoder(tokenizer, room, chat, system)
     questions = []
     for prompt in prompts:
-        name, messages = repr(prompt.id or prompt.text[:40]), prompt.messages
+        name, messages = repr(prompt.name), prompt.messages
         tokens = (
             encoder.conversation(messages, name) if messages else encoder.prompt(prompt.text, name)
         )

@@ -54,7 +54,7 @@ def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, A
       Ours. The integer code of EGGROLL (arXiv:2511.16652) sets missing scores to 100 below the
       worst, which would dominate a z-score.
     """
-    stats.check_group("fill_missing", scores, where)
+    stats.check_group("fill_missing", scores, where, name="scores")
     valid = jnp.isfinite(scores) if where is None else where & jnp.isfinite(scores)
     scores = masking.zero_masked(scores, valid)
     worst = jnp.min(jnp.where(valid, scores, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)

@@ -55,6 +55,7 @@ _HOMES = {
     "task_arithmetic": "merging",
     "task_vector": "merging",
     "ties_merge": "merging",
+    "with_adapter": "lora",
     "with_head": "heads",
 }
 

@@ -74,7 +74,7 @@ def compact_left(values: Array, keep: Array, *, fill: float = 0) -> Array:
       None; it turns the masks of :func:`degrade_mask` into responses.
     """
     function = "compact_left"
-    checks.check_mask(function, keep)
+    checks.check_mask(function, keep, name="keep")
     checks.check_min_rank(function, 1, values=values, keep=keep)
     checks.check_same_shape(function, values=values, keep=keep)
     order = jnp.argsort(~jnp.asarray(keep), axis=-1)

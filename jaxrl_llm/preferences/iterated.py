@@ -126,7 +126,21 @@ def inpo(
     References:
       Zhang et al., INPO (arXiv:2407.00617), in the form of MNPO's code and with its defaults.
     """
-    checks.check_same_shape("inpo", chosen_logp=chosen_logp, chosen_previous=chosen_previous_logp)
+    function = "inpo"
+    scores.check_rows(
+        function,
+        where,
+        chosen_logp=chosen_logp,
+        rejected_logp=rejected_logp,
+        chosen_ref_logp=chosen_ref_logp,
+        rejected_ref_logp=rejected_ref_logp,
+        chosen_previous_logp=chosen_previous_logp,
+        rejected_previous_logp=rejected_previous_logp,
+    )
+    checks.check_positive(function, finite=True, eta=eta)
+    checks.check_share(function, ratio=ratio)
+    if preference is not None:
+        scores.per_pair(function, "preference", preference, chosen_logp, where)
     return mnpo(
         chosen_logp,
         rejected_logp,
@@ -265,8 +279,8 @@ def nash_md(
     ratio = jax.lax.stop_gradient(masking.safe_log_ratio(logp, ref_logp, mask))
     logp = masking.zero_masked(logp, mask)
     win = masking.zero_masked(win_rate, jnp.any(mask, axis=-1))
-    score = (jax.lax.stop_gradient(win) - 0.5) * jnp.sum(logp, axis=-1)
-    return beta * jnp.sum(ratio * logp, axis=-1) - score
+    score = masking.product(jax.lax.stop_gradient(win) - 0.5, jnp.sum(logp, axis=-1))
+    return masking.product(beta, jnp.sum(masking.product(ratio, logp), axis=-1)) - score
 
 
 def mixture_win_rates(
@@ -455,7 +469,7 @@ def seppo_sign(chosen_logp: Array, chosen_ref_logp: Array, *, tolerance: float =
       Confidence: PAPER.
     """
     function = "seppo_sign"
-    scores.check_rows(function, None, logp=chosen_logp, chosen_ref_logp=chosen_ref_logp)
+    scores.check_rows(function, None, chosen_logp=chosen_logp, chosen_ref_logp=chosen_ref_logp)
     checks.check_non_negative(function, finite=True, tolerance=tolerance)
     ref_logp = jnp.asarray(chosen_ref_logp, jnp.float32)
     least = ref_logp - tolerance * jnp.abs(ref_logp)

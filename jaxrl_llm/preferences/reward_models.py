@@ -158,7 +158,7 @@ def process_reward(logits: Array, labels: Array, marks: Array) -> Array:
       1.13, the last version to have one.
     """
     function = "process_reward"
-    checks.check_mask(function, marks)
+    checks.check_mask(function, marks, name="marks")
     checks.check_min_rank(function, 1, logits=logits)
     checks.check_float(function, logits=logits)
     checks.check_same_shape(function, logits=logits, labels=labels, marks=marks)

@@ -29,7 +29,7 @@ class ProcessRewardModel:
     """
 
     loss: Callable
-    # As of a critic.
+    # Read as a critic's; a process reward model has no head and no target.
     heads: ClassVar[int] = 0
     target_rate: ClassVar[None] = None
 

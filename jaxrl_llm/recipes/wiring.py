@@ -515,7 +515,7 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
 
 
 def _offers(recipe) -> dict[str, set[str]]:
-    """What each slot has besides the arrays that it passes by position, by the reader's slot."""
+    """The names that each slot offers to its functions by keyword."""
     before = names_computed(recipe, COMPUTED_BEFORE)
     extras = set(EXTRAS) | set(recipe.inputs) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras

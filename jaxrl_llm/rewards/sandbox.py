@@ -441,7 +441,7 @@ class _Process:
         self.process.wait(_END_SECONDS)
 
     def result(self) -> SandboxResult:
-        """What came of it; ends it, if another program of the run ended first."""
+        """Ends the program, and returns its result."""
         status = self.process.poll() if self.process else None
         self.kill()
         for stream in self.printed:

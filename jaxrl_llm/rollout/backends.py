@@ -362,7 +362,7 @@ def _padded(fixed: Sequence[Sequence[np.ndarray]], width: int) -> np.ndarray:
 
 
 class _Recorded(NamedTuple):
-    """What slots record of each token besides, as in :class:`Graded`."""
+    """Optional records of each token; see :class:`Graded`."""
 
     entropy: np.ndarray | None = None
     runner_up: tuple[np.ndarray, np.ndarray] | None = None
@@ -518,7 +518,7 @@ class EngineBackend:
             self._finished = iter(self._generation)  # more may be submitted
             return False
         asked, question = done.id, self._questions[done.id.question]
-        name = question.prompt.id or question.prompt.text[:40]
+        name = question.prompt.name
         scores = sampled = starts = ends = None
         if self._episodes is not None:
             check_finite(done)
@@ -551,7 +551,7 @@ class EngineBackend:
         completions = done.completions
 
         def recorded(name: str) -> np.ndarray | None:
-            """What the slots recorded of each token besides, ``[1, n, T]``."""
+            """A record of the slots by name, ``[1, n, T]``; None if it is off."""
             outputs = [getattr(each.out, name) for each in completions]
             if outputs[0] is None:
                 return None

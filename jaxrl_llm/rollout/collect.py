@@ -238,7 +238,7 @@ class DataRows(Sequence):
 
 
 class _Book:
-    """What was asked for in a batch, and what came of it."""
+    """The requests of a batch and their outcomes."""
 
     def __init__(self, collector, state, key, questions, next_places, start, limits):
         self.collector, self.state, self._key = collector, state, key
@@ -384,7 +384,7 @@ class _Book:
 
     def _name(self, place: int) -> str:
         prompt = self._questions[place].prompt
-        return repr(prompt.id or prompt.text[:40])
+        return repr(prompt.name)
 
     def _responses(self, request: Request, place: int) -> tuple[Response, ...]:
         """The responses of a request as arrays; raises ValueError for what cannot be used."""
@@ -637,11 +637,11 @@ class _Member(NamedTuple):
 
     @property
     def begins(self) -> Response | None:
-        """What the request brought of it."""
+        """The response that the request continues or brings; None without."""
         return self.asked.responses[self.index] if self.asked.responses else None
 
     def continued(self, version: int) -> int:
-        """How many tokens of an own rollout weights before a version sampled."""
+        """How many tokens of the policy's own rollout older weights sampled."""
         begin = self.begins
         if begin is None or begin.version is None or self.asked.request.role != OWN:
             return 0
@@ -902,7 +902,7 @@ def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
         rows[p, : len(group)] = [first[id(each.done)] + each.index for each in group]
 
     def scores(done: Graded) -> Scores:
-        """With NaN, or None, for what the run's reward names besides where it did not grade."""
+        """Scores in which a group that the run's reward did not grade has NaN, or None."""
         if done.by_run:
             return done.scores
         absent, unsaid = np.full(len(done.texts), np.nan, np.float32), (None,) * len(done.texts)

@@ -249,7 +249,21 @@ def make_uncover(
     temperature: float,
     stops: Array,
 ) -> Callable[..., Denoised]:
-    """``uncover(params, key, prompts, prompt_mask, ids, tokens) -> Denoised`` of ``[P, G, T]``."""
+    """The loop of :func:`make_denoising_sampler`, from responses of which tokens may be fixed.
+
+    Args:
+      model: A denoiser.
+      options: Steps, blocks and which positions are unmasked first.
+      length: T, positions of a response.
+      temperature: Divides the logits; 0 takes the most likely token.
+      stops: int32 ``[S]``, tokens that end a response.
+
+    Returns:
+      ``uncover(params, key, prompts, prompt_mask, ids, tokens) -> Denoised``, a pure function:
+      ``prompts`` and ``prompt_mask`` are ``[P, L]``, ``ids`` int32 ``[P, G]`` the numbers of the
+      requests, which determine their randomness, and ``tokens`` ``[P, G, T]``, masked ids where
+      they are to be filled.
+    """
     mask_id = mask_id_of("uncover", model)
     block, counts = options.schedule(length)
     from_response = block_length_of(model) is None

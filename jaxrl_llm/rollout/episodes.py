@@ -237,7 +237,7 @@ class _Play:
         self.length += count
 
     def cut(self, keep: int, out: Tokens) -> None:
-        """What stands behind ``keep`` tokens of those that the policy reads is read no more."""
+        """Drops from the context what comes after its first ``keep`` tokens."""
         if keep < len(self.places):
             lost = slice_tokens(out, keep, len(self.places))
             self.left.append(_Left(np.array(self.places[keep:]), lost, self.length))

@@ -35,8 +35,9 @@ class Rollout(NamedTuple):
       model_logp: float32 ``[P, G, T]``, log-probability under the plain model at temperature 1.
       log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that remains after
         truncation; 0 if nothing was truncated.
-      finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token or stop string,
-        2 = failed, since the model's logits were non-finite, 3 = cancelled, 4 = unfinished.
+      finish: int32 ``[P, G]``: ``LENGTH`` (0) = ran to its length, ``STOP`` (1) = ended with a stop
+        token or stop string, ``FAILED`` (2) = the model's logits were non-finite, ``CANCELLED``
+        (3), ``UNFINISHED`` (4).
       version: int32 ``[P, G, T]``, version of the weights that sampled each token; 0 in the
         padding.
       support: The candidates of each token, with leading axes ``[P, G, T]``; None if nothing

@@ -58,7 +58,7 @@ class SampleRequest(NamedTuple):
 
 
 def find_stop(text: str, stops: Sequence[str], behind: int = 0) -> int | None:
-    """Where the first stop text begins that ends behind a place of the text; None without one."""
+    """Start of the first stop text that ends after character ``behind``; None if there is none."""
     starts = (text.find(stop, max(behind - len(stop) + 1, 0)) for stop in stops)
     return min((start for start in starts if start >= 0), default=None)
 

@@ -285,7 +285,7 @@ def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.
     name = "entropy_weights"
     checks.check_non_negative(name, finite=True, beta=beta)
     checks.check_float(name, teacher_entropy=teacher_entropy)
-    checks.check_mask(name, selected)
+    checks.check_mask(name, selected, name="selected")
     checks.check_same_shape(name, teacher_entropy=teacher_entropy, selected=selected)
     entropy = masking.zero_masked(teacher_entropy, selected)
     # Relative to the surest token: far from certainty every exponential could vanish.

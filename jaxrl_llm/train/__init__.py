@@ -1,5 +1,6 @@
 """Layer 4: training runs. State, step, loop, mesh, checkpoints, metrics, held-out evaluation."""
 
+from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.train.algorithm import Algorithm
@@ -24,6 +25,7 @@ from jaxrl_llm.train.flows import FlowScorer
 from jaxrl_llm.train.intervals import wilson
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.run_folder import OccupiedError, TrainingError
+from jaxrl_llm.train.logging.sinks import RunInfo, Sink
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.model_rewards import judge, reward_model
@@ -38,11 +40,21 @@ from jaxrl_llm.train.policy_gradient import (
 from jaxrl_llm.train.score import Scorer, score
 from jaxrl_llm.train.score_batch import apply_rules, score_batch, score_visits
 from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.teachers import (
+    AlignedTeacher,
+    ModelTeacher,
+    ServerTeacher,
+    StoredTeacher,
+    TokenScores,
+    TokenTeacher,
+    write_scores,
+)
 
 __all__ = [
     "Accuracy",
     "Adapted",
     "Algorithm",
+    "AlignedTeacher",
     "AsyncConfig",
     "AtK",
     "CheckpointConfig",
@@ -55,15 +67,23 @@ __all__ = [
     "EvaluationConfig",
     "FlowScorer",
     "Gradients",
+    "InUseError",
     "LoRAConfig",
     "MeshConfig",
+    "ModelTeacher",
     "OccupiedError",
     "OptimizerConfig",
     "ReportConfig",
     "Result",
+    "RunInfo",
     "SamplingConfig",
     "Scorer",
+    "ServerTeacher",
+    "Sink",
+    "StoredTeacher",
     "SubagentConfig",
+    "TokenScores",
+    "TokenTeacher",
     "TrainConfig",
     "TrainState",
     "TrainingError",
@@ -100,4 +120,5 @@ __all__ = [
     "train",
     "wilson",
     "write_report",
+    "write_scores",
 ]

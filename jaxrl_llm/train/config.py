@@ -73,7 +73,8 @@ class SamplingConfig:
     the subset get no gradient. The record takes 4 top_k bytes per token, or V / 8 without top_k.
 
     Attributes:
-      group_size: Rollouts per prompt.
+      group_size: Rollouts per prompt. With `curation.offline_pairs`, whose groups are pairs of the
+        data, it is only the number of samples of an evaluation.
       max_new_tokens: Maximum length of a response, in tokens.
       temperature: Divides the logits.
       top_k: Keep the k most likely tokens.
@@ -247,7 +248,7 @@ class ReportConfig:
 
     Attributes:
       sinks: Additional metric sinks: "tensorboard", "trackio", "wandb", or functions that make a
-        `train.logging.sinks.Sink`.
+        `train.Sink`.
       peak_flops: Peak operations per second of one device in `dtype`, from its vendor, for the
         model FLOP utilization; None measures a matrix product on a CPU, and omits the metric
         elsewhere.
@@ -297,9 +298,9 @@ class TrainConfig:
         they are read. Steps then neither load nor run the reference. A file of another reference or
         of other data is rejected. None computes them in every step.
       teacher: The teacher of a distillation recipe, with the policy's tokenizer: a name or path,
-        or a function like that of `model`; or a scorer of tokens on the host, see
-        `train.teachers`: the address of a token server (http://...), a file of stored scores
-        (.npz), or a `TokenTeacher`. With `span_distillation` the tokenizer may differ.
+        or a function like that of `model`; or a scorer of tokens on the host: the address of a
+        token server (http://...), a file of stored scores (.npz), or a `TokenTeacher`. With
+        `span_distillation` the tokenizer may differ.
       data: The questions.
       reward: `(prompt, completion, metadata) -> number or mapping`, sync or async, or a
         `VerifierPool`. None if an environment gives the rewards, or the data contain them, as with
@@ -310,8 +311,10 @@ class TrainConfig:
         including observations, and `sampling.prompt_length` that of the first observation, 512 if
         it is None.
       recipe: The method: a `Recipe`, an `EvolutionRecipe`, or the name of a preset with its
-        defaults. With an evolution recipe, `sampling.group_size` members answer each prompt, at the
-        temperature of the recipe; `sampling.temperature` is for the evaluation.
+        defaults. By name, `length` is `sampling.max_new_tokens` (a penalty of long responses is
+        then on) and `num_prompts` that of the data, for a preset with these options. With an
+        evolution recipe, `sampling.group_size` members answer each prompt, at the temperature of
+        the recipe; `sampling.temperature` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: The optimizer of the policy.
       critic: The optimizer of the critic or the process reward model, for a recipe that has one;
@@ -416,6 +419,8 @@ class TrainConfig:
         checks.check_positive(name, steps=self.steps)
         checks.check_positive(name, epochs=self.epochs, minibatches=self.minibatches)
         checks.check_positive(name, max_skipped=self.max_skipped, samples_every=self.samples_every)
+        if self.samples_shown == 0 and self.samples_every != 1:
+            raise ValueError("config: samples_every has no effect with samples_shown=0.")
         checks.check_seconds(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
         checks.check_option(name, "packing", self.packing, PACKING)
@@ -431,10 +436,6 @@ class TrainConfig:
                     "config: tokens_per_microbatch needs flat rows; got packing "
                     f'"{self.packing}", use "auto" or "flat".'
                 )
-        if self.packing in ("always", "tree") and self.sampling.group_size == 1:
-            raise ValueError(
-                f'config: packing "{self.packing}" has no effect with one rollout per prompt.'
-            )
         checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "auto"))
@@ -546,7 +547,13 @@ class TrainConfig:
     def _check_recipe(self, name: str) -> None:
         """Raises ValueError for options that the recipe does not use or allow."""
         recipe = find_recipe(self.recipe, self.sampling)
-        recipe.check_group_size(self.sampling.group_size)
+        width = width_of(recipe.collector, self.sampling.group_size)
+        if self.packing in ("always", "tree") and width == 1:
+            raise ValueError(
+                f'config: packing "{self.packing}" has no effect with one rollout per prompt.'
+            )
+        # For a prompt, a collector that samples may take fewer than the widest group has.
+        recipe.check_group_size(width if self.offline else self.sampling.group_size)
         if recipe.head:
             self._check_head(name, recipe)
         if self.sampling.slots is not None:

@@ -28,6 +28,9 @@ from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
 from jaxrl_llm.train.samplers import Samplers, compile_sampler, policy_sampler
 from jaxrl_llm.train.subagent import SubagentParts
 
+# The batch number of evaluations, which no batch of a run reaches.
+_EVALUATION = 2**31 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -153,7 +156,7 @@ class Experiment:
         if self.config.environment is not None:
             player = None
             if subagent is not None:
-                player = self.subagent_player(subagent, self.on_rollout_mesh(key), 0x7FFFFFFF)
+                player = self.subagent_player(subagent, self.on_rollout_mesh(key), _EVALUATION)
             elif self.recipe.subagent is not None:
                 raise ValueError(
                     f"evaluate: recipe {self.recipe.name!r} has a subagent, whose parameters are "
@@ -172,7 +175,7 @@ class Experiment:
             return evaluate(
                 checked,
                 params,
-                jax.random.fold_in(key, 0x7FFFFFFF),
+                jax.random.fold_in(key, _EVALUATION),
                 questions,
                 reward=config.reward,
                 tokenizer=self.tokenizer,
@@ -310,9 +313,9 @@ class Experiment:
             result, records = play_tasks(
                 self.samplers.engine,
                 params,
-                jax.random.fold_in(key, 0x7FFFFFFF),
+                jax.random.fold_in(key, _EVALUATION),
                 self.held_out,
-                self.episodes((0x7FFFFFFF,), subagent),
+                self.episodes((_EVALUATION,), subagent),
                 decode=self.tokenizer.decode,
                 samples=size,
                 temperature=temperature,

@@ -180,7 +180,7 @@ def check_rewards(recipe: Recipe, rewards: np.ndarray, questions: Sequence[Quest
             within = f"rewards in [{low:g}, {high:g}]"
         raise ValueError(
             f"recipe {recipe.name!r} is only defined for {within}; prompt "
-            f"{prompt.id or prompt.text[:40]!r} has a reward of {rewards[row, place]:g}."
+            f"{prompt.name!r} has a reward of {rewards[row, place]:g}."
         )
 
 
@@ -288,7 +288,7 @@ def attach_fields(
             prompt = questions[int(np.argmax(absent.reshape(len(questions), -1).any(1)))].prompt
             raise ValueError(
                 f"recipe {recipe.name!r} needs a number in {name!r} for every response; the reward "
-                f"gave NaN for prompt {prompt.id or prompt.text[:40]!r}."
+                f"gave NaN for prompt {prompt.name!r}."
             )
         extras[name] = value if spec is None else value.astype(_DTYPES[spec.kind])
         if spec and spec.kind != "float" and (wrong := value[extras[name] != value]).size:
@@ -366,7 +366,7 @@ def _answers(
         tokens, mask, questions, every, strict=True
     ):
         end, prompt = len(before) + len(answer), question.prompt
-        name = f"prompt {prompt.id or prompt.text[:40]!r}"
+        name = f"prompt {prompt.name!r}"
         if not answer:
             raise ValueError(f"recipe {recipe.name!r}: the answer of {name} has no token.")
         if len(question.tokens) + end > texts.context:
@@ -414,7 +414,7 @@ def _from_turns(
             continue
         response, prompt = texts.responses[p][g], questions[p].prompt
         start = f"recipe {recipe.name!r}: {source!r} of a response to prompt "
-        start += f"{prompt.id or prompt.text[:40]!r}"
+        start += f"{prompt.name!r}"
         if isinstance(step, str):
             raise ValueError(f"{start} is a text; it must be a list of numbers.")
         if source == "test_passes" and step.ndim == 1:
@@ -491,7 +491,7 @@ def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> 
     values = []
     for question in questions:
         prompt = question.prompt
-        what = f"recipe {recipe.name!r} needs {name!r}{about}; prompt {prompt.id or prompt.text!r}"
+        what = f"recipe {recipe.name!r} needs {name!r}{about}; prompt {prompt.name!r}"
         if name not in prompt.metadata:
             source = "" if spec else ", and the reward returns no mapping that has it"
             raise ValueError(f"{what} has none in its metadata{source}.")

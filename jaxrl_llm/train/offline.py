@@ -89,7 +89,7 @@ def offline_batches(
         state = collected.state
         rewards = collected.scores.rewards.reshape(collected.where.shape)
         batch = Batch.from_rollout(collected.rollout, rewards, where=collected.where)
-        ids = [x.prompt.id or x.prompt.text[:40] for x in collected.questions]
+        ids = [x.prompt.name for x in collected.questions]
         batch = validate_batch(batch, vocab_size=limits.vocab_size, prompt_ids=ids)
         seen.update(collected.places)
         yield OfflineRows(collected.places, batch, collected)
@@ -233,7 +233,7 @@ def reference_logp(
         prompt = questions[min(absent)[0]].prompt
         raise ValueError(
             f"reference_logp: {str(path)!r} was made from other data: it lacks {len(absent)} of "
-            f"the responses of this run, the first to prompt {prompt.id or prompt.text[:40]!r}. "
+            f"the responses of this run, the first to prompt {prompt.name!r}. "
             "Name another file, or use the same rows, tokenizer and chat template."
         )
     return table

@@ -135,7 +135,7 @@ def _masked(experiment: Experiment, rows: OfflineRows, number: int) -> Batch:
     wide = with_width(rows.collected, experiment.config.sampling.max_new_tokens).rollout
     batch = Batch.from_rollout(wide, rows.batch.rewards, where=rows.batch.where)
     batch = batch.replace(behavior_logp=None)  # of no order, so of no estimate
-    names = [x.prompt.id or x.prompt.text[:40] for x in rows.collected.questions]
+    names = [x.prompt.name for x in rows.collected.questions]
     check_unmasked(batch, experiment.model, names)
     key = jax.random.fold_in(jax.random.key(0), number)
     draws = processes.to_host(draw_masks(experiment.recipe.likelihood, key, batch))

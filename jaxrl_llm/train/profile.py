@@ -24,7 +24,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 
 PHASES = ("wait", "score", "train", "save", "evaluate")
-"""What the loop does, one after the other."""
+"""The phases of a step, in order."""
 
 # Enough for a CPU to reach its full speed.
 _MEASURED_SIZE, _MEASURED_SECONDS = 1024, 0.25

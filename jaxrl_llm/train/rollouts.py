@@ -355,7 +355,7 @@ def _draws(
     likelihood = experiment.recipe.likelihood
     if not isinstance(likelihood, Likelihood):
         return None
-    check_unmasked(batch, experiment.model, [q.prompt.id or q.prompt.text[:40] for q in questions])
+    check_unmasked(batch, experiment.model, [q.prompt.name for q in questions])
     drawn = jax.random.fold_in(jax.random.fold_in(key, number), _MASKS)
     drawn = jax.random.wrap_key_data(processes.to_host(jax.random.key_data(drawn)))
     return processes.to_host(draw_masks(likelihood, drawn, batch))
@@ -535,7 +535,7 @@ def to_batch(
     """
     host = processes.to_host(rollout)
     shape = host.mask.shape[:2]
-    ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
+    ids = [q.prompt.name for q in questions]
     rewards = np.asarray(rewards, np.float32).reshape(shape)
     where, failed = np.ones(shape, bool) if where is None else where, host.finish == FAILED
     if drop_failed:

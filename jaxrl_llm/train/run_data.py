@@ -89,7 +89,7 @@ def check_data(
     several = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if several is not None and (other_text or config.environment is not None):
         raise ValueError(
-            f"data: prompt {several.id or several.text[:40]!r} is a conversation, but recipe "
+            f"data: prompt {several.name!r} is a conversation, but recipe "
             f"{recipe.name!r} or the environment reads only the text of a prompt."
         )
     for name, what in _NOT_IN_EPISODES.items():
@@ -137,7 +137,7 @@ def encode_questions(
     for prompt, tokens in itertools.chain(*encoded):
         if mask_id is not None and mask_id in tokens:
             raise ValueError(
-                f"data: prompt {prompt.id or prompt.text[:40]!r} holds the mask id {mask_id}, "
+                f"data: prompt {prompt.name!r} holds the mask id {mask_id}, "
                 "which is reserved for masked positions."
             )
     return encoded
@@ -166,7 +166,7 @@ def check_responses(
                     tokens = encoder.response(tokens, ends=True)
                 if len(tokens) > most:
                     raise ValueError(
-                        f"data: a response to prompt {prompt.id or prompt.text[:40]!r} has "
+                        f"data: a response to prompt {prompt.name!r} has "
                         f"{len(tokens)} tokens, but sampling.max_new_tokens is {most}."
                     )
 
@@ -175,21 +175,28 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
     """Maximum tokens of a prompt in a run; the prompts of the data have at most ``longest``.
 
     Raises:
-      ValueError: If ``sampling.prompt_length`` has no effect.
+      ValueError: If ``sampling.prompt_length`` has no effect, exceeds the context, or is too small
+        for the prompts of the data.
     """
     wanted = config.sampling.prompt_length
     if config.environment is not None:
-        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
-        return min(room, wanted or _OBSERVATION_ROOM)
+        return _prompt_length(config, model, _OBSERVATION_ROOM)
     if collector_needs(recipe.collector, "sends_text"):
-        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
-        return max(longest, min(room, wanted or longest + _TEXT_ROOM))
+        if wanted is not None and wanted < longest:
+            raise ValueError(
+                f"sampling: prompt_length is {wanted}, but the longest prompt of the data has "
+                f"{longest} tokens."
+            )
+        return max(longest, _prompt_length(config, model, longest + _TEXT_ROOM))
     prompts = recipe.has_teacher and not recipe.learns_from_model
     if wanted is not None and not prompts:
         raise ValueError(
             f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
             "sends no text and which has no teacher."
         )
+    if wanted is not None:
+        # The room of the teacher's prompt is needed later; refuse a wrong one before sampling.
+        _prompt_length(config, model, longest)
     return longest
 
 
@@ -202,3 +209,17 @@ def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
     room = prompt_room("the teacher", model, sampling.max_new_tokens)
     wanted = sampling.prompt_length or longest + sampling.max_new_tokens + _TEXT_ROOM
     return min(room, wanted)
+
+
+def _prompt_length(config: TrainConfig, model: Model, default: int) -> int:
+    """``sampling.prompt_length``; for None ``default``, up to the limit of the context."""
+    wanted = config.sampling.prompt_length
+    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+    if wanted is None:
+        return min(room, default)
+    if wanted > room:
+        raise ValueError(
+            f"sampling: prompt_length is {wanted}, but a context of {model.config.max_length} "
+            f"leaves {room} tokens before a response of {config.sampling.max_new_tokens}."
+        )
+    return wanted

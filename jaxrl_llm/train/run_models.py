@@ -273,7 +273,7 @@ def _check_on_host(config: TrainConfig, teacher: Any, questions: Sequence[Questi
     several = next((x.prompt for x in questions if x.prompt.messages is not None), None)
     if several is not None:
         raise ValueError(
-            f"data: prompt {several.id or several.text[:40]!r} is a conversation, but {teacher!r} "
+            f"data: prompt {several.name!r} is a conversation, but {teacher!r} "
             "reads only the text of a prompt."
         )
 

@@ -393,7 +393,7 @@ class StoredTeacher:
                 prompt = question.prompt
                 raise ValueError(
                     f"{self!r} was made from another data set: it has no response to prompt "
-                    f"{prompt.id or prompt.text[:40]!r}."
+                    f"{prompt.name!r}."
                 )
 
     def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:

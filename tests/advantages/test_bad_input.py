@@ -18,6 +18,11 @@ TEMPERED = {"old_logp": TOKENS, "hot_logp": TOKENS, "cold_logp": TOKENS}
 DCPO = {"rewards": REWARDS, "policy_entropy": jnp.float32(0.5)} | TEMPERED
 ONE_GROUP = {"rewards": THREE} | {name: TOKENS[0] for name in TEMPERED}
 PASSES = jnp.ones((2, 3, 4, 5), bool)
+STATES = {"turn_rewards": TOKENS, "state_ids": MASK.astype(int)}
+FORKS = {"node_ids": MASK.astype(int), "mask": MASK, "turn_ids": MASK.astype(int)}
+FORKS |= {"turn_where": MASK}
+PRM = {"prm_logp": TOKENS, "old_logp": TOKENS, "mask": MASK, "turn_ids": MASK.astype(int)}
+PRM |= {"turn_where": MASK}
 PENALTY = {"old_logp": TOKENS, "ref_logp": TOKENS, "kl_coef": 0.1}
 OTB = {"old_logp": TOKENS, "sum_pi_sq": TOKENS}
 VCPO = {"old_logp": TOKENS, "behavior_logp": TOKENS, "mask": MASK}
@@ -302,11 +307,14 @@ BAD_VALUES = {
     "gate_rewards: by must be one of 'a', 'b'; got 'c'": lambda: adv.gate_rewards(
         AB, by="c", threshold=1.0
     ),
-    "gate_rewards: by must be one of 'a', 'b'; got 'd'": lambda: adv.gdpo(AB, gate=("d", 0.5)),
+    r"gdpo: gate\[0\] must be one of 'a', 'b'; got 'd'": lambda: adv.gdpo(AB, gate=("d", 0.5)),
     "gate_rewards: components must not hold 'a'": lambda: adv.gate_rewards(
         AB, by="a", threshold=1.0, components=("a",)
     ),
-    "gate_rewards: by='a' has no effect without a reward": lambda: adv.gdpo(A, gate=("a", 1.0)),
+    "gate_rewards: by='a' has no effect without a reward": lambda: adv.gate_rewards(
+        A, by="a", threshold=1.0
+    ),
+    r"gdpo: gate=\('a', 1.0\) has no effect without another": lambda: adv.gdpo(A, gate=("a", 1.0)),
     r"verpo: rewards must have shape \(2, 3\); got \(2, 2\)": lambda: adv.verpo(
         REWARDS[:, :2], test_passes=PASSES
     ),
@@ -415,6 +423,44 @@ BAD_VALUES = {
     ),
     "trloo: singleton must be one of 'zero', 'raw'": lambda: adv.trloo(TOKENS, singleton="keep"),
     r"turn_returns: gamma must be in \[0, 1\]": lambda: adv.turn_returns(TOKENS, gamma=1.5),
+    r"trloo: gamma must be in \[0, 1\]": lambda: adv.trloo(TOKENS, gamma=1.5),
+    r"mc_turns: gamma must be in \[0, 1\]": lambda: adv.mc_turns(TOKENS, gamma=1.5),
+    r"turn_grpo: gamma must be in \[0, 1\]": lambda: adv.turn_grpo(TOKENS, gamma=1.5),
+    "turn_grpo: eps=0.1 has no effect": lambda: adv.turn_grpo(TOKENS, scale="none", eps=0.1),
+    r"ui_s1: gamma must be in \[0, 1\]": lambda: adv.ui_s1(TOKENS, matches=MASK, gamma=1.5),
+    "ui_s1: singleton must be one of": lambda: adv.ui_s1(TOKENS, matches=MASK, singleton="keep"),
+    r"gigpo: gamma must be in \[0, 1\]": lambda: adv.gigpo(REWARDS, **STATES, gamma=1.5),
+    "gigpo: eps=0.1 has no effect": lambda: adv.gigpo(REWARDS, **STATES, scale="none", eps=0.1),
+    r"gigpo: .*turn_rewards \(2, 3, 4\), turn_where \(2, 3\)": lambda: adv.gigpo(
+        REWARDS, **STATES, turn_where=WHERE
+    ),
+    r"hgpo: gamma must be in \[0, 1\]": lambda: adv.hgpo(REWARDS, **STATES, gamma=1.5),
+    "two_level: turn_rewards must have at least 2 axes": lambda: adv.two_level(
+        REWARDS, turn_rewards=THREE
+    ),
+    "oprl: beta must be above 0": lambda: adv.oprl(REWARDS, **PRM, beta=0.0),
+    "oprl: alpha must not be negative": lambda: adv.oprl(REWARDS, **PRM, alpha=-1.0),
+    r"turn_gae: lam must be in \[0, 1\]": lambda: adv.turn_gae(
+        TOKENS, TOKENS, MASK, turn_ids=MASK.astype(int), lam=1.5
+    ),
+    # trees
+    r"sibling_advantages: parents must have 1 axis": lambda: adv.sibling_advantages(TWO, REWARDS),
+    r"portool: gamma must be in \[0, 1\]": lambda: adv.portool(REWARDS, **FORKS, gamma=1.5),
+    "portool: scale must be one of 'std', None; got 'none'. Did you mean None": lambda: adv.portool(
+        REWARDS, **FORKS, scale="none"
+    ),
+    "spo_tree: scale must be one of": lambda: adv.spo_tree(
+        REWARDS, FORKS["node_ids"], MASK, scale="mean"
+    ),
+    "branch_advantages: bound must be above 0": lambda: adv.branch_advantages(
+        REWARDS, FORKS["node_ids"], MASK, bound=0.0
+    ),
+    r"step_rewards: .*turn_formats \(2, 3\)": lambda: adv.step_rewards(
+        REWARDS, FORKS["node_ids"], turn_where=MASK, turn_formats=REWARDS
+    ),
+    r"set_advantages: .* scores \(2, 3\), set_where \(2, 4\)": lambda: adv.set_advantages(
+        REWARDS, MASK.astype(int), group_size=4, set_where=WIDE
+    ),
     r"turns_to_tokens: .* at least one turn .*\(2, 3, 4\); got \(3, 4\)": lambda: (
         adv.turns_to_tokens(TOKENS[0], MASK, turn_ids=MASK.astype(int))
     ),
@@ -424,6 +470,19 @@ BAD_VALUES = {
 }
 
 BAD_TYPES = {
+    "center: x must be floating point": lambda: adv.center(INTS),
+    "shared_prefix_advantages: advantages must be flo": lambda: adv.shared_prefix_advantages(
+        INTS, MASK.astype(int), MASK
+    ),
+    "set_advantages: scores must be floating": lambda: adv.set_advantages(
+        INTS, MASK.astype(int), group_size=4
+    ),
+    "node_rewards: parents must hold integers": lambda: adv.node_rewards(
+        THREE, jnp.zeros(3, int), THREE, max_depth=1
+    ),
+    "depth_advantages: tree_ids must hold integers": lambda: adv.depth_advantages(
+        THREE, jnp.zeros(3, int), THREE, trees=1, max_depth=1
+    ),
     "remax: greedy_rewards must be floating point": lambda: adv.remax(REWARDS, greedy_rewards=IDS),
     "remax: where must be bool": lambda: adv.remax(REWARDS, greedy_rewards=TWO, where=REWARDS),
     "opo: mask must be bool": lambda: adv.opo(REWARDS, TOKENS),

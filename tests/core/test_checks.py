@@ -62,6 +62,16 @@ X = jnp.zeros((2, 3))
             r"f: scale must be one of 'group', 'batch'; got 'groop'. Did you mean 'group'\?",
         ),
         (
+            lambda: checks.check_option("f", "scale", "none", ("std", None)),
+            ValueError,
+            r"f: scale must be one of 'std', None; got 'none'. Did you mean None\?",
+        ),
+        (
+            lambda: checks.check_mask("f", None, name="keep"),
+            TypeError,
+            "f: keep must be a bool array, True = keep; got None",
+        ),
+        (
             lambda: checks.check_option("f", "ddof", 3, (0, 1)),
             ValueError,
             r"f: ddof must be one of 0, 1; got 3\.$",

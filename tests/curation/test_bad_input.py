@@ -173,6 +173,9 @@ BAD_VALUES = {
 }
 
 BAD_TYPES = {
+    "first_bad_step: scores must be floating point": lambda: cur.first_bad_step(INTS),
+    "align_calls: where must be a bool array": lambda: cur.align_calls(None, KEY, count=2),
+    "comprehension_score: answer_mask must be bool": lambda: cur.comprehension_score(TWO, TWO),
     "dars_extra_rollouts: accuracy must be floating point": lambda: cur.dars_extra_rollouts(
         INTS, **DARS
     ),

@@ -23,6 +23,18 @@ def test_worked_numbers_of_inpo():
     assert float(loss[0]) == pytest.approx(0.111111, abs=1e-6)
 
 
+def test_inpo_names_its_own_arguments():
+    previous = [jnp.array([-10.5]), jnp.array([-13.0])]
+    with pytest.raises(ValueError, match="inpo: eta must be above 0"):
+        preferences.inpo(*STANDARD, *previous, eta=0.0)
+    with pytest.raises(ValueError, match=r"inpo: .*rejected_previous_logp \(2,\)"):
+        preferences.inpo(*STANDARD, previous[0], jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"inpo: preference must have shape \(1,\)"):
+        preferences.inpo(*STANDARD, *previous, preference=jnp.ones(2))
+    with pytest.raises(ValueError, match=r"seppo_sign: .* chosen_logp \(1,\)"):
+        preferences.seppo_sign(STANDARD[0], jnp.zeros(2))
+
+
 def test_inpo_between_two_references_is_ipo_at_the_ends():
     rows, previous = arrays(0, 4, 5), arrays(1, 2, 5)
 

@@ -316,7 +316,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
             r"spo_tracker: rho must be in \[0, 1\)",
         ),
         (lambda: jr.recipes.arpo(credit="mean"), "arpo: credit must be one of 'soft', 'hard'"),
-        (lambda: jr.recipes.oprl(base="mean"), "two_level: base must be one of"),
+        (lambda: jr.recipes.oprl(base="mean"), "oprl: base must be one of"),
         (lambda: jr.recipes.polychromic(size=1), "polychromic: size must be at least 2"),
         (lambda: jr.recipes.portool(gamma=2.0), r"gamma must be in \[0, 1\]"),
         (lambda: jr.recipes.seeupo(order="last"), "TurnUpdates: order must be one of"),

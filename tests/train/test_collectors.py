@@ -370,6 +370,20 @@ def test_a_text_longer_than_the_room_is_one_sentence(tmp_path):
         train(tiny_run(tmp_path, recipe=recipe, sampling=sampling))
 
 
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (1, r"prompt_length is 1, but the longest prompt of the data has \d tokens"),
+        (256, r"prompt_length is 256, but a context of 256 leaves \d+ tokens before a response"),
+    ],
+)
+def test_a_room_that_the_run_could_not_have_is_refused(tmp_path, length, message):
+    recipe = jr.recipes.grpo().replace(name="guided", collector=Guided())
+    sampling = dataclasses.replace(SLOTS, prompt_length=length)
+    with pytest.raises(ValueError, match=message):
+        train(tiny_run(tmp_path, recipe=recipe, sampling=sampling))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_population_answers_the_prompts_that_a_collector_chooses(tmp_path, shared):

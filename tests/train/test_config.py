@@ -167,6 +167,10 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
         ({"run_dir": " "}, "config: run_dir must name a folder; got ' '"),
         ({"seed": -1}, "seed must not be negative; got -1"),
         ({"samples_every": 0}, "samples_every must be above 0"),
+        (
+            {"samples_every": 2, "samples_shown": 0},
+            "config: samples_every has no effect with samples_shown=0",
+        ),
         ({"steps": 0}, "steps must be above 0"),
         ({"microbatches": 3}, "4 prompts do not split into 3 microbatches"),
         ({"mesh": MeshConfig(data=8)}, "does not divide over 8 devices"),
@@ -240,6 +244,14 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
 def test_runs_that_do_not_fit_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_pairs_of_the_data_need_no_group_size():
+    one = SamplingConfig(group_size=1)
+    config = dataclasses.replace(CONFIG, **OFFLINE, sampling=one, packing="always")
+    assert config.sampling.group_size == 1
+    with pytest.raises(ValueError, match='packing "always" has no effect with one rollout'):
+        dataclasses.replace(CONFIG, recipe="dr_grpo", sampling=one, packing="always")
 
 
 def test_a_best_is_chosen_by_evaluations_more_frequent_than_checkpoints():

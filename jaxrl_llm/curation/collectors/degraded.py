@@ -35,7 +35,7 @@ class _Degraded(Offline):
         return request._replace(rollouts=len(responses), responses=responses)
 
     def _copies(self, chosen: Response, collection: Collection) -> list[Response]:
-        """Those of the response whose lengths differ; its stop token stays."""
+        """Shortened copies of the response, one per new length; its stop token stays."""
         tokens = chosen.tokens
         tokens = collection.encode(tokens, ends=True) if isinstance(tokens, str) else tokens
         tokens = np.asarray(tokens, np.int32)

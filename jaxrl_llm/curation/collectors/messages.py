@@ -51,16 +51,16 @@ class SeveralMessages:
     asks_again = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "SeveralMessages":
-        """With the sizes of a run in the source."""
+        """Passes the sizes of a run to the source."""
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
         return dataclasses.replace(self, source=source)
 
     def init(self, num_prompts: int) -> ArrayTree:
-        """That of the source."""
+        """The state of the source."""
         return self.source.init(num_prompts)
 
     def _messages(self, collection: Collection) -> list[tuple[Any, int]]:
-        """Of a prompt: the texts, and how many rollouts each gets."""
+        """The texts sent with a prompt, and the rollouts of each text."""
         raise NotImplementedError
 
     def propose(self, state, key, collection: Collection, count: int):

@@ -336,7 +336,7 @@ class _Replayed:
             missing = min(len(rows) - len(kept), available) - len(stored)
             if missing > 0:
                 return Decision(ask=missing), state
-            # Rows that nothing takes the place of stay.
+            # Rows without a stored replacement stay.
             spare = len(rows) - len(kept) - len(stored)
             kept = kept + [row for row in rows if row not in kept][:spare]
         if any(collection.outcomes[i] is None for i in stored):

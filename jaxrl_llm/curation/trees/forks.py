@@ -551,7 +551,7 @@ def width_prune(
       BranchGRPO (arXiv:2509.06040), the released code, its modes 1 and 2.
     """
     function = "width_prune"
-    stats.check_group(function, advantages, where)
+    stats.check_group(function, advantages, where, name="advantages")
     checks.check_share(function, ratio=ratio)
     checks.check_option(function, "keep", keep, ("best", "extremes"))
     valid = jnp.ones(jnp.shape(advantages), bool) if where is None else where

@@ -192,7 +192,7 @@ def survival_rates(
       ours.
     """
     function = "survival_rates"
-    stats.check_group(function, rates, where)
+    stats.check_group(function, rates, where, name="rates")
     checks.check_share(function, zero=False, keep=keep)
     checks.check_share(function, balance=balance)
     q = masking.zero_masked(rates, where)
@@ -233,7 +233,7 @@ def systematic_survivors(
       ARRoL (arXiv:2603.24840), ABSTRACT reading; systematic sampling is ours.
     """
     function = "systematic_survivors"
-    stats.check_group(function, rates, where)
+    stats.check_group(function, rates, where, name="rates")
     checks.check_positive(function, finite=True, count=count)
     valid = jnp.ones(jnp.shape(rates), bool) if where is None else jnp.asarray(where)
     # Zero rates may still be needed to fill a group.
@@ -295,7 +295,7 @@ def predictive_gate(
       reward.
     """
     function = "predictive_gate"
-    stats.check_group(function, predicted, where)
+    stats.check_group(function, predicted, where, name="predicted")
     checks.check_non_negative(function, finite=True, max_std=max_std)
     values = masking.zero_masked(predicted, where)
     mean = stats.group_mean(values, where)[..., 0]

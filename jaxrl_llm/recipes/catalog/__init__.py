@@ -68,7 +68,8 @@ def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | Evolut
       num_prompts: Number of prompts of the data set, for presets that remember each prompt.
 
     Returns:
-      A recipe with the preset's defaults.
+      A recipe with the preset's defaults, except for these two parameters; with a ``length`` a
+      penalty of long responses is on, for presets that have one.
 
     Raises:
       ValueError: If there is no such preset; the message suggests the nearest one.

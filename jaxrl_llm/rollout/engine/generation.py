@@ -243,7 +243,7 @@ class Generation:
         if not started and not follows:
             return
         self._half_filled = True
-        # What comes back brings its prompt with it.
+        # A returning response has its prompt in its stored slot.
         back = {each.slot[0] for each in started if each.back is not None}
         fresh = [each for each in started if each.back is None]
         where, requests = request_arrays(engine.spec, fresh, segment=self.segment)
@@ -273,7 +273,7 @@ class Generation:
         self._extend(follows)
 
     def _end_turns(self) -> dict[int, NextTurn]:
-        """What comes after the turns of responses whose answers are there, by request.
+        """The next turns that have arrived, by request.
 
         Responses that nothing comes after end. Those whose answer takes long leave their slot if
         others that wait can take it.

@@ -283,10 +283,30 @@ def _logprobs(plain, logits, filtered, tokens, index, temperature) -> tuple[Arra
 def sampled_logprobs(
     logits: Array, filtered: Array, tokens: Array, *, temperature=1.0
 ) -> tuple[Array, Array, Array]:
-    """``(behavior_logp, model_logp, log_kept)`` of drawn tokens ``[...]``: see :class:`Drawn`.
+    """Log-probabilities of drawn tokens: see :class:`Drawn`.
 
-    ``filtered`` is from :func:`filter_logits` of the same logits of the plain model, at the same
-    temperature. Greedy rows have ``behavior_logp = log_kept = 0``.
+        behavior_logp = log softmax(filtered)[token]      of the distribution that was sampled
+        model_logp = log softmax(logits)[token]           without temperature and filters
+        log_kept = log of the probability that the filters kept, at the temperature
+
+    Args:
+      logits: ``[..., V]``, of the plain model.
+      filtered: ``[..., V]``, from :func:`filter_logits` of the same logits and temperature.
+      tokens: int32 ``[...]``.
+      temperature: Scalar or ``[...]``.
+
+    Returns:
+      ``(behavior_logp, model_logp, log_kept)``, each float32 ``[...]`` in nats. Greedy rows have
+      ``behavior_logp = log_kept = 0``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
+      >>> filtered = jr.rollout.filter_logits(logits, top_k=2)
+      >>> logprobs = jr.rollout.sampled_logprobs(logits, filtered, jnp.array(1))
+      >>> [round(float(jnp.exp(x)), 3) for x in logprobs]
+      [0.333, 0.25, 0.75]
     """
     logits = jnp.asarray(logits, jnp.float32)
     return _logprobs(logits, logits, filtered, tokens, tokens, temperature)

@@ -90,7 +90,6 @@ def rule_arrays(collection: Collection, places: list[int], size: int, length: in
     out["mask"] = np.zeros((size, length), bool)
     out["lengths"] = np.zeros(size, np.int32)
     out["unfinished"] = np.zeros(size, bool)
-    # How many tokens each response began with.
     begun = []
     for request in (collection.requests[i] for i in places):
         begun += [len(y.tokens) for y in request.responses] or [0] * request.rollouts

@@ -91,7 +91,6 @@ class _Valued:
         names = [name for name in STATISTICS if name in named]
         context = rule_arrays(collection, [group], size, self.length, names)
         if "breaks" in named:
-            # Whether the text of each token has a line break.
             every = {int(token) for response in outcome.responses for token in response.tokens}
             breaking = {token for token in every if "\n" in collection.decode([token])}
             breaks = np.zeros((size, self.length), bool)
