@@ -60,7 +60,7 @@ def _child(tiny: bool) -> None:
         generation.submit(*groups)
         tokens = sum(len(each) for done in generation for each in done.completions)
         seconds[samples] = time.perf_counter() - start
-        expected = sum(sum(group.max_new_tokens) for group in groups)
+        expected = sum(int(np.sum(group.max_new_tokens)) for group in groups)
         if tokens != expected:
             raise SystemExit(f"benchmarks.few_samples: {tokens} tokens, not {expected}.")
     print(json.dumps(seconds))

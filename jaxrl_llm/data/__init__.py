@@ -4,20 +4,7 @@ Each name loads its module on first use; datasets, tokenizers and reasoning-gym 
 functions that need them.
 """
 
-from typing import TYPE_CHECKING
-
 from jaxrl_llm.core.runtime.lazy import lazy
-
-if TYPE_CHECKING:
-    from jaxrl_llm.data.alignment import align_spans, token_ends
-    from jaxrl_llm.data.density import with_density
-    from jaxrl_llm.data.order import Cursor, take
-    from jaxrl_llm.data.package_renderer import PackageRenderer
-    from jaxrl_llm.data.prompts import Prompt, PromptSet, split_distinct
-    from jaxrl_llm.data.questions import Question, encode_prompts
-    from jaxrl_llm.data.rendering import Renderer, describe_tools, make_renderer
-    from jaxrl_llm.data.sources import from_file, from_hub, from_reasoning_gym
-    from jaxrl_llm.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 
 _HOMES = {
     "align_spans": "alignment",

@@ -285,6 +285,19 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
       FileNotFoundError: If nothing has that name, or the folder has no tokenizer.json.
       ValueError: If a file is broken or of an unknown kind.
       ConnectionError: If the model must be downloaded but cannot be.
+
+    Example:
+      >>> import json, pathlib, tempfile
+      >>> import tokenizers
+      >>> import jaxrl_llm as jr
+      >>> words = tokenizers.models.WordLevel({"<eos>": 0, "hi": 1}, unk_token="<eos>")
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     tokenizers.Tokenizer(words).save(f"{folder}/tokenizer.json")
+      ...     settings = pathlib.Path(folder, "tokenizer_config.json")
+      ...     _ = settings.write_text(json.dumps({"eos_token": "<eos>"}))
+      ...     tokenizer = jr.data.load_tokenizer(folder)
+      >>> tokenizer.encode("hi"), tokenizer.eos_ids, tokenizer.vocab_size
+      ([1], (0,), 2)
     """
     from jaxrl_llm.models.gguf import open_gguf
     from jaxrl_llm.models.names import locate
@@ -305,8 +318,28 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
 
     tokenizer.json splits text as the tokenizer does and adds its BOS; tokenizer_config.json has the
     special tokens and the chat templates, which have files as well; generation_config.json has the
-    tokens that end a reply and the padding token. The folder is created if it does not exist. A
-    tokenizer that is not from `load_tokenizer` raises TypeError.
+    tokens that end a reply and the padding token.
+
+    Args:
+      tokenizer: The tokenizer.
+      folder: The folder; it is created if it does not exist, and files of these names are replaced.
+
+    Raises:
+      TypeError: If the tokenizer is not from `load_tokenizer`.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import tokenizers
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.data.tokenizer import PretrainedTokenizer
+      >>> words = tokenizers.models.WordLevel({"<eos>": 0, "hi": 1}, unk_token="<eos>")
+      >>> tokenizer = PretrainedTokenizer(tokenizers.Tokenizer(words), eos_ids=[0])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jr.data.save_tokenizer(tokenizer, folder)
+      ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
+      ...     jr.data.load_tokenizer(folder).encode("hi")
+      ['generation_config.json', 'tokenizer.json', 'tokenizer_config.json']
+      [1]
     """
     from jaxrl_llm.models.export import write_json
 

@@ -94,7 +94,25 @@ class ArrayEnv(Generic[S]):
 
 
 def stack(states: list[Any]) -> Any:
-    """States of single episodes as those of a batch."""
+    """States of single episodes as those of a batch, for ``step_batch``.
+
+    Args:
+      states: B states of one environment, from ``init``, ``reset`` or ``step``.
+
+    Returns:
+      A state whose leaves are NumPy arrays ``[B, ...]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> env = jr.environments.MemoryBandit(arms=2, turns=2)
+      >>> states = jr.environments.stack([env.init({"best": arm}, 0) for arm in "ab"])
+      >>> states.best.tolist(), states.pulled.shape
+      ([0, 1], (2, 2))
+      >>> states, _, rewards, done = env.step_batch(states, jnp.array([0, 0]), jnp.ones(2, bool))
+      >>> rewards.tolist(), done.tolist()
+      ([1.0, 0.0], [False, False])
+    """
     return trees.zip_leaves(np.stack, states)
 
 

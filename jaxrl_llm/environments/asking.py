@@ -68,7 +68,20 @@ def ask(question: str | Sequence[Message], *, check: Check | None = None) -> str
 def answered_by(
     answer: Callable[[Sequence[Message], Check | None], str] | None,
 ) -> Iterator[None]:
-    """Within this context, ``answer(messages, check)`` answers the questions of this thread."""
+    """A context in which a function answers the questions of this thread, such as in a test.
+
+    Args:
+      answer: ``answer(messages, check)`` returns the answer to the last message; ``check`` is that
+        of :func:`ask`. With None, no subagent answers.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> def answer(messages, check):
+      ...     return str(len(messages[-1]["content"]))
+      >>> with jr.environments.answered_by(answer):
+      ...     jr.environments.ask("four")
+      '4'
+    """
     token = _subagent.set(answer)
     try:
         yield

@@ -122,6 +122,12 @@ def call_tool(tools: Sequence[ToolSpec], call: ToolCall, *, limit: int = 4000) -
     Raises:
       SandboxError: If a tool needs a sandbox that cannot run here.
       SubagentError: If a tool asks a subagent and there is none, or it fails.
+
+    Example:
+      >>> call_tool([calculator], ToolCall("calculator", {"expression": "(2.5 + 1) * 4"}))
+      {'role': 'tool', 'name': 'calculator', 'content': '14'}
+      >>> call_tool([calculator], ToolCall("search", {}))["content"]
+      'Error: there is no tool "search"; the tools are: calculator'
     """
     try:
         text = _result(tools, call)

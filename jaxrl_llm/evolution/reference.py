@@ -133,8 +133,11 @@ def es_qiu_grad(
       >>> fitness = jr.evolution.zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0)
       >>> [round(value, 4) for value in fitness.tolist()]
       [-1.019, -0.3397, 1.3587]
-      >>> jr.evolution.es_qiu_grad(params, classes, jax.random.key(0), 0, fitness)["w"].shape
-      (3,)
+      >>> args = params, jr.evolution.full_rank(classes), jax.random.key(0), 0
+      >>> noise = [jr.evolution.perturb(*args, n, sigma=1.0, pairs=False)["w"] for n in range(3)]
+      >>> grads = jr.evolution.es_qiu_grad(params, classes, jax.random.key(0), 0, fitness)
+      >>> bool(jnp.allclose(grads["w"], -fitness @ jnp.stack(noise) / 3, atol=1e-5))
+      True
 
     References:
       Qiu et al. (arXiv:2509.24372). Their first code draws all tensors of a member from one seed,

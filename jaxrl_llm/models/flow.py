@@ -162,10 +162,13 @@ def flow_matching_loss(
       >>> import jaxrl_llm as jr
       >>> model = jr.models.make_flow_model(jr.models.FlowConfig(width=8))
       >>> params, prompts = model.init(jax.random.key(0)), jnp.ones((3, 1), int)
-      >>> loss = jr.models.flow_matching_loss(
-      ...     model, params, jax.random.key(1), jnp.zeros((3, 2)), prompts, prompts > 0)
-      >>> loss.shape
-      ()
+      >>> args = params, jax.random.key(1), jnp.zeros((3, 2)), prompts, prompts > 0
+      >>> bool(jr.models.flow_matching_loss(model, *args) > 0)
+      True
+      >>> def exact(params, latent, sigma, prompts, prompt_mask):  # of data that are all 0
+      ...     return latent / sigma[..., None]
+      >>> round(float(jr.models.flow_matching_loss(model._replace(velocity=exact), *args)), 6)
+      0.0
 
     References:
       Lipman et al., Flow Matching (arXiv:2210.02747).

@@ -411,6 +411,16 @@ def load_model(
       FileNotFoundError: If a file is missing or the name is unknown.
       ValueError: If a file is broken, the architecture unknown, or a tensor missing or misshapen.
       ConnectionError: If the model has to be fetched and cannot be.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jr.models.save_safetensors(params, folder, config=model.config)
+      ...     _, loaded = jr.models.load_model(folder)
+      >>> bool((loaded["embed"]["embedding"] == params["embed"]["embedding"]).all())
+      True
     """
     opened = open_weights(name_or_path, mesh=mesh, dtype=dtype, matrices=matrices)
     return opened.model, opened.read()

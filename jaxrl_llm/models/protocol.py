@@ -228,6 +228,15 @@ def prefill(
     Raises:
       ValueError: If ``shared_prefix_len`` is not below Lp. The caller must check that the prompts
         share these tokens.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> tokens = jnp.array([[1, 2, 3], [4, 0, 0]])
+      >>> (layer,) = jr.models.prefill(model, params, tokens, tokens > 0)
+      >>> layer.keys.shape, layer.values.shape  # two heads of width 8, three positions
+      ((2, 2, 8, 3), (2, 2, 3, 8))
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
     if not shared_prefix_len:
@@ -269,9 +278,24 @@ def empty_kv(config: Any, leading: tuple[int, ...], length: int) -> KV:
 
 
 def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[Cache, ...]:
-    """A cache of zeros for ``length`` positions of each row: one entry per layer.
+    """A cache of zeros for ``length`` positions of each row.
 
-    It is a :class:`KV`, or the state of zeros of a layer of linear attention.
+    Args:
+      model: The model.
+      leading: The axes of the rows, such as ``(P, G)``.
+      length: L, number of positions.
+
+    Returns:
+      One entry per layer: a :class:`KV` with keys ``[*leading, Hk, D, L]`` and values ``[*leading,
+      Hk, L, D]`` for Hk heads of width D, in the model's dtype; for a layer of linear attention, a
+      :class:`DeltaState`, whose size does not depend on ``length``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, _ = jr.testing.tiny_model(num_layers=1)
+      >>> (layer,) = jr.models.empty_cache(model, (2, 4), 16)
+      >>> layer.keys.shape, layer.values.shape
+      ((2, 4, 2, 8, 16), (2, 4, 2, 16, 8))
     """
     if model.empty_cache is not None:
         return model.empty_cache(leading, length)

@@ -57,7 +57,8 @@ _WITHOUT_BIAS = {
     "shared/down": _ROWS,
     "mlp/shared_gate": ("fsdp", None),
 }
-# Experts are spread over ``fsdp``, as rows of other matrices are, and gathered where they compute.
+# Experts are spread over ``fsdp``, as rows of other matrices are, and gathered where they compute;
+# if it does not divide their number, their matrices are split, or else each device would hold all.
 # Each device of ``tensor`` computes some hidden units of every expert: loads are equal whatever the
 # router chooses. Each of ``expert`` keeps and computes some of the experts.
 _SPREAD = ("expert", "fsdp")
@@ -84,8 +85,12 @@ _traced_rules = contextvars.ContextVar("traced_rules", default=RULES)
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
-    """The partition of one parameter; an axis is not split where no rule applies to it."""
-    sizes = dict(mesh.shape)
+    """The partition of one parameter; an axis is not split where no rule applies to it.
+
+    Where a rule has two mesh axes for one axis of the parameter, and the second does not divide it,
+    the second splits the first other axis that it divides and no mesh axis splits.
+    """
+    sizes, rule = dict(mesh.shape), _axes_of(path, rules)
 
     def split(size: int, axes: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         """Those of the mesh axes, from the first on, that divide an axis of the parameter."""
@@ -95,7 +100,12 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRul
                 found.append(axis)
         return tuple(found) if len(found) > 1 else next(iter(found), None)
 
-    return P(*map(split, shape, _axes_of(path, rules)))
+    spec = list(map(split, shape, rule))
+    for axis in (x for axes in rule for x in _names(axes)[1:] if sizes.get(x, 1) > 1):
+        whole = [i for i, axes in enumerate(spec) if axes is None and shape[i] % sizes[axis] == 0]
+        if whole and not any(axis in _names(axes) for axes in spec):
+            spec[whole[0]] = axis
+    return P(*spec)
 
 
 def _names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -119,11 +129,26 @@ def _axes_of(path: str, rules: ShardingRules) -> tuple[str | tuple[str, ...] | N
 
 
 def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
-    """A ``NamedSharding`` for each parameter, or for each array of an adapter.
+    """The sharding of each parameter, or of each array of an adapter; see :func:`param_spec`.
+
+    Args:
+      params, mesh, rules: See the module.
+
+    Returns:
+      A ``NamedSharding`` for each leaf, such as for ``jax.device_put`` or ``out_shardings``.
 
     Warns:
       UserWarning: If there are matrices and an axis ``fsdp`` or ``tensor`` splits none of them, or
         an axis with another name than :data:`AXES`, which splits nothing.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model = jr.models.make_model(jr.testing.tiny_config())
+      >>> mesh = jax.sharding.AbstractMesh((2, 2), ("fsdp", "tensor"))
+      >>> shardings = jr.models.param_shardings(jr.models.param_shapes(model), mesh)
+      >>> list(shardings["layers"]["0"]["mlp"]["up"]["kernel"].spec)
+      ['fsdp', 'tensor']
     """
     shardings = trees.map_with_path(
         lambda path, x: NamedSharding(mesh, param_spec(path, x.shape, mesh, rules)), params
@@ -195,7 +220,18 @@ def batch_spec(mesh: Mesh) -> P:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of a batch ``[P, ...]``."""
+    """The sharding of a batch ``[P, ...]``: its prompts over "data", "fsdp" and "expert".
+
+    Args:
+      mesh: See the module.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> mesh = jax.sharding.AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"))
+      >>> list(jr.models.batch_sharding(mesh).spec)
+      [('data', 'fsdp')]
+    """
     return NamedSharding(mesh, batch_spec(mesh))
 
 

@@ -404,10 +404,32 @@ def _decoder(config: ModelConfig) -> Model:
 
 
 def param_shapes(model: Model) -> ArrayTree:
-    """The shapes and dtypes of a model's parameters, without allocating them."""
+    """The shapes and dtypes of a model's parameters, without allocating them.
+
+    Args:
+      model: The model.
+
+    Returns:
+      The tree of ``model.init``, with a ``jax.ShapeDtypeStruct`` in place of each array.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model = jr.models.make_model(jr.testing.tiny_config())
+      >>> jr.models.param_shapes(model)["embed"]["embedding"]
+      ShapeDtypeStruct(shape=(259, 32), dtype=float32)
+    """
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
 def count_params(model: Model) -> int:
-    """How many parameters a model has."""
+    """How many parameters a model has, without allocating them.
+
+    Args:
+      model: The model. A matrix that embeds tokens and also predicts them counts once.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.models.count_params(jr.models.make_model(jr.testing.tiny_config()))
+      26880
+    """
     return trees.size(param_shapes(model))

@@ -159,8 +159,9 @@ def safe_init() -> SafeState:
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> jr.regularizers.safe_init().history.shape
-      (100,)
+      >>> state = jr.regularizers.safe_init()
+      >>> int(state.count), float(state.kl_short), state.history.shape
+      (0, 0.0, (100,))
 
     References:
       Maity, SAFE (arXiv:2602.04651).

@@ -126,9 +126,11 @@ def code_stdio(
     checks.check_positive("code_stdio", total=total)
     tests = _stdio_tests(metadata)
     code, end = from_code_block(completion), time.monotonic() + total
+    if code is None:
+        return _graded([False] * len(tests), partial=partial)
     passes: list[bool] = []
-    for stdin, expected in tests if code is not None else ():
-        left = end - time.monotonic()
+    for stdin, expected in tests:
+        left, result = end - time.monotonic(), None
         if left > 0:
             result = run_python(
                 code,
@@ -138,7 +140,7 @@ def code_stdio(
                 output=max(_LEAST_OUTPUT, 4 * len(expected)),
                 processes=processes,
             )
-        if left <= 0 or (left < seconds and result.ended == "time"):
+        if result is None or (left < seconds and result.ended == "time"):
             if passes and all(passes):
                 raise TimeoutError(
                     f"code_stdio: {len(passes)} of {len(tests)} tests passed, none failed, and the "

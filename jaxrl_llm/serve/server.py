@@ -460,7 +460,7 @@ class TokenServer:
         while self._updates:
             self._updates.popleft().done.set_exception(RuntimeError(f"update: {message}."))
         self._applied = self._came
-        before, self._generation.slots = self._generation, None
+        before, self._generation.slots = self._generation, None  # type: ignore[assignment]
         try:
             self._generation = self._new_generation(before.params, before.version)
         except Exception:

@@ -124,8 +124,11 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> jr.surrogates.token_seeds(None, key=jax.random.key(0), mask=jnp.ones((2, 3), bool)).shape
-      (2, 3)
+      >>> key, short, padded = jax.random.key(0), jnp.ones((2, 3), bool), jnp.ones((2, 5), bool)
+      >>> seeds = jr.surrogates.token_seeds(None, key=key, mask=short)
+      >>> longer = jr.surrogates.token_seeds(None, key=key, mask=padded)
+      >>> bool((longer[:, :3] == seeds).all())  # padding changes no seed
+      True
 
     References:
       None: the seeds of the samples of :func:`otr_sampled`.

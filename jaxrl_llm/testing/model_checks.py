@@ -5,7 +5,7 @@ Each check raises an AssertionError that names the check, the recipe and the num
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jaxrl_llm.testing.model import tiny_model
 from jaxrl_llm.train.score import Scorer, Scores
 
 # Temperatures and truncations of the sampler.
-SAMPLING = (
+SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 20},
     {"temperature": 1.4, "top_p": 0.8},

@@ -50,8 +50,10 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
       >>> import jaxrl_llm as jr
       >>> model, params = jr.testing.tiny_model()
       >>> critic = jr.train.init_critic(model, params, heads=2, key=jax.random.key(0))
-      >>> critic["head"]["bias"].shape
-      (2,)
+      >>> critic["head"]["kernel"].shape, critic["head"]["bias"].tolist()
+      ((32, 2), [0.0, 0.0])
+      >>> critic["model"]["embed"]["embedding"] is params["embed"]["embedding"]  # a copy
+      False
     """
     checks.check_non_negative("init_critic", heads=heads)
     body = jax.tree.map(jnp.copy, trees.cast(params, jnp.float32))
@@ -61,10 +63,32 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
 
 
 def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str = "none") -> Array:
-    """Values ``[P, G, T, C]`` of the state before each response token, for each head, in float32.
+    """Values of the state before each response token, as a critic predicts them.
 
-    ``model`` is the critic's body; ``params`` come from :func:`init_critic`. Values are 0 where
-    ``mask`` is False. ``remat`` selects the activations that each layer stores.
+        values[p, g, t, c] = hidden(prompt[p], y[p, g, :t]) @ kernel[:, c] + bias[c]
+
+    Args:
+      model: The critic's body.
+      params: From :func:`init_critic`, with at least one head.
+      batch: ``[P, G, T]``; its rewards are not read.
+      remat: Rematerialization of the layers: "none", "dots" or "full".
+
+    Returns:
+      float32 ``[P, G, T, C]`` for C heads, 0 where ``mask`` is False.
+
+    Raises:
+      ValueError: If the shapes of the batch disagree.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> critic = jr.train.init_critic(model, params, key=jax.random.key(0))
+      >>> critic["head"] = {"kernel": critic["head"]["kernel"] * 0, "bias": jax.numpy.full(1, 0.5)}
+      >>> batch = jr.testing.make_case().batch
+      >>> values = jr.train.critic_values(model, critic, batch)
+      >>> bool((values[batch.mask] == 0.5).all()), bool((values[~batch.mask] == 0).all())
+      (True, True)
     """
     hidden = score_hidden(
         model,

@@ -144,6 +144,22 @@ def evaluate(
     Raises:
       RewardError: If the reward fails, or every reward call fails.
       ValueError: If there are no questions, or a k is above the group size.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> tokenizer = jr.testing.ByteTokenizer()
+      >>> prompts = [jr.data.Prompt("1+1="), jr.data.Prompt("2+2=")]
+      >>> questions = jr.data.encode_prompts(prompts, tokenizer, room=32, chat=False)
+      >>> def reward(prompt, completion, metadata):
+      ...     return float("1" in prompt)
+      >>> sample = jr.rollout.make_sampler(model, max_new_tokens=2, group_size=2)
+      >>> result, rows = jr.train.evaluate(
+      ...     sample, params, jax.random.key(0), questions, reward=reward, tokenizer=tokenizer,
+      ...     batch_size=2)
+      >>> result.mean, result.questions, len(rows)
+      (0.5, 2, 4)
     """
     checks.check_positive("evaluate", batch_size=batch_size)
     if not questions:

@@ -182,6 +182,26 @@ def make_population(
       max_new_tokens, stop_ids, pad_id, top_k, top_p, min_p, shared_prefix_len: As for
         ``rollout.make_sampler``.
       mesh: Members (with full noise: prompts) are spread over its axes ``data`` and ``fsdp``.
+
+    Returns:
+      ``population(params, key, prompts, *, version) -> Rollout [P, G tries, T]`` for P lists of
+      token ids. ``key`` is that of the run, which stays the same. ``version`` is the epoch whose
+      noise the members have: the step of the state, so that :func:`make_evolution_step` draws the
+      same noise again.
+
+    Raises:
+      ValueError: If an option is out of its range, or, when called, if the prompts and the members
+        do not match the recipe.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe = jr.recipes.eggroll(sigma=0.01)
+      >>> population = jr.train.make_population(model, recipe, group_size=4, max_new_tokens=2)
+      >>> rollout = population(params, jax.random.key(0), [[1, 2, 3], [4]], version=0)
+      >>> rollout.tokens.shape  # two prompts, each answered by four members
+      (2, 4, 2)
     """
     full = recipe.noise == "full"
     if full:

@@ -85,6 +85,26 @@ def train(
       TrainingError: If too many updates in a row are skipped, or a results file cannot be written
         by the end of the run.
       RewardError: If the reward fails; the error names the prompt.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxrl_llm as jr
+      >>> def model():  # or the name of a pretrained model
+      ...     return *jr.testing.tiny_model(num_layers=1), jr.testing.ByteTokenizer()
+      >>> def prompts():
+      ...     return jr.data.PromptSet([jr.data.Prompt("1+1="), jr.data.Prompt("2+2=")])
+      >>> def reward(prompt, completion, metadata):
+      ...     return float("4" in completion)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     config = jr.train.TrainConfig(
+      ...         model=model, data=jr.train.DataConfig(prompts=prompts, chat=False), reward=reward,
+      ...         recipe="dr_grpo", steps=1, prompts_per_step=2, run_dir=f"{folder}/run",
+      ...         sampling=jr.train.SamplingConfig(group_size=2, max_new_tokens=4),
+      ...         evaluation=jr.train.EvaluationConfig(enabled=False),
+      ...         checkpoint=jr.train.CheckpointConfig(every=0))
+      ...     result = jr.train.train(config)
+      >>> int(result.state.step), len(result.history)
+      (1, 1)
     """
     begun = begin(
         config,

@@ -290,13 +290,12 @@ def cache_bytes(
       length: Room for a response.
       recorded: Bytes of the outputs of one token, from :func:`recorded_bytes`.
       split: Number of devices that the weights of a layer are split over. If it divides the number
-        of key heads, keys and values are split too.
+        of key heads, keys and values are split too; states of linear attention by their own heads.
     """
     heads, states = config.num_kv_heads, 0
     linear = [getattr(kind, "linear", False) for kind in getattr(config, "layers", None) or ()]
     if any(linear):
-        state = _state_bytes(config) // (1 if heads % split else split)
-        states = sum(linear) * state * (prompts + slots)
+        states = sum(linear) * _state_bytes(config, split) * (prompts + slots)
     layers = config.num_layers - sum(linear)
     each = 2 * layers * config.head_dim * (heads if heads % split else heads // split)
     each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
@@ -304,7 +303,10 @@ def cache_bytes(
     return each * cells + states + recorded * slots * length
 
 
-def _state_bytes(config: Any) -> int:
+def _state_bytes(config: Any, split: int) -> int:
     """Bytes of the state of one layer of linear attention after a prompt or a response."""
     state = jax.eval_shape(lambda: empty_state(config.linear_attention, (), config.dtype))
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    return sum(
+        x.size * x.dtype.itemsize // (1 if x.shape[-3] % split else split)
+        for x in jax.tree.leaves(state)
+    )

@@ -33,7 +33,7 @@ from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.denoising import cells_at_once, options_of
 from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.sampling.options import DrawOptions
-from jaxrl_llm.train.batches import check_reads_rows
+from jaxrl_llm.train.batches import Passes, check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
@@ -91,6 +91,7 @@ class PlanInputs(NamedTuple):
     teacher_state: int = 0  # bytes of one of its hidden states
     teacher_config: Any = None  # its configuration
     subagent: tuple[Model, ArrayTree] | None = None  # a subagent's model, shapes of its parameters
+    slot_prompt: int | None = None  # tokens that slots have for a prompt; None is longest_prompt
 
 
 class Plan(NamedTuple):
@@ -100,6 +101,7 @@ class Plan(NamedTuple):
     state: dict[str, int]  # from the first step to the last
     step: dict[str, int]  # in addition, while a step trains
     sampling: dict[str, int]  # in addition, while rollouts are sampled or the policy is evaluated
+    episodes: dict[str, int]  # in addition to `sampling`, while episodes are evaluated
     overlap: bool  # whether a step and the sampler run at the same time
     sampler: dict[str, int]  # on a device that only samples; empty if there is none
     unknown: tuple[str, ...] = ()  # missing sizes, without which activations are not counted
@@ -112,8 +114,9 @@ class Plan(NamedTuple):
     @property
     def peak(self) -> int:
         """The largest number of bytes in use at one time on a device that trains."""
-        step, sampling = sum(self.step.values()), sum(self.sampling.values())
-        working = step + sampling if self.overlap else max(step, sampling)
+        phases = (self.step, self.sampling, self.episodes)
+        step, sampling, episodes = (sum(parts.values()) for parts in phases)
+        working = max(step, episodes) + sampling if self.overlap else max(step, sampling)
         return max(sum(self.loading.values()), self.resident + working)
 
     @property
@@ -129,6 +132,7 @@ class Plan(NamedTuple):
             ("always", self.state, True),
             ("while a step trains", self.step, True),
             ("while the policy samples", self.sampling, True),
+            ("while episodes are evaluated", self.episodes, False),
             ("at most", {"": self.peak}, True),
             ("on a device that samples", self.sampler, False),
         ):
@@ -142,6 +146,7 @@ class DecodeShape(NamedTuple):
     """What a sampler decodes at one time."""
 
     rows: int  # prompts
+    prompt_length: int  # room for a prompt
     slots: int  # responses
     recorded: int  # bytes recorded per token
     blocks: int  # copies of the logits of all slots that exist at one time
@@ -181,6 +186,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     parts = f"{config.microbatches} microbatch(es)"
     if (budget := config.tokens_per_microbatch) is not None:
         parts = f"microbatches of up to {budget} cells"
+    if (minibatches := config.passes.minibatches) > 1:
+        parts = f"{minibatches} minibatches and {parts}"
     title = (
         f"{name}: {config.prompts_per_step} prompts of up to {inputs.longest_prompt} tokens x "
         f"{sampling.group_size} rollouts of up to {sampling.max_new_tokens}, in "
@@ -362,11 +369,18 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     check_data(config, recipe, prompts, others)
     held_out = held_out[: config.evaluation.limit]
-    longest = max(len(question.tokens) for question in [*train, *held_out])
-    longest = bucket_of(text_room(config, recipe, model, longest))
-    subagent = _abstract_subagent(config, recipe, model, params)
-    teacher = _abstract_teacher(config)
-    return PlanInputs(model, params, longest, len(held_out), *teacher, subagent=subagent)
+    # Slots are for training prompts, which the engine does not pad.
+    slot_prompt = text_room(config, recipe, model, max(len(each.tokens) for each in train))
+    longest = max([slot_prompt, *(len(each.tokens) for each in held_out)])
+    return PlanInputs(
+        model,
+        params,
+        bucket_of(longest),
+        len(held_out),
+        *_abstract_teacher(config),
+        subagent=_abstract_subagent(config, recipe, model, params),
+        slot_prompt=slot_prompt,
+    )
 
 
 def _abstract_subagent(
@@ -470,13 +484,47 @@ class _Run(NamedTuple):
         return sampling_shards(self.mesh, self.config.prompts_per_step)
 
     @property
-    def microbatches(self) -> int:
-        """Parts of a batch; for ``tokens_per_microbatch`` what the longest responses need."""
-        if (budget := self.config.tokens_per_microbatch) is None:
-            return self.config.microbatches
-        groups = -(-self.config.prompts_per_step // self.shards)
+    def slot_prompt(self) -> int:
+        """Tokens that slots have for a prompt."""
+        known = self.inputs.slot_prompt
+        return self.inputs.longest_prompt if known is None else known
+
+    @property
+    def passes(self) -> Passes:
+        """How a batch becomes optimizer steps, if all responses have the maximum length."""
         cells = self.inputs.longest_prompt + self.group_size * self.length
-        return -(-groups // max(1, budget // cells))
+        passes = self.divided(self.config.passes, self.config.prompts_per_step, cells)
+        if self.config.layout == "flat":  # whose rows are also scored by parts of minibatches
+            return passes._replace(microbatches=passes.minibatches * passes.accumulated)
+        return passes
+
+    @property
+    def parts(self) -> int:
+        """Parts of a batch that backward passes read one after the other."""
+        passes = self.passes
+        if self.recipe.prm is not None:  # which learns from the whole batch in one step
+            return passes.microbatches
+        return passes.minibatches * passes.accumulated
+
+    @property
+    def num_answers(self) -> int:
+        """Rows that train the subagent."""
+        return self.config.prompts_per_step * self.group_size * self.recipe.subagent.count
+
+    @property
+    def answer_parts(self) -> int:
+        """Parts of these rows, whatever the minibatches of the batch."""
+        options, passes = self.config.subagent, Passes(microbatches=self.config.microbatches)
+        cells = options.prompt_length + options.max_new_tokens
+        return self.divided(passes, self.num_answers, cells).microbatches
+
+    def divided(self, passes: Passes, groups: int, cells: int) -> Passes:
+        """The passes over groups of so many cells, as ``tokens_per_microbatch`` divides them."""
+        if (budget := self.config.tokens_per_microbatch) is None:
+            return passes
+        each = -(-groups // (passes.minibatches * self.shards))
+        count = -(-each // max(1, budget // cells))
+        return passes._replace(microbatches=passes.minibatches * count)
 
     @property
     def group_size(self) -> int:
@@ -538,7 +586,7 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
     run = _make_run(config, inputs)
-    loading, sampler = {}, {}
+    loading, sampler, episodes = {}, {}, {}
     if not isinstance(config.model, str) and isinstance(run.params, Adapted):
         # Weights from a function are float32; frozen ones are cast after all are loaded.
         loaded, cast = run.bytes_of(run.inputs.params), run.bytes_of(run.params.base)
@@ -547,18 +595,30 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     separate = config.asynchrony.sampler_devices is not None
     overlap = config.asynchrony.max_staleness > 0 and not separate
     sampling = _sampling_bytes(run)
+    # Episodes are evaluated in slots of their own while those of the next rollouts are in use.
+    plays = config.environment is not None and config.evaluation.enabled
+    between = plays and config.evaluation.every > 0
     if overlap:
         sampling["weights of the sampler"] = _published_bytes(run)
+        if between:
+            episodes = _decoding_bytes(run, [_rollout_shape(run)]) | _answering_bytes(run)
     if separate:
         other = run._replace(mesh=sampler_mesh(config))
-        frozen = other.bytes_of(other.params) - other.bytes_of(other.trained)
+        whole = other.bytes_of(other.params)
+        frozen = whole - other.bytes_of(other.trained)
         weights = {"weights": frozen + _published_bytes(other)}
-        sampler = weights | _decoding_bytes(other, [_rollout_shape(other)])
+        decoding = _decoding_bytes(other, [_rollout_shape(other)])
+        sampler = weights | {name: (1 + between) * size for name, size in decoding.items()}
+        # The evaluation's copy of the policy. Before the first step and after the last, its trained
+        # weights take the place of published ones.
+        if plays and (copied := whole if between else frozen):
+            sampler["weights of the evaluation"] = copied
     return Plan(
         loading,
         _state_bytes(run),
         _step_bytes(run, accelerator),
         sampling,
+        episodes,
         overlap,
         sampler,
         run.unknown_sizes if not run.recipe.forward_only else (),
@@ -581,7 +641,9 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         sizes["reference"] = run.bytes_of(run.trained if init is None else init(run.trained))
     # An adapter's reference is its base, unless ``config.reference`` names another model.
     elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
-        sizes["reference"] = run.bytes_of(base)
+        # It is loaded in float32, even beside a frozen base in bfloat16.
+        loaded = jax.eval_shape(lambda p: trees.cast(p, jnp.float32), base)
+        sizes["reference"] = run.bytes_of(loaded)
     if run.inputs.subagent is not None:
         own = run.inputs.subagent[1]
         moments = jax.eval_shape(make_optimizer(config.optimizer).init, own)
@@ -616,28 +678,23 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         members = recipe.population(config.prompts_per_step, config.sampling.group_size)
         noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
         return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
-    sizes = {"gradients": _gradient_bytes(run, run.trained)}
+    accumulated = run.passes.accumulated
+    sizes = {"gradients": _gradient_bytes(run, run.trained, accumulated)}
     if recipe.second_model is not None:  # of all its parameters, whichever the policy trains
-        sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
+        summed = accumulated if recipe.prm is None else run.parts
+        sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params, summed)
     if run.inputs.subagent is not None:
-        sizes["gradients"] = max(sizes["gradients"], _gradient_bytes(run, run.inputs.subagent[1]))
-    if not run.unknown_sizes:
-        sizes["activations"] = _largest_activations(run, accelerator)
+        of_subagent = _gradient_bytes(run, run.inputs.subagent[1], run.answer_parts)
+        sizes["gradients"] = max(sizes["gradients"], of_subagent)
     tokens = config.prompts_per_step * run.group_size * run.length
-    sizes["logits"] = logits_bytes(
-        shape.vocab_size,
-        -(-tokens // run.microbatches),
-        getattr(shape, "width", 0),
-        mesh=run.mesh,
-        statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
-    )
+    sizes |= _pass_bytes(run, tokens, accelerator)
     if rules := recipe.computed_from("optimizer").values():
         # The sums so far, and the sums with one more chunk.
         sums = [jax.eval_shape(lambda rule=rule: rule.zeros(*run.output_shape)) for rule in rules]
         sizes["sums of the last layer"] = 2 * device_bytes(sums)
     # What a batch has for each token, with the copies that a step makes: scoring rearranges its
     # rows, and so does the split into microbatches.
-    parts = run.microbatches
+    parts = run.parts
 
     def copies(each: int) -> int:
         size = each * tokens // run.shards
@@ -661,8 +718,31 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size or name in required}
 
 
-def _largest_activations(run: _Run, accelerator: bool) -> int:
-    """Activations of a microbatch: of the policy, or of a subagent or teacher if they have more."""
+def _pass_bytes(run: _Run, tokens: int, accelerator: bool) -> dict[str, int]:
+    """Activations and logits of a backward pass, or of scoring if it takes more.
+
+    Scoring reads a microbatch of the whole batch at a time, a backward pass one of a minibatch.
+    """
+    shape, passes = run.model.config, []
+    for parts in (run.parts, run.passes.microbatches):
+        logits = logits_bytes(
+            shape.vocab_size,
+            -(-tokens // parts),
+            getattr(shape, "width", 0),
+            mesh=run.mesh,
+            statistics=bool(
+                run.recipe.computed_from("policy", "old_policy", "reference", "teacher")
+            ),
+        )
+        passes.append({"logits": logits})
+    if not run.unknown_sizes:
+        for sizes, activations in zip(passes, _activations(run, accelerator), strict=True):
+            sizes["activations"] = activations
+    return max(passes, key=lambda sizes: sum(sizes.values()))
+
+
+def _activations(run: _Run, accelerator: bool) -> tuple[int, int]:
+    """Activations of a backward pass of the policy or a subagent, and of scoring."""
     config, recipe, shape = run.config, run.recipe, run.model.config
     on = LayerPlacement(
         itemsize=run.itemsize if accelerator else 4,
@@ -671,32 +751,41 @@ def _largest_activations(run: _Run, accelerator: bool) -> int:
         expert=run.mesh["expert"],
         accelerator=accelerator,
     )
-    prompts = -(-config.prompts_per_step // (run.microbatches * run.shards))
-    batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
-    if not is_causal(run.model):  # each response has a copy of its prompt
-        batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
-    if (block := block_length_of(run.model)) is not None:  # each block a second time
-        batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
+
+    def batch_of(parts: int) -> BatchShape:
+        prompts = -(-config.prompts_per_step // (parts * run.shards))
+        batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
+        if not is_causal(run.model):  # each response has a copy of its prompt
+            batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
+        if (block := block_length_of(run.model)) is not None:  # each block a second time
+            batch = batch._replace(prompt_length=batch.prompt_length + run.length + block - 1)
+        return batch
+
+    def scoring(batch: BatchShape) -> int:
+        """One layer, and the prompts' keys and values of the others."""
+        keys = max(shape.num_kv_heads // on.tensor, 1) * shape.head_dim
+        others = (shape.num_layers - 1) * batch.prompts * batch.prompt_length * keys
+        return largest_layer_bytes(shape, batch, on=on) + 2 * on.itemsize * others
+
     adapter = config.lora.rank is not None
-    most = activation_bytes(shape, batch, remat=config.remat, adapter=adapter, on=on)
+    most = activation_bytes(shape, batch_of(run.parts), remat=config.remat, adapter=adapter, on=on)
     if run.inputs.subagent is not None:  # after the main step, on rows of its own
-        rows = config.prompts_per_step * run.group_size * recipe.subagent.count
         answers = BatchShape(
-            -(-rows // (run.microbatches * run.shards)),
+            -(-run.num_answers // (run.answer_parts * run.shards)),
             1,
             config.subagent.prompt_length,
             config.subagent.max_new_tokens,
         )
         of_subagent = run.inputs.subagent[0].config
         most = max(most, activation_bytes(of_subagent, answers, remat=config.remat, on=on))
+    scored = scoring(batch_of(run.passes.microbatches))
     if recipe.has_teacher and not recipe.learns_from_model:
-        # The teacher's rows have a prompt each: one layer, and keys and values of the others.
-        room = teacher_room(config, run.model, run.inputs.longest_prompt)
-        rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
-        taught = largest_layer_bytes(shape, BatchShape(rows, 1, width, run.length), on=on)
-        keys = max(shape.num_kv_heads // on.tensor, 1) * shape.head_dim
-        most = max(most, taught + 2 * on.itemsize * (shape.num_layers - 1) * rows * width * keys)
-    return most
+        # The teacher's rows have a prompt each.
+        room = teacher_room(config, run.model, run.slot_prompt)
+        rows = -(-config.prompts_per_step // (run.passes.microbatches * run.shards))
+        width = 1 << (room - 1).bit_length()
+        scored = max(scored, scoring(BatchShape(rows * run.group_size, 1, width, run.length)))
+    return most, scored
 
 
 def _gathered_bytes(run: _Run) -> int:
@@ -712,10 +801,13 @@ def _gathered_bytes(run: _Run) -> int:
     return (2 * layer + table) * run.itemsize // 4 + table
 
 
-def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
-    """Gradients of an update, and those that exist before the sum over devices."""
+def _gradient_bytes(run: _Run, trained: ArrayTree, accumulated: int) -> int:
+    """Gradients of an update, and those that exist before the sum over devices.
+
+    ``accumulated`` is the number of microbatches whose gradients are summed for an update.
+    """
     update = run.bytes_of(trained, spec=update_spec)
-    if run.microbatches > 1:
+    if accumulated > 1:
         return update + run.bytes_of(trained)
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     largest = max(run.bytes_of({trees.path_str(path): x}) for path, x in leaves)
@@ -796,7 +888,7 @@ def _mixture_bytes(run: _Run) -> dict[str, int]:
     cache = cache_bytes(
         config,
         prompts=shape.rows,
-        prompt_length=run.inputs.longest_prompt,
+        prompt_length=shape.prompt_length,
         slots=shape.slots,
         length=run.config.sampling.max_new_tokens,
         recorded=0,
@@ -821,21 +913,25 @@ def _rollout_shape(run: _Run) -> DecodeShape:
     if run.recipe.forward_only:  # each member reads the prompts separately
         count = prompts * sampling.group_size * run.recipe.tries
         return _decode_shape(run, count, count, run.recipe.temperature)
-    grid = engine_grid(run.config, run.recipe, longest=run.inputs.longest_prompt)
-    rows, width = (prompts, sampling.group_size) if grid is None else grid
-    return _decode_shape(run, rows, rows * width, sampling.temperature)
+    grid = engine_grid(run.config, run.recipe, longest=run.slot_prompt)
+    if grid is None:
+        return _decode_shape(run, prompts, prompts * sampling.group_size, sampling.temperature)
+    rows, width = grid
+    shape = _decode_shape(run, rows, rows * width, sampling.temperature)
+    return shape._replace(prompt_length=run.slot_prompt)
 
 
 def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> DecodeShape:
     recorded, support = _recorded_bytes(run, temperature)
+    width = run.inputs.longest_prompt
     if not is_causal(run.model):  # logits of some cells: plain, scaled, normalized, drawn from
         length, size = run.config.sampling.max_new_tokens, run.model.config.vocab_size
         block, _ = options_of(run.config.sampling.denoising, run.model).schedule(length)
-        return DecodeShape(rows, slots, recorded, 4 * cells_at_once(slots, block, size))
+        return DecodeShape(rows, width, slots, recorded, 4 * cells_at_once(slots, block, size))
     # The model's logits and those that tokens are drawn from; a filter over the full vocabulary
     # adds sorted and summed copies.
     everywhere = 8 * support >= run.model.config.vocab_size
-    return DecodeShape(rows, slots, recorded, 5 if everywhere else 2)
+    return DecodeShape(rows, width, slots, recorded, 5 if everywhere else 2)
 
 
 def _recorded_bytes(run: _Run, temperature: float) -> tuple[int, int]:
@@ -861,7 +957,7 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
         cache_bytes(
             run.model.config,
             prompts=shape.rows,
-            prompt_length=run.inputs.longest_prompt,
+            prompt_length=shape.prompt_length,
             slots=shape.slots,
             length=run.config.sampling.max_new_tokens,
             recorded=shape.recorded,

@@ -149,7 +149,34 @@ def _updates(opt_state: ArrayTree) -> Array:
 
 
 def make_optimizer(config: OptimizerConfig, *, updates: int = 1) -> optax.GradientTransformation:
-    """The optax transformation that a configuration describes; see :func:`make_schedule`."""
+    """The optax transformation that a configuration describes.
+
+        g <- g min(1, max_grad_norm / |g|)                            if max_grad_norm is set
+        params <- params - lr(n) (adam(g) + weight_decay params)      after n updates
+
+    For "sgd", ``adam(g)`` is the sum of past gradients, each update multiplying it by ``b1``; with
+    ``b1`` of 0 it is the gradient. The step size rises over ``warmup_steps`` and falls over
+    ``decay_steps``.
+
+    Args:
+      config: The options.
+      updates: Updates of a batch, which together are one step of the warmup and the decay.
+
+    Returns:
+      A transformation for :func:`init_state` and :func:`make_step`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> config = jr.train.OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, decay_steps=2)
+      >>> optimizer, params = jr.train.make_optimizer(config), jnp.array([3.0, 4.0])
+      >>> state = optimizer.init(params)
+      >>> for _ in range(2):  # the gradient of norm 5 is scaled down to 1
+      ...     update, state = optimizer.update(params, state, params)
+      ...     print(update.round(3))
+      [-0.3 -0.4]
+      [-0.15 -0.2 ]
+    """
     rate = make_schedule(config, updates=updates)
     if config.name == "sgd":  # as in AdamW, the decay bypasses the momentum
         transforms = []

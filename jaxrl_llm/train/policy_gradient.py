@@ -601,6 +601,20 @@ def apply_gradients(
       The state of the next step, and ``loss``, ``grad_norm``, ``update_norm``, ``updates`` and
       ``skipped``. A step is made also if the batch had no token to train on, unlike in
       :func:`make_step`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> params, optimizer = {"w": jnp.array([1.0, 2.0])}, optax.sgd(0.5)
+      >>> recipe, logp = jr.recipes.dr_grpo(length=4), jnp.zeros((1, 1, 4))
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> for gradient in (jnp.array([1.0, 0.0]), jnp.array([jnp.nan, 0.0])):
+      ...     gradients = jr.train.Gradients(jnp.float32(0.0), {"w": gradient}, logp, logp)
+      ...     state, metrics = jr.train.apply_gradients(optimizer, state, gradients)
+      ...     print(state.params["w"], int(state.step), float(metrics["skipped"]))
+      [0.5 2. ] 1 0.0
+      [0.5 2. ] 2 1.0
     """
     carry = (state.params, state.opt_state)
     carry, metrics = _apply(
@@ -620,8 +634,29 @@ def make_scorer(
 ) -> Callable[[ArrayTree, Batch], Array]:
     """A compiled ``scorer(params, batch) -> logp [P, G, T]``, without gradients.
 
-    For log-probabilities that must be known before the step, such as those of a frozen reference,
-    which chooses the experts itself: ``batch.replace(experts=None)``.
+        logp[p, g, t] = log softmax(logits(prompt[p], y[p, g, :t]) / temperature)[y[p, g, t]]
+
+    For log-probabilities that must be known before the step, such as ``ref_logp`` of a frozen
+    reference, which chooses the experts itself: ``batch.replace(experts=None)``.
+
+    Args:
+      model, microbatches, temperature, chunk_size, shared_prefix_len, mesh: See the module.
+
+    Returns:
+      ``scorer(params, batch)``: float32 ``[P, G, T]`` in nats, 0 where ``batch.mask`` is False.
+
+    Raises:
+      ValueError: If ``microbatches`` or ``temperature`` is not positive, ``shared_prefix_len`` is
+        negative, or, when called, ``microbatches`` does not divide P.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> batch = jr.testing.make_case().batch
+      >>> logp = jr.train.make_scorer(model)(params, batch)
+      >>> bool((logp[batch.mask] < 0).all()), bool((logp[~batch.mask] == 0).all())
+      (True, True)
+      >>> batch = batch.replace(ref_logp=logp)  # for a recipe with a frozen reference
     """
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_scorer", shared_prefix_len=shared_prefix_len)

@@ -103,6 +103,16 @@ def score(
       ValueError: If shapes disagree, ``shared_prefix_len`` is negative or not below Lp, or the
         model cannot read the segments, trees or prompt trees of ``packing``.
       TypeError: If a mask is not bool or tokens are not integers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> prompts, responses = jnp.array([[1, 2, 3]]), jnp.array([[[4, 5], [6, 0]]])
+      >>> logp, entropy = jr.train.score(
+      ...     model, params, prompts, prompts > 0, responses, responses > 0)
+      >>> (logp < 0).tolist()  # the second response has one token
+      [[[True, True], [True, False]]]
     """
     hidden = score_hidden(
         model,

@@ -85,6 +85,19 @@ def score_batch(
     Raises:
       ValueError: If the recipe needs teacher prompts or reference answers, and the batch has
         neither those nor the numbers computed from them.
+      TypeError: If ``scorer`` is not a :class:`~jaxrl_llm.train.Scorer` or one like it.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe = jr.recipes.dr_grpo(length=6)
+      >>> state = jr.train.init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
+      >>> batch = jr.testing.make_case().batch.replace(old_logp=None)
+      >>> batch = jr.train.score_batch(
+      ...     batch, recipe, jr.train.Scorer(model), state=state, score_old=True)
+      >>> bool((batch.old_logp[batch.mask] < 0).all())
+      True
     """
     if not hasattr(scorer, "model"):
         raise TypeError(f"score_batch: scorer must be a train.Scorer; got {scorer!r}.")
@@ -340,7 +353,20 @@ def score_visits(
       state: The state before the update.
 
     Raises:
-      ValueError: If the batch has no ``prompt_ids``.
+      ValueError: If the batch has no ``prompt_ids``, or turns that the chat template or the
+        environment rewrites.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe = jr.recipes.spo_tracker(num_prompts=8, length=6)
+      >>> state = jr.train.init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
+      >>> batch = jr.testing.make_case().batch.replace(extras={"prompt_ids": jax.numpy.arange(8)})
+      >>> batch, algo_state = jr.train.score_visits(
+      ...     batch, recipe, jr.train.Scorer(model), state=state)
+      >>> batch.extras["policy_shift"].tolist()  # 0 at the first visits
+      [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
     algo_state, extras = state.algo_state, dict(batch.extras)
     for name, memory in recipe.computed_from("last_visit").items():
@@ -396,6 +422,19 @@ def apply_rules(
     Raises:
       ValueError: If the state of a rule is absent, or a rule reads the learning rate and it is
         None.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe, shape = jr.recipes.capo(), model.output_matrix(params).shape
+      >>> state = jr.train.init_state(
+      ...     params, optax.adam(1e-3), recipe, key=jax.random.key(0), output_shape=shape)
+      >>> batch = jr.testing.make_case().batch.replace(extras={})
+      >>> batch, rules = jr.train.apply_rules(
+      ...     batch, recipe, jr.train.Scorer(model), state=state, learning_rate=1e-3)
+      >>> batch.extras["step_effects"].shape, list(rules)  # two numbers for each token
+      ((8, 4, 6, 2), ['step_effects'])
     """
     states = dict(state.algo_state.rules)
     every = recipe.computed_from("optimizer")

@@ -143,6 +143,15 @@ def init_state(
       TypeError: If ``key`` is not a typed key.
       ValueError: If the recipe has a critic and its parameters or optimizer are absent, or the
         recipe has no critic and they are passed.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=4), optax.adamw(1e-3)
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> int(state.step), jax.tree.structure(state.policy) == jax.tree.structure(params)
+      (0, True)
     """
     if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
         raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")

@@ -43,7 +43,11 @@ def mesh():
         ("layers/0/attention/o/kernel", (32, 32), ("tensor", "fsdp")),
         ("layers/0/attention/k/bias", (16,), ("tensor",)),
         ("layers/0/mlp/experts/up/kernel", (4, 32, 16), ("fsdp", None, "tensor")),
-        ("layers/0/mlp/experts/down/kernel", (5, 16, 32), (None, "tensor", None)),
+        # Too few or too many experts: another axis is split.
+        ("layers/0/mlp/experts/down/kernel", (5, 16, 32), (None, "tensor", "fsdp")),
+        ("layers/0/mlp/experts/up/kernel", (5, 32, 16), (None, "fsdp", "tensor")),
+        ("layers/0/mlp/experts/up/kernel", (5, 31, 16), (None, None, "tensor")),
+        ("layers/0/mlp/experts/down/bias", (5, 32), (None, "fsdp")),
         ("layers/0/mlp/experts/up/bias", (4, 16), ("fsdp", "tensor")),
         ("layers/0/mlp/experts/down/a", (4, 16, 2), ("fsdp", "tensor", None)),
         ("layers/0/mlp/experts/down/b", (4, 2, 32), ("fsdp", None, None)),
@@ -80,8 +84,8 @@ def test_rules_of_an_update(mesh, path, shape, spec):
     [
         # Experts first over `expert`, so that only the devices of `fsdp` gather them.
         ("experts/up/kernel", (8, 32, 16), (("expert", "fsdp"), None, None), None),
-        ("experts/up/kernel", (2, 32, 16), ("expert", None, None), None),
-        ("experts/up/kernel", (3, 32, 16), (None, None, None), (None, "expert", None)),
+        ("experts/up/kernel", (2, 32, 16), ("expert", "fsdp", None), None),
+        ("experts/up/kernel", (3, 32, 16), (None, "fsdp", None), (None, ("fsdp", "expert"), None)),
         ("experts/down/bias", (8, 32), (("expert", "fsdp"), None), None),
         ("mlp/up/kernel", (32, 64), ("fsdp", None), (("fsdp", "expert"), None)),
     ],

@@ -198,7 +198,9 @@ def test_a_population_answers_prompts_of_data_that_are_checked(tmp_path):
 def test_a_share_of_a_batch_is_at_least_one_group(tmp_path):
     collector = curation.mixed((curation.in_order(), 0.95), (curation.plain_texts(), 0.05))
     recipe = jr.recipes.grpo().replace(name="texts", collector=collector)
-    with pytest.raises(ValueError, match="share of plain_texts.* is no group .* prompts_per_step 4"):
+    with pytest.raises(
+        ValueError, match="share of plain_texts.* is no group .* prompts_per_step 4"
+    ):
         check_data(tiny_run(tmp_path, recipe=recipe), recipe, [Prompt("q", id="q")])
 
 

@@ -46,6 +46,14 @@ PARTS = {
             {},
             marks=SLOW,
         ),
+        # The same for ``fsdp``, which then splits the matrix of each expert.
+        pytest.param(
+            {"fsdp": 4},
+            "always",
+            {"experts": ExpertsConfig(count=6, active=2, width=16)},
+            {},
+            marks=SLOW,
+        ),
     ],
 )
 def test_an_update_is_that_of_one_device(sizes, packing, changes, options):

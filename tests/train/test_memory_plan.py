@@ -18,8 +18,16 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.core.support import Support
-from jaxrl_llm.models import ExpertsConfig, LayerKind, make_model, param_shapes
+from jaxrl_llm.models import (
+    ExpertsConfig,
+    LayerKind,
+    LinearAttentionConfig,
+    make_model,
+    param_shapes,
+)
+from jaxrl_llm.models.gated_delta import empty_state
 from jaxrl_llm.models.sharding import (
+    kv_sharding,
     param_shardings,
     param_spec,
     shard,
@@ -222,6 +230,18 @@ def test_a_cache_is_that_of_the_engine(dtype, filters):
     np.testing.assert_allclose(found, 2 * engine.row_bytes, rtol=0.05)
 
 
+def test_states_of_linear_attention_are_split_by_their_heads():
+    sizes = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=4, value_dim=8)
+    kinds = {"layers": (LayerKind(linear=True),), "linear_attention": sizes}
+    config = tiny_config(num_layers=1, num_kv_heads=1, **kinds)
+    mesh = make_mesh(tensor=4, devices=jax.devices()[:4])
+    states = jax.tree.leaves(jax.eval_shape(lambda: empty_state(sizes, (6,), config.dtype)))
+    held = [math.prod(kv_sharding(x.shape, mesh).shard_shape(x.shape)) for x in states]
+    assert sum(held) < sum(x.size for x in states)
+    shape = {"prompts": 2, "prompt_length": 8, "slots": 4, "length": 8, "recorded": 0}
+    assert cache_bytes(config, **shape, split=4) == 4 * sum(held)
+
+
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     """The plan of a tiny run with some changes, as of an accelerator."""
@@ -238,7 +258,9 @@ def test_a_plan_reads_no_weights(plans):
     config, inputs, _ = plans
     gc.collect()  # of other tests' arrays, some may still wait for this
     live = len(jax.live_arrays())
-    assert load_inputs(config).longest_prompt == inputs.longest_prompt == 16
+    found = load_inputs(config)
+    assert found.longest_prompt == inputs.longest_prompt == 16
+    assert found.slot_prompt == 3  # without padding
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(inputs.params))
     assert len(jax.live_arrays()) == live
 
@@ -321,6 +343,31 @@ def test_what_a_plan_counts(plans):
     assert later.sampling["weights of the sampler"] == 12 * numbers
 
 
+def test_a_backward_pass_has_a_part_of_a_minibatch(plans):
+    config, inputs, plan = plans
+    numbers = jr.core.trees.size(inputs.params)
+
+    def dapo(microbatches, **changes):
+        found = plan(recipe="dapo", prompts_per_step=64, microbatches=microbatches, **changes)
+        return found.step
+
+    four = plan(recipe="dapo", minibatches=1).step  # groups
+    flat, parts = dapo(1, packing="flat"), dapo(16)
+    for found in (flat, parts):  # 16 minibatches of four groups
+        assert found["gradients"] == four["gradients"] == 4 * numbers
+        assert found["activations"] == four["activations"]
+    assert dapo(32)["gradients"] == 8 * numbers
+    assert dapo(32)["activations"] == four["activations"] / 2
+    # Padded rows are scored by microbatches of the batch, here all of it at one time.
+    group_size, length = config.sampling.group_size, config.sampling.max_new_tokens
+    batch = BatchShape(64, group_size, inputs.longest_prompt, length)
+    layer = largest_layer_bytes(inputs.model.config, batch, on=LayerPlacement(accelerator=True))
+    assert dapo(1)["activations"] == layer
+    cells = inputs.longest_prompt + group_size * length
+    halves = dapo(1, tokens_per_microbatch=2 * cells)
+    assert halves == dapo(32)
+
+
 def test_a_plan_counts_the_model_of_the_reward(plans, tmp_path):
     config, _, plan = plans
     model, params = jr.testing.tiny_model(num_layers=1)
@@ -340,7 +387,7 @@ def test_a_plan_counts_the_model_of_the_reward(plans, tmp_path):
 
 
 def test_an_adapter_takes_little(plans):
-    _, inputs, plan = plans
+    config, inputs, plan = plans
     small = plan(lora=LoRAConfig(rank=4), recipe="grpo")
     numbers = 2048
     assert small.step["gradients"] == 4 * numbers
@@ -349,7 +396,12 @@ def test_an_adapter_takes_little(plans):
         "optimizer": 8 * numbers + 4,
     }  # its reference is the base
     other = plan(lora=LoRAConfig(rank=4), recipe="grpo", reference="a soup")
-    assert other.state["reference"] == 4 * jr.core.trees.size(inputs.params)
+    numbers = jr.core.trees.size(inputs.params)
+    assert other.state["reference"] == 4 * numbers
+    # The base is then bfloat16, but not a reference of its own.
+    given = {"lora": LoRAConfig(rank=4), "recipe": "grpo", "reference": "a soup"}
+    half = make_plan(dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"))
+    assert half.state["weights"] < 4 * numbers == half.state["reference"]
 
 
 def test_evolution_keeps_no_activations_but_its_members(plans):
@@ -575,8 +627,10 @@ def test_slots_and_the_evaluation_decide_the_cache(plans):
     config, inputs, plan = plans
     one = cache_bytes(inputs.model.config, prompts=1, prompt_length=16, slots=1, length=4)
     whole = plan().sampling["cache of the sampler"]
+    # Slots have no padding.
+    bare = cache_bytes(inputs.model.config, prompts=1, prompt_length=3, slots=1, length=4)
     slots = dataclasses.replace(config.sampling, slots=2)
-    assert plan(sampling=slots).sampling["cache of the sampler"] == 2 * one < whole
+    assert plan(sampling=slots).sampling["cache of the sampler"] == 2 * bare < whole
     several = inputs._replace(num_held_out=100)
     evaluated = dataclasses.replace(config, evaluation=EvaluationConfig())
     greedy = make_plan(evaluated, several).sampling["cache of the sampler"]
@@ -590,9 +644,50 @@ def test_episodes_take_the_rows_of_the_engine_that_plays_them(plans):
     for evaluation in (EvaluationConfig(), EvaluationConfig(enabled=False)):
         found = plan(evaluation=evaluation, **changes).sampling["cache of the sampler"]
         count = config.prompts_per_step * sampling.group_size
-        # Prompts of 16 tokens are short beside responses of 64, so each slot has a row.
-        shape = {"prompts": count, "prompt_length": 16, "slots": count, "length": 64}
+        # Prompts of 3 tokens are short beside responses of 64, so each slot has a row.
+        shape = {"prompts": count, "prompt_length": 3, "slots": count, "length": 64}
         assert found == cache_bytes(inputs.model.config, **shape)
+
+
+def test_the_grid_of_slots_is_that_of_the_run(plans):
+    config, inputs, _ = plans
+    sampling = dataclasses.replace(config.sampling, max_new_tokens=300, slots=8)
+    # With 129 tokens a row has one slot; with their padding to 192 it would have two.
+    longer = inputs._replace(longest_prompt=192, slot_prompt=129)
+    found = make_plan(dataclasses.replace(config, sampling=sampling), longer)
+    shape = {"prompts": 8, "prompt_length": 129, "slots": 8, "length": 300}
+    assert found.sampling["cache of the sampler"] == cache_bytes(inputs.model.config, **shape)
+
+
+def test_episodes_are_evaluated_beside_those_of_the_next_batch(plans):
+    config, inputs, plan = plans
+    numbers = jr.core.trees.size(inputs.params)
+    changes = {"environment": jr.environments.NumberGuess(), "reward": None}
+
+    def ahead(every, *, lora=None, **options):
+        return plan(
+            evaluation=EvaluationConfig(every=every),
+            asynchrony=AsyncConfig(max_staleness=1, **options),
+            lora=LoRAConfig(rank=lora),
+            **changes,
+        )
+
+    first, found = ahead(0), ahead(2)
+    assert first.episodes == {} and found.sampling == first.sampling
+    slots = {name: found.sampling[name] for name in found.episodes}
+    assert "cache of the sampler" in slots and found.episodes == slots
+    # A step and an evaluation are never at the same time.
+    idle = found._replace(step={})
+    assert found.peak == first.peak
+    assert idle.peak == idle.resident + sum(idle.sampling.values()) + sum(slots.values())
+    assert any("while episodes are evaluated" in line for line in found.table())
+    # Devices that only sample have a copy of the policy for it.
+    first, found = ahead(0, sampler_devices=2).sampler, ahead(2, sampler_devices=2).sampler
+    assert "weights of the evaluation" not in first
+    assert found["weights of the evaluation"] == 4 * numbers
+    assert found["cache of the sampler"] == 2 * first["cache of the sampler"]
+    adapted = ahead(0, sampler_devices=2, lora=4).sampler  # the base a second time
+    assert adapted["weights of the evaluation"] == 4 * numbers
 
 
 def options(error):

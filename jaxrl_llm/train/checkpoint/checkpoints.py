@@ -454,8 +454,27 @@ def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
 
     The last two checkpoints are kept. The model is checked when the state is restored.
 
+    Args:
+      folder: The folder of the checkpoints; it is created if it does not exist.
+      state: The state, saved under the number of its step.
+      model: The model.
+
     Raises:
       CheckpointError: If it cannot be written. Earlier checkpoints are unchanged.
+
+    Example:
+      >>> import tempfile
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=4), optax.sgd(0.1)
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     for step in (1, 2, 3):
+      ...         state = state._replace(step=jax.numpy.int32(step))
+      ...         jr.train.save(folder, state, model=model)
+      ...     [int(jr.train.restore(folder, state, model=model, step=n).step) for n in (2, 3)]
+      [2, 3]
     """
     checkpoints = Checkpoints(folder, model=model)
     checkpoints.save(state)
@@ -476,6 +495,20 @@ def restore(
     Raises:
       ValueError: If it belongs to another model, optimizer or recipe.
       CheckpointError: If there is none, or none can be read.
+
+    Example:
+      >>> import tempfile
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=4), optax.sgd(0.1)
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> other = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(1))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jr.train.save(folder, state, model=model)
+      ...     restored = jr.train.restore(folder, other, model=model)
+      >>> bool(restored.key == state.key)
+      True
     """
     return Checkpoints(folder, model=model).restore(like, step=step)
 

@@ -1,0 +1,29 @@
+from jaxrl_llm import advantages as advantages
+from jaxrl_llm import aggregate as aggregate
+from jaxrl_llm import core as core
+from jaxrl_llm import corrections as corrections
+from jaxrl_llm import curation as curation
+from jaxrl_llm import data as data
+from jaxrl_llm import diagnostics as diagnostics
+from jaxrl_llm import diffusion as diffusion
+from jaxrl_llm import environments as environments
+from jaxrl_llm import evolution as evolution
+from jaxrl_llm import logprobs as logprobs
+from jaxrl_llm import models as models
+from jaxrl_llm import preferences as preferences
+from jaxrl_llm import recipes as recipes
+from jaxrl_llm import regularizers as regularizers
+from jaxrl_llm import rewards as rewards
+from jaxrl_llm import rollout as rollout
+from jaxrl_llm import serve as serve
+from jaxrl_llm import surrogates as surrogates
+from jaxrl_llm import testing as testing
+from jaxrl_llm import train as train
+from jaxrl_llm.core import Transform as Transform
+from jaxrl_llm.core import bind as bind
+from jaxrl_llm.core import chain as chain
+from jaxrl_llm.core import given as given
+from jaxrl_llm.core import pipe as pipe
+from jaxrl_llm.core import stateless as stateless
+
+__version__: str
