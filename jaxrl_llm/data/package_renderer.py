@@ -45,6 +45,8 @@ class PackageRenderer(TurnReader):
         super().__init__(tokenizer, system, first)
         self.stop_ids = tuple(dict.fromkeys((first, *others, *tokenizer.eos_ids)))
         self._start = self._renderer.render_ids(list(_BEFORE), add_generation_prompt=True)
+        # The tools of the last prompt, by whose types the package reads the arguments of calls.
+        self._tools: list[dict[str, Any]] | None = None
 
     @property
     def rewrites(self) -> bool:
@@ -54,8 +56,8 @@ class PackageRenderer(TurnReader):
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """See :class:`Renderer`."""
         conversation = self._mark(self._begin(checked_messages(messages, "prompt"), ()))
-        specs = [as_openai(tool) for tool in tools] or None
-        ids = self._renderer.render_ids(conversation, tools=specs, add_generation_prompt=True)
+        self._tools = [as_openai(tool) for tool in tools] or None
+        ids = self._renderer.render_ids(conversation, tools=self._tools, add_generation_prompt=True)
         return list(ids)
 
     def follow(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
@@ -71,7 +73,7 @@ class PackageRenderer(TurnReader):
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """See :class:`Renderer`."""
         ids = [int(i) for i in tokens]
-        parsed = self._renderer.parse_response(ids, prompt_ids=self._start)
+        parsed = self._renderer.parse_response(ids, prompt_ids=self._start, tools=self._tools)
         calls = [c for c in parsed.tool_calls if c.name and isinstance(c.arguments, dict)]
         bad = [c.status.value for c in parsed.tool_calls if c.status.value != "ok"]
         return Parsed(
@@ -106,7 +108,9 @@ class PackageRenderer(TurnReader):
         if self._thinks:
             turn = [*encode_inside(self._tokenizer, "</think>\n\n"), *turn]
         turn += [self.stop_ids[0]] if stopped else []
-        bridge = self._renderer.bridge_to_next_turn(self._start, turn, self._mark(messages))
+        bridge = self._renderer.bridge_to_next_turn(
+            self._start, turn, self._mark(messages), tools=self._tools
+        )
         return None if bridge is None else list(bridge.token_ids)[len(self._start) + len(turn) :]
 
     def _mark(self, messages: Sequence[Message]) -> list[Message]:

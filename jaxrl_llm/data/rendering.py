@@ -31,8 +31,8 @@ _Specs = Sequence[Mapping[str, Any]]  # tools as chat templates take them
 class Renderer(Protocol):
     """The interface that turns messages into tokens, and turns of a policy into actions.
 
-    ``follow`` and ``rewritten`` take the tools of the last prompt, so two environments need two
-    renderers.
+    ``follow``, ``rewritten`` and ``parse`` take the tools of the last prompt, so two environments
+    need two renderers.
 
     Attributes:
       stop_ids: Tokens that end a turn of the policy; the first is the one to write.

@@ -125,8 +125,8 @@ def approx_kl(
         k1 = mean(-d)    k2 = mean(d^2) / 2    k3 = mean(exp(d) - 1 - d)    d = logp - old_logp
 
     k1 is unbiased and may be negative; k3 is unbiased, never negative, and has less variance while
-    the policies are close; k2 is biased and never negative. metrics.jsonl has
-    ``estimator="k3"``. For a penalty see :mod:`jaxrl_llm.regularizers`.
+    the policies are close; k2 is biased and never negative. The metric
+    ``approx_kl`` in metrics.jsonl is k3. For a penalty see :mod:`jaxrl_llm.regularizers`.
 
     Args:
       logp, old_logp, mask: See the module.

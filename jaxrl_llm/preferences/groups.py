@@ -590,7 +590,7 @@ def running_center(*, beta: float = 0.1) -> Transform:
         best, worst = best_and_worst(rewards, where & jnp.any(mask, axis=-1))
         kept = mask & where[..., None]
         implicit = beta * jnp.sum(masking.safe_log_ratio(old_logp, ref_logp, kept), axis=-1)
-        middle = jnp.sum((best + worst) * implicit, axis=-1) / 2
+        middle = jnp.sum(masking.product(best + worst, implicit), axis=-1) / 2
         there = jnp.any(best > 0, axis=-1)
         number = jnp.sum(there, dtype=jnp.float32)
         count = state.count + number

@@ -645,8 +645,8 @@ def _check_meaning(recipe) -> None:
     if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
             f"Recipe {recipe.name!r} reads reward_components, but the run's reward does not grade "
-            f"all responses of {recipe.collector!r}; use replayed(regrade=True), or demonstrations "
-            "without reward=."
+            f"all responses of {recipe.collector!r}. Leave that collector out; replayed needs "
+            "regrade=True, and demonstrations no reward=."
         )
     if recipe.head:
         _check_head(recipe)

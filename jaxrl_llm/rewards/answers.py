@@ -86,9 +86,12 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
-# With Markdown's emphasis of the word, before and after which it may begin and end.
+# With Markdown's emphasis, which may begin before the word or earlier in its line, and may end
+# behind the word, behind the colon or behind the answer.
 _STATED = re.compile(
-    r"([*_]{0,3})answer([*_]{0,3})\s*:((?:[*_]{1,3}(?=\s))?)\s*([^\n]+)", re.IGNORECASE
+    r"(?:(?<!\S)([*_]{1,3})(?=[^\s*_])[^\n*_:]*?)?answer([*_]{0,3})\s*:((?:[*_]{1,3}(?=\s))?)"
+    r"\s*([^\n]+)",
+    re.IGNORECASE,
 )
 _LONGEST = 300  # characters at the end of a reply in which its answer stands
 
@@ -112,15 +115,14 @@ def final_answer(text: str) -> str | None:
     if line is None:
         return None
     opening, after_word, after_colon, answer = line.groups()
-    return normalize_math(
-        _without_emphasis(answer, "" if after_word or after_colon else opening[::-1])
-    )
+    closing = "" if after_word or after_colon else (opening or "")[::-1]
+    return normalize_math(_without_emphasis(answer, closing))
 
 
 def _without_emphasis(line: str, closing: str) -> str:
     """A line without the asterisks around it, or at its end of an emphasis that began earlier.
 
-    ``closing`` ends the emphasis that began directly before the word "Answer".
+    ``closing`` ends the emphasis that began before the word "Answer".
     """
     line = line.strip().removesuffix(closing)
     if line.startswith("*"):

@@ -106,6 +106,7 @@ def code_stdio(
       RewardError: If there are no such tests, or a test expects no output, which a program that
         does nothing would pass.
       TimeoutError: If every test passed until ``total`` ran out, so that the program may be right.
+        In a :class:`VerifierPool` this is a failed call; outside of one it ends a run.
       SandboxError: If the sandbox cannot run here.
 
     Example:

@@ -148,8 +148,8 @@ def check_fields(
             if ungraded and not in_data:
                 raise ValueError(
                     f"recipe {recipe.name!r} needs {name!r} from the run's reward, which does not "
-                    f"grade all responses of {recipe.collector!r}; use replayed(regrade=True), or "
-                    "demonstrations without reward=."
+                    f"grade all responses of {recipe.collector!r}. Leave that collector out; "
+                    "replayed needs regrade=True, and demonstrations no reward=."
                 )
             continue
         if axes == "PGK" and name not in _PREFIXES:

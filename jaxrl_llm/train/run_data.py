@@ -181,19 +181,20 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
     wanted = config.sampling.prompt_length
     if config.environment is not None:
         return _prompt_length(config, model, _OBSERVATION_ROOM)
-    if collector_needs(recipe.collector, "sends_text"):
-        if wanted is not None and wanted < longest:
-            raise ValueError(
-                f"sampling: prompt_length is {wanted}, but the longest prompt of the data has "
-                f"{longest} tokens."
-            )
-        return max(longest, _prompt_length(config, model, longest + _TEXT_ROOM))
-    prompts = recipe.has_teacher and not recipe.learns_from_model
-    if wanted is not None and not prompts:
+    sends = collector_needs(recipe.collector, "sends_text")
+    teaches = recipe.has_teacher and not recipe.learns_from_model
+    if wanted is not None and not sends and not teaches:
         raise ValueError(
             f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
             "sends no text and which has no teacher."
         )
+    if wanted is not None and wanted < longest:
+        raise ValueError(
+            f"sampling: prompt_length is {wanted}, but the longest prompt of the data has "
+            f"{longest} tokens."
+        )
+    if sends:
+        return max(longest, _prompt_length(config, model, longest + _TEXT_ROOM))
     if wanted is not None:
         # The room of the teacher's prompt is needed later; refuse a wrong one before sampling.
         _prompt_length(config, model, longest)

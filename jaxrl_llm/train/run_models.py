@@ -206,9 +206,11 @@ def load_teacher(
         _check_on_host(config, teacher, questions)
         if isinstance(teacher, StoredTeacher):
             teacher.check(tokenizer, questions)
-        elif isinstance(teacher, TokenTeacher):
-            # As for scores, only the first process asks a server.
-            context = processes.from_first(lambda: getattr(teacher, "context", None))
+            return teacher
+        # As for scores, only the first process asks a server; one that is down ends the run here.
+        scores = teacher.teacher if isinstance(teacher, AlignedTeacher) else teacher
+        context = processes.from_first(lambda: getattr(scores, "context", None))
+        if isinstance(teacher, TokenTeacher):
             _check_context(config, context, longest)
         return teacher
     if isinstance(teacher, str):

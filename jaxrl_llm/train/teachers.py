@@ -186,6 +186,9 @@ class ServerTeacher:
             raise ValueError(
                 f"ServerTeacher: url must begin with http:// or https://; got {url!r}."
             )
+        key = None if key is None else key.strip()  # a file's last line break is no part of it
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ValueError("ServerTeacher: key must be printable ASCII.")
         self.url, self._model, self._key = url.rstrip("/"), model, key
         self._timeout, self._parallel = timeout, parallel
         self._fewest: int | None = None  # minimum tokens that a request must sample

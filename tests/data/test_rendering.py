@@ -555,6 +555,10 @@ def test_the_package_reads_calls_in_xml_and_reasoning_that_the_prompt_opens():
     assert (parsed.reasoning, parsed.text) == ("Hm.", "")
     assert parsed.calls == (ToolCall("add", {"a": 1}),)
     assert renderer.message(turn)["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    year = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    renderer.prompt([{"role": "user", "content": "?"}], [ToolSpec("add", "Adds.", year)])
+    assert renderer.parse(turn).calls == (ToolCall("add", {"a": "1"}),)  # as its type says
+    renderer.prompt([{"role": "user", "content": "?"}])
     follow = tokenizer.decode(renderer.follow([answer("5")], stopped=False), skip_special=False)
     assert follow.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response>")
     assert follow.endswith("<|im_start|>assistant\n<think>\n")

@@ -10,6 +10,7 @@ from tiny_run import low_bytes, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.train import (
     CheckpointConfig,
+    Checkpoints,
     LoRAConfig,
     OptimizerConfig,
     ReportConfig,
@@ -266,7 +267,13 @@ def test_table_and_curve(tmp_path):
 
 
 def test_lines_reach_the_disk_before_the_checkpoint_after_them(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(run_folder, "sync", lambda path: synced.append(path.name))
+    done, save = [], Checkpoints.save
+
+    def saved(*args, **kwargs):
+        done.append("save")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(run_folder, "sync", lambda path: done.append(path.name))
+    monkeypatch.setattr(Checkpoints, "save", saved)
     train(tiny_run(tmp_path, steps=2, checkpoint=CheckpointConfig(every=1)))
-    assert synced == ["metrics.jsonl", "samples.jsonl"] * 2
+    assert done == ["metrics.jsonl", "samples.jsonl", "save"] * 2

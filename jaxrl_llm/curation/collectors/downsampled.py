@@ -122,8 +122,8 @@ class _Downsampled:
         if name in accepted(self.rule) and collector_needs(self.source, "lacks_components"):
             raise ValueError(
                 f"{self!r}: the rule reads the component {name!r}, but the run's reward does not "
-                "grade all responses of the source; use replayed(regrade=True), or demonstrations "
-                "without reward=."
+                "grade all responses of the source. Leave that source out; replayed needs "
+                "regrade=True, and demonstrations no reward=."
             )
 
     def _wide(self, collection: Collection) -> Collection:

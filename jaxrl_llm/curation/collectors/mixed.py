@@ -151,8 +151,8 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
 
         P_k = P share_k / sum of shares, rounded by the largest remainders
 
-    The rows are in the order of the parts, whose draws are independent, except by an option
-    ``seed`` of a part. Prompts in the order of the data go to the part that requests next, so each
+    The rows are in the order of the parts, whose draws are independent unless they set the
+    same ``seed``. Prompts in the order of the data go to the part that requests next, so each
     is used once.
 
     Args:

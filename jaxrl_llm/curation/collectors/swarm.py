@@ -72,9 +72,9 @@ class _SharedFolder:
     keep: int
 
     def put(self, groups: Sequence[SwarmGroup], *, step: int) -> None:
-        """Writes a file, and removes its others but those of the ``keep`` batches before it.
+        """Writes the file of a batch, and removes those before the last ``keep`` batches.
 
-        Files of later steps are of a run that started again from an earlier one.
+        It also removes files of later steps: this run has started again from an earlier one.
         """
         folder = Path(self.path)
         folder.mkdir(parents=True, exist_ok=True)
