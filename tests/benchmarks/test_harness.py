@@ -138,5 +138,8 @@ def test_the_kind_of_a_processor_is_part_of_its_name(tmp_path):
     one = "processor\t: {}\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n"
     file.write_text("\n".join(one.format(i) + "model name\t: AMD EPYC\n" for i in range(2)))
     assert processor_kind(file) == "-amd-25-17"
+    for flags, kind in (("avx2 avx512f", "-amd-25-17"), ("avx avx2", "-amd-25-17-avx2")):
+        file.write_text(one.format(0) + f"flags\t\t: fpu {flags} bmi2\n")
+        assert processor_kind(file) == kind
     file.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
     assert processor_kind(file) == processor_kind(tmp_path / "nothing") == ""

@@ -48,7 +48,11 @@ def loss(model, params, delta=None, **options):
 
 
 def close(found, wanted):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), found, wanted)
+    def same(x, y):
+        # Float32 rounds an entry relative to the terms that cancel in it, as large as others are.
+        np.testing.assert_allclose(x, y, rtol=2e-4, atol=max(2e-5, 2e-7 * np.abs(y).max()))
+
+    jax.tree.map(same, found, wanted)
 
 
 @pytest.mark.parametrize("name", MODELS)

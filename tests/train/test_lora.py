@@ -137,8 +137,9 @@ def test_a_model_with_an_adapter_has_no_other(tiny):
 def test_what_samples_is_what_is_trained(dtype):
     model, params = tiny_model(num_layers=1, dtype=dtype)
     policy, params = with_adapter(model, params, CONFIG)
-    # At a size of 0.3 one token is ill-conditioned: rounding of the weights moves it by 7e-5.
-    params = params._replace(adapter=moved(params.adapter, size=0.2))
+    # At a size of 0.3 one token is ill-conditioned: rounding of the weights moves it by 7e-5, and
+    # at 0.2 by 1.2e-5 on processors without AVX-512.
+    params = params._replace(adapter=moved(params.adapter, size=0.1))
     sample = jr.rollout.make_sampler(policy, max_new_tokens=6, group_size=4)
     rollout = sample(params, jax.random.key(0), [[1, 2, 3], [4], [5, 6]])
     arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)

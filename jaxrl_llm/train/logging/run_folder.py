@@ -349,7 +349,7 @@ class RunFolder:
         A resumed run does not write the lines of steps before its checkpoint again.
         """
         for lines in (self.metrics, self.samples) if self._writes else ():
-            with _optional(lines.path):
+            with contextlib.suppress(OSError):  # whose first one was warned of
                 lines.flush()
                 sync(lines.path)
 
