@@ -14,7 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Transform, accepted, call_with, checks, functions_of, parts_of, traits_of
-from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts
+from jaxrl_llm.curation.collectors.protocol import (
+    GRADED_BY_RUN,
+    collector_needs,
+    collector_parts,
+)
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
@@ -645,8 +649,7 @@ def _check_meaning(recipe) -> None:
     if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
             f"Recipe {recipe.name!r} reads reward_components, but the run's reward does not grade "
-            f"all responses of {recipe.collector!r}. Leave that collector out; replayed needs "
-            "regrade=True, and demonstrations no reward=."
+            f"all responses of {recipe.collector!r}. {GRADED_BY_RUN}"
         )
     if recipe.head:
         _check_head(recipe)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_llm.core import call_with
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
+    GRADED_BY_RUN,
     HINTED,
     UNFINISHED,
     collector_needs,
@@ -148,8 +149,7 @@ def check_fields(
             if ungraded and not in_data:
                 raise ValueError(
                     f"recipe {recipe.name!r} needs {name!r} from the run's reward, which does not "
-                    f"grade all responses of {recipe.collector!r}. Leave that collector out; "
-                    "replayed needs regrade=True, and demonstrations no reward=."
+                    f"grade all responses of {recipe.collector!r}. {GRADED_BY_RUN}"
                 )
             continue
         if axes == "PGK" and name not in _PREFIXES:

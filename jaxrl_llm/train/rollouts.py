@@ -132,7 +132,7 @@ def collect_rollouts(
     """
     config, recipe = experiment.config, experiment.recipe
     params, key = experiment.on_rollout_mesh((params, key))
-    begun = collector_state
+    state_before = collector_state
     follow = getattr(experiment.collector, "follow", None)
     if learned is not None and follow is not None:
         collector_state = follow(collector_state, learned)
@@ -150,7 +150,7 @@ def collect_rollouts(
         subagent=player,
     )
     check_answered([collected.scores], f" of step {number + 1}")
-    next_state = _next_state(experiment.collector, begun, collected.state)
+    next_state = _next_state(experiment.collector, state_before, collected.state)
     start = time.perf_counter()
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
     if recipe.likelihood is None:
@@ -202,7 +202,7 @@ def _next_state(collector: Any, before: ArrayTree, after: ArrayTree) -> ArrayTre
     changed = [name for name in old | new if old.get(name) != new.get(name)]
     if not changed and jax.tree.structure(before) == jax.tree.structure(after):
         return after
-    what, was, became = "it", before, after
+    what, was, became = "it", jax.tree.structure(before), jax.tree.structure(after)
     if changed:
         what, was, became = repr(changed[0]), old.get(changed[0]), new.get(changed[0])
     raise ValueError(

@@ -185,7 +185,7 @@ class Run:
         """Starts a checkpoint of a state, with the rollouts that no step has trained on."""
         with self.clock("save"):
             pending = pack_pending(self.experiment, self.rollouts.pending(int(state.step)))
-            self.folder.sync()
+            self.folder.sync_lines()
             self.checkpoints.save(state, extras=pending, required=required)
 
     def evaluate_first(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import accepted, stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
+    GRADED_BY_RUN,
     Collection,
     Collector,
     Decision,
@@ -122,8 +123,7 @@ class _Downsampled:
         if name in accepted(self.rule) and collector_needs(self.source, "lacks_components"):
             raise ValueError(
                 f"{self!r}: the rule reads the component {name!r}, but the run's reward does not "
-                "grade all responses of the source. Leave that source out; replayed needs "
-                "regrade=True, and demonstrations no reward=."
+                f"grade all responses of the source. {GRADED_BY_RUN}"
             )
 
     def _wide(self, collection: Collection) -> Collection:

@@ -77,6 +77,10 @@ from jaxrl_llm.core.compose import stable_repr
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
 # Attributes that a collector built of others has only if all of them do.
 _OF_ALL_SOURCES = ("offline", "has_rewards")
+# How a recipe gets all that the run's reward gives, where a collector has ``lacks_components``.
+GRADED_BY_RUN = (
+    "Leave that collector out; replayed needs regrade=True, and demonstrations no reward=."
+)
 # The ``finish`` of a response that has not ended, as in rollout.types.
 UNFINISHED = 4
 

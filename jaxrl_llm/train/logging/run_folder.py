@@ -343,7 +343,7 @@ class RunFolder:
         """The lines of metrics.jsonl, as the first process reads them."""
         return processes.from_first(self.metrics.rows)
 
-    def sync(self) -> None:
+    def sync_lines(self) -> None:
         """Makes the lines survive a loss of power, as a checkpoint does that is saved after them.
 
         A resumed run does not write the lines of steps before its checkpoint again.
