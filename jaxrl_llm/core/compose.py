@@ -100,6 +100,34 @@ def with_options(value: Any) -> str:
     return f"{name}({', '.join(_options(plain))})" if plain else name
 
 
+def in_full(value: Any) -> str:
+    """Text of a function or an object with its options, also where its name leaves them out.
+
+    An object of this package whose name does so has the text as its attribute ``with_options``.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> reward = rewards.weighted_sum({"right": (rewards.last_integer, 1.0)})
+      >>> reward.__qualname__, in_full(reward)
+      ('right', 'right=last_integer')
+    """
+    text, name = (getattr(value, each, None) for each in ("with_options", "__qualname__"))
+    if isinstance(text, str):
+        return text
+    if isinstance(value, types.MethodType):
+        return f"{in_full(value.__self__)}.{value.__name__}"
+    if isinstance(name, str):
+        return name
+    plain = type(value).__repr__ is object.__repr__  # an address in memory differs in each process
+    return with_options(value) if plain else stable_repr(value)
+
+
+def changed_options(function: Callable, options: Mapping[str, Any]) -> list[str]:
+    """Those options that differ from the defaults of a function, as arguments."""
+    defaults = {name: parameter.default for name, parameter in accepted(function).items()}
+    return _options({k: value for k, value in options.items() if value != defaults[k]})
+
+
 def _options(options: Mapping[str, Any]) -> list[str]:
     """Options as arguments."""
     return [f"{name}={_option(name, value)}" for name, value in options.items()]

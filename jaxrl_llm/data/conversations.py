@@ -82,7 +82,7 @@ def common_prompt(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
             )
     same = []
     for one, other in zip(row["chosen"][:-1], row["rejected"][:-1], strict=False):
-        if one != other:
+        if _with_values(one) != _with_values(other):
             break
         same.append(one)
     if not same:
@@ -90,6 +90,11 @@ def common_prompt(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
             f"{name}: 'chosen' and 'rejected' have no common first messages to be the prompt."
         )
     return same
+
+
+def _with_values(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without the keys that a table adds to it because another message has them."""
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def as_text(value: Messages, prompt: Messages, column: str, name: str) -> str:
@@ -103,7 +108,8 @@ def as_text(value: Messages, prompt: Messages, column: str, name: str) -> str:
       '4'
     """
     rest = list(value)
-    if len(rest) > len(prompt) and rest[: len(prompt)] == list(prompt):
+    begins = all(_with_values(x) == _with_values(y) for x, y in zip(rest, prompt, strict=False))
+    if len(rest) > len(prompt) and begins:
         rest = rest[len(prompt) :]
     if len(rest) != 1 or rest[0]["role"] != "assistant" or not isinstance(rest[0]["content"], str):
         roles = [message["role"] for message in rest]

@@ -20,7 +20,8 @@ class PackageRenderer(TurnReader):
     """A renderer of the package as a ``data.Renderer``.
 
     A special token that is spelled in a message is plain text here too. If the package would render
-    the conversation again, ``follow`` raises ValueError and ``rewritten`` is True.
+    the conversation again, ``follow`` raises ValueError and ``rewritten`` is True. Calls are parsed
+    with the tools of the last prompt: conversations with different tools need a renderer each.
 
     Args:
       tokenizer: A ``data.Tokenizer``.
@@ -45,6 +46,8 @@ class PackageRenderer(TurnReader):
         super().__init__(tokenizer, system, first)
         self.stop_ids = tuple(dict.fromkeys((first, *others, *tokenizer.eos_ids)))
         self._start = self._renderer.render_ids(list(_BEFORE), add_generation_prompt=True)
+        opening = tokenizer.decode(self._start, skip_special=False)
+        self._thinking = opening.rstrip().endswith("<think>")
         # The tools of the last prompt, by whose types the package reads the arguments of calls.
         self._tools: list[dict[str, Any]] | None = None
 
@@ -104,9 +107,7 @@ class PackageRenderer(TurnReader):
         return bool(answers) and self._bridge(answers, True) is None
 
     def _bridge(self, messages: Sequence[Message], stopped: bool) -> list[int] | None:
-        turn = encode_inside(self._tokenizer, "Yes.", allow_special=False)
-        if self._thinks:
-            turn = [*encode_inside(self._tokenizer, "</think>\n\n"), *turn]
+        turn = self._said("Yes.")
         turn += [self.stop_ids[0]] if stopped else []
         bridge = self._renderer.bridge_to_next_turn(
             self._start, turn, self._mark(messages), tools=self._tools
@@ -123,11 +124,6 @@ class PackageRenderer(TurnReader):
                 message = {**message, "content": text[:first] + _PLAIN + text[first:]}
             marked.append(message)
         return marked
-
-    @property
-    def _thinks(self) -> bool:
-        text = self._tokenizer.decode(self._start, skip_special=False)
-        return text.rstrip().endswith("<think>")
 
 
 class _PackageTokenizer:

@@ -66,6 +66,12 @@ def row_text(prompt: Prompt) -> str:
     return f"{prompt.content}\0{plain(metadata)}"
 
 
+def texts_of_rows(prompts: Iterable[Prompt]) -> set[str]:
+    """The texts that several rows have, which differ in their metadata: games of an environment."""
+    rows = {row_text(prompt): prompt.content for prompt in prompts}
+    return {text for text, count in Counter(rows.values()).items() if count > 1}
+
+
 class PromptSet(Sequence[Prompt]):
     """An immutable sequence of prompts that is never empty and knows its source.
 
@@ -158,10 +164,7 @@ def split_distinct(
     checks.check_seed("split_distinct", seed=seed)
     source = getattr(prompts, "source", "prompts")
     prompts, distinct, others = list(prompts), dict[str, list[Prompt]](), 0
-    several: set[str] = set()  # texts with other metadata each
-    if by_row:
-        rows = {row_text(x): x.content for x in prompts}
-        several = {text for text, count in Counter(rows.values()).items() if count > 1}
+    several = texts_of_rows(prompts) if by_row else ()
     for prompt in prompts:
         name = row_text(prompt) if prompt.content in several else prompt.content
         same = distinct.setdefault(name, [])

@@ -32,7 +32,7 @@ class Renderer(Protocol):
     """The interface that turns messages into tokens, and turns of a policy into actions.
 
     ``follow``, ``rewritten`` and ``parse`` take the tools of the last prompt, so two environments
-    need two renderers.
+    need two renderers, and so do two conversations with different tools; ``copy.copy`` makes one.
 
     Attributes:
       stop_ids: Tokens that end a turn of the policy; the first is the one to write.
@@ -59,7 +59,10 @@ class Renderer(Protocol):
         ...
 
     def turn(self, text: str) -> list[int]:
-        """The tokens of a turn with this text, including the token that ends it."""
+        """The tokens of a turn with this text, including the token that ends it.
+
+        If the prompt has opened the reasoning and the text does not end it, the turn does so first.
+        """
         ...
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
@@ -129,11 +132,18 @@ class TurnReader:
     def __init__(self, tokenizer: Tokenizer, system: str | None, end: int) -> None:
         self._tokenizer, self._system = tokenizer, system
         self.stop_ids = tuple(dict.fromkeys((end, *tokenizer.eos_ids)))
-        self._thinking = False
+        self._thinking = False  # whether the prompt has opened the reasoning
 
     def turn(self, text: str) -> list[int]:
         """See :class:`Renderer`."""
-        return [*encode_inside(self._tokenizer, text, allow_special=False), self.stop_ids[0]]
+        return [*self._said(text), self.stop_ids[0]]
+
+    def _said(self, text: str) -> list[int]:
+        """The tokens of a text, behind the end of the reasoning that the prompt has opened."""
+        said = encode_inside(self._tokenizer, text, allow_special=False)
+        if self._thinking and text and "</think>" not in text:
+            return [*encode_inside(self._tokenizer, "\n</think>\n\n"), *said]
+        return said
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """See :class:`Renderer`."""
@@ -298,8 +308,7 @@ class ChatRenderer(TurnReader):
 
     def turn(self, text: str) -> list[int]:
         """See :class:`Renderer`."""
-        said = encode_inside(self._tokenizer, text, allow_special=False)
-        return [*said, *(self._close or self.stop_ids[:1])]
+        return [*self._said(text), *(self._close or self.stop_ids[:1])]
 
     def rewritten(self, conversation: Sequence[Message]) -> bool:
         """Whether the template writes a conversation otherwise than by appending to it.
@@ -402,6 +411,9 @@ def encode_chat(
 ) -> list[int]:
     """The tokens of a rendered conversation; special tokens spelled in messages are plain text.
 
+    Templates do not see a key of a message whose value is None, such as those that a table adds to
+    each message of a column.
+
     Args:
       tokenizer: A ``data.Tokenizer``.
       render: The chat template: messages to text.
@@ -412,6 +424,10 @@ def encode_chat(
       ValueError: If a message spells a special token and the template does not write it once, or
         in something else than the text of the message.
     """
+    messages = [
+        {key: value for key, value in message.items() if value is not None or key == "content"}
+        for message in messages
+    ]
     text = render(messages)
     at = 0 if after is None else text.index(after) + len(after)
     pieces: list[tuple[str, bool]] = []  # texts, and whether special tokens may be spelled in them

@@ -2,30 +2,33 @@
 
 Each function returns a `PromptSet`. Every row of a table is a prompt: ``prompt_field`` names the
 field with the user's message, and ``answer_field`` the field with the right answer, which becomes a
-text, or None if there is none; a list of texts, any of which is right, becomes a tuple. If the
-answer of every row is the position of one of its ``choices``, which are texts, it becomes the
-letter of that choice. A prompt may be a list of messages that ends with the user's; then
-``chosen``, ``rejected`` and ``completion`` may be messages of the assistant, or without a prompt
-complete conversations. Every other field is metadata; "id" names the prompt, otherwise its source
-and row do. Empty or malformed data, a missing field and an unknown name raise ValueError; a package
-that is not installed raises ImportError.
+text, or None if there is none; a list of texts, any of which is right, becomes a tuple, and so do
+the answers of SQuAD, a mapping whose "text" is such a list. If the answer of every row is the
+position of one of its ``choices``, which are texts, it becomes the letter of that choice; a warning
+tells if every answer could be the number that a choice states. A prompt may be a list of messages
+that ends with the user's; then ``chosen``, ``rejected`` and ``completion`` may be messages of the
+assistant, or without a prompt complete conversations. Every other field is metadata; "id" names the
+prompt, otherwise its source and row do. Empty or malformed data, a missing field and an unknown
+name raise ValueError; a package that is not installed raises ImportError.
 """
 
 import difflib
 import importlib
 import json
+import math
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.core.runtime.files import parse_json
+from jaxrl_llm.core.runtime.files import parse_json, with_home
 from jaxrl_llm.data.conversations import is_conversation, plain_row
 from jaxrl_llm.data.prompts import Prompt, PromptSet
-from jaxrl_llm.rewards.answers import LETTERS
+from jaxrl_llm.rewards.answers import LETTERS, answer_text
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _EMPTY = "{}: {} is empty; it has no prompts."
@@ -126,7 +129,7 @@ def from_file(
       ...     from_file(path)[0].answer
       '2'
     """
-    path = Path(path)
+    path = with_home(path)
     reader = _READERS.get(path.suffix.lower())
     if not path.is_file():
         raise FileNotFoundError(f"from_file: there is no file {str(path)!r}.")
@@ -234,6 +237,13 @@ def _from_rows(
             )
 
     positions = answer_field is not None and all(_is_position(row, answer_field) for row in rows)
+    if positions and all(str(row[answer_field]) in row["choices"] for row in rows):
+        warnings.warn(
+            f"{function}: every answer of {source} is the position of a choice, and also a choice: "
+            "they are read as positions, of which 0 is the first. If they are choices, write them "
+            "as texts.",
+            stacklevel=3,
+        )
 
     def prompt(position: int, row: Mapping[str, Any]) -> Prompt:
         name = f"{function}: row {position} of {source}"
@@ -251,8 +261,11 @@ def _from_rows(
             )
         if positions and isinstance(answer, int):  # as a text, it would look like a choice
             answer = LETTERS[answer]
-        if isinstance(answer, list | tuple) and answer and all(isinstance(x, str) for x in answer):
-            answer = tuple(answer)  # any of them is right
+        texts = answer.get("text") if isinstance(answer, Mapping) else answer  # as SQuAD has them
+        if isinstance(texts, list | tuple) and texts and all(isinstance(x, str) for x in texts):
+            answer = tuple(texts)  # any of them is right
+        elif isinstance(answer, float) and math.isfinite(answer):
+            answer = answer_text(answer)
         elif answer is not None and not isinstance(answer, str):
             answer = json.dumps(answer, default=str)
         others = {k: v for k, v in row.items() if k not in (prompt_field, answer_field)}

@@ -87,3 +87,43 @@ def answered_by(
         yield
     finally:
         _subagent.reset(token)
+
+
+Answer = str | tuple[type[Exception], tuple]
+"""The answer to a question, or the type and the arguments of what its ``ask`` raised."""
+
+
+@contextlib.contextmanager
+def recorded(earlier: Sequence[Answer] = ()) -> Iterator[list[Answer]]:
+    """A context that lists the answers to its questions.
+
+    Args:
+      earlier: Answers to the first questions, which the subagent is not asked.
+
+    Example:
+      >>> from jaxrl_llm.environments.asking import answered_by, ask, recorded
+      >>> with answered_by(lambda messages, check: "new"), recorded(["old"]) as answers:
+      ...     ask("first?"), ask("second?"), answers
+      ('old', 'new', ['old', 'new'])
+    """
+    subagent, answers = _subagent.get(), list[Answer]()
+
+    def answer(messages: Sequence[Message], check: Check | None) -> str:
+        n = len(answers)
+        if n < len(earlier):
+            answers.append(earlier[n])
+        else:
+            try:
+                with answered_by(subagent):
+                    answers.append(ask(messages, check=check))
+            except Exception as error:
+                answers.append((type(error), error.args))
+                raise
+        given = answers[n]
+        if isinstance(given, tuple):
+            kind, arguments = given
+            raise kind(*arguments)
+        return given
+
+    with answered_by(answer):
+        yield answers

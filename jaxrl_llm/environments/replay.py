@@ -1,8 +1,9 @@
 """Environments whose state lives outside of Python: in a game's interpreter, a server, a simulator.
 
-The state of an episode is its history: task, seed, and the actions so far. A step goes to the live
-instance at that state; if there is none, after a fork or a resume, a new instance is started from
-task and seed, replays the actions, and must observe the same observations::
+The state of an episode is its history: task, seed, and the actions so far, with what a subagent
+answered. A step goes to the live instance at that state; if there is none, after a fork or a
+resume, a new instance is started from task and seed, replays the actions, whose questions get the
+same answers, and must observe the same observations::
 
     class Countdown(Replay):
         def start(self, task, seed):
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl_llm.data.messages import Parsed, ToolSpec
+from jaxrl_llm.environments.asking import Answer, recorded
 from jaxrl_llm.environments.protocol import Observation
 
 
@@ -45,6 +47,8 @@ class ReplayState(NamedTuple):
       actions: The actions so far.
       seen: A fingerprint of the observation of ``reset``, then of each action's.
       ended: Whether the last observation was done or stopped.
+      answers: What the subagent answered to the questions of the actions, in order; see
+        :func:`jaxrl_llm.environments.ask`.
     """
 
     task: Mapping[str, Any]
@@ -52,6 +56,7 @@ class ReplayState(NamedTuple):
     actions: tuple[Parsed, ...]
     seen: tuple[str, ...]
     ended: bool
+    answers: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class Replay:
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[ReplayState, Observation]:
         """The first state of an episode."""
         instance, observation = self.start(task, seed)
-        return self._after(ReplayState(task, seed, (), (), False), (), instance, observation)
+        return self._after(ReplayState(task, seed, (), (), False), instance, observation)
 
     def step(self, state: ReplayState, action: Parsed) -> tuple[ReplayState, Observation]:
         """The state after an action; ``state`` is what it was."""
@@ -139,23 +144,21 @@ class Replay:
                 f"{self._name}.step: the episode has ended after {len(state.actions)} actions."
             )
         instance = self._instances.take(_key(state)) or self._restart(state)
-        with _closed_on_error(instance):
+        with _closed_on_error(instance), recorded() as answers:
             observation = instance.step(action)
-        return self._after(state, (action,), instance, observation)
+        state = state._replace(actions=(*state.actions, action), answers=(*state.answers, *answers))
+        return self._after(state, instance, observation)
 
     def close(self) -> None:
         """Closes the waiting instances. Every state can continue, with new instances."""
         self._instances.close()
 
-    def _after(self, state, actions, instance, observation) -> tuple[ReplayState, Observation]:
+    def _after(self, state, instance, observation) -> tuple[ReplayState, Observation]:
         """The state after an observation, at which the instance waits unless that was the last."""
         with _closed_on_error(instance):
-            after = ReplayState(
-                state.task,
-                state.seed,
-                state.actions + actions,
-                (*state.seen, _fingerprint(observation)),
-                observation.done or observation.stopped,
+            after = state._replace(
+                seen=(*state.seen, _fingerprint(observation)),
+                ended=observation.done or observation.stopped,
             )
             key = _key(after)
         if after.ended:
@@ -167,7 +170,7 @@ class Replay:
     def _restart(self, state: ReplayState) -> Instance:
         """A fresh instance that has taken the actions of a state."""
         instance, observation = self.start(state.task, state.seed)
-        with _closed_on_error(instance):
+        with _closed_on_error(instance), recorded(state.answers):
             for k, expected in enumerate(state.seen):
                 if k:
                     observation = instance.step(state.actions[k - 1])
@@ -227,7 +230,7 @@ def _close(instance: Instance) -> None:
 
 
 def _key(state: ReplayState) -> bytes:
-    return pickle.dumps((state.task, state.seed, state.actions))
+    return pickle.dumps((state.task, state.seed, state.actions, state.answers))
 
 
 def _fingerprint(observation: Observation) -> str:

@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.data.messages import Message, Parsed, ToolCall, ToolSpec
 from jaxrl_llm.environments.arithmetic import calculate
 from jaxrl_llm.environments.asking import SubagentError
@@ -177,8 +178,10 @@ class ToolState(NamedTuple):
 class ToolEnv:
     """A task that is solved with tools: the first turn without a call is the answer.
 
-    The reward grades the answer; it is 0 if there is none, because the last turn was cut off or
-    made another call. An invalid call is answered by an error message.
+    The reward grades the answer, with the reasoning before it between ``<think>`` tags, as in a run
+    without an environment. If there is no answer, because the last turn was cut off or made another
+    call, the episode earns what the reward gives the empty text, at most 0. An invalid call is
+    answered by an error message.
 
     Args:
       tools: The tools that the policy may call.
@@ -222,6 +225,8 @@ class ToolEnv:
             )
         self.tools = tuple(tools)
         self.reward, self.max_turns, self.max_calls = reward, max_turns, max_calls
+        shown = f"reward={in_full(reward)}, max_turns={max_turns}, max_calls={max_calls}"
+        self.with_options = f"{type(self).__name__}({shown})"
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[ToolState, Observation]:
         """The question, the entry "text" of the task; nothing here is random."""
@@ -230,14 +235,12 @@ class ToolEnv:
     def step(self, state: ToolState, action: Parsed) -> tuple[ToolState, Observation]:
         """The answers of the tools; or the reward, where the turn calls none."""
         state = state._replace(turns=state.turns + 1)
-        if not action.calls and action.error is None:
-            if not action.complete:
-                return state, Observation([], stopped=True)
-            value = self.reward(state.task["text"], action.text, state.task)
-            reward, info = split_numbers(self.reward, value, "the last turn of an episode")
+        answers = not action.calls and action.error is None
+        if answers and action.complete:
+            reward, info = self._grade(state.task, _completion(action))
             return state, Observation([], reward=reward, done=True, info=info)
-        if state.turns >= self.max_turns:
-            return state, Observation([], stopped=True)
+        if answers or state.turns >= self.max_turns:
+            return state, Observation([], reward=self._no_answer(state.task), stopped=True)
         messages = [call_tool(self.tools, call) for call in action.calls[: self.max_calls]]
         problem = action.error
         if (extra := len(action.calls) - self.max_calls) > 0:
@@ -245,6 +248,23 @@ class ToolEnv:
         if problem is not None:
             messages.append({"role": "tool", "name": "error", "content": f"Error: {problem}"})
         return state, Observation(messages)
+
+    def _grade(self, task: Mapping[str, Any], completion: str) -> tuple[float, dict[str, float]]:
+        value = self.reward(task["text"], completion, task)
+        return split_numbers(self.reward, value, "the last turn of an episode")
+
+    def _no_answer(self, task: Mapping[str, Any]) -> float:
+        try:
+            return min(0.0, self._grade(task, "")[0])
+        except Exception:  # a reward need not take an empty text, which the policy did not write
+            return 0.0
+
+
+def _completion(answer: Parsed) -> str:
+    """An answer with its reasoning, as one turn has both; reasoning alone is no answer."""
+    if not (answer.reasoning and answer.text):
+        return answer.text
+    return f"<think>\n{answer.reasoning}\n</think>\n\n{answer.text}"
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:

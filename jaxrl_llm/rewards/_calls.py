@@ -15,6 +15,7 @@ import os
 import sys
 
 LONGEST = 1 << 24  # characters of a message
+LARGEST = 1 << 63  # integers from here on are sent in hexadecimal digits
 TAGS = {
     "t": tuple,
     "s": set,
@@ -35,6 +36,8 @@ class Unpassable(TypeError):
 
 def encode(value, other):
     """Plain data as JSON; `other` makes an entry of anything else."""
+    if isinstance(value, int) and not -LARGEST < value < LARGEST:
+        return {"i": hex(value)}  # Python may refuse to write it in decimal digits
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -45,7 +48,7 @@ def encode(value, other):
         if isinstance(value, kind):
             return {tag: [encode(x, other) for x in value]}
     if isinstance(value, range):
-        return {"r": [value.start, value.stop, value.step]}
+        return {"r": [encode(x, other) for x in (value.start, value.stop, value.step)]}
     if isinstance(value, complex):
         return {"c": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
@@ -62,6 +65,8 @@ def decode(entry, other):
     ((tag, content),) = entry.items()
     if tag == "d":
         return {decode(k, other): decode(v, other) for k, v in content}
+    if tag == "i":
+        return int(content, 16)
     if tag == "b":
         return content.encode("latin-1")
     if tag in TAGS:

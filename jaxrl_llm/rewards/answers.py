@@ -5,11 +5,15 @@ extractor of a reward. All extractors read plain text in linear time, so no repl
 """
 
 import functools
+import math
 import re
 import string
 from collections import deque
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, TypeVar
+
+from jaxrl_llm.core.compose import Bound
 
 Extract = Callable[[str], str | None]
 """From a completion to its answer, or None."""
@@ -40,8 +44,27 @@ def answer_of(reward: Any) -> Extract | None:
       >>> rewards.answer_of(rewards.boxed_math)(r"so \boxed{ \dfrac12 }")
       '\\frac{1}{2}'
     """
-    inner = reward.func if isinstance(reward, functools.partial) else reward
-    return getattr(inner, "answer", None)
+    return getattr(without_options(reward), "answer", None)
+
+
+def without_options(reward: Any) -> Any:
+    """The function that ``bind`` and ``functools.partial`` gave options to; else the reward."""
+    while isinstance(reward, Bound | functools.partial):
+        reward = reward.function if isinstance(reward, Bound) else reward.func
+    return reward
+
+
+def answer_text(answer: Any) -> str:
+    """A right answer as a text; a float in decimals, where Python would write an exponent.
+
+    Example:
+      >>> from jaxrl_llm.rewards.answers import answer_text
+      >>> answer_text(0.00001), answer_text(18.0), answer_text(18)
+      ('0.00001', '18.0', '18')
+    """
+    if isinstance(answer, float) and math.isfinite(answer):
+        return format(Decimal(float.__repr__(answer)), "f")
+    return str(answer)
 
 
 def after_thinking(text: str) -> str | None:
@@ -200,7 +223,7 @@ def boxed_text(text: str) -> str | None:
     return normalize_math(content) if len(content) <= _LONGEST else content
 
 
-_NUMERAL = re.compile(rf"[-{_MINUS}]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_NUMERAL = re.compile(rf"[-{_MINUS}]?\d[\d,]*(?:\.\d+)?(?:/\d+|[eE][-+{_MINUS}]?\d+\b)?")
 
 
 def math_text(text: str) -> str | None:

@@ -6,11 +6,14 @@ import logging
 import re
 from collections import deque
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
+from jaxrl_llm.core.compose import in_full, stable_repr
 from jaxrl_llm.rewards.answers import (
     after_thinking,
     answer_of,
+    answer_text,
     boxed_answer,
     boxed_text,
     extracts,
@@ -44,6 +47,13 @@ _NUMERAL = re.compile(
     """,
     re.VERBOSE,
 )
+# 1e-05 and 1.5E3, but for exponents of which the decimals would be a long text
+_EXPONENT = re.compile(
+    r"(?<![\w.]) (?: [0-9]+ (?:\.[0-9]*)? | \.[0-9]+ ) [eE] [-+]? [0-3]?[0-9]?[0-9] (?!\w|\.[0-9])",
+    re.VERBOSE,
+)
+_TIMES_E = re.compile(r"(?!1e|0)[0-9]+e[-+][1-9][0-9]*")  # may be 2e - 1, with Euler's number
+_TINY = 1e-3  # below which six decimals are too few
 _FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 _NOT_PROSE = ("sqrt", "infinity", "and", "sin", "cos", "tan", "log", "exp")
 
@@ -76,13 +86,14 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     Args:
       prompt: Not read.
       completion: The reply.
-      metadata: Has "answer", an integer or a text that ends in one (such as "#### 18").
+      metadata: Has "answer", an integer or a text that ends in one (such as "#### 18"); or a list
+        of them, any of which is right.
 
     Returns:
       1.0 or 0.0.
 
     Raises:
-      ValueError: If metadata has no "answer", or the answer contains no integer.
+      ValueError: If metadata has no "answer", or an answer contains no integer.
 
     Example:
       >>> from jaxrl_llm.rewards import last_integer
@@ -93,10 +104,11 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     """
     del prompt
     answer = metadata.get("answer")
-    wanted = None if answer is None or isinstance(answer, bool) else _last_integer(str(answer))
-    if wanted is None:
+    answers = answer if isinstance(answer, list | tuple) else [answer]
+    wanted = [_last_integer(answer_text(x)) for x in answers]
+    if not wanted or None in wanted:
         raise ValueError(f"last_integer: metadata['answer'] must hold an integer, got {answer!r}.")
-    return float(_last_integer(completion) == wanted)
+    return float(_last_integer(completion) in wanted)
 
 
 @extracts(last_integer_text)
@@ -195,6 +207,8 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
     def __init__(self, task: str, **options: Any):
         self.task, self.options = task, options
         self.__qualname__ = f"reasoning_gym({task!r})"
+        shown = (f"{name}={stable_repr(value)}" for name, value in sorted(options.items()))
+        self.with_options = f"reasoning_gym({', '.join([repr(task), *shown])})"
         gym = _optional("reasoning_gym", "reasoning-gym", "reasoning_gym")
         try:
             self._dataset = gym.create_dataset(self.task, **self.options)
@@ -226,6 +240,9 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     r"""One if the completion's mathematical answer equals `metadata["answer"]`, else zero.
 
         reward = 1[parse(completion) = parse(answer)]   (symbolic equality, package math-verify)
+
+    A number with an exponent, such as 1e-05, is one number; 2e-1 may also be 2e - 1. Numbers below
+    0.001 are equal if they differ by at most a thousandth of the larger one.
 
     Parsing and comparing can run forever on some texts. The package's time limits work only in the
     main thread, so they are off here: use `math_verify_pool` in training.
@@ -334,14 +351,14 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
     answer = metadata.get("answer")
     answers = answer if isinstance(answer, list | tuple) else [answer]
 
-    def read(answer: Any) -> list:
-        text = "" if answer is None else str(answer).strip().replace("\u2212", "-")
+    def read(text: str) -> list:
         forms = _forms(text) if text else []
         found = next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), [])
         # A box may repeat an answer whose unit the package reads in one of them only.
         return [*found, text] if found else []
 
-    golds = [read(x) for x in answers]
+    texts = ["" if x is None else answer_text(x).strip() for x in answers]
+    golds = [read(reading) for text in texts for reading in _readings(text)]
     if not golds or not all(golds):
         raise RewardError(
             f"{function}: metadata['answer'] must be readable as mathematics, got {answer!r}; "
@@ -349,8 +366,70 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
         )
     if reply is None:
         return 0.0
-    parsed = package.parse(reply.replace("\u2212", "-"), parsing_timeout=None)
-    return float(any(package.verify(gold, parsed, timeout_seconds=None) for gold in golds))
+
+    def is_right(parsed: list) -> bool:
+        equal = (x for x in golds if package.verify(x, parsed, timeout_seconds=None))
+        return any(not _are_apart(gold, parsed) for gold in equal)
+
+    return float(any(is_right(package.parse(x, parsing_timeout=None)) for x in _readings(reply)))
+
+
+def _readings(text: str) -> list[str]:
+    """A text for math-verify, which reads 1e-05 as 1e - 5: its decimals.
+
+    Of 2e-1 they are one reading, and 2e - 1 is another.
+    """
+    text = text.replace("\u2212", "-")
+
+    def decimals(number: re.Match) -> str:
+        return format(Decimal(number[0]), "f")
+
+    def surely(number: re.Match) -> str:
+        return number[0] if _TIMES_E.fullmatch(number[0]) else decimals(number)
+
+    return list(dict.fromkeys(_EXPONENT.sub(change, text) for change in (decimals, surely)))
+
+
+def _are_apart(gold: list, parsed: list) -> bool:
+    """Whether tiny numbers, which math-verify holds equal, differ by more than a thousandth.
+
+    It rounds to six decimals, or drops what is below 1e-15. A gold of zero is left to it.
+    """
+    if any(ours == theirs for ours in gold for theirs in parsed):
+        return False
+
+    def values(side: list) -> list:
+        return [x.doit().evalf(15) for x in _numbers(side[0])]
+
+    try:
+        ours = values(gold)
+        if not any(0 < abs(x) < _TINY for x in ours):  # so no series of a reply is summed
+            return False
+        theirs = values(parsed)
+        if len(ours) != len(theirs) or not all(x.is_comparable for x in (*ours, *theirs)):
+            return False
+        pairs = list(zip(sorted(ours), sorted(theirs), strict=True))
+    except Exception:  # of what the package compares without its value
+        return False
+    return any(
+        x != 0 and max(abs(x), abs(y)) < _TINY and abs(x - y) > 1e-3 * max(abs(x), abs(y))
+        for x, y in pairs
+    )
+
+
+def _numbers(value: Any) -> list:
+    """The number that an expression is, or those in a set, a matrix or the end of an equation."""
+    import sympy
+
+    if getattr(value, "is_number", False):
+        return [value]
+    if isinstance(value, sympy.Rel):
+        return _numbers(value.rhs)
+    if isinstance(value, sympy.MatrixBase):
+        return [x for each in value.flat() for x in _numbers(each)]
+    if isinstance(value, sympy.Set | sympy.Tuple | sympy.And):
+        return [x for each in value.args for x in _numbers(each)]
+    return []
 
 
 def _forms(answer: str) -> list[str]:
@@ -402,7 +481,7 @@ class _Warm:
     def __init__(self, reward: Reward):
         self.reward, self.answer = reward, answer_of(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
-        self.__qualname__ = name_of(reward)
+        self.__qualname__, self.with_options = name_of(reward), in_full(reward)
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:
         return self.reward(prompt, completion, metadata)

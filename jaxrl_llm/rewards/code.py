@@ -35,7 +35,7 @@ from jaxrl_llm.rewards.sandbox import LONGEST_CODE, Limits, Program, run_program
 from jaxrl_llm.rewards.scoring import RewardError
 
 _CALLS = Path(__file__).with_name("_calls.py").read_text(encoding="utf-8")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$")
+_FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$")
 _PYTHON = ("", "python", "python3", "py", "py3")
 _MEMORY = 512 * 2**20
 _LEAST_OUTPUT = 64 * 2**10
@@ -44,7 +44,8 @@ _LEAST_OUTPUT = 64 * 2**10
 def from_code_block(text: str) -> str | None:
     r"""The code of the last fenced block of Python, after the thinking.
 
-    A block without a language counts as Python; blocks of other languages are skipped.
+    A block without a language counts as Python; blocks of other languages are skipped. The spaces
+    before the fence, as in an item of a list, are removed from each line.
 
     Args:
       text: The reply.
@@ -60,18 +61,19 @@ def from_code_block(text: str) -> str | None:
     """
     block: str | None = None
     lines: list[str] = []
-    fence, language = "", ""
+    indent, fence, language = "", "", ""
     for line in without_thinking(text).splitlines(keepends=True):
         match = _FENCE.match(line.rstrip())
         if not fence:
             if match:
-                fence, language, lines = match[1], match[2].lower(), []
-        elif match and match[1].startswith(fence) and not match[2]:
+                indent, fence, language, lines = match[1], match[2], match[3].lower(), []
+        elif match and match[2].startswith(fence) and not match[3]:
             if language in _PYTHON:
                 block = "".join(lines)
             fence = ""
         else:
-            lines.append(line)
+            spaces = len(line) - len(line.lstrip(" "))
+            lines.append(line[min(spaces, len(indent)) :])
     return None if fence and language in _PYTHON else block
 
 
@@ -83,7 +85,7 @@ def code_stdio(
     seconds: float = 5.0,
     memory: int = _MEMORY,
     processes: int = 16,
-    total: float = 45.0,
+    total: float | None = None,
     partial: bool = False,
 ) -> dict[str, Any]:
     r"""Whether a program prints what each test expects of its input.
@@ -94,8 +96,8 @@ def code_stdio(
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above.
-      total: Seconds of all tests together. If they run out, the rest of the tests fail where one
-        has failed; where all have passed, the call fails.
+      total: Seconds of all tests together; None is 45, or ``seconds`` if that is more. If they run
+        out, the rest of the tests fail where one has failed; where all have passed, the call fails.
       metadata: "tests" is a list of mappings with "input" and "output", or a mapping with the lists
         "inputs" and "outputs"; either may be written as JSON.
 
@@ -107,6 +109,7 @@ def code_stdio(
         does nothing would pass.
       TimeoutError: If every test passed until ``total`` ran out, so that the program may be right.
         In a :class:`VerifierPool` this is a failed call; outside of one it ends a run.
+      ValueError: If ``total`` is below ``seconds``.
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -124,14 +127,21 @@ def code_stdio(
       APPS (arXiv:2105.09938) and CodeContests (arXiv:2203.07814) are graded in this way.
     """
     del prompt
+    total = max(45.0, seconds) if total is None else total
     checks.check_positive("code_stdio", total=total)
+    if total < seconds:
+        raise ValueError(
+            "code_stdio: total must not be below seconds, which one test may take; got "
+            f"{total:g} s and {seconds:g} s."
+        )
     tests = _stdio_tests(metadata)
     code, end = from_code_block(completion), time.monotonic() + total
     if code is None:
         return _graded([False] * len(tests), partial=partial)
     passes: list[bool] = []
     for stdin, expected in tests:
-        left, result = end - time.monotonic(), None
+        # The first test has all of its seconds, whatever passed since the end was set.
+        left, result = end - time.monotonic() if passes else total, None
         if left > 0:
             result = run_python(
                 code,
@@ -142,7 +152,7 @@ def code_stdio(
                 processes=processes,
             )
         if result is None or (left < seconds and result.ended == "time"):
-            if passes and all(passes):
+            if all(passes):
                 raise TimeoutError(
                     f"code_stdio: {len(passes)} of {len(tests)} tests passed, none failed, and the "
                     f"{total:g} s of all tests ran out; increase total, or give fewer tests"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.rewards.answers import Extract, answer_of
 from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 
@@ -56,10 +57,12 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
                     f"{name_of(term)}; put the sum into a VerifierPool, not a pool into the sum."
                 )
         self.terms = dict(terms)
-        self.__qualname__ = " + ".join(
-            f"{weight:g} {name}" if weight != 1 else name
-            for name, (_, weight) in self.terms.items()
-        )
+        named = [
+            (f"{weight:g} {name}" if weight != 1 else name, in_full(term))
+            for name, (term, weight) in self.terms.items()
+        ]
+        self.__qualname__ = " + ".join(name for name, _ in named)
+        self.with_options = " + ".join(f"{name}={term}" for name, term in named)
 
     def __repr__(self) -> str:
         return f"weighted_sum({self.__qualname__})"
@@ -141,6 +144,8 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
             )
         self.verifier, self.answer = verifier, extract
         self.__qualname__ = f"majority_vote({name_of(verifier or extract)})"
+        parts = (in_full(x) for x in (verifier, answer) if x is not None)
+        self.with_options = f"majority_vote({', '.join(parts)})"
 
     def __repr__(self) -> str:
         return self.__qualname__

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Outcome, Process, sendable
 from jaxrl_llm.rewards.answers import answer_of
@@ -135,6 +136,7 @@ class VerifierPool:
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
+        self.with_options = function if isinstance(function, str) else in_full(function)
         self.answer = answer_of(function)
         self.weights_of_sum = getattr(function, "weights_of_sum", None)
         self._function = sendable(function)

@@ -19,6 +19,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.runtime.watchdog import Watchdog
+from jaxrl_llm.rewards.answers import without_options
 
 _CALL_SECONDS, _BATCH_SECONDS = 60.0, 3600.0
 _THREADS = 32  # of calls that an async reward sends to threads
@@ -58,8 +59,9 @@ FAILED = Failure()
 
 def name_of(reward: Any) -> str:
     """The name by which messages call a reward."""
-    inner = getattr(reward, "func", reward)  # a functools.partial is named after its function
-    return getattr(inner, "__qualname__", None) or type(reward).__name__
+    inner = without_options(reward)
+    named = getattr(inner, "func", inner)  # what wraps a function is named after it
+    return getattr(named, "__qualname__", None) or type(inner).__name__
 
 
 def describe(position: int, metadata: Mapping[str, Any]) -> str:

@@ -12,12 +12,15 @@ from typing import Any
 
 from jaxrl_llm.rewards.answers import (
     LETTERS,
+    answer_text,
     answer_words,
     choice_letter,
     extracts,
     final_answer,
+    math_text,
     normalize_math,
     normalize_words,
+    without_thinking,
 )
 from jaxrl_llm.rewards.scoring import RewardError
 
@@ -145,13 +148,16 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
 
         reward = 1[choice_letter(completion) = letter of the answer]
 
-    A reply without a letter that contains the text of exactly one option chooses that option.
+    The options have the letters A, B, ... in their order. A reply without a letter that contains
+    the text of exactly one option chooses that option.
 
     Args:
       prompt: Not read.
       completion: The reply; see :func:`choice_letter`.
       metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
-        needs "choices", the texts of the options. Without "choices" there are ten letters.
+        needs "choices", the texts of the options. Without "choices" there are ten letters. Choices
+        as of ARC are a mapping with the texts as "text" and their names as "label", such as 1 to 4;
+        the answer, and a reply without a letter, may be such a name.
         Integers of a file are loaded as letters if each is the position of a text in "choices".
 
     Returns:
@@ -172,7 +178,10 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       anywhere, even next to other options.
     """
     del prompt
-    choices = metadata.get("choices")
+    choices, labels = metadata.get("choices"), list[str]()
+    if isinstance(choices, Mapping) and isinstance(choices.get("text"), list | tuple):
+        labels = [str(label) for label in choices.get("label") or ()][: len(choices["text"])]
+        choices = choices["text"]
     choices = list(choices.values() if isinstance(choices, Mapping) else choices or ())
     letters = LETTERS[: len(choices)] if choices else LETTERS
     if len(choices) > len(LETTERS):
@@ -182,7 +191,9 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
     named = [normalize_words(str(choice)) for choice in choices]
     answer = metadata.get("answer")
     text = answer.strip().upper() if isinstance(answer, str) else ""
-    if len(text) == 1 and text in letters:
+    if answer in labels:
+        wanted = letters[labels.index(answer)]
+    elif len(text) == 1 and text in letters:
         wanted = text
     elif isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(letters):
         wanted = letters[answer]
@@ -200,6 +211,9 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
             x for x, name in zip(letters, named, strict=True) if name and f" {name} " in reply
         ]
         letter = present[0] if len(present) == 1 else None
+    if letter is None and labels:
+        stated = math_text(without_thinking(completion))  # the number of an option
+        letter = letters[labels.index(stated)] if stated in labels else None
     return float(letter == wanted)
 
 
@@ -261,4 +275,4 @@ def _answers(function: str, metadata: Mapping[str, Any]) -> list[str]:
     answers = answer if isinstance(answer, list | tuple) else [answer]
     if not answers or any(x is None or isinstance(x, bool | Mapping) for x in answers):
         raise RewardError(f"{function}: metadata['answer'] must be a string, got {answer!r}")
-    return [str(x) for x in answers]
+    return [answer_text(x) for x in answers]

@@ -9,6 +9,7 @@
 
 import asyncio
 import contextlib
+import copy
 import hmac
 import json
 import time
@@ -191,7 +192,8 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """Chat completions, in one response or as a stream."""
-        body, renderer = await self._read(request), self._renderer
+        # A renderer reads calls with the tools of its last prompt, which is that of this request.
+        body, renderer = await self._read(request), copy.copy(self._renderer)
         if renderer is None:
             raise RequestError("The served model has no chat template; ask /inference/v1/generate.")
         spec = self._server.engine.spec

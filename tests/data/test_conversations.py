@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from datasets import Dataset
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, encode_prompts, from_file, split_distinct
@@ -123,3 +124,27 @@ def test_contents_may_be_lists_of_texts():
             plain_row({"prompt": other}, "prompt", "row 3")
         # A column that nothing reads as a conversation is as it was.
         assert plain_row({"prompt": "a", "trace": other}, "prompt", "r")[0]["trace"] is other
+
+
+def test_a_key_that_a_table_adds_is_no_difference(tmp_path):
+    """Arrow gives each message of a column the keys of all others, as None."""
+    keyed = [{**message, "tool_calls": None} for message in TURNS]
+    for prompt, repeated in ((keyed, TURNS), (TURNS, keyed)):
+        row = {"prompt": prompt, "chosen": [*repeated, *GOOD], "rejected": BAD}
+        row, messages = plain_row(row, "prompt", "row 0")
+        assert (row["chosen"], row["rejected"], messages) == ("6", "7", prompt)
+    row = {"chosen": keyed + GOOD, "rejected": TURNS + BAD}
+    row, messages = plain_row(row, "prompt", "row 0", implicit=True)
+    assert (row["prompt"], len(messages), row["rejected"]) == ("3+3?", 3, "7")
+    # A value is a difference.
+    named = [{**TURNS[0], "name": "a"}, *TURNS[1:]]
+    with pytest.raises(ValueError, match="row 0: 'chosen' must be one message"):
+        plain_row({"prompt": TURNS, "chosen": named + GOOD, "rejected": BAD}, "prompt", "row 0")
+    path = tmp_path / "rows.parquet"
+    rows = [
+        {"prompt": named, "chosen": GOOD, "rejected": BAD},
+        {"prompt": TURNS, "chosen": TURNS + GOOD, "rejected": TURNS + BAD},
+    ]
+    Dataset.from_list(rows).to_parquet(path)
+    prompts = from_file(path, needs_answer=False)
+    assert [x.metadata["chosen"] for x in prompts] == ["6", "6"]

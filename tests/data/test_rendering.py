@@ -8,12 +8,13 @@ from tokenizers import Tokenizer as Backend
 
 from jaxrl_llm.data import PackageRenderer, describe_tools, make_renderer
 from jaxrl_llm.data.messages import ToolCall, ToolSpec
+from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.data.rendering import QuestionRenderer, as_openai
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from jaxrl_llm.environments import Observation, calculator
 from jaxrl_llm.rollout.engine.requests import Completion
-from jaxrl_llm.rollout.episodes import Episodes
+from jaxrl_llm.rollout.episodes import Episodes, rewrites_reasoning
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import STOP
 from jaxrl_llm.testing import ByteTokenizer
@@ -294,6 +295,27 @@ class Quiz:
         return state + 1, Observation([user(f"{state + 1}?")], 1.0, state == 2, instead=other)
 
 
+@pytest.mark.parametrize(
+    ("name", "tools", "rewrites"),
+    [
+        ("qwen3", (), True),
+        ("qwen3", (ADD,), False),  # a reply of a tool is no message of the user
+        ("qwen2.5", (), False),
+        ("llama-3", (ADD,), False),
+    ],
+)
+def test_a_template_that_drops_reasoning_is_known_before_an_episode(
+    tokenizers, name, tools, rewrites
+):
+    tokenizer = tokenizers[name]
+    assert rewrites_reasoning(make_renderer(tokenizer), tokenizer, tools) == rewrites
+
+
+def test_a_template_that_opens_the_reasoning_appends():
+    tokenizer = pretrained(ODD, ["<|im_end|>"])
+    assert not rewrites_reasoning(make_renderer(tokenizer), tokenizer, ())
+
+
 def test_an_episode_reads_what_the_template_writes_and_trains_what_was_sampled(tokenizers):
     tokenizer, renderer = tokenizers["qwen3"], make_renderer(tokenizers["qwen3"])
     episodes = Episodes(Quiz(), renderer, decode=tokenizer.decode, seed=(0,), max_new_tokens=400)
@@ -464,6 +486,36 @@ def test_a_template_without_tools_or_an_end_of_turn():
     assert renderer.parse(turn).calls == ()
     assert renderer.rewrites
     assert renderer.rewritten([user("a"), renderer.message([*turn, end]), answer("b")])
+    # So a turn that is written for the policy ends it first.
+    for text in ("go in", '<tool_call>{"name": "f"}</tool_call>', "Hm.\n</think>\ngo in"):
+        assert renderer.parse(renderer.turn(text)) == parse_turn(text, thinking="</think>" in text)
+    assert tokenizer.decode(renderer.turn("go in")) == "\n</think>\n\ngo in"
+    assert tokenizer.decode(renderer.turn("a</think>b")) == "a</think>b"
+    assert renderer.turn("") == [end] == TextEncoder(tokenizer, 100).response("", ends=True)
+
+
+# As Llama 3.1 reads a message: by its keys.
+KEYED = r"""
+{%- for m in messages %}
+{%- if 'tool_calls' in m %}{{- '[' ~ (m.tool_calls | length) ~ ' calls]' }}{% endif %}
+{{- '[' + m.role + '] ' ~ (m.content or 'nothing') ~ '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '[assistant] ' }}{% endif %}
+"""
+
+
+def test_a_key_that_a_table_adds_to_a_message_is_not_in_it():
+    tokenizer = pretrained(KEYED, ["<|endoftext|>"])
+    call = {"function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "a", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "user", "content": "b", "tool_calls": None, "name": None},
+    ]
+    text = "[user] a\n[1 calls][assistant] nothing\n[user] b\n[assistant] "
+    assert tokenizer.decode(TextEncoder(tokenizer, 100).conversation(messages, "row")) == text
+    tokens = make_renderer(tokenizer).prompt([messages[0], messages[2]])
+    assert tokenizer.decode(tokens) == "[user] a\n[user] b\n[assistant] "
 
 
 def test_special_markup_is_read_and_other_special_tokens_are_not():
@@ -562,6 +614,8 @@ def test_the_package_reads_calls_in_xml_and_reasoning_that_the_prompt_opens():
     follow = tokenizer.decode(renderer.follow([answer("5")], stopped=False), skip_special=False)
     assert follow.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response>")
     assert follow.endswith("<|im_start|>assistant\n<think>\n")
+    said = renderer.parse(renderer.turn("go in"))
+    assert (said.text, said.reasoning, said.complete) == ("go in", "", True)
 
 
 def test_rows_of_a_warm_up_are_the_prompts_of_an_episode(tokenizers):

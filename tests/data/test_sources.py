@@ -7,6 +7,7 @@ import pathlib
 import zipfile
 
 import datasets
+import numpy as np
 import pytest
 
 import jaxrl_llm as jr
@@ -52,6 +53,30 @@ def test_values_are_those_of_the_file(tmp_path, kind):
         assert first.metadata["more"] == {"day": "2024-01-15"} and second.metadata["more"] is None
         assert hash(first) != hash(second)
     assert jr.rewards.exact_match("", "la tour eiffel", first.metadata) == 1.0
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (0.00001, "0.00001"),
+        (-1.5e-07, "-0.00000015"),
+        (1e16, "10000000000000000"),
+        (1.25e17, "125000000000000000"),
+        (18.0, "18.0"),
+        (0.1, "0.1"),
+        (-0.0, "-0.0"),
+    ],
+)
+def test_an_answer_that_is_a_float_is_written_in_decimals(tmp_path, value, text):
+    (row,) = from_file(write(tmp_path / "f.jsonl", [{"prompt": "a", "answer": value}]))
+    path = tmp_path / "f.parquet"
+    datasets.Dataset.from_list([{"prompt": "a", "answer": value}]).to_parquet(path)
+    assert row.answer == from_file(path)[0].answer == text
+    for metadata in (row.metadata, {"answer": value}, {"answer": np.float64(value)}):
+        assert jr.rewards.dapo_math("", f"Answer: {text}", metadata) == 1.0
+        assert jr.rewards.exact_match("", text, metadata) == 1.0
+        if value >= 1:
+            assert jr.rewards.last_integer("", f"It is {text}.", metadata) == 1.0
 
 
 def test_rows_may_lack_an_answer_where_none_is_needed(tmp_path):
@@ -291,8 +316,47 @@ def test_the_position_of_a_choice_becomes_its_letter(tmp_path):
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert [x.answer for x in from_file(path)] == ["C", "B"]
+    with pytest.warns(UserWarning, match="are read as positions"):
+        assert [x.answer for x in from_file(path)] == ["C", "B"]
     # Where one of them is no position, they are values.
     rows.append({"prompt": "c", "answer": 3, "choices": ["1", "2", "3"]})
     path.write_text("\n".join(map(json.dumps, rows)))
     assert [x.answer for x in from_file(path)] == ["2", "1", "3"]
+
+
+def test_a_position_that_may_be_the_choice_itself_is_told(tmp_path):
+    choices = ["1", "2", "3", "4"]
+    rows = [{"prompt": "a", "answer": n, "choices": choices} for n in (1, 2, 3)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.warns(UserWarning, match="from_file: every answer of .*rows.jsonl.* is the posit"):
+        assert [x.answer for x in from_file(path)] == ["B", "C", "D"]
+    # A row whose answer is none of its choices can only be read as a position.
+    write(path, [*rows, {"prompt": "b", "answer": 0, "choices": choices}])
+    assert [x.answer for x in from_file(path)] == ["B", "C", "D", "A"]
+    write(path, [row | {"answer": str(row["answer"])} for row in rows])
+    assert [x.answer for x in from_file(path)] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_answers_and_choices_as_the_hub_has_them(tmp_path, kind):
+    def read(row, **options):
+        path = tmp_path / f"rows.{kind}"
+        if kind == "parquet":
+            datasets.Dataset.from_list([row]).to_parquet(path)
+        else:
+            write(path, [row])
+        return from_file(path, prompt_field="question", **options)[0]
+
+    squad = {"question": "a", "answers": {"text": ["Paris", "in Paris"], "answer_start": [1, 2]}}
+    prompt = read(squad, answer_field="answers")
+    assert prompt.answer == ("Paris", "in Paris")
+    assert jr.rewards.f1("", "Paris", prompt.metadata) == 1.0
+    assert jr.rewards.exact_match("", "In Paris.", prompt.metadata) == 1.0
+    for labels in ("ABCD", "1234"):
+        choices = {"text": list("wxyz"), "label": list(labels)}
+        arc = {"question": "b", "choices": choices, "answerKey": labels[2]}
+        prompt = read(arc, answer_field="answerKey")
+        assert jr.rewards.multiple_choice("", "Answer: C", prompt.metadata) == 1.0
+    # Other mappings are JSON.
+    other = read({"question": "c", "answer": {"text": "d"}})
+    assert other.answer == '{"text": "d"}'

@@ -16,7 +16,16 @@ from jaxrl_llm.environments import (
     python,
     tool,
 )
-from jaxrl_llm.rewards import SandboxError, check_sandbox, sandbox
+from jaxrl_llm.rewards import (
+    SandboxError,
+    check_sandbox,
+    dapo_math,
+    last_integer,
+    reasoning_accuracy,
+    sandbox,
+    think_format,
+    weighted_sum,
+)
 
 
 @tool
@@ -242,6 +251,44 @@ def test_an_episode_with_a_tool():
     env = ToolEnv([calculator], lambda *_: {"right": 1.0, "brief": 0.5})
     _, seen = env.step(start, Parsed("144"))
     assert (seen.reward, seen.info) == (1.5, {"right": 1.0, "brief": 0.5})
+
+
+def test_the_reward_reads_the_reasoning_as_in_a_run_without_an_environment():
+    pytest.importorskip("math_verify", reason="the package is an extra")
+
+    def earned(reward, turn, **options):
+        env = ToolEnv([calculator], reward)
+        state, _ = env.reset({"text": "2 + 2?", "answer": "4"}, seed=0)
+        return env.step(state, parse_turn(turn, **options))[1].reward
+
+    both = weighted_sum({"right": (reasoning_accuracy, 1.0), "format": (think_format, 0.5)})
+    for reward, value in ((reasoning_accuracy, 1.0), (think_format, 1.0), (both, 1.5)):
+        assert earned(reward, "<think>2</think> 4") == value
+        assert earned(reward, "2 </think> 4", thinking=True) == value
+        # Reasoning that does not end has no answer, and plain text has no reasoning.
+        assert earned(reward, "<think>2, so 4") == earned(reward, "2, so 4", thinking=True) == 0.0
+        assert earned(reward, "4") == 0.0
+    for reward, wrong in ((last_integer, 0.0), (dapo_math, -1.0)):
+        assert earned(reward, "<think>Answer: 5</think> Answer: 4") == 1.0
+        assert earned(reward, "<think>Answer: 4</think> Answer: 5") == wrong
+        assert earned(reward, "<think>Answer: 4") == wrong
+        assert earned(reward, "Answer: 4") == 1.0
+
+
+def test_no_answer_earns_no_more_than_a_wrong_one():
+    calls = []
+
+    def needs_text(prompt, completion, metadata):
+        calls.append(completion)
+        return float(completion.splitlines()[-1] == "144")
+
+    for reward, value in ((dapo_math, -1.0), (last_integer, 0.0), (needs_text, 0.0)):
+        env = ToolEnv([calculator], reward, max_turns=1)
+        state, _ = env.reset(TASK, seed=0)
+        for action in (Parsed("144", complete=False), Parsed("Answer: 144", calls=(CALL,))):
+            _, seen = env.step(state, action)
+            assert (seen.reward, seen.done, seen.stopped, seen.info) == (value, False, True, {})
+    assert calls == ["", ""]
 
 
 def test_what_is_unfinished_earns_nothing():

@@ -1,12 +1,21 @@
 """TRL's environment classes: prompts, answers of tools and rewards as its trainer makes them."""
 
 import json
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.environments import Parsed, SubagentError, ToolCall, TRLEnv
+from jaxrl_llm.environments import (
+    NoSubagentError,
+    Parsed,
+    SubagentError,
+    ToolCall,
+    TRLEnv,
+    answered_by,
+    ask,
+)
 from jaxrl_llm.rewards import SandboxError
 from jaxrl_llm.testing import check_env
 
@@ -147,3 +156,72 @@ def test_what_is_no_fault_of_the_call_ends_the_episode(error):
     state, _ = env.reset(ROW, 0)
     with pytest.raises(type(error), match=str(error)):
         env.step(state, Parsed("", calls=(ToolCall("run", {}),)))
+
+
+class Team:
+    """Delegates: its answers are those of a subagent."""
+
+    def reset(self):
+        self.heard = []
+        return "begin"
+
+    def delegate(self, question: str) -> str:
+        """Asks.
+
+        Args:
+            question: What to ask.
+        """
+        try:
+            self.heard.append(ask(question))
+        except SubagentError:
+            if question != "fails":
+                raise
+            self.heard.append("no answer")
+        return " ".join(self.heard)
+
+    def get_reward(self):
+        return len(self.heard)
+
+
+def delegates(*questions):
+    return Parsed("", calls=tuple(ToolCall("delegate", {"question": x}) for x in questions))
+
+
+def test_actions_that_are_taken_again_do_not_ask_again():
+    asked = []
+
+    def answer(messages, check):
+        asked.append(messages[-1]["content"])
+        if asked[-1] == "fails":
+            raise SubagentError("it fails")
+        return str(len(asked))
+
+    env = TRLEnv(Team, live=0)
+    with answered_by(answer):
+        start, _ = env.reset(ROW, 0)
+        state, seen = env.step(start, delegates("a", "fails"))
+        state, seen = env.step(state, delegates("b"))
+        state, seen = env.step(state, delegates("c"))
+        assert asked == ["a", "fails", "b", "c"]
+        assert seen.messages[0]["content"] == "1 no answer 3 4"
+        # A branch of its first turn hears other answers, and each goes on with those it heard.
+        other, seen = env.step(start, delegates("a", "fails"))
+        assert seen.messages[1]["content"] == "5 no answer"
+        assert state.actions[:1] == other.actions
+        state, other = (env.step(x, delegates("d"))[0] for x in (state, other))
+        assert len(asked) == 8
+    # Without a subagent, as after a resume: what was heard is in the state.
+    ends = [env.step(pickle.loads(pickle.dumps(x)), Parsed("done"))[1] for x in (state, other)]
+    assert [seen.reward for seen in ends] == [5.0, 3.0]
+    with pytest.raises(NoSubagentError, match="no subagent answers"):
+        env.step(state, delegates("e"))
+
+
+def test_waiting_instances_are_those_that_heard_the_same_answers():
+    words = iter("abcdef")
+    env = TRLEnv(Team)
+    with answered_by(lambda messages, check: next(words)):
+        start, _ = env.reset(ROW, 0)
+        states = [env.step(start, delegates("x"))[0] for _ in range(2)]
+        seen = [env.step(state, delegates("y"))[1] for state in reversed(states)]
+    assert [x.messages[0]["content"] for x in seen] == ["b c", "a d"]

@@ -2,6 +2,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -88,6 +89,16 @@ def test_answers_are_read_the_same_way(answer):
     assert last_integer("", f"it is {sign * 1234}", {"answer": answer}) == 1.0
 
 
+def test_any_of_several_integers_is_right():
+    for answer in (("7", "8"), ["so 7", 8.0]):
+        for text, right in (("7", 1.0), ("8", 1.0), ("9", 0.0), ("none", 0.0)):
+            assert last_integer("", text, {"answer": answer}) == right
+            assert last_integer_vote("", text, {"answer": answer})["reward"] == right
+            vote = rewards.majority_vote(last_integer)
+            assert vote("", text, {"answer": answer})["reward"] == right
+    assert last_integer("", "It is 10000000000000000.", {"answer": 1e16}) == 1.0
+
+
 @given(st.integers(), st.text(alphabet="abc \n=.,:-", max_size=8))
 def test_any_integer_after_an_equals_sign(value, before):
     assert last_integer("", f"{before}= {value}", {"answer": value}) == 1.0
@@ -103,7 +114,13 @@ def test_a_long_completion_is_quick():
     assert last_integer("", "1," * 200_000 + " 4", {"answer": 4}) == 1.0
 
 
-@pytest.mark.parametrize("metadata", [{}, {"answer": None}, {"answer": "five"}, {"answer": True}])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        *({"answer": answer} for answer in (None, "five", True, ("7", "x"), (7, None), (), [True])),
+    ],
+)
 def test_an_answer_without_an_integer(metadata):
     with pytest.raises(ValueError, match="last_integer: metadata\\['answer'\\] must hold"):
         last_integer("", "4", metadata)
@@ -158,6 +175,105 @@ def test_reasoning_gym_without_the_entry():
 )
 def test_math_verify(answer, completion, right):
     assert rewards.math_verify("", completion, {"answer": answer}) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "box", "right"),
+    [
+        ("1e-05", "0.00001", 1.0),
+        ("1e-05", "1e-5", 1.0),
+        ("1e-05", r"10^{-5}", 1.0),
+        ("1e-05", "e-5", 0.0),
+        ("1e-05", "0.00002", 0.0),
+        (1e-05, "0.00001", 1.0),
+        (["3", 1.5e-07], r"1.5 \times 10^{-7}", 1.0),
+        ("0.00001", "1e-05", 1.0),
+        ("0.00001", "1E-05", 1.0),
+        ("-1e\u22125", "-0.00001", 1.0),
+        ("0.00002", "2e-5", 1.0),
+        ("1e+16", "10^{16}", 1.0),
+        ("1e16", "10000000000000000", 1.0),
+        ("(1e-5, .5e2)", "(0.00001, 50)", 1.0),
+        ("6.63e-34", r"6.63 \times 10^{-34} \text{ J s}", 1.0),
+        # Of one digit with a sign, it may be a product with Euler's number.
+        ("2e-1", "2e - 1", 1.0),
+        ("2e-1", "-1 + 2e", 1.0),
+        ("2e-1", "2e-1", 1.0),
+        ("2e-1", "e-1", 0.0),
+        ("3e", "3e", 1.0),
+        ("e^2", "e^2", 1.0),
+        ("1e999999999", "2", 0.0),
+    ],
+)
+def test_a_number_with_an_exponent_is_one_number(answer, box, right):
+    for reward in (rewards.boxed_math, rewards.math_verify, rewards.reasoning_accuracy):
+        assert reward("", rf"</think>\boxed{{{box}}}", {"answer": answer}) == right
+
+
+def test_a_number_with_an_exponent_in_prose():
+    for text, answer, right in (
+        ("It is 1e-05.", "1", 0.0),
+        ("It is 1e-05.", "0.00001", 1.0),
+        ("It is 1.5E+3, so.", "1500", 1.0),
+        ("It is 2.5e-4 m.", 0.00025, 1.0),
+    ):
+        assert rewards.math_verify("", text, {"answer": answer}) == right
+    vote = rewards.majority_vote(rewards.math_verify)
+    ids = [vote("", f"It is {x}.", {})["answer_ids"] for x in ("1e-05", "1e-05", "2e-05", "05")]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
+
+
+def test_numbers_with_exponents_are_read_in_linear_time():
+    text = "1" * 200_000 + "e " + "1.5e-07 " * 1000 + ".1" * 100_000
+    start = time.process_time()
+    rewards.builtin._readings(text)
+    assert time.process_time() - start < 5.0
+
+
+PLANCK = r"6.63 \times 10^{-34}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "box", "right"),
+    [
+        (PLANCK, "0.0", 0.0),
+        (PLANCK, r"1.05 \times 10^{-34}", 0.0),
+        (PLANCK, r"-6.63 \times 10^{-34}", 0.0),
+        (PLANCK, r"6.63\times10^{-34}", 1.0),
+        (PLANCK, r"0.663 \times 10^{-33}", 1.0),
+        (PLANCK, r"h = 6.63 \cdot 10^{-34} \text{ J s}", 1.0),
+        (PLANCK, r"h = 1.05 \cdot 10^{-34} \text{ J s}", 0.0),
+        (PLANCK, r"6.63e-34", 1.0),
+        ("0.0000001", "0.0000003", 0.0),
+        ("0.0000001", "0.0", 0.0),
+        ("0.0000001", r"\frac{1}{10^7}", 1.0),
+        ("x = 0.0000001", "0.0000003", 0.0),
+        ("x = 0.0000001", "0.0000001", 1.0),
+        ("0.0000001, 2", "0.0000003, 2", 0.0),
+        ("0.0000001, 2", "2, 0.0000001", 1.0),
+        ("(0.0000001, 2)", "(0.0000003, 2)", 0.0),
+        (
+            r"\begin{pmatrix}0.0000001\\2\end{pmatrix}",
+            r"\begin{pmatrix}0.0000003\\2\end{pmatrix}",
+            0.0,
+        ),
+        ("0.000122", "1/8192", 1.0),
+        ("1/8192", "0.000122", 1.0),
+        ("0.00005%", "0.0000005", 1.0),
+        ("0.00005%", "0.0000003", 0.0),
+        ("0.333333", "1/3", 1.0),
+        ("0", "0", 1.0),
+        ("0", "0.0", 1.0),
+        ("0.0", "0", 1.0),
+        ("0.0", "0.1+0.2-0.3", 1.0),
+        ("0", r"\sqrt{2}\sqrt{3}-\sqrt{6}", 1.0),
+        ("0", r"\sin^2(1) + \cos^2(1) - 1", 1.0),
+    ],
+)
+def test_tiny_numbers_are_compared_by_their_digits(answer, box, right):
+    """The package rounds to six decimals, and drops what is below 1e-15."""
+    for reward in (rewards.boxed_math, rewards.math_verify, rewards.reasoning_accuracy):
+        assert reward("", rf"</think>\boxed{{{box}}}", {"answer": answer}) == right
 
 
 def test_math_verify_works_outside_the_main_thread():

@@ -46,7 +46,8 @@ def test_all_tests_of_a_program_together_have_a_limit(bubblewrap):
     """Else one sampled loop would exceed the deadline of the call, whose value is then lost."""
     tests = [{"input": str(n), "output": str(n)} for n in range(40)]
     start = time.monotonic()
-    found = code_stdio("", "```python\nwhile True: pass\n```", {"tests": tests}, total=1.0)
+    loop, limits = "```python\nwhile True: pass\n```", {"seconds": 1.0, "total": 1.0}
+    found = code_stdio("", loop, {"tests": tests}, **limits)
     assert time.monotonic() - start < 20 and found["test_passes"] == [False] * 40
     with pytest.raises(ValueError, match="code_stdio: total must be above 0"):
         code_stdio("", "```\n```", {"tests": tests}, total=0.0)
@@ -81,6 +82,36 @@ def test_a_program_that_passes_until_the_time_is_over_is_not_wrong(monkeypatch, 
     assert found["reward"] == (179 / 200 if partial else 0.0)
 
 
+@pytest.mark.parametrize("needed, right", [(50.0, True), (70.0, False)])
+def test_a_test_has_its_seconds_where_they_are_more_than_45(monkeypatch, needed, right):
+    clock = [0.0]
+
+    def run_python(code, *, stdin, seconds, **limits):
+        clock[0] += 0.5 + min(needed, seconds)
+        ended = "exit" if needed <= seconds else "time"
+        return SandboxResult(stdin if ended == "exit" else "", "", 0, ended)
+
+    def monotonic():
+        clock[0] += 1e-3
+        return clock[0]
+
+    monkeypatch.setattr(code, "run_python", run_python)
+    monkeypatch.setattr(code, "time", SimpleNamespace(monotonic=monotonic))
+    one = {"input": "4", "output": "4"}
+    found = code_stdio("", DOUBLE, {"tests": [one]}, seconds=60.0)
+    assert found == {"reward": float(right), "test_passes": [right]}
+    if right:
+        with pytest.raises(TimeoutError, match="1 of 2 tests passed, none failed, and the 60 s of"):
+            code_stdio("", DOUBLE, {"tests": [one] * 2}, seconds=60.0)
+        found = code_stdio("", DOUBLE, {"tests": [one] * 2}, seconds=60.0, total=150.0)
+        assert found["test_passes"] == [True, True]
+    else:
+        found = code_stdio("", DOUBLE, {"tests": [one] * 2}, seconds=60.0)
+        assert found["test_passes"] == [False, False]
+    with pytest.raises(ValueError, match="total must not be below seconds, .* got 1 s and 5 s"):
+        code_stdio("", DOUBLE, {"tests": [one]}, seconds=5.0, total=1.0)
+
+
 def test_what_no_code_can_pass_is_an_error_of_the_row():
     code, test = "def double(x): return 2 * x", "assert double(1) == 2"
     with pytest.raises(RewardError, match="no code can pass .*the setup fails with ModuleNotFound"):
@@ -110,7 +141,12 @@ def test_what_no_code_can_pass_is_an_error_of_the_row():
         ("~~~\na\n```\n~~~", "a\n```\n"),
         ("<think>```\na\n```</think>\n```Python 3\nb\n```", "b\n"),
         ("<think>```\na\n```</think> none", None),
-        ("  ```python title='x'\n  a\n  ```", "  a\n"),
+        # CommonMark removes as many spaces of each line as the fence has.
+        ("  ```python title='x'\n  a\n  ```", "a\n"),
+        ("1. Solution:\n   ```python\n   if x:\n       y\n\n   ```", "if x:\n    y\n\n"),
+        ("  ```\na\n b\n   c\n\td\n ```", "a\nb\n c\n\td\n"),
+        ("```\n  a\n  ```", "  a\n"),
+        ("  ```\n  a\n  ```\n```\n  b\n```", "  b\n"),
         ("print(4)", None),
         ("", None),
         ("```python\r\na\r\n```\r\n", "a\r\n"),
@@ -150,7 +186,7 @@ def test_assertions_run_with_calls_of_another_process(bubblewrap):
     assert passes(double, "assert double(2) == 4", "assert double('a') == 'ab'") == [True, False]
     # All kinds of plain data pass both ways.
     data = [None, True, 1, 2**99, -1.5, "é\0", b"\xff", (1, (2,)), {1, 2}, frozenset([3]), range(2)]
-    data += [{(1, 2): [3]}, 1j, [], float("inf")]
+    data += [{(1, 2): [3]}, 1j, [], float("inf"), -(2**63), 2**63]
     echo = "def echo(x, *, y=None):\n    return [x, y, type(x).__name__]"
     tests = [
         f"from math import inf\nx = {x!r}\nassert echo(x, y=x) == [x, x, type(x).__name__]"
@@ -182,6 +218,16 @@ def test_assertions_run_with_calls_of_another_process(bubblewrap):
     test = "s = Stack()\ns.push(1).push([2])\n"
     test += "assert size(s) == 2 and s.items == [1, [2]] and s[1] == [2]"
     assert passes(code, test, "assert Stack() == Stack()", "assert Stack()") == [True, False, False]
+
+
+def test_integers_of_any_length_pass_both_ways(bubblewrap):
+    """Python neither writes nor reads more than 4,300 decimal digits."""
+    power = "def f(n=5000, sign=1): return sign * 10**n"
+    tests = ["assert f() == 10**5000", "assert f() % 7 == pow(10, 5000, 7)"]
+    tests += ["assert f(sign=-1) == -(10**5000)", "assert f(sign=10**5000) == 10**10_000"]
+    assert passes(power, *tests, "assert f() == 10**4999") == [True] * 4 + [False]
+    code = "def g(x): return {-x: [x, range(x)], 'same': x == 7**9000}"
+    assert passes(code, "x = 7**9000\nassert g(x) == {-x: [x, range(x)], 'same': True}") == [True]
 
 
 def test_the_forms_of_humaneval_and_mbpp(bubblewrap):

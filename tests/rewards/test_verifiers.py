@@ -1,3 +1,4 @@
+import functools
 import math
 import pickle
 import time
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import rewards
+from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError, answer_of, score
+from jaxrl_llm.rewards.scoring import name_of
 
 R = rewards
+ARC = {"text": list("wxyz"), "label": list("ABCD")}
+NUMBERED = {"text": ["Mars", "Venus", "Earth"], "label": ["1", "2", "3"]}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,17 @@ HUGE = "12345678901234567890"  # which no float64 is
         (R.multiple_choice, "It is Lyon.", {"answer": "B", "choices": ["Paris", "Lyon"]}, 1.0),
         (R.multiple_choice, "Lyon or Paris", {"answer": "B", "choices": ["Paris", "Lyon"]}, 0.0),
         (R.multiple_choice, "Answer: E", {"answer": "A", "choices": {"a": "x", "b": "y"}}, 0.0),
+        (R.multiple_choice, "Answer: C", {"answer": "C", "choices": ARC}, 1.0),
+        (R.multiple_choice, "Answer: D", {"answer": "C", "choices": ARC}, 0.0),
+        (R.multiple_choice, "It is y.", {"answer": "C", "choices": ARC}, 1.0),
+        (R.multiple_choice, "Answer: D", {"answer": "z", "choices": ARC}, 1.0),
+        (R.multiple_choice, "Answer: B", {"answer": "2", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: A", {"answer": "2", "choices": NUMBERED}, 0.0),
+        (R.multiple_choice, "So it is (2).", {"answer": "2", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: 2", {"answer": "B", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Not 2 but 3.", {"answer": "2", "choices": NUMBERED}, 0.0),
+        (R.multiple_choice, "Mars has 2 moons.", {"answer": "1", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "<think>2</think> 1", {"answer": "2", "choices": NUMBERED}, 0.0),
         (R.think_format, "<think></think>", {}, 1.0),
         (R.word_repetition, "a b c a b c", {}, 0.25),
     ],
@@ -284,6 +300,23 @@ def test_every_verifier_votes_without_answers(verifier, same, other):
     trained = R.majority_rewards(jnp.zeros(4), answer_ids=jnp.array(answers))
     assert trained.tolist()[:3] == [1.0, 1.0, 0.0] and not scores.rewards.any()
     assert pickle.loads(pickle.dumps(vote))("", same[0], {})["answer_ids"] == ids[0]
+
+
+@R.extracts(str.strip)
+def within(prompt, completion, metadata, *, tol=0.0, scale=1.0):
+    return float(abs(float(completion) - metadata["answer"]) * scale <= tol)
+
+
+def test_bound_options_hide_neither_the_extractor_nor_the_name():
+    both = functools.partial(bind(within, tol=0.1), scale=2.0)
+    for bound in (bind(within, tol=0.1), functools.partial(within, tol=0.1), both):
+        assert answer_of(bound) is str.strip and name_of(bound) == "within"
+        vote = R.majority_vote(bound)
+        assert repr(vote) == "majority_vote(within)"
+        assert vote("", " 4 ", {})["answer_ids"] == vote("", "4", {})["answer_ids"]
+        assert vote("", "4.05", {"answer": 4})["reward"] == 1.0
+    assert name_of(bind(R.code_stdio, total=50.0)) == "code_stdio"
+    assert answer_of(bind(R.code_stdio, total=50.0)) is None
 
 
 def test_a_vote_grades_where_the_answer_is_known():

@@ -18,6 +18,8 @@ from tokenizers import decoders, models
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.support import keep_mask
+from jaxrl_llm.data.messages import Parsed, ToolCall
+from jaxrl_llm.data.rendering import ChatRenderer
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer
 from jaxrl_llm.rollout.types import CANCELLED
 from jaxrl_llm.serve import RequestError, SampleRequest, TokenServer, make_app
@@ -55,14 +57,14 @@ ENGINE = jr.rollout.make_engine(
 class Service(threading.Thread):
     """A token server behind uvicorn on a free port of this machine."""
 
-    def __init__(self, *, key=None, hosts=(), load_params=None, **options):
+    def __init__(self, *, key=None, hosts=(), load_params=None, renderer=None, **options):
         super().__init__(daemon=True)
         self.tokens = TokenServer(ENGINE, PARAMS, key=KEY, decode_text=TOKENIZER.decode, **options)
         app = make_app(
             self.tokens,
             TOKENIZER,
             name="tiny",
-            renderer=jr.data.make_renderer(TOKENIZER),
+            renderer=renderer or jr.data.make_renderer(TOKENIZER),
             key=key,
             load_params=load_params,
             max_body=20_000,
@@ -434,6 +436,34 @@ def test_tools_go_into_the_prompt_and_calls_come_out(service):
     joined = TOKENIZER.encode(text.replace("Hm.", "Hm.\n").replace("<eos>", "\nNow<eos>"))
     around = request._replace(sample=SampleRequest([1], 1, 9, stops=("\n\n",)))
     assert to_message(joined, renderer, around, "x")["content"] == "Hm.\n\nNow"
+
+
+class LastTools(ChatRenderer):
+    """Reads calls with the tools of the last prompt, as those of the package do."""
+
+    both = threading.Barrier(2)
+
+    def prompt(self, messages, tools=()):
+        self.names = [tool.name for tool in tools]
+        self.both.wait(60)
+        return super().prompt(messages)
+
+    def parse(self, tokens):
+        return Parsed("", calls=(ToolCall(self.names[0], {}),))
+
+
+def test_calls_are_read_with_the_tools_of_their_request():
+    service = Service(renderer=LastTools(TOKENIZER))
+
+    def called(name):
+        body = tool_of(name=name) | {"messages": MESSAGES[1:], "max_completion_tokens": 2}
+        status, reply = service.ask(CHAT, body)
+        assert status == 200, reply
+        return reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(called, ["add", "sub"])) == ["add", "sub"]
+    service.stop()
 
 
 def test_the_reasoning_of_a_call_comes_back_as_it_was_written():

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import IO, Any
 
 
+def with_home(path: str | Path) -> Path:
+    """A path in which a leading ``~`` is the home folder; ``./~`` stays, as in a shell."""
+    return Path(os.path.expanduser(path))
+
+
 def replaceable(path: Path) -> Path | None:
     """The regular file that a path names once links are followed; the file need not exist.
 
