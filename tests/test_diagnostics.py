@@ -26,6 +26,9 @@ PAIRS = {
     "dual_clip_fraction": lambda logp, old, mask: diagnostics.dual_clip_fraction(
         logp, old, jnp.asarray(ADVANTAGES), mask, dual_clip=1.1
     ),
+    "dual_clip_fraction_sequence": lambda logp, old, mask: diagnostics.dual_clip_fraction(
+        logp, old, jnp.asarray(ADVANTAGES), mask, level="sequence", dual_clip=1.01
+    ),
     "approx_kl": diagnostics.approx_kl,
     "approx_kl_k3": lambda *a: diagnostics.approx_kl(*a, estimator="k3"),
     "ratio_range": diagnostics.ratio_range,
@@ -69,6 +72,22 @@ def test_both_fractions_are_the_share_without_a_gradient(dual_clip):
     both = diagnostics.clip_fraction(LOGP, *arrays) + dual
     assert dual > 0
     assert float(both) == pytest.approx(np.mean(np.asarray(gradient)[MASK] == 0), rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_both_fractions_of_sequences_are_the_share_without_a_gradient(tokens):
+    advantages = RNG.normal(size=SHAPE).astype(np.float32) if tokens else ADVANTAGES
+    surrogate = surrogates.gspo_token if tokens else surrogates.gspo
+    bounds, dual = {"eps_low": 0.05, "eps_high": 0.1}, {"dual_clip": 1.1}
+    arrays = (jnp.asarray(OLD), jnp.asarray(advantages), jnp.asarray(MASK))
+    options = bounds | dual
+    gradient = np.asarray(jax.grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
+    rows = zip(gradient.reshape(-1, 5), MASK.reshape(-1, 5), strict=True)
+    expected = np.mean([np.mean(g[m] == 0) for g, m in rows if m.any()])
+    clipped = diagnostics.clip_fraction(LOGP, *arrays, level="sequence", **bounds)
+    bounded = diagnostics.dual_clip_fraction(LOGP, *arrays, level="sequence", **dual)
+    assert bounded > 0
+    assert float(clipped + bounded) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [False, True])
@@ -244,6 +263,8 @@ def test_bad_options():
         diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
     with pytest.raises(ValueError, match="clip_fraction: level must be one of"):
         diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, level="group")
+    with pytest.raises(ValueError, match="dual_clip_fraction: level must be one of"):
+        diagnostics.dual_clip_fraction(LOGP, OLD, ADVANTAGES, MASK, dual_clip=3.0, level="group")
     with pytest.raises(ValueError, match="dual_clip_fraction: dual_clip must be above 1; got 1"):
         diagnostics.dual_clip_fraction(LOGP, OLD, ADVANTAGES, MASK, dual_clip=1.0)
     with pytest.raises(ValueError, match="clip_fraction: advantages must have the shape of logp"):

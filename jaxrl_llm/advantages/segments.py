@@ -85,8 +85,8 @@ def pav(
 ) -> Array:
     """The change in the policy's value over a segment, plus the change in a prover's value.
 
-        A_k = Q_k - V_k + alpha (mu_(k+1) - mu_k),   Q_k = V_(k+1), of the last segment r
-        mu = 1 - (1 - V)^n,   the prover is the best of n rollouts of the policy
+        A_i = Q_i - V_i + alpha (mu_(i+1) - mu_i),   Q_i = V_(i+1), of the last segment r
+        mu = 1 - (1 - V)^k,   the prover is the best of k rollouts of the policy
 
     A prover that always or never succeeds gives no progress. Progress is credited only to its
     segment; summed over later segments it would cancel.
@@ -94,7 +94,7 @@ def pav(
     Args:
       rewards: See the module; in [0, 1].
       prefix_values, segment_where: See the module; values in [0, 1].
-      k: Attempts of the prover, n above, at least 1.
+      k: Attempts of the prover, at least 1.
       alpha: Weight of the progress, not negative.
       baseline: Whether V is subtracted from Q.
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import check_turns
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, stats
 
 
 def turn_nodes(node_ids: Array, mask: Array, turn_ids: Array, *, turns: int) -> Array:
@@ -114,9 +114,10 @@ def fork_advantages(
     """Values of turns minus their mean over the turns that follow from the same turn.
 
         A(s) = R(s) - mean over siblings of R;   scale="std":  A / (std + eps),  ddof 1
-        A(s) = 0   for an only child
+        A(s) = 0   for an only child, or if all siblings are equal
 
-    Each sibling counts once, however many rollouts share it. First turns are siblings.
+    Siblings are equal if they differ by at most 1e-6 of the greatest (or of 1). Each sibling counts
+    once, however many rollouts share it. First turns are siblings.
 
     Args:
       values: ``[..., G, K]``, floating point: those of :func:`step_rewards`.
@@ -137,7 +138,7 @@ def fork_advantages(
 
     References:
       PORTool (arXiv:2510.26020), ABSTRACT reading. :func:`sibling_advantages` is the same for a
-      table of nodes.
+      table of nodes, if with ``scale="std"`` it has ``ddof=1, eps=1e-6``.
     """
     function = "fork_advantages"
     outcome = jnp.zeros(jnp.shape(steps)[:-1], jnp.float32)
@@ -162,7 +163,7 @@ def fork_advantages(
         centered = centered / (std + (1e-6 if eps is None else eps))
     least = jnp.min(jnp.where(counted, theirs, jnp.inf), axis=-2)
     most = jnp.max(jnp.where(counted, theirs, -jnp.inf), axis=-2)
-    return jnp.where(taken & (most - least > 1e-6), centered, 0.0)
+    return jnp.where(taken & stats.beyond_rounding(most, least), centered, 0.0)
 
 
 def portool(

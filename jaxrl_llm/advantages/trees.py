@@ -17,8 +17,10 @@ For responses that fork, tokens ``[..., G, T]`` of groups of G:
     part; None for all.
   ``max_depth``: The greatest depth of a node, from 0; None for floor(log2(G)).
 
-The tokens of a node train with its advantage. Results are float32. All raise TypeError
-for a wrong dtype and ValueError for a wrong shape or an option out of range.
+The tokens of a node train with its advantage. Nodes that are compared have equal rewards if these
+differ by at most 1e-6 of the greatest (or of 1), as equal means do by rounding. Results are
+float32. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of
+range.
 """
 
 from collections.abc import Callable
@@ -129,9 +131,10 @@ def depth_advantages(
     """Rewards of nodes, standardized among the nodes of one tree at one depth.
 
         A = clip((R - mean) / (std + 1e-8), -bound, bound),  ddof 1
-        A = 0   if alone at its depth, or std < 1e-6
+        A = 0   if alone at its depth, if all rewards there are equal, or std < 1e-6
 
-    For independent chains of equal length it is GRPO at every depth.
+    For independent chains of equal length it is GRPO with ``eps=1e-8``, clipped to ``bound``, at
+    every depth.
 
     Args:
       rewards: ``[N]``, floating point: :func:`node_rewards`.
@@ -173,7 +176,10 @@ def depth_advantages(
     variance = total(centered**2) / jnp.maximum(count - 1.0, 1.0)
     # The gradient of a square root at zero is infinite.
     std = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
+    most = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), group, groups + 1)
+    least = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), group, groups + 1)
     known = valid & (count > 1) & (variance > 0) & (std >= 1e-6)
+    known &= stats.beyond_rounding(most, least)[group]
     return jnp.where(known, jnp.clip(centered / (std + 1e-8), -bound, bound), 0.0)
 
 
@@ -190,11 +196,12 @@ def sibling_advantages(
     """Rewards of nodes minus the mean over the children of their parent.
 
         A = R - mean over siblings of R;   scale="std":  A / (std + eps)
-        A = 0   for an only child, or if all siblings are within 1e-6
+        A = 0   for an only child, or if all siblings are equal
 
     Where a parent's reward is the mean over its children, A is the reward of a node minus that of
     its parent, so the advantages along a path add up to the reward of the leaf minus that of the
-    root. For a tree of depth 1 it is :func:`dr_grpo`, or :func:`grpo` with ``scale="std"``.
+    root. For a tree of depth 1 it is :func:`dr_grpo`, or :func:`grpo` with
+    ``scale="std", ddof=1, eps=1e-6``.
 
     Args:
       rewards: ``[N]``, floating point: those of :func:`node_rewards` with ``over="children"``.
@@ -241,7 +248,7 @@ def sibling_advantages(
     centered = rewards - total(rewards) / jnp.maximum(count, 1.0)
     most = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), family, 2 * size + 1)
     least = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), family, 2 * size + 1)
-    differ = valid & ((most - least)[family] > 1e-6)
+    differ = valid & stats.beyond_rounding(most, least)[family]
     if scale == "std":
         n = jnp.maximum(count - (0 if ddof is None else ddof), 1.0)
         variance = jnp.where(differ, total(centered**2) / n, 1.0)
@@ -266,7 +273,7 @@ def branch_advantages(
         R(node) = mean reward of the responses through it;   A = R standardized at its depth
 
     The prompt is the root of a group, so that all its nodes of one depth are compared. Without
-    forks it is GRPO with ``eps=1e-8``.
+    forks it is GRPO with ``eps=1e-8``, clipped to ``bound``.
 
     Args:
       rewards, node_ids, mask, where, max_depth: See the module.

@@ -79,6 +79,17 @@ def group_is_constant(x: Array, where: Array | None = None) -> Array:
     return masking.is_constant(x, where, axis=-1, keepdims=True)
 
 
+def beyond_rounding(most: Array, least: Array) -> Array:
+    """Whether the greatest and the least of computed values differ by more than rounding.
+
+    Means of equal values over other entries, or in another order, differ in their last digits, and
+    a division by such a spread would turn these digits into values near 1. Values that differ by
+    at most 1e-6 of the greatest (or of 1) count as equal. Of rewards that are compared as they are,
+    :func:`group_is_constant` is the exact test.
+    """
+    return most - least > 1e-6 * jnp.maximum(1.0, jnp.abs(most))
+
+
 def order_and_ranks(x: Array) -> tuple[Array, Array]:
     """The entry at each place of the ascending order, and the rank of each entry.
 

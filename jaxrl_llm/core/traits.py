@@ -35,6 +35,10 @@ class Traits:
         worst of a group.
       reads_head: Whether a surrogate takes the values of a head, one per token, instead of
         log-probabilities: the trained model is then a reward model.
+      clip: What the options ``eps_low``, ``eps_high`` and ``dual_clip`` of a surrogate bound, for
+        metrics: "ratio" for the ratio of its level, from ``1 - eps_low`` to ``1 + eps_high``;
+        "log_ratio" for the log ratio of each token, from ``-eps_low`` to ``eps_high``; "dual" if
+        only ``dual_clip`` bounds the ratio of its level. None if it has no such bounds.
       reward_range: The smallest and the largest reward for which an advantage is defined.
     """
 
@@ -47,6 +51,7 @@ class Traits:
     orders_responses: bool = False
     compares_extremes: bool = False
     reads_head: bool = False
+    clip: Literal["ratio", "log_ratio", "dual"] | None = None
     reward_range: tuple[float, float] = (-math.inf, math.inf)
 
     @property

@@ -1,8 +1,8 @@
 """Weights and rejection rules together, for the ``correction`` slot of a Recipe.
 
 ``weights`` is a function that returns a weight per token, None for 1; ``reject`` are functions that
-return the tokens to keep, bool; a token must pass all. Without a rule, ``keep_denominator`` has no
-effect.
+return the tokens to keep, bool; a token must pass all. Without both there is no effect, which
+raises ValueError; without a rule, ``keep_denominator`` has none.
 A function that returns another shape raises ValueError, one of another dtype TypeError. Other
 shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 """
@@ -129,6 +129,8 @@ def _correct(
         raise TypeError(f"{function}: weights must be a function or None; got {weights!r}.")
     if keep_denominator and not reject:
         raise ValueError(f"{function}: keep_denominator has no effect without a rule in reject.")
+    if weights is None and not reject:
+        raise ValueError(f"{function}: it has no effect without weights or a rule in reject.")
     keep, shape = mask, jnp.shape(mask)
     for rule in reject:
         passed = rule(old_logp, behavior_logp, mask)

@@ -1,7 +1,7 @@
 """Data sampled by several versions of the weights: bounds on its age, and a proximal policy.
 
-- ``versions``: int ``[..., T]``, the version of the weights that sampled each token; negative for
-  tokens that were not sampled, such as a prompt.
+- ``versions``: int ``[..., T]``, the version of the weights that sampled each token; negative where
+  it is unknown or no weights of the run sampled, as in a demonstration. Such a token has no age.
 - ``current_version``: Version of the weights being trained: one integer, or an integer array that
   has some of the leading axes of ``versions``, such as ``[P]``.
 - ``max_staleness``: Largest age in versions, not negative.
@@ -33,6 +33,7 @@ def staleness_mask(
         age[t] = current_version - versions[t]
         level="token":     keep if age[t] <= max_staleness
         level="sequence":  keep if age <= max_staleness for all unmasked tokens of the sequence
+        versions[t] < 0:   has no age and is not too old
 
     Use it in the ``selection`` slot of a Recipe, with ``versions`` and ``current_version`` in the
     extras of the batch: dropped rollouts still count in the baseline of their group.
@@ -101,7 +102,7 @@ def loglinear_prox(
     log_ratio = _inputs.log_ratio("loglinear_prox", logp, behavior_logp, mask)
     age = _age("loglinear_prox", versions, mask, current_version)
     share = (age - 1.0) / jnp.maximum(age, 1.0)
-    share = jnp.where((age > 0) & (jnp.asarray(versions) >= 0), share, 0.0)
+    share = jnp.where(age > 0, share, 0.0)
     prox = masking.zero_masked(behavior_logp, mask) + share * log_ratio
     return jax.lax.stop_gradient(masking.zero_masked(prox, mask))
 
@@ -164,15 +165,16 @@ def version_lags(
         head lag = current_version - min over t of versions[t]
         tail lag = current_version - max over t of versions[t]
 
-    The two differ for a response during which the weights changed. A bound on staleness
-    (:func:`staleness_capacity`) holds for the head lag.
+    Both are over the tokens with a version, ``versions[t] >= 0``. The two differ for a response
+    during which the weights changed. A bound on staleness (:func:`staleness_capacity`) holds for
+    the head lag.
 
     Args:
       mask: See the package.
       versions, current_version: See the module.
 
     Returns:
-      Head lag and tail lag, both float32 ``[...]``; 0 if everything is masked.
+      Head lag and tail lag, both float32 ``[...]``; 0 without an unmasked token with a version.
 
     Example:
       >>> import jax.numpy as jnp
@@ -186,14 +188,15 @@ def version_lags(
       Fu et al., AReaL (arXiv:2505.24298), CODE reading.
     """
     age = _age("version_lags", versions, mask, current_version)
-    head = jnp.max(age, axis=-1, where=mask, initial=-jnp.inf)
-    tail = jnp.min(age, axis=-1, where=mask, initial=jnp.inf)
-    valid = jnp.any(mask, axis=-1)
+    known = mask & (jnp.asarray(versions) >= 0)
+    head = jnp.max(age, axis=-1, where=known, initial=-jnp.inf)
+    tail = jnp.min(age, axis=-1, where=known, initial=jnp.inf)
+    valid = jnp.any(known, axis=-1)
     return jnp.where(valid, head, 0.0), jnp.where(valid, tail, 0.0)
 
 
 def _age(function: str, versions: Array, mask: Array, current_version: Array | int) -> Array:
-    """``current_version - versions`` in float32, 0 where masked, checked."""
+    """``current_version - versions`` in float32, 0 where masked or without a version, checked."""
     checks.check_mask(function, mask)
     checks.check_min_rank(function, 1, versions=versions)
     checks.check_integer(function, versions=versions, current_version=current_version)
@@ -207,4 +210,5 @@ def _age(function: str, versions: Array, mask: Array, current_version: Array | i
     if not isinstance(current_version, numbers.Integral):
         trailing = (1,) * (len(target) - len(shape))
         current_version = jnp.reshape(current_version, (*shape, *trailing))
-    return masking.zero_masked(current_version - jnp.asarray(versions), mask)
+    versions = jnp.asarray(versions)
+    return masking.zero_masked(current_version - versions, mask & (versions >= 0))

@@ -56,10 +56,12 @@ def response_scores(logp: Array, ref_logp: Array | None, mask: Array) -> Array:
     return jnp.sum(masking.safe_log_ratio(logp, ref_logp, mask), axis=-1)
 
 
-def pair_order(scores: Array, rewards: Array, *, where: Array | None = None) -> PairOrder:
+def pair_order(
+    scores: Array, rewards: Array, *, where: Array | None = None, sides: Array | None = None
+) -> PairOrder:
     """How often, and by what margin, scores rank the responses of a group as rewards do.
 
-        pairs    = all i, j of a group with r_i > r_j
+        pairs    = all i, j of a group with r_i > r_j;   with sides:  and side_i != side_j
         accuracy = share of them with s_i > s_j; a tie counts one half
         margin   = mean of s_i - s_j;   chosen, rejected = means of s_i and of s_j
 
@@ -67,6 +69,8 @@ def pair_order(scores: Array, rewards: Array, *, where: Array | None = None) -> 
       scores: ``[..., G]``, floating point, such as :func:`response_scores`.
       rewards: ``[..., G]``, floating point; a group lies along the last axis.
       where: bool ``[..., G]``, True for responses that take part; None for all.
+      sides: bool or integers ``[..., G]``, for pairs of responses of different sides only, such as
+        one of the policy and one of the reference; None for all pairs.
 
     Returns:
       :class:`PairOrder`.
@@ -84,13 +88,16 @@ def pair_order(scores: Array, rewards: Array, *, where: Array | None = None) -> 
     function = "pair_order"
     checks.check_float(function, scores=scores, rewards=rewards)
     checks.check_bool(function, where=where)
-    checks.check_same_shape(function, scores=scores, rewards=rewards, where=where)
+    checks.check_same_shape(function, scores=scores, rewards=rewards, where=where, sides=sides)
     checks.check_min_rank(function, 1, scores=scores)
     valid = jnp.ones(jnp.shape(scores), bool) if where is None else where
     scores, rewards = (masking.zero_masked(x, valid) for x in (scores, rewards))
     s, t = scores[..., :, None], scores[..., None, :]
     pairs = (rewards[..., :, None] > rewards[..., None, :]) & valid[..., :, None]
     pairs &= valid[..., None, :]
+    if sides is not None:
+        sides = jnp.asarray(sides)
+        pairs &= sides[..., :, None] != sides[..., None, :]
     right = jnp.where(s == t, 0.5, (s > t).astype(jnp.float32))
 
     def mean(x: Array) -> Array:

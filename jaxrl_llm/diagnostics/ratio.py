@@ -66,28 +66,25 @@ def clip_fraction(
       verl still counts every token, so a long sequence counts more.
     """
     checks.check_non_negative("clip_fraction", eps_low=eps_low, eps_high=eps_high)
-    checks.check_option("clip_fraction", "level", level, ("token", "sequence"))
-    clamp = masking.LOG_RATIO_CLAMP if level == "token" else None
-    masking.check_tokens("clip_fraction", mask, logp=logp, old_logp=old_logp)
-    difference = masking.safe_log_ratio(logp, old_logp, mask, clamp=clamp)
-    if level == "sequence":
-        checks.check_min_rank("clip_fraction", 1, mask=mask)
-        difference = masking.masked_mean(difference, mask, axis=-1, keepdims=True)
+    ratio = _ratio("clip_fraction", logp, old_logp, mask, level)
     advantages = masking.spread("clip_fraction", "advantages", advantages, mask)
-    ratio = jnp.exp(difference)
     clipped = (advantages > 0) & (ratio > 1.0 + eps_high)
     clipped |= (advantages < 0) & (ratio < 1.0 - eps_low)
-    if level == "token":
-        return masking.masked_mean(clipped, mask)
-    return masking.masked_mean(masking.masked_mean(clipped, mask, axis=-1), jnp.any(mask, axis=-1))
+    return _share(clipped, mask, level)
 
 
 def dual_clip_fraction(
-    logp: Array, old_logp: Array, advantages: Array, mask: Array, *, dual_clip: float
+    logp: Array,
+    old_logp: Array,
+    advantages: Array,
+    mask: Array,
+    *,
+    dual_clip: float,
+    level: Literal["token", "sequence"] = "token",
 ) -> Array:
-    """Share of unmasked tokens whose gradient a dual clip removes.
+    """Share of tokens or sequences whose gradient a dual clip removes.
 
-        mean over unmasked tokens of [A < 0 and r > dual_clip]      r = exp(logp - old_logp)
+        clipped = [A < 0 and r > dual_clip]       ratio and mean as in :func:`clip_fraction`
 
     For these tokens the loss of PPO would be above ``-A * dual_clip``. No token counts both here
     and in :func:`clip_fraction`, which counts small ratios for negative advantages.
@@ -95,6 +92,7 @@ def dual_clip_fraction(
     Args:
       logp, old_logp, advantages, mask: See the module.
       dual_clip: Upper bound of the ratio where the advantage is negative, above 1.
+      level: Unit of a ratio: "token" or "sequence".
 
     Returns:
       A share in [0, 1].
@@ -112,9 +110,9 @@ def dual_clip_fraction(
     """
     if isinstance(dual_clip, numbers.Real) and not float(dual_clip) > 1:
         raise ValueError(f"dual_clip_fraction: dual_clip must be above 1; got {dual_clip:g}.")
-    difference = _log_ratio("dual_clip_fraction", logp, old_logp, mask)
+    ratio = _ratio("dual_clip_fraction", logp, old_logp, mask, level)
     advantages = masking.spread("dual_clip_fraction", "advantages", advantages, mask)
-    return masking.masked_mean((advantages < 0) & (jnp.exp(difference) > dual_clip), mask)
+    return _share((advantages < 0) & (ratio > dual_clip), mask, level)
 
 
 def approx_kl(
@@ -181,6 +179,24 @@ def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
         least=jnp.where(some, jnp.min(ratio, where=mask, initial=jnp.inf), 1.0),
         greatest=jnp.where(some, jnp.max(ratio, where=mask, initial=0.0), 1.0),
     )
+
+
+def _ratio(function: str, logp: Array, old_logp: Array, mask: Array, level: str) -> Array:
+    """The ratio of each token ``[..., T]``, or of each sequence ``[..., 1]``."""
+    checks.check_option(function, "level", level, ("token", "sequence"))
+    if level == "token":
+        return jnp.exp(_log_ratio(function, logp, old_logp, mask))
+    masking.check_tokens(function, mask, logp=logp, old_logp=old_logp)
+    checks.check_min_rank(function, 1, mask=mask)
+    difference = masking.safe_log_ratio(logp, old_logp, mask)
+    return jnp.exp(masking.masked_mean(difference, mask, axis=-1, keepdims=True))
+
+
+def _share(clipped: Array, mask: Array, level: str) -> Array:
+    """The mean over tokens, or over sequences of the mean over their tokens."""
+    if level == "token":
+        return masking.masked_mean(clipped, mask)
+    return masking.masked_mean(masking.masked_mean(clipped, mask, axis=-1), jnp.any(mask, axis=-1))
 
 
 def _log_ratio(function: str, logp: Array, old_logp: Array, mask: Array) -> Array:

@@ -177,7 +177,7 @@ def paired(
         weights = each[..., :, None] * each[..., None, :]
         if max_alignment is not None:
             weights = jnp.minimum(weights, max_alignment)
-        losses = losses * weights
+        losses = masking.product(weights, losses)
     value = jnp.sum(shares * losses, axis=(-1, -2))
     # A NaN advantage has no order and must reach the loss.
     unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, there)), axis=-1)
@@ -324,7 +324,8 @@ def single(
     if density is not None:
         checks.check_float(function, density=density)
         checks.check_shape(function, "density", density, jnp.shape(rewards)[:-1])
-        value = value * jnp.where(context["desirable"], 1.0, jnp.asarray(density)[..., None])
+        weights = jnp.where(context["desirable"], 1.0, jnp.asarray(density)[..., None])
+        value = masking.product(weights, value)
     return masking.zero_masked(jnp.broadcast_to(value[..., None], jnp.shape(mask)), mask)
 
 

@@ -243,4 +243,4 @@ def _weighted(function, loss, desirable, desirable_weight, undesirable_weight, w
         undesirable_weight=undesirable_weight,
     )
     weight = jnp.where(desirable, desirable_weight, undesirable_weight)
-    return masking.zero_masked(weight * loss, where)
+    return masking.zero_masked(masking.product(weight, loss), where)

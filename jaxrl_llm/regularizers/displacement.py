@@ -51,7 +51,7 @@ def llds(
 ) -> Array:
     """A penalty for lost likelihood of responses whose advantage is not negative.
 
-        d[t] = stop_gradient(old_logp[t]) - logp[t], 0 up to the tolerance
+        d[t] = stop_gradient(old_logp[t]) - logp[t], 0 up to tolerance
         gate = 1 where A >= 0 and the sum of d over the token's action (or response) is above 0
         loss[t] = coef * gate * max(0, d[t])
 

@@ -12,6 +12,7 @@ from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
+@traits(clip="ratio")
 def ppo_clip(
     logp: Array,
     old_logp: Array | None,
@@ -56,6 +57,7 @@ def ppo_clip(
     return _clip("ppo_clip", x, eps_low, eps_high, dual_clip)
 
 
+@traits(clip="ratio")
 def dapo_clip(
     logp: Array,
     old_logp: Array | None,
@@ -97,7 +99,7 @@ def _clip(function: str, x: _inputs.Inputs, eps_low, eps_high, dual_clip) -> Arr
     return x.finish(_inputs.dual_clipped(function, loss, x.advantages, dual_clip))
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, clip="dual")
 def hapo(
     logp: Array,
     old_logp: Array | None,
@@ -113,11 +115,11 @@ def hapo(
 ) -> Array:
     """Adapts the clip bounds and the advantage of each token to the policy's uncertainty.
 
-        eps_low[t]  = eps_low (1 - alpha h[t])   where h <= 0, else eps_low
-        eps_high[t] = eps_high (1 + alpha h[t])  where h > 0,  else eps_high
-        near[t]     = 1 - eps_low[t] / 2 < r[t] < 1 + eps_high[t] / 2
-        A'[t]       = A[t] (1 + beta h[t])   where h > 0 and not near, or h <= 0 and near; else A[t]
-        loss[t]     = max(-A' r, -A' clip(r, 1 - eps_low[t], 1 + eps_high[t])), dual clip as in PPO
+        low[t]  = eps_low (1 - alpha h[t])   where h <= 0, else eps_low
+        high[t] = eps_high (1 + alpha h[t])  where h > 0,  else eps_high
+        near[t] = 1 - low[t] / 2 < r[t] < 1 + high[t] / 2
+        A'[t]   = A[t] (1 + beta h[t])   where h > 0 and not near, or h <= 0 and near; else A[t]
+        loss[t] = max(-A' r, -A' clip(r, 1 - low[t], 1 + high[t])), dual clip as in PPO
 
     Certain tokens may decrease further, and count less while they stay near the old policy;
     uncertain tokens may increase further, and count more once they have moved. With ``alpha`` and
@@ -214,6 +216,7 @@ def dcpo_bounds(
     return _bounds("dcpo_bounds", masking.zero_masked(old_logp, mask), eps_low, eps_high, r_max)
 
 
+@traits(clip="dual")
 def dcpo_dynamic_clip(
     logp: Array,
     old_logp: Array | None,

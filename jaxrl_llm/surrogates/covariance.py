@@ -166,7 +166,7 @@ def highest(score: Array, candidates: Array, count: Array) -> Array:
     return chosen.reshape(candidates.shape) & candidates
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, clip="ratio")
 def clip_cov(
     logp: Array,
     old_logp: Array | None,

@@ -10,10 +10,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
+@traits(clip="ratio")
 def decoupled_ppo(
     logp: Array,
     old_logp: Array | None,

@@ -55,7 +55,7 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
     return jnp.exp(_capped(_mean(difference, mask)))
 
 
-@traits(level="sequence")
+@traits(level="sequence", clip="ratio")
 def gspo(
     logp: Array,
     old_logp: Array | None,
@@ -99,7 +99,7 @@ def gspo(
     return x.finish(_inputs.dual_clipped("gspo", loss, x.advantages, dual_clip))
 
 
-@traits(level="sequence", token_advantages=True)
+@traits(level="sequence", token_advantages=True, clip="ratio")
 def gspo_token(
     logp: Array,
     old_logp: Array | None,
@@ -204,7 +204,7 @@ def gspo_turns(
     return x.finish(masking.zero_masked(loss, known))
 
 
-@traits(policy_gradient=False, level="sequence")
+@traits(policy_gradient=False, level="sequence", clip="ratio")
 def luspo(
     logp: Array,
     old_logp: Array | None,
@@ -310,7 +310,7 @@ def _capped(log_s: Array) -> Array:
     return jnp.minimum(log_s, _LOG_CAP)
 
 
-@traits(level="sequence")
+@traits(level="sequence", clip="log_ratio")
 def gmpo(
     logp: Array,
     old_logp: Array | None,

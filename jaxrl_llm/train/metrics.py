@@ -27,7 +27,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``length``: mean number of tokens per response; ``tokens``: number of tokens that train.
     - ``entropy``: nats per token.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: relative to
-      ``old_logp``, if the batch has it; the fractions only for surrogates with that clip.
+      ``old_logp``, if the batch has it; the fractions only for surrogates with such a clip.
     - ``ref_kl``: an estimate of KL(policy || reference), if the batch has ``ref_logp``.
     - ``pair_accuracy``, ``pair_margin``, ``pair_chosen``, ``pair_rejected``, ``pairs``: for a
       surrogate that orders responses, :func:`~jaxrl_llm.diagnostics.pair_order` of its implicit
@@ -64,7 +64,9 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     if traits_of(recipe.surrogate).orders_responses:
         ref_logp = batch.ref_logp if recipe.uses_reference else None
         scored = scored_items(recipe, logp, ref_logp, batch)
-        order = diagnostics.pair_order(scored.scores, scored.rewards, where=scored.where)
+        order = diagnostics.pair_order(
+            scored.scores, scored.rewards, where=scored.where, sides=scored.sides
+        )
         metrics |= {f"pair_{name}": value for name, value in order._asdict().items()}
         metrics["pairs"] = metrics.pop("pair_pairs")
     if batch.behavior_logp is not None:
@@ -84,11 +86,13 @@ class ScoredItems(NamedTuple):
       scores: float32 ``[P, N]``, from the model being trained.
       rewards: ``[P, N]``, from the data; or advantages, if the method ranks by advantages.
       where: bool ``[P, N]``, True for valid items.
+      sides: int32 ``[P, N]``; items with equal numbers are not compared.
     """
 
     scores: Array
     rewards: Array
     where: Array
+    sides: Array
 
 
 def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Batch) -> ScoredItems:
@@ -105,17 +109,21 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
     if recipe.head != "step":
         prepared = batch.advantages is not None and batch.advantages.shape == present.shape
         order = batch.advantages if prepared else batch.rewards
-        if dict(getattr(recipe.surrogate, "options", ())).get("gold"):
+        _, options, names = _unbound(recipe.surrogate)
+        sides = _apart(present.shape)
+        if options.get("gold"):
             best = jnp.argmax(jnp.where(present, order, -jnp.inf), axis=-1)
             present &= jnp.arange(present.shape[-1]) != best[..., None]
-        if traits_of(recipe.surrogate).compares_extremes:
+        if "from_reference" in names:
+            sides = batch.extras[names["from_reference"]].astype(jnp.int32)
+        elif traits_of(recipe.surrogate).compares_extremes:
             best, worst = best_and_worst(order, present)
             present = (best > 0) | (worst > 0)
         if recipe.head is None:
             scores = diagnostics.response_scores(logp, ref_logp, batch.mask)
         else:
             scores = preferences.last_token_value(logp, batch.mask)
-        return ScoredItems(scores, order, present)
+        return ScoredItems(scores, order, present, sides)
     labels, there = batch.extras["turn_rewards"], batch.extras["turn_where"]
     ids, steps = batch.extras["turn_ids"], labels.shape[-1]
     scores = preferences.step_values(logp, ids, batch.mask, steps=steps)
@@ -123,7 +131,13 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
     read = preferences.step_values(jnp.ones_like(logp), ids, batch.mask, steps=steps) > 0
     flat = (labels.shape[0], -1)
     there = there & read & present[..., None]
-    return ScoredItems(scores.reshape(flat), labels.reshape(flat), there.reshape(flat))
+    scores, labels, there = (x.reshape(flat) for x in (scores, labels, there))
+    return ScoredItems(scores, labels, there, _apart(scores.shape))
+
+
+def _apart(shape: tuple[int, ...]) -> Array:
+    """Sides of which no two items of a prompt have the same."""
+    return jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape)
 
 
 def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Array]:
@@ -223,16 +237,42 @@ def host_metrics(
 
 
 def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
-    """Shares of tokens that a surrogate clips, by its options; empty if it has no clip.
+    """Shares of tokens or sequences that a surrogate clips; empty if it has no clip.
 
     ``clip_fraction`` requires the options ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` the
-    option ``dual_clip``.
+    option ``dual_clip``; what they bound is the trait ``clip`` of the surrogate.
 
     Args:
       surrogate: A surrogate, bound or not.
       logp: ``[P, G, T]``, under the policy before the update.
       batch: The prepared batch, with ``old_logp``.
     """
+    clip, level = traits_of(surrogate).clip, traits_of(surrogate).level
+    if clip is None:
+        return {}
+    function, options, names = _unbound(surrogate)
+    defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    # An option that the batch has under a name is not known here.
+    options = {k: v for k, v in (defaults | options).items() if k not in names}
+    name = names.get("old_logp", "old_logp")
+    old_logp = getattr(batch, name) if hasattr(batch, name) else batch.extras[name]
+    advantages, mask, metrics = batch.advantages, batch.mask, {}
+    low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
+    if clip != "dual" and low is not None and high is not None:
+        if clip == "log_ratio":
+            low, high, level = -jnp.expm1(-low), jnp.expm1(high), "token"
+        metrics["clip_fraction"] = diagnostics.clip_fraction(
+            logp, old_logp, advantages, mask, eps_low=low, eps_high=high, level=level
+        )
+    if dual is not None:
+        metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(
+            logp, old_logp, advantages, mask, dual_clip=dual, level=level
+        )
+    return metrics
+
+
+def _unbound(surrogate: Any) -> tuple[Any, dict[str, Any], dict[str, str]]:
+    """The function of a surrogate, its bound options, and parameters with the entries they read."""
     options: dict[str, Any] = {}
     names: dict[str, str] = {}
     function = surrogate
@@ -242,25 +282,4 @@ def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
         outer = {k: v for k, v in names.items() if k not in renamed.values()}
         names = outer | {old: names.get(new, new) for old, new in renamed.items()}
         function = inner
-    defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
-    # An option that the batch has under a name is not known here.
-    options = {k: v for k, v in (defaults | options).items() if k not in names}
-    name = names.get("old_logp", "old_logp")
-    old_logp = getattr(batch, name) if hasattr(batch, name) else batch.extras[name]
-    advantages, mask, metrics = batch.advantages, batch.mask, {}
-    low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
-    if low is not None and high is not None:
-        metrics["clip_fraction"] = diagnostics.clip_fraction(
-            logp,
-            old_logp,
-            advantages,
-            mask,
-            eps_low=low,
-            eps_high=high,
-            level=traits_of(surrogate).level,
-        )
-    if dual is not None:
-        metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(
-            logp, old_logp, advantages, mask, dual_clip=dual
-        )
-    return metrics
+    return function, options, names

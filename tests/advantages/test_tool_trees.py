@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import fork_advantages, grpo, portool, step_rewards, turn_nodes
+from jaxrl_llm.advantages import (
+    fork_advantages,
+    grpo,
+    portool,
+    sibling_advantages,
+    step_rewards,
+    turn_nodes,
+)
 
 values_of = jax.jit(step_rewards, static_argnames=("gamma",))
 forks_of = jax.jit(fork_advantages, static_argnames=("scale",))
@@ -21,6 +28,28 @@ def test_worked_numbers():
     # An earlier success is worth more.
     short = values_of(outcome, STEPS, turn_where=THERE.at[0, 1].set(False))
     assert short[0, 0] == 0.5 and short[0, 1] == 0.0
+
+
+def test_a_table_of_nodes_has_the_same_advantages():
+    parents = jnp.array([-1, -1, 0, 0, 1])
+    values = jnp.array([0.475, 0.0, 1.0, 0.0, 0.0])  # of the turns 0 to 4
+    for options in ({}, {"scale": "std"}):
+        forks = forks_of(values[STEPS], STEPS, turn_where=THERE, **options)
+        more = {"ddof": 1, "eps": 1e-6} if options else {}
+        table = sibling_advantages(values, parents, **options, **more)
+        np.testing.assert_allclose(forks, table[STEPS], rtol=1e-6)
+        assert jnp.abs(forks).max() >= 0.5
+
+
+def test_values_that_differ_by_rounding_are_equal():
+    """A mean over other rollouts of one outcome may differ in its last digit."""
+    steps, there = jnp.array([[0], [1]]), jnp.ones((2, 1), bool)
+    near = jnp.array([[30.1], [np.nextafter(np.float32(30.1), np.float32(np.inf))]])
+    for scale in (None, "std"):
+        forks = forks_of(near, steps, turn_where=there, scale=scale)
+        np.testing.assert_array_equal(forks, np.zeros((2, 1)))
+    forks = forks_of(jnp.array([[30.1], [30.2]]), steps, turn_where=there, scale="std")
+    np.testing.assert_allclose(jnp.abs(forks[:, 0]), 0.5**0.5 * np.ones(2), rtol=1e-4)
 
 
 def tree(seed, G=7, K=4):

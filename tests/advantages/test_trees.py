@@ -292,6 +292,47 @@ def test_equal_rewards_have_finite_gradients():
     np.testing.assert_array_equal(steps(jnp.ones(7)), np.zeros(7))
 
 
+@pytest.mark.parametrize("reward", [8.1, -0.1, 3e4])
+def test_equal_rewards_have_advantage_zero_whatever_their_size(reward):
+    """The mean of several float32 rewards of 8.1 is not 8.1, nor the same for every number."""
+    mask = jnp.ones((8, 1), bool)
+    alone = branch_of(jnp.full(8, reward), jnp.arange(8)[:, None], mask)
+    np.testing.assert_array_equal(alone, np.zeros((8, 1)))
+    for seed in range(4):
+        ids, mask, _, rng = forked_rows(seed, G=12)
+        logp = rng.normal(size=mask.shape).astype(np.float32)
+        for ours in (
+            branch_of(jnp.full(12, reward), ids, mask),
+            branch_of(jnp.full(12, reward), ids, mask, old_logp=logp),
+            spo_of(jnp.full(12, reward), ids, mask, scale="std"),
+        ):
+            np.testing.assert_array_equal(ours, np.zeros(mask.shape))
+    # By one rounding, as of means that are computed on different paths.
+    near = jnp.array([reward, np.nextafter(np.float32(reward), np.float32(np.inf))])
+    for ours in (
+        siblings_of(near, jnp.array([-1, -1]), scale="std"),
+        advantages_of(near, jnp.zeros(2, int), jnp.zeros(2, int), trees=1, max_depth=0),
+    ):
+        np.testing.assert_array_equal(ours, np.zeros(2))
+    # Rewards that do differ count however large they are.
+    apart = jnp.array([reward, 1.001 * reward])
+    scaled = siblings_of(apart, jnp.array([-1, -1]), scale="std")
+    np.testing.assert_allclose(np.abs(scaled), np.ones(2), rtol=1e-3)
+
+
+def test_a_lone_winner_of_a_large_group_has_the_bound():
+    rewards, mask = jnp.zeros(32).at[0].set(1.0), jnp.ones((32, 1), bool)
+    ours = branch_of(rewards, jnp.arange(32)[:, None], mask)[:, 0]
+    assert grpo(rewards, eps=1e-8)[0] > 5
+    np.testing.assert_allclose(ours, jnp.clip(grpo(rewards, eps=1e-8), -5.0, 5.0), rtol=1e-5)
+
+
+def test_siblings_of_one_parent_are_a_group_of_grpo():
+    rewards = jnp.array([1.0, 0.0, 0.25, 0.5])
+    ours = siblings_of(rewards, jnp.full(4, -1), scale="std", ddof=1, eps=1e-6)
+    np.testing.assert_allclose(ours, grpo(rewards), rtol=1e-6)
+
+
 def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
     """ARPO's worked number; and a sum over all copies, in which shared logits are one parameter."""
     ids = jnp.array([[0, 1], [0, 2], [0, 3]])

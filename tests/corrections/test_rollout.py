@@ -31,10 +31,23 @@ RULES = (
 )
 
 
-def test_off_is_the_identity():
-    weights, keep = rollout_correction(OLD, BEHAVIOR, MASK)
+def test_without_weights_every_token_counts_once():
+    weights, keep = rollout_correction(OLD, BEHAVIOR, MASK, reject=(lambda old, new, mask: mask,))
     np.testing.assert_array_equal(weights, MASK.astype(np.float32))
     np.testing.assert_array_equal(keep, MASK)
+
+
+@pytest.mark.parametrize("function", [rollout_correction, sequence_rollout_correction])
+def test_without_weights_and_rules_it_has_no_effect(function):
+    words = f"{function.__name__}.* has no effect without weights or a rule in reject"
+    with pytest.raises(ValueError, match=words):
+        function(OLD, BEHAVIOR, MASK)
+    # Stale data would even lose the ratio to the weights that sampled them; see score_batch.
+    recipe = jr.recipes.grpo() if function is rollout_correction else jr.recipes.gspo()
+    for bare in (function, bind(function), bind(function, weights=None, reject=())):
+        with pytest.raises(ValueError, match=f"Recipe '.*': correction {words}"):
+            recipe.replace(correction=bare)
+    recipe.replace(correction=bind(function, reject=(veto_mask,)))
 
 
 def test_on_policy_every_weight_is_one_and_nothing_goes():
@@ -111,7 +124,7 @@ def test_sequence_form_is_marked_and_takes_sequence_parts_only():
 def test_a_sequence_surrogate_refuses_the_token_form():
     gspo = jr.recipes.gspo()
     with pytest.raises(ValueError, match="weighs its tokens one by one"):
-        gspo.replace(correction=rollout_correction)
+        gspo.replace(correction=bind(rollout_correction, weights=TIS))
     weights = bind(importance_weights, level="sequence")
     gspo.replace(correction=bind(sequence_rollout_correction, weights=weights))
 

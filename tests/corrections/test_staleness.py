@@ -33,6 +33,19 @@ def test_the_current_version_may_come_with_the_prompts():
     assert not later[1].any()
 
 
+def test_tokens_of_unknown_version_have_no_age():
+    """As of a demonstration: a bound on the age drops none of them, at whatever step."""
+    versions = jnp.array([[-1, -1], [2, 6], [-1, 6], [-1, 2]])
+    mask = jnp.ones((4, 2), bool)
+    options = {"current_version": 6, "max_staleness": 1}
+    whole = staleness_mask(versions, mask, **options)
+    assert whole.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0]]
+    tokens = staleness_mask(versions, mask, level="token", **options)
+    assert tokens.tolist() == [[1, 1], [0, 1], [1, 1], [1, 0]]
+    head, tail = version_lags(versions, mask, current_version=7)
+    assert head.tolist() == [0, 5, 1, 5] and tail.tolist() == [0, 1, 1, 5]
+
+
 def test_loglinear_worked_numbers():
     logp, behavior = jnp.full(5, -1.0), jnp.full(5, -2.0)
     versions = jnp.array([3, 4, 5, 9, -1])

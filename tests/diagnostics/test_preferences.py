@@ -30,6 +30,19 @@ def test_pairs_are_counted_one_by_one():
         assert order.pairs == len(right)
 
 
+def test_responses_of_one_side_make_no_pair():
+    scores, rewards = jnp.array([0.0, 1.0, 3.0, -1.0]), jnp.array([0.5, 0.0, 1.0, 0.5])
+    order = pair_order(scores, rewards, sides=jnp.array([True, False, False, True]))
+    # 0 over 1, 2 over 0, 3 over 1, 2 over 3.
+    assert order.pairs == 4
+    np.testing.assert_allclose([order.accuracy, order.margin], [0.5, (-1 + 3 - 2 + 4) / 4])
+    apart = pair_order(scores, rewards, sides=jnp.arange(4))
+    np.testing.assert_array_equal(apart, pair_order(scores, rewards))
+    assert pair_order(scores, rewards, sides=jnp.zeros(4, int)).pairs == 0
+    with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
+        pair_order(scores, rewards, sides=jnp.zeros(3, int))
+
+
 def test_no_pair_is_zero():
     order = pair_order(jnp.ones((2, 1)), jnp.ones((2, 1)))
     assert [float(x) for x in order] == [0.0] * 5

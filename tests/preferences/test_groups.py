@@ -100,6 +100,27 @@ def test_a_pair_counts_by_the_alignment_of_both(cap):
     np.testing.assert_allclose(each[:, 0, 0], want, rtol=2e-5)
 
 
+def test_an_infinite_loss_of_weight_zero_is_zero():
+    """Of a response with a token that the policy cannot produce."""
+    logp = jnp.zeros((2, 2)).at[0, 1].set(-jnp.inf)
+    mask, signs, zeros = jnp.ones((2, 2), bool), jnp.array([1.0, -1.0]), jnp.zeros((2, 2))
+
+    def pair(logp):
+        options = {"ref_logp": zeros, "loss": preferences.dpo, "alignment": jnp.array([0.0, 1.0])}
+        return preferences.paired(logp, None, signs, mask, **options)
+
+    def undesirable(logp):
+        options = {"ref_logp": zeros, "density": jnp.float32(0.0), "loss": infinite}
+        return preferences.single(logp, None, signs, mask, rewards=jnp.zeros(2), **options)
+
+    def infinite(logp, where):
+        return -logp
+
+    for loss in (pair, undesirable):
+        assert (loss(logp) == 0).all()
+        assert jnp.isfinite(jax.grad(lambda x, loss=loss: loss(x).sum())(logp)).all()
+
+
 def test_the_center_is_the_mean_of_all_pairs():
     transform = preferences.running_center(beta=0.5)
     state, middles = transform.init(), []

@@ -29,6 +29,17 @@ def test_worked_numbers_of_kto():
     assert np.isfinite(one_class).all() and one_class[0] == loss[0]
 
 
+def test_a_class_of_weight_zero_has_no_infinite_loss():
+    logp = LOGP.at[0].set(-jnp.inf)  # a good response that the policy cannot produce
+    options = {"center": 0.0, "desirable_weight": 0.0}
+
+    def loss(logp):
+        return preferences.bco_unpaired(logp, ZERO, GOOD, **options)
+
+    assert (loss(logp)[::2] == 0).all() and (loss(logp)[1::2] > 0).all()
+    assert jnp.isfinite(jax.grad(lambda x: loss(x).sum())(logp)).all()
+
+
 def test_kto_pushes_a_policy_as_its_enumerated_objective_says():
     """Three responses, two of them good, a policy over them: the gradient by finite differences."""
     logits = np.array([0.3, -0.2, 0.1])

@@ -1,8 +1,13 @@
+import inspect
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from helpers import make_batch
 
 import jaxrl_llm as jr
+from jaxrl_llm.core import traits, traits_of
+from jaxrl_llm.recipes import catalog
 from jaxrl_llm.train.metrics import (
     batch_metrics,
     clip_metrics,
@@ -94,6 +99,86 @@ def test_a_clip_is_found_below_other_names():
     assert not clip_metrics(of_batch, zeros + 1.0, prepared)
 
 
+def test_gmpo_clips_log_ratios_of_tokens():
+    batch = make_batch(prompts=1, group=1)
+    mask = jnp.ones(batch.mask.shape, bool).at[..., 3:].set(False)
+    logp = jnp.zeros(batch.mask.shape).at[..., :3].set(jnp.array([0.6, -0.1, 0.2]))
+    prepared = batch.replace(
+        mask=mask, old_logp=jnp.zeros(mask.shape), advantages=jnp.ones(mask.shape[:2])
+    )
+    surrogate = jr.recipes.gmpo().surrogate
+    assert float(clip_metrics(surrogate, logp, prepared)["clip_fraction"]) == np.float32(1 / 3)
+    lower = prepared.replace(advantages=-prepared.advantages)
+    assert float(clip_metrics(surrogate, logp, lower)["clip_fraction"]) == 0.0
+    far = clip_metrics(surrogate, logp - 0.5, lower)
+    assert float(far["clip_fraction"]) == np.float32(1 / 3)
+
+
+@pytest.mark.parametrize("surrogate", [jr.surrogates.gspo, jr.surrogates.gspo_token])
+def test_a_dual_clip_of_sequences_bounds_their_ratio(surrogate):
+    batch = make_batch(prompts=1, group=2)
+    mask = jnp.zeros(batch.mask.shape, bool).at[..., :2].set(True)
+    # The ratios of the sequences are e and e^2, those of the tokens 1, e^2, e^2 and e^2.
+    logp = jnp.zeros(mask.shape).at[0, :, :2].set(jnp.array([[0.0, 2.0], [2.0, 2.0]]))
+    prepared = batch.replace(mask=mask, old_logp=0 * logp, advantages=-jnp.ones((1, 2)))
+    found = clip_metrics(jr.bind(surrogate, dual_clip=3.0), logp, prepared)
+    assert float(found["dual_clip_fraction"]) == 0.5
+
+
+# Surrogates whose eps_low and eps_high are no bounds of the ratio at 1 - eps_low and 1 + eps_high,
+# and those of them whose dual clip still is one of a token's ratio.
+OTHER_BOUNDS = {
+    "ampo": set(),
+    "dcpo_dynamic_clip": {"dual_clip_fraction"},
+    "eapo": set(),
+    "gbpo": set(),
+    "hapo": {"dual_clip_fraction"},
+    "icpo": set(),
+    "luffy_shaping": set(),
+    "remix": set(),
+    "scope": set(),
+    "srpo": set(),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_BOUNDS)
+def test_bounds_with_another_meaning_are_no_clip_of_the_ratio(name):
+    batch = make_batch()
+    zeros = jnp.zeros(batch.mask.shape)
+    prepared = batch.replace(old_logp=zeros, advantages=jnp.ones(batch.where.shape))
+    surrogate = catalog.preset(name, length=8).surrogate
+    assert set(clip_metrics(surrogate, zeros, prepared)) == OTHER_BOUNDS[name]
+
+
+def test_every_surrogate_with_such_bounds_says_what_they_mean():
+    """Of the presets: the clip of the ratio, that of gmpo, or one of the others above."""
+    others = set()
+    for name in catalog.PRESETS:
+        needs_k = name in ("passk_training", "pkpo")
+        recipe = catalog.PRESETS[name](k=2) if needs_k else catalog.preset(name, length=8)
+        surrogate = inner = recipe.surrogate
+        while (function := getattr(inner, "function", None)) is not None:
+            inner = function
+        bounded = {"eps_low", "eps_high", "dual_clip"} & set(inspect.signature(inner).parameters)
+        if bounded and traits_of(surrogate).clip not in ("ratio", "log_ratio"):
+            others.add(name)
+    assert others == set(OTHER_BOUNDS)
+
+
+def test_a_custom_surrogate_states_its_clip():
+    def mine(logp, old_logp, advantages, mask, *, eps_low=0.2, eps_high=0.2):
+        return jr.surrogates.ppo_clip(
+            logp, old_logp, advantages, mask, eps_low=eps_low, eps_high=eps_high
+        )
+
+    batch = make_batch()
+    zeros = jnp.zeros(batch.mask.shape)
+    prepared = batch.replace(old_logp=zeros, advantages=jnp.ones(batch.where.shape))
+    assert not clip_metrics(mine, zeros + 1.0, prepared)
+    stated = traits(clip="ratio")(mine)
+    assert clip_metrics(stated, zeros + 1.0, prepared) == {"clip_fraction": 1.0}
+
+
 def test_pairs_are_those_that_a_loss_compares():
     batch = make_batch(prompts=2, group=3)
     scores = jnp.array([[-1.0, -2.0, -9.0], [-2.0, -1.0, -9.0]])  # a mean for each token
@@ -118,6 +203,29 @@ def test_pairs_are_those_that_a_loss_compares():
     lengths = batch.mask[:, 1].sum(-1)
     assert (float(seppo["pairs"]), float(seppo["pair_accuracy"])) == (4.0, 1.0)
     np.testing.assert_allclose(seppo["pair_margin"], lengths.mean(), rtol=1e-5)
+
+
+def test_pairs_of_two_sides_are_those_that_a_loss_compares():
+    """Each rollout of the policy is compared with the response of the reference, and no other."""
+    batch = make_batch(prompts=2, group=3)
+    scores = jnp.array([[0.0, -1.0, 2.0], [0.0, 1.0, -3.0]])
+    lengths = batch.mask.sum(-1, keepdims=True)
+    logp = jnp.where(batch.mask, scores[..., None] / lengths - 1.0, 0.0)
+    batch = batch.replace(
+        rewards=jnp.tile(jnp.array([0.5, 0.0, 1.0]), (2, 1)),
+        ref_logp=jnp.where(batch.mask, -1.0, 0.0),
+        extras={"steered": jnp.tile(jnp.array([True, False, False]), (2, 1))},
+    )
+    recipe = jr.recipes.xpo()
+    outer = jr.bind(recipe.surrogate, excess=0.5)  # the name is that of a function within
+    for surrogate in (recipe.surrogate, outer):
+        method = recipe.replace(surrogate=surrogate)
+        prepared, _ = method.prepare(batch, method.init())
+        found = batch_metrics(method, logp, jnp.zeros(batch.mask.shape), prepared)
+        assert float(found["pairs"]) == 4.0
+        # Right, right; and wrong, wrong.
+        np.testing.assert_allclose(found["pair_accuracy"], 0.5)
+        np.testing.assert_allclose(found["pair_margin"], (1 + 2 - 1 - 3) / 4, atol=1e-5)
 
 
 def test_a_dual_clip_is_reported():
