@@ -1,6 +1,7 @@
 """What the package promises as a whole: what it loads, what it declares, how files are kept."""
 
 import ast
+import dataclasses
 import importlib
 import importlib.metadata
 import json
@@ -160,6 +161,25 @@ def test_source_file(path):
 def test_modules_have_docstrings():
     bare = [p.name for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text()))]
     assert not bare
+
+
+def test_options_of_configs_that_texts_name_exist():
+    """Such as ``SamplingConfig(top_p=)``; a config of another library stands after its module."""
+    configs = {
+        name: {field.name for field in dataclasses.fields(value)}
+        for package in (jaxrl_llm.train, jaxrl_llm.models)
+        for name in package.__all__
+        if name.endswith("Config") and dataclasses.is_dataclass(value := getattr(package, name))
+    }
+    call = re.compile(r"(?<!vf\.)\b(\w+Config)\(((?:[^()]|\([^()]*\))*)\)")
+    read = 0
+    for path in [*SOURCES, *sorted((ROOT / "docs").rglob("*.md"))]:
+        for name, words in call.findall(path.read_text(encoding="utf-8")):
+            named = set(re.findall(r"\b(\w+)=", re.sub(r"\([^()]*\)", "", words)))
+            if name in configs:
+                assert named <= configs[name], f"{path.relative_to(ROOT)}: {name}({words})"
+                read += len(named)
+    assert read > 50
 
 
 def test_dir_lists_the_public_names_once_and_nothing_else():

@@ -115,12 +115,14 @@ def slots(name: str, beside: str = "grpo") -> list[Slot]:
       ValueError: If a name is unknown.
     """
     recipe, other = (catalog.preset(each, length=LENGTH) for each in (name, beside))
+    # What the recipe computes takes the place of a default, and is no number before a run.
+    computed = {each.name: each.source for each in getattr(recipe, "computed", ())}
     found = []
     for field in dataclasses.fields(recipe):
         value, theirs = getattr(recipe, field.name), getattr(other, field.name, None)
         if field.name in ("name", "paper") or (value == field.default and value == theirs):
             continue
-        functions = tuple(_described(*each) for each in _functions(value))
+        functions = tuple(_described(f, {**computed, **bound}) for f, bound in _functions(value))
         found.append(Slot(field.name, format_value(value), format_value(theirs), functions))
     return found
 
@@ -135,7 +137,7 @@ def _about(name: str) -> Iterator[str]:
 
 
 def _functions(value: Any) -> Iterator[tuple[Callable, Mapping[str, Any]]]:
-    """The functions that a slot calls, each with the options that are bound to it."""
+    """The functions that a slot calls, each with its bound options and the entries it is given."""
     if isinstance(value, Transform):
         for function in functions_of(value):
             yield from _functions(function)
@@ -145,7 +147,7 @@ def _functions(value: Any) -> Iterator[tuple[Callable, Mapping[str, Any]]]:
     elif inspect.isfunction(value):
         yield value, {}
     elif callable(getattr(value, "function", None)):
-        bound = dict(getattr(value, "options", ()))
+        bound = dict(getattr(value, "options", ())) | dict(getattr(value, "names", ()))
         for function, others in _functions(value.function):
             yield function, {**others, **bound}
     elif dataclasses.is_dataclass(value):
@@ -204,7 +206,8 @@ def _fill(formula: str, numbers: Mapping[str, float]) -> str:
     names = "|".join(map(re.escape, sorted(numbers, key=len, reverse=True)))
     if not names:
         return formula
-    return re.sub(rf"(?<![\w.\"'])({names})(?![\w(=\"'])", lambda m: f"{numbers[m[1]]:g}", formula)
+    option = rf"(?<![\w.\"'])({names})(?![\w(\[=\"'])"
+    return re.sub(option, lambda m: f"{numbers[m[1]]:g}", formula)
 
 
 def _is_number(value: Any) -> bool:

@@ -50,6 +50,33 @@ def test_every_preset_is_explained(names):
         assert text.startswith(f"{name}: "), name
         assert len(text.splitlines()) > 4 and " at 0x" not in text, name
         assert max(map(len, text.splitlines())) <= 120, name
+        # No number has an index; "1[...]" is 1 where it holds.
+        assert not re.search(r"(?<![\w.])(?!1\[)[\d.]+\[", text), name
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "hidden"),
+    [
+        ("pav", "(1 - V)^4,   the prover is the best of 4 rollouts", "4+1"),
+        ("arpo", "sum of the first `20` entropies of the turn", "reply 1"),
+        ("portool", "is branched with probability clip(0.5 + 0 (H - H_first), 0, 1)", "reply 1"),
+        ("dots", "once in `2` steps:  `256` random prompts", "2 few"),
+        ("hapo", "clip(r, 1 - low[t], 1 + high[t])", "0.2[t]"),
+        ("llds", "0 up to 0.0001", "the 0.0001"),
+        ("sol_rl_flow", "the same noise in full", "all 6"),
+        ("spo_tree", "at each split a response pauses", "the 3 a"),
+        ("fading_replay", "a part of a batch:  round(0.5 P)", "``0.5``"),
+        ("prefix_rl", "N plain prompts and N * 3 that begin", "N 3 more"),
+        # What a recipe computes is not the default of the function that reads it.
+        ("d3s", "linear in progress between", "linear in 0"),
+        ("drpo_len", "loss[t] = -coef * d[t]", "-1 * d[t]"),
+        ("epo", "-0.001 (H[t] - weight P[t])", "- 1 P[t]"),
+        ("remix", "(1 - share) * KL[t](policy || last)", "1 - 1)"),
+    ],
+)
+def test_numbers_stand_only_in_the_place_of_options(name, shown, hidden):
+    text = explain.explain(name)
+    assert shown in text and hidden not in text
 
 
 @pytest.mark.parametrize("name", sorted(EVOLUTION_PRESETS))

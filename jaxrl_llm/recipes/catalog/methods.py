@@ -22,7 +22,8 @@ METHODS = (
     Method("ppo_dual_clip", "PPO with a bound on the loss (option dual_clip)", "1912.09729",
         "surrogate", ("surrogates.ppo_clip",)),
     Method("dapo_clip", "DAPO, clip-higher", "2503.14476", "surrogate", ("surrogates.dapo_clip",),
-        preset="dapo"),
+        preset="dapo", missing="the penalty of long responses, unless max_length and "
+        "overlong_buffer are given"),
     Method("gspo", "Group sequence policy optimization", "2507.18071", "surrogate",
         ("surrogates.gspo", "surrogates.sequence_ratio"), preset="gspo"),
     Method("gspo_token", "GSPO with token advantages", "2507.18071", "surrogate",
@@ -443,7 +444,7 @@ METHODS = (
         "curation.resample_groups", "curation.resample_rollouts"), preset="pf_ppo"),
     Method("sol_rl", "Sol-RL, the best and worst of many low-precision candidates", "2604.06916",
         "curation", ("curation.contrasts", "curation.downsampled", "curation.select_extremes"),
-        preset="sol_rl"),
+        preset="sol_rl", missing="a sampler of lower precision than the trainer"),
     Method("grpo_roc", "GRPO-RoC, clean correct traces and diverse incorrect ones", "2508.20722",
         "curation", ("curation.downsampled", "curation.resample_on_correct",
         "curation.trace_penalty"), preset="grpo_roc"),
@@ -709,7 +710,7 @@ METHODS = (
         "2511.16652", "evolution", ("recipes.EvolutionRecipe", "rollout.make_population_sampler",
         "train.make_evolution_step"), preset="eggroll",
         verified_against="members one by one, one device, resumed runs"),
-    # Diffusion. What no run has yet is a flow model to train.
+    # Diffusion.
     Method("dllm_elbo", "The evidence lower bound of a masked-diffusion language model",
         "2502.09992", "diffusion", ("diffusion.count_levels", "diffusion.elbo",
         "diffusion.elbo_likelihood", "diffusion.elbo_terms", "diffusion.mask_counts",

@@ -50,19 +50,19 @@ class PeerName(NamedTuple):
 # fmt: off
 PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.loss_type", "grpo",
-        "jr.recipes.grpo(eps=1e-4, kl_coef=0.0)", ("grpo",),
+        "jr.recipes.grpo(scale_eps=1e-4, kl_coef=0.0)", ("grpo",),
         "TRL divides by all rows of a batch, ours by the rows that contain a token. TRL's beta is "
         "0 by default; the preset's kl_coef is 0.001."),
     PeerName("TRL", "GRPOConfig.loss_type", "bnpo",
-        "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
+        "jr.recipes.grpo(scale_eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
         ("grpo", "aggregate"),
         "TRL's mean is over the tokens of a microbatch, ours over those of the minibatch."),
     PeerName("TRL", "GRPOConfig.loss_type", "dapo",
-        "jr.recipes.grpo(eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
+        "jr.recipes.grpo(scale_eps=1e-4, kl_coef=0.0).replace(weights=jr.aggregate.token_mean)",
         ("grpo", "aggregate", "dapo_clip"),
         "In TRL, the name stands only for the clipped loss and the mean over all tokens: "
         "epsilon_high is 0.2 unless set, and no group is replaced. jr.recipes.dapo() is the "
-        "paper's method."),
+        "paper's method, without its penalty of long responses."),
     PeerName("TRL", "GRPOConfig.loss_type", "dr_grpo",
         "jr.recipes.dr_grpo(length=512)", ("dr_grpo",),
         "TRL still divides rewards by the deviation of their group unless scale_rewards='none'. "
@@ -137,8 +137,10 @@ PEER_NAMES = (
         "loss; ours has the weights of the loss."),
     PeerName("TRL", "GRPOConfig.use_adaptive_entropy", "",
         "jr.regularizers.adaptive_entropy", ("entropy_bonus",),
-        "TRL switches the bonus by the entropy of the previous step, ours by that of the current "
-        "step."),
+        "A controller of the coefficient: computed=(jr.recipes.Computed('entropy_coef', "
+        "jr.regularizers.adaptive_entropy(), 'controller'),), for the regularizer "
+        "jr.given(jr.regularizers.entropy_bonus, coef='entropy_coef'). TRL switches the bonus by "
+        "the entropy of the previous step, ours by that of the current step."),
     PeerName("TRL", "GRPOConfig.entropy_target", "",
         "jr.regularizers.adaptive_entropy(target=0.2)", ("entropy_bonus",),
         "In nats per token."),
@@ -149,7 +151,8 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.entropy_coef_max", "",
         "jr.regularizers.adaptive_entropy(high=1.0)", ("entropy_bonus",)),
     PeerName("TRL", "GRPOConfig.top_entropy_quantile", "",
-        "jr.curation.top_fraction_token_mask", (),
+        "jr.given(jr.bind(jr.curation.top_fraction_token_mask, fraction=0.2), "
+        "scores='old_entropy')", (),
         "TRL masks only the policy loss: the other tokens stay in its denominator and in the KL "
         "term. In the slot selection, ours leaves them out of both. TRL's entropies are of the "
         "policy being trained; old_entropy is of the policy at the start of the step. TRL keeps "
@@ -237,6 +240,21 @@ PEER_NAMES = (
         "optimizer steps."),
     PeerName("TRL", "GRPOConfig.num_iterations", "", "jr.train.TrainConfig.epochs"),
     PeerName("TRL", "GRPOConfig.learning_rate", "", "jr.train.OptimizerConfig.learning_rate"),
+    PeerName("TRL", "GRPOConfig.save_steps", "",
+        "jr.train.CheckpointConfig.every", (),
+        "TRL counts optimizer steps, ours batches of rollouts; ours is 50."),
+    PeerName("TRL", "GRPOConfig.eval_steps", "",
+        "jr.train.EvaluationConfig.every", (),
+        "TRL counts optimizer steps, ours batches of rollouts. A run also evaluates before the "
+        "first and after the last step."),
+    PeerName("TRL", "GRPOConfig.report_to", "",
+        "jr.train.ReportConfig.sinks", (),
+        "A tuple of 'tensorboard', 'trackio', 'wandb' or functions. metrics.jsonl is always "
+        "written."),
+    PeerName("TRL", "GRPOTrainer.peft_config", "",
+        "jr.train.LoRAConfig.rank", (),
+        "TRL's is an object of peft: r is rank, lora_alpha is alpha and target_modules is targets, "
+        "which are regular expressions of paths here."),
     PeerName("TRL", "RLOOTrainer", "",
         "jr.recipes.rloo(kl_coef=0.05)", ("rloo",),
         "TRL clips the ratio of full sequences (epsilon 0.2); the preset is REINFORCE with the "
@@ -293,7 +311,8 @@ PEER_NAMES = (
     PeerName("TRL", "DPOConfig.precompute_ref_log_probs", "",
         "jr.train.TrainConfig.reference_logp", (),
         "The path of a file that later runs read."),
-    PeerName("TRL", "KTOConfig.loss_type", "kto", "jr.recipes.kto()", ("kto",)),
+    PeerName("TRL", "KTOConfig.loss_type", "kto",
+        "jr.recipes.kto().replace(collector=jr.curation.offline_labels())", ("kto",)),
     PeerName("TRL", "KTOConfig.loss_type", "apo_zero_unpaired",
         "jr.recipes.unpaired(jr.preferences.apo_zero_unpaired)", ("apo",)),
     PeerName("TRL", "CPOConfig.loss_type", "sigmoid",
@@ -344,10 +363,15 @@ PEER_NAMES = (
         "rest='renormalize'. Its top tokens are of the policy being trained, ours of the policy "
         "at the start of the step."),
     PeerName("verl", "algorithm.adv_estimator", "gae",
-        "jr.chain(jr.stateless(jr.advantages.terminal_rewards), "
-        "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)), jr.stateless(jr.advantages.whiten))",
-        ("gae", "gae_token", "adaptive_kl"),
-        "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl()."),
+        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
+        "jr.advantages.terminal_rewards), jr.stateless(jr.advantages.gae, lam=1.0), "
+        "jr.stateless(jr.advantages.whiten)), surrogate=jr.bind(jr.surrogates.ppo_clip, "
+        "dual_clip=3.0), critic=jr.recipes.Critic(returns=jr.pipe(jr.advantages.terminal_rewards, "
+        "jr.bind(jr.advantages.gae_returns, lam=1.0)), loss=jr.bind(jr.surrogates.value_loss, "
+        "eps=0.5)), group_relative=False)", ("gae", "gae_token", "adaptive_kl"),
+        "verl's defaults. jr.train.TrainConfig.critic is the optimizer of the critic. With "
+        "use_kl_in_reward, jr.advantages.kl_shaped_rewards replaces terminal_rewards, in the "
+        "advantage and in the returns."),
     PeerName("verl", "algorithm.adv_estimator", "grpo",
         "jr.recipes.grpo()", ("grpo",),
         "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'. The preset "
@@ -399,13 +423,21 @@ PEER_NAMES = (
         "Only with use_kl_in_reward. 'kl' is k1, 'mse' k2 and 'low_var_kl' k3, which verl bounds "
         "by 10 here too. verl clamps the difference only in k3, ours is clamped to +-20."),
     PeerName("verl", "algorithm.kl_ctrl.type", "adaptive",
-        "jr.regularizers.adaptive_kl", ("adaptive_kl",)),
+        "jr.regularizers.adaptive_kl", ("adaptive_kl",),
+        "A controller of the coefficient: computed=(jr.recipes.Computed('kl_coef', "
+        "jr.regularizers.adaptive_kl(), 'controller'),), for the advantage "
+        "jr.given(jr.advantages.kl_shaped_rewards, kl_coef='kl_coef') and what follows it in a "
+        "chain. verl reads it only with use_kl_in_reward."),
     PeerName("verl", "algorithm.filter_groups.enable", "True",
         "jr.curation.refill(jr.curation.informative_groups)", ("dynamic_sampling", "dapo_clip"),
         "max_rounds is max_num_gen_batches, where 0 is no limit."),
-    PeerName("verl", "algorithm.gamma", "", "jr.bind(jr.advantages.gae, gamma=1.0)", ("gae",)),
+    PeerName("verl", "algorithm.gamma", "",
+        "jr.bind(jr.advantages.gae, gamma=1.0)", ("gae",),
+        "The returns of the critic, jr.advantages.gae_returns, need the same number."),
     PeerName("verl", "algorithm.lam", "",
-        "jr.bind(jr.advantages.gae, lam=1.0)", ("gae",), "Our default is 0.95, verl's 1."),
+        "jr.bind(jr.advantages.gae, lam=1.0)", ("gae",),
+        "Our default is 0.95, verl's 1. The returns of the critic, jr.advantages.gae_returns, need "
+        "the same number."),
     PeerName("verl", "algorithm.rollout_correction.rollout_is", "token",
         "jr.bind(jr.corrections.importance_weights, level='token', cap=2.0)",
         ("rollout_correction",),
@@ -426,14 +458,15 @@ PEER_NAMES = (
         "lower. verl's default trainer still counts rejected tokens in its mean over tokens, as "
         "keep_denominator=True of jr.corrections.rollout_correction does."),
     PeerName("verl", "algorithm.rollout_correction.bypass_mode", "True",
-        "jr.recipes.grpo().replace(surrogate=jr.given(jr.bind(jr.surrogates.ppo_clip, "
-        "dual_clip=3.0), old_logp='behavior_logp'))", ("rollout_correction",),
+        "jr.recipes.grpo(kl_coef=0.0).replace(surrogate=jr.given(jr.bind(jr.surrogates.ppo_clip, "
+        "dual_clip=3.0), old_logp='behavior_logp'), weights=jr.aggregate.token_mean)",
+        ("rollout_correction",),
         "As loss_type='ppo_clip' has it: the old policy is the one that sampled. The dual clip is "
         "clip_ratio_c. verl's default trainer keeps loss_mode and neither weighs nor rejects; the "
         "older one (trainer.use_v1=False) sets loss_mode='bypass_mode', which rejects."),
     PeerName("verl", "algorithm.rollout_correction.loss_type", "reinforce",
-        "jr.recipes.grpo().replace(surrogate=jr.given(jr.bind(jr.surrogates.cispo, w_min=0.0, "
-        "w_max=2.0), old_logp='behavior_logp'))", (),
+        "jr.recipes.grpo(kl_coef=0.0).replace(surrogate=jr.given(jr.bind(jr.surrogates.cispo, "
+        "w_min=0.0, w_max=2.0), old_logp='behavior_logp'), weights=jr.aggregate.token_mean)", (),
         "With bypass_mode=True and rollout_is='token'; w_max is rollout_is_threshold. Without "
         "rollout_is it is jr.surrogates.reinforce. verl's default trainer does not read it, the "
         "older one (trainer.use_v1=False) does."),
@@ -524,11 +557,14 @@ PEER_NAMES = (
         "eps_high=0.2)).replace(minibatches=1)", ("cispo",),
         "verl's bounds are distances from 1."),
     PeerName("verl", "actor_rollout_ref.actor.policy_loss.loss_mode", "dro",
-        "jr.recipes.grpo().replace(surrogate=jr.surrogates.reinforce, "
+        "jr.recipes.grpo().replace(surrogate=jr.bind(jr.surrogates.cispo, w_min=1.0, w_max=1.0), "
         "regularizers=(jr.bind(jr.regularizers.kl_to_reference, estimator='k2', coef=1.0),), "
-        "reference=jr.bind(jr.regularizers.reset_reference, every=1))", (),
+        "reference=jr.bind(jr.regularizers.reset_reference, every=1), "
+        "weights=jr.aggregate.token_mean)", (),
         "coef is dro_beta, which verl requires. The reference is the policy at the start of the "
-        "step: the square of the log ratio to it is k2. verl does not clamp the log ratio."),
+        "step: the square of the log ratio to it is k2. The term acts from a batch's second update "
+        "on: set minibatches. With both bounds 1, cispo is the plain policy gradient. verl does "
+        "not clamp the log ratio."),
     PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "token-mean",
         "jr.aggregate.token_mean", ("aggregate",)),
     PeerName("verl", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-mean",
@@ -631,6 +667,32 @@ PEER_NAMES = (
         "kept tokens. -1 switches it off in verl, None here."),
     PeerName("verl", "data.train_batch_size", "", "jr.train.TrainConfig.prompts_per_step"),
     PeerName("verl", "data.max_response_length", "", "jr.train.SamplingConfig.max_new_tokens"),
+    PeerName("verl", "data.max_prompt_length", "",
+        NONE, (),
+        "The model's context is the limit: a prompt that leaves no room for max_new_tokens ends "
+        "the run before its first step. verl leaves longer prompts out with "
+        "filter_overlong_prompts."),
+    PeerName("verl", "critic.optim.lr", "",
+        "jr.train.TrainConfig.critic", (),
+        "Its jr.train.OptimizerConfig; None has the options of the policy's. 1e-5 unless set."),
+    PeerName("verl", "actor_rollout_ref.model.lora_rank", "",
+        "jr.train.LoRAConfig.rank", (),
+        "0 switches it off in verl, None here. lora_alpha is alpha: 16 unless set, ours 32."),
+    PeerName("verl", "trainer.save_freq", "",
+        "jr.train.CheckpointConfig.every", (),
+        "-1 unless set, which saves nothing; ours is 50, and 0 saves only the last step."),
+    PeerName("verl", "trainer.test_freq", "",
+        "jr.train.EvaluationConfig.every", (),
+        "-1 switches it off in verl, 0 here. A run also evaluates before the first and after the "
+        "last step."),
+    PeerName("verl", "trainer.logger", "",
+        "jr.train.ReportConfig.sinks", (),
+        "A tuple of 'tensorboard', 'trackio', 'wandb' or functions. The console and metrics.jsonl "
+        "are always written."),
+    PeerName("verl", "trainer.total_epochs", "",
+        "jr.train.TrainConfig.steps", (),
+        "verl counts passes over the data, ours batches: prompts / prompts_per_step make a pass."),
+    PeerName("verl", "trainer.total_training_steps", "", "jr.train.TrainConfig.steps"),
     PeerName("verl", "critic.cliprange_value", "",
         "jr.bind(jr.surrogates.value_loss, eps=0.5)", ("value_loss",),
         "verl's default is 0.5, ours 0.2."),
@@ -695,17 +757,26 @@ PEER_NAMES = (
         "tunix replaces no group yet, and counts its overlong buffer in characters; the preset "
         "does replace groups, with a dual clip of 10."),
     PeerName("tunix", "PPOLearner", "",
-        "jr.chain(jr.stateless(jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.04, "
-        "estimator='k3')), jr.stateless(jr.bind(jr.advantages.gae, lam=0.95)), "
-        "jr.stateless(jr.advantages.whiten))", ("gae", "gae_token", "adaptive_kl"),
-        "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl()."),
+        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
+        "jr.advantages.kl_shaped_rewards, kl_coef=0.04, estimator='k3'), "
+        "jr.stateless(jr.advantages.gae, lam=0.95), jr.stateless(jr.advantages.whiten)), "
+        "surrogate=jr.surrogates.ppo_clip, critic=jr.recipes.Critic(returns=jr.pipe("
+        "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.04, estimator='k3'), "
+        "jr.bind(jr.advantages.gae_returns, lam=0.95)), loss=jr.surrogates.value_loss), "
+        "group_relative=False)", ("gae", "gae_token", "adaptive_kl"),
+        "jr.train.TrainConfig.critic is the optimizer of the critic. tunix clamps the estimate of "
+        "the KL by kl_clamp_value alone, ours the difference to +-20."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "gae",
-        "jr.chain(jr.stateless(jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.01)), "
-        "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)), jr.stateless(jr.advantages.whiten))",
+        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
+        "jr.advantages.kl_shaped_rewards, kl_coef=0.01), jr.stateless(jr.advantages.gae, lam=1.0), "
+        "jr.stateless(jr.advantages.whiten)), surrogate=jr.surrogates.ppo_clip, "
+        "critic=jr.recipes.Critic(returns=jr.pipe(jr.bind(jr.advantages.kl_shaped_rewards, "
+        "kl_coef=0.01), jr.bind(jr.advantages.gae_returns, lam=1.0)), "
+        "loss=jr.bind(jr.surrogates.value_loss, eps=0.5)), group_relative=False)",
         ("gae", "gae_token", "adaptive_kl"),
-        "As the advantage of a recipe with a critic, such as jr.recipes.adaptive_kl(). OpenRLHF "
-        "whitens by the variance over n tokens, clips rewards to +-10, and counts masked tokens "
-        "inside a response as steps."),
+        "jr.train.TrainConfig.critic is the optimizer of the critic. OpenRLHF whitens by the "
+        "variance over n tokens, clips rewards to +-10, and counts masked tokens inside a response "
+        "as steps."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "reinforce",
         "jr.recipes.reinforce_pp(kl_coef=0.01)", ("reinforce_pp",),
         "OpenRLHF whitens by the variance over n tokens, ours over n - 1. Its default KL "
@@ -751,7 +822,12 @@ PEER_NAMES = (
     PeerName("OpenRLHF", "--algo.kl.init_coef", "",
         "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.01)", ("reinforce_pp",),
         "With --algo.kl.use_loss it is the coefficient of jr.regularizers.kl_to_reference."),
-    PeerName("OpenRLHF", "--algo.kl.target", "", "jr.regularizers.adaptive_kl", ("adaptive_kl",)),
+    PeerName("OpenRLHF", "--algo.kl.target", "",
+        "jr.regularizers.adaptive_kl", ("adaptive_kl",),
+        "A controller of the coefficient: computed=(jr.recipes.Computed('kl_coef', "
+        "jr.regularizers.adaptive_kl(), 'controller'),), for the advantage "
+        "jr.given(jr.advantages.kl_shaped_rewards, kl_coef='kl_coef') and what follows it in a "
+        "chain."),
     PeerName("OpenRLHF", "--actor.eps_clip_low_high", "",
         "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.28)", ("ppo_clip",)),
     PeerName("OpenRLHF", "--actor.dual_clip", "",
@@ -793,9 +869,15 @@ PEER_NAMES = (
     PeerName("slime", "--advantage-estimator", "reinforce_plus_plus_baseline",
         "jr.recipes.reinforce_pp_baseline()", ("reinforce_pp_baseline",)),
     PeerName("slime", "--advantage-estimator", "ppo",
-        "jr.chain(jr.stateless(jr.advantages.terminal_rewards), "
-        "jr.stateless(jr.bind(jr.advantages.gae, lam=1.0)))", ("gae", "gae_token"),
-        "slime whitens with --normalize-advantages alone."),
+        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
+        "jr.advantages.terminal_rewards), jr.stateless(jr.advantages.gae, lam=1.0)), "
+        "surrogate=jr.surrogates.ppo_clip, weights=jr.aggregate.sequence_mean, "
+        "critic=jr.recipes.Critic(returns=jr.pipe(jr.advantages.terminal_rewards, "
+        "jr.bind(jr.advantages.gae_returns, lam=1.0)), loss=jr.surrogates.value_loss, "
+        "weights=jr.aggregate.sequence_mean), group_relative=False)", ("gae", "gae_token"),
+        "jr.train.TrainConfig.critic is the optimizer of the critic. slime whitens with "
+        "--normalize-advantages alone; it adds jr.stateless(jr.advantages.whiten) to the chain. "
+        "slime's loss of the critic is twice ours."),
     PeerName("slime", "--disable-grpo-std-normalization", "",
         "jr.advantages.dr_grpo", ("dr_grpo",)),
     PeerName("slime", "--eps-clip-c", "",

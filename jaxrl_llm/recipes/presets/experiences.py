@@ -6,7 +6,7 @@ from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
 
-def training_free_grpo(*, capacity: int = 32, length: int = 512, limit: int = 2) -> Recipe:
+def training_free_grpo(*, capacity: int = 32, max_bytes: int = 512, limit: int = 2) -> Recipe:
     """A library of experiences in the prompt, which the policy edits; the parameters do not change.
 
         library <- operations of the policy on it, for each group whose rewards differ
@@ -17,7 +17,7 @@ def training_free_grpo(*, capacity: int = 32, length: int = 512, limit: int = 2)
 
     Args:
       capacity: Maximum number of experiences; the oldest are removed first.
-      length: Maximum bytes of an experience.
+      max_bytes: Maximum bytes of an experience; longer ones are truncated.
       limit: Maximum operations per group.
 
     References:
@@ -27,6 +27,6 @@ def training_free_grpo(*, capacity: int = 32, length: int = 512, limit: int = 2)
     return from_base(
         name="training_free_grpo",
         computed=(Computed("update_scale", curation.no_update, "batch"),),
-        collector=curation.experienced(capacity=capacity, length=length, limit=limit),
+        collector=curation.experienced(capacity=capacity, length=max_bytes, limit=limit),
         paper="arXiv:2510.08191",
     )

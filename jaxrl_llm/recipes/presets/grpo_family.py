@@ -13,21 +13,21 @@ def grpo(
     eps_high: float = 0.2,
     dual_clip: float | None = None,
     ddof: int = 1,
-    eps: float = 1e-6,
+    scale_eps: float = 1e-6,
     kl_coef: float = 1e-3,
     kl_estimator: str | None = None,
 ) -> Recipe:
     """Group relative policy optimization, as in DeepSeekMath.
 
-        A = (r - mean_group r) / (std_group r + eps)
+        A = (r - mean_group r) / (std_group r + scale_eps)
         loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
-    The deviation is the sample deviation, with eps outside the root; a group of equal rewards gets
-    exactly 0.
+    The deviation is the sample deviation, with ``scale_eps`` outside the root; a group of equal
+    rewards gets exactly 0.
 
     Args:
       ddof: 1 divides by the sample deviation, as released trainers do; 0 by the population's.
-      eps: Added to the deviation.
+      scale_eps: Added to the deviation; the clip range is ``eps_low`` and ``eps_high``.
       kl_estimator: See ``regularizers.kl_to_reference``; None means "k3".
 
     Example:
@@ -37,17 +37,18 @@ def grpo(
 
     References:
       Shao et al., DeepSeekMath (arXiv:2402.03300), where the KL weight is 0.04; 1e-3 is verl's, and
-      TRL has no KL term by default. verl and tunix use eps 1e-6, TRL 1e-4. verl 0.9 and TRL 1.16
+      TRL has no KL term by default. verl and tunix add 1e-6, TRL 1e-4. verl 0.9 and TRL 1.16
       average over the tokens of the batch by default. verl gives a group of one its raw reward;
       here it gets 0.
     """
     checks.check_non_negative("grpo", kl_coef=kl_coef)
+    checks.check_positive("grpo", finite=True, scale_eps=scale_eps)
     if kl_coef == 0 and kl_estimator is not None:
         raise ValueError("grpo: kl_estimator has no effect with kl_coef=0.")
     term = bind(regularizers.kl_to_reference, estimator=kl_estimator or "k3", coef=kl_coef)
     return from_base(
         name="grpo",
-        advantage=stateless(advantages.grpo, ddof=ddof, eps=eps),
+        advantage=stateless(advantages.grpo, ddof=ddof, eps=scale_eps),
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
@@ -166,7 +167,7 @@ def dapo(
 def mc_grpo(
     *,
     scale: str = "mad",
-    eps: float | None = None,
+    scale_eps: float | None = None,
     rescale_nonzero: bool = False,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
@@ -174,7 +175,7 @@ def mc_grpo(
 ) -> Recipe:
     """Median-centered group relative policy optimization.
 
-        A = (r - median_group r) / (mad_group r + eps)
+        A = (r - median_group r) / (mad_group r + scale_eps)
         loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
     The rollout at the median of a group is sampled but does not train; among ties one is chosen at
@@ -183,9 +184,9 @@ def mc_grpo(
 
     Args:
       scale: What the advantage is divided by: "mad", "std" or "none". With right and wrong answers
-        mad is mostly 0, so the advantages are ``1 / eps`` and only the clip and the optimizer bound
-        the step.
-      eps: Added to the divisor, in units of reward. None means 1e-3.
+        mad is mostly 0, so the advantages are ``1 / scale_eps`` and only the clip and the optimizer
+        bound the step.
+      scale_eps: Added to the divisor, in units of reward. None means 1e-3.
       rescale_nonzero: Whether to scale up nonzero advantages to make up for the zeros of a group,
         as the authors do for GSM8K.
 
@@ -194,11 +195,15 @@ def mc_grpo(
       over a batch; they do not define the choice among ties.
     """
     checks.check_non_negative("mc_grpo", kl_coef=kl_coef)
+    if scale == "none":
+        checks.check_no_effect("mc_grpo", "with scale='none'", scale_eps=scale_eps)
+    elif scale_eps is not None:
+        checks.check_positive("mc_grpo", finite=True, scale_eps=scale_eps)
     kl = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
     return from_base(
         name="mc_grpo",
         advantage=stateless(
-            advantages.mc_grpo, scale=scale, eps=eps, rescale_nonzero=rescale_nonzero
+            advantages.mc_grpo, scale=scale, eps=scale_eps, rescale_nonzero=rescale_nonzero
         ),
         selection=advantages.mc_grpo_keep,
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),

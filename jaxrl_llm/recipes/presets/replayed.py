@@ -244,7 +244,7 @@ def grpo_roc(
 def sol_rl(
     *, oversample: int = 4, cap: float = 2.0, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
-    """The best and the worst of many rollouts train, corrected for a low-precision sampler.
+    """The best and the worst of many rollouts train, weighted by the distance to their sampler.
 
         w = min(old / behavior, cap);   A over the rollouts that train
 
@@ -254,8 +254,9 @@ def sol_rl(
 
     References:
       Sol-RL (arXiv:2604.06916), CODE reading, for diffusion models: 24 of 96 seeds, which are
-      sampled again in full precision. Here a response is scored in full precision instead; the
-      sampler's precision is ``SamplingConfig(dtype=, quantization=)``.
+      drawn in low precision and sampled again in full precision. Here a response is scored, not
+      sampled again. In a run, sampler and trainer have one precision (``TrainConfig(dtype=,
+      quantization=)``), so the weights correct rounding, and older weights with ``max_staleness``.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     return from_base(

@@ -212,8 +212,9 @@ def luffy_shaping(
     """Learning with off-policy guidance: the ratio, and a shaped likelihood for guided rollouts.
 
         A = r - mean_group r
-        token loss = -A ratio for the policy's rollouts, -A x / (x + gamma), x = exp(logp), for
-        guided loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
+        token loss = -A ratio for the policy's rollouts
+        token loss = -A x / (x + gamma), x = exp(logp), for guided ones
+        loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
     There is no clip. The guide's rollouts are demonstrations of the data, graded like the others.
 
