@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -9,6 +10,8 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.train import TrainConfig
+from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.run_models import load_reference
 from jaxrl_llm.train.setup import load_experiment
@@ -57,9 +60,74 @@ class Evaluate:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = options.parse(Evaluate, arguments, command="evaluate")
-    config, run_dir = options.load_target(args.target, trust=args.trust)
+    target = options.load_target(args.target, trust=args.trust)
     choice = options.CheckpointChoice(args.target, args.step, args.best, args.trust)
-    choice.check(None if run_dir is None else config)
+    choice.check(None if target.run_dir is None else target.config)
+    config = _to_evaluate(args, target)
+    ranks = _ranks_pairs(config, target)
+    options.use_compilation_cache()
+    collector_state: ArrayTree = ()
+    with options.usage_errors():
+        experiment, params = load_experiment(config, trains=False)
+        start = params
+        remembers = hasattr(experiment.collector, "evaluation_text")
+        if remembers:
+            collector_state = experiment.collector.init(len(experiment.train))
+        if target.run_dir is not None:
+            params, checkpoints = choice.restore(target.run_dir, experiment, params)
+            if remembers:
+                step = checkpoints.last
+                collector_state = checkpoints.restore_collector(collector_state, step=step)
+    results = {}
+    if config.samples_held_out:
+        key = jax.random.key(config.seed if args.seed is None else args.seed)
+        success = 1.0 if args.success is None else args.success
+        results, _ = experiment.evaluate(
+            params, key, collector_state=collector_state, k=args.k, success=success
+        )
+    if ranks:
+        reference = load_reference(config, experiment.model, start, experiment.mesh)
+        results["pairs"] = evaluate_pairs(experiment, make_score(experiment, params, reference))
+    if args.json:
+        print(json.dumps({kind: value.record() for kind, value in results.items()}))
+        return 0
+    what = "mean reward" if config.samples_held_out else "share of pairs in the right order"
+    questions = next(iter(results.values())).questions
+    print(f"{questions} held-out questions, {what} with 95% interval")
+    at_k = results["sampled"].at_k if "sampled" in results else ()
+    rows = [*results.items(), *((x.name, x) for x in at_k)]
+    for kind, value in rows:
+        print(f"{kind:<8} {value}")
+    if args.k and not any(kind.startswith("maj@") for kind, _ in rows):
+        print("maj@k: the reward does not name how an answer is extracted (rewards.answer_of)")
+    for kind, value in results.items():
+        if value.failed:
+            print(f"{kind}: {value.failed} completions left out, on which the reward failed")
+    return 0
+
+
+def _ranks_pairs(config: TrainConfig, target: options.Target) -> bool:
+    """Whether held-out pairs are ranked, which needs the reference of the run.
+
+    Raises:
+      UsageError: If there is nothing else to evaluate.
+    """
+    recipe = find_recipe(config.recipe, config.sampling)
+    if not config.compares_held_out or target.run_dir is None or recipe.reference is None:
+        return config.compares_held_out
+    told = (
+        f"the reference of recipe {recipe.name!r} moves, so held-out pairs are ranked only within "
+        "the run: see held_out in its metrics.jsonl."
+    )
+    if not config.samples_held_out:
+        raise UsageError(told)
+    print(f"jaxrl-llm evaluate: {told}", file=sys.stderr)
+    return False
+
+
+def _to_evaluate(args: Evaluate, target: options.Target) -> TrainConfig:
+    """The configuration of a target, with the options of the command."""
+    config, run_dir = target
     if run_dir is not None and not config.evaluation.enabled:
         raise UsageError(
             f"The run {args.target!r} holds no questions out: it was trained without an "
@@ -78,7 +146,8 @@ def run(arguments: Sequence[str]) -> int:
             f"--samples, --k and --seed have no effect: {args.target!r} has no reward, and its "
             "evaluation compares the responses of the data."
         )
-    config = dataclasses.replace(config, evaluation=evaluation)
+    with options.usage_errors():
+        config = dataclasses.replace(config, evaluation=evaluation)
     if run_dir is not None:
         config = options.on_these_devices(options.in_its_precision(run_dir, config))
         if not (config.compares_held_out and config.keeps_start):
@@ -89,46 +158,4 @@ def run(arguments: Sequence[str]) -> int:
             f"--k {max(args.k)} needs as many completions of each question; there are {samples}, "
             "which --samples changes."
         )
-    options.use_compilation_cache()
-    collector_state: ArrayTree = ()
-    with options.usage_errors():
-        experiment, params = load_experiment(config, trains=False)
-        start = params
-        remembers = hasattr(experiment.collector, "evaluation_text")
-        if remembers:
-            collector_state = experiment.collector.init(len(experiment.train))
-        if run_dir is not None:
-            params, checkpoints = choice.restore(run_dir, experiment, params)
-            if remembers:
-                step = checkpoints.last
-                collector_state = checkpoints.restore_collector(collector_state, step=step)
-    key = jax.random.key(config.seed if args.seed is None else args.seed)
-    success = 1.0 if args.success is None else args.success
-    results = {}
-    if config.samples_held_out:
-        results, _ = experiment.evaluate(
-            params, key, collector_state=collector_state, k=args.k, success=success
-        )
-    if config.compares_held_out:
-        if run_dir is not None and experiment.recipe.reference is not None:
-            raise UsageError(
-                f"the reference of recipe {experiment.recipe.name!r} moves, so held-out pairs are "
-                "ranked only within the run: see held_out in its metrics.jsonl."
-            )
-        reference = load_reference(config, experiment.model, start, experiment.mesh)
-        results["pairs"] = evaluate_pairs(experiment, make_score(experiment, params, reference))
-    if args.json:
-        print(json.dumps({kind: value.record() for kind, value in results.items()}))
-        return 0
-    what = "mean reward" if config.samples_held_out else "share of pairs in the right order"
-    print(f"{len(experiment.held_out)} held-out questions, {what} with 95% interval")
-    at_k = results["sampled"].at_k if "sampled" in results else ()
-    rows = [*results.items(), *((x.name, x) for x in at_k)]
-    for kind, value in rows:
-        print(f"{kind:<8} {value}")
-    if args.k and not any(kind.startswith("maj@") for kind, _ in rows):
-        print("maj@k: the reward does not name how an answer is extracted (rewards.answer_of)")
-    for kind, value in results.items():
-        if value.failed:
-            print(f"{kind}: {value.failed} completions left out, on which the reward failed")
-    return 0
+    return config

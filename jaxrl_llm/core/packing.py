@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.sizes import power_of_two
 
 
 class Packing(NamedTuple):
@@ -457,7 +458,7 @@ def first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
 
 def _rounded(rows: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, ...: few shapes to compile."""
-    power = 1 << (rows - 1).bit_length()
+    power = power_of_two(rows)
     return power * 3 // 4 if power > 2 and rows <= power * 3 // 4 else power
 
 

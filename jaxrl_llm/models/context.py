@@ -300,43 +300,9 @@ def context_attention(
       Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to return: the updated cache, or
       ``new``.
     """
+    attend_layer = partial(attend, scale=scale, cap=cap, sinks=sinks)
     if context.prompt_mask is not None:
-        rows = Rows.of(context)
-        (prompt_query, response_query), tree = rows.split(query, 2), context.prompt_tree
-        keys, values = rows.split(new.keys, -1), rows.split(new.values, -2)
-        prompts, responses = KV(keys[0], values[0]), KV(keys[1], values[1])
-        sight = of_responses = None
-        if window is not None:
-            sight, of_responses = (_sight(window, x) for x in rows.split(window.positions, 2))
-        prefix = Prefix(KV(prompts.keys[:, 0], prompts.values[:, 0]), context.prompt_mask)
-        if tree is not None:
-            places = None if sight is None else sight.places[:, 0]
-            prefix = prefix._replace(last=tree.leaves, ends=tree.ends, places=places)
-        before = attend(
-            prompt_query,
-            prompts,
-            jnp.arange(rows.prompt),
-            key_mask=context.prompt_mask[:, None],
-            ends=None if tree is None else tree.ends[:, None],
-            sight=sight,
-            scale=scale,
-            cap=cap,
-            sinks=sinks,
-        )
-        after = attend(
-            response_query,
-            responses,
-            jnp.arange(rows.length),
-            key_mask=context.mask,
-            segments=context.segments,
-            ends=context.ends,
-            prefix=prefix,
-            sight=of_responses,
-            scale=scale,
-            cap=cap,
-            sinks=sinks,
-        )
-        return rows.join(before, after), new
+        return _attend_rows(attend_layer, query, new, context, window), new
     T = query.shape[2]
     cache, before = _of_attention(context.cache), _of_attention(context.prefix)
     last = jnp.arange(T)
@@ -357,7 +323,7 @@ def context_attention(
     prefix = None
     if before is not None and context.prefix_mask is not None:
         prefix = Prefix(before, context.prefix_mask)
-    output = attend(
+    output = attend_layer(
         query,
         kv,
         last,
@@ -366,11 +332,43 @@ def context_attention(
         ends=context.ends,
         prefix=prefix,
         sight=sight,
-        scale=scale,
-        cap=cap,
-        sinks=sinks,
     )
     return output, kv
+
+
+def _attend_rows(
+    attend_layer: Callable, query: Array, new: KV, context: AttentionContext, window: Window | None
+) -> Array:
+    """Attention within rows of a prompt and its responses: of the prompt, then of the responses."""
+    rows = Rows.of(context)
+    (prompt_query, response_query), tree = rows.split(query, 2), context.prompt_tree
+    prompts, responses = map(KV, rows.split(new.keys, -1), rows.split(new.values, -2))
+    sight = of_responses = None
+    if window is not None:
+        sight, of_responses = (_sight(window, x) for x in rows.split(window.positions, 2))
+    prefix = Prefix(KV(prompts.keys[:, 0], prompts.values[:, 0]), context.prompt_mask)
+    if tree is not None:
+        places = None if sight is None else sight.places[:, 0]
+        prefix = prefix._replace(last=tree.leaves, ends=tree.ends, places=places)
+    before = attend_layer(
+        prompt_query,
+        prompts,
+        jnp.arange(rows.prompt),
+        key_mask=prefix.mask[:, None],
+        ends=None if tree is None else tree.ends[:, None],
+        sight=sight,
+    )
+    after = attend_layer(
+        response_query,
+        responses,
+        jnp.arange(rows.length),
+        key_mask=context.mask,
+        segments=context.segments,
+        ends=context.ends,
+        prefix=prefix,
+        sight=of_responses,
+    )
+    return rows.join(before, after)
 
 
 def _of_attention(layers: tuple[Cache, ...] | None) -> KV | None:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.delta import delta_of, over_axes
 from jaxrl_llm.models.layers import LinearAttentionConfig
@@ -98,7 +99,7 @@ def _one_token(query, key, value, log_decay, beta, memory) -> tuple[Array, Array
 def _in_chunks(query, key, value, log_decay, beta, memory) -> tuple[Array, Array]:
     """The rule over chunks of tokens, one after the other."""
     length = value.shape[-2]
-    size = min(_CHUNK, 1 << (length - 1).bit_length())
+    size = min(_CHUNK, power_of_two(length))
     count = -(-length // size)
 
     def chunks(x: Array, axis: int) -> Array:

@@ -44,6 +44,11 @@ class RoundedWeights(NamedTuple):
     q: Array
     scale: Array
 
+    @property
+    def ndim(self) -> int:
+        """That of the weights, which tells those of a linear layer from those of experts."""
+        return self.q.ndim
+
 
 def check_quantization(function: str, mode: str | None) -> None:
     """Raises unless ``mode`` is None or known; ImportError if the package for it is missing."""

@@ -22,7 +22,7 @@ class ProcessRewardModel:
     Attributes:
       loss: ``(logp, old_logp, mask, rewards, *, pairs, **context) -> []``, such as
         ``preferences.trajectory_dpo``, of some groups of the batch; ``pairs`` is the number of
-        pairs in the batch, so that the losses of microbatches add up. A loss that takes ``pairs``
+        pairs in the batch, so that the losses of microbatches add up. A loss that names ``pairs``
         makes no step on a batch without any.
 
     Raises:

@@ -259,9 +259,16 @@ class Recipe:
         """Whether the surrogate compares the policy with ``old_logp``.
 
         A surrogate that does not (``core.traits(has_ratio=False)``) has the right gradient only on
-        policy, so each batch has one optimizer step.
+        policy, so each batch that a policy sampled has one optimizer step.
         """
         return traits_of(self.surrogate).has_ratio
+
+    @property
+    def _on_policy(self) -> bool:
+        """Whether its gradient is right only for the weights that sampled a batch."""
+        # Responses of the data have no such weights: their likelihood is the same loss at any step.
+        sampled = not getattr(self.collector, "samples_nothing", False)
+        return sampled and not self.uses_ratio
 
     @property
     def head(self) -> str | None:
@@ -291,16 +298,18 @@ class Recipe:
             )
 
     def check_passes(self, epochs: int, minibatches: int) -> None:
-        """Raises ValueError if a batch has several optimizer steps and there is no ratio.
+        """Raises ValueError if a sampled batch has several optimizer steps and there is no ratio.
 
         Also if each of its turns already is a step.
         """
-        if epochs * minibatches > 1 and self.turn_updates is not None:
+        if epochs * minibatches <= 1:
+            return
+        if self.turn_updates is not None:
             raise ValueError(
                 f"recipe {self.name!r} makes an optimizer step of each turn of a batch; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
-        if epochs * minibatches > 1 and not self.uses_ratio:
+        if self._on_policy:
             raise ValueError(
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
@@ -311,7 +320,7 @@ class Recipe:
                 f"recipe {self.name!r} draws masks for {self.likelihood.passes} passes over a "
                 f"batch; got epochs {epochs}."
             )
-        if epochs * minibatches > 1 and self.likelihood and self.likelihood.reads_advantages:
+        if self.likelihood and self.likelihood.reads_advantages:
             raise ValueError(
                 f"recipe {self.name!r} has a likelihood that depends on the advantages, and "
                 "old_logp is scored without them, so the ratios of several optimizer steps on one "
@@ -321,29 +330,31 @@ class Recipe:
 
     def check_staleness(self, max_staleness: int) -> None:
         """Raises ValueError if older weights may sample and the recipe has no correction for it."""
-        if max_staleness > 0 and self.likelihood is not None:
+        if max_staleness <= 0:
+            return
+        if self.likelihood is not None:
             raise ValueError(
                 f"recipe {self.name!r} estimates likelihoods under the current weights only, "
                 f"without a comparison to older weights (max_staleness {max_staleness}); use 0."
             )
-        if max_staleness > 0 and collector_needs(self.collector, "needs_fresh_weights"):
+        if collector_needs(self.collector, "needs_fresh_weights"):
             raise ValueError(
                 f"recipe {self.name!r} trains each window of a response once and knows it by the "
                 f"version of its weights, which batches may share (max_staleness {max_staleness}); "
                 "use 0."
             )
-        if max_staleness > 0 and self.subagent is not None:
+        if self.subagent is not None:
             raise ValueError(
                 f"recipe {self.name!r} trains a subagent on the answers of its own weights "
                 f"(max_staleness {max_staleness}); use 0."
             )
-        if max_staleness > 0 and self.turn_updates is not None:
+        if self.turn_updates is not None:
             raise ValueError(
                 f"recipe {self.name!r} takes the ratio of each turn to the policy just before its "
                 f"step, so rollouts of older weights (max_staleness {max_staleness}) would bias "
                 "it; use 0."
             )
-        if max_staleness > 0 and self.reads_behavior and not wiring.corrects_behavior(self):
+        if self.reads_behavior and not wiring.corrects_behavior(self):
             raise ValueError(
                 f"recipe {self.name!r} reads behavior_logp, but only to drop tokens or to scale "
                 f"its update, so those of older weights (max_staleness {max_staleness}) would have "
@@ -351,13 +362,13 @@ class Recipe:
             )
         of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
         sampled = not collector_needs(self.collector, "offline")
-        if max_staleness > 0 and of_step and sampled and not self.reads_behavior:
+        if of_step and sampled and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} reads {of_step[0]!r} of the policy at the start of the step "
                 "beside old_logp, which would be that of the older weights that sampled "
                 f"(max_staleness {max_staleness}); use 0, or add a correction."
             )
-        if max_staleness > 0 and not self.uses_ratio and not self.reads_behavior:
+        if self._on_policy and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
                 f"rollouts of older weights (max_staleness {max_staleness}) would bias it; use 0, "
@@ -416,71 +427,51 @@ class Recipe:
         step = {"last_kl": state.last_kl} | ({} if key is None else {"key": key})
         rewards = jnp.asarray(batch.rewards, jnp.float32)
 
-        def context() -> dict:
-            return wiring.context(batch, wiring.PREPARE_CONTEXT) | step
+        def call(function: Callable, *arrays: Any) -> Any:
+            """Calls a function of a slot with the batch as it is by then."""
+            context = wiring.context(batch, wiring.PREPARE_CONTEXT) | step
+            return call_with(function, *arrays, context=context)
 
         controllers = dict(state.controllers)  # those of visits move before the batch is prepared
         for name, transform in self.computed_from("controller").items():
-            old = state.controllers[name]
-            value, controllers[name] = call_with(transform.update, rewards, old, context=context())
-            if jnp.ndim(value) == 0:
-                batch = _with_scalar(self, batch, name, value)
-            else:
-                wiring.check_output(self.name, f"computed {name!r}", value, (), batch.mask.shape)
-                batch = batch.replace(extras={**batch.extras, name: value})
+            value, controllers[name] = call(transform.update, rewards, state.controllers[name])
+            wiring.check_output(self.name, f"computed {name!r}", value, (), batch.mask.shape)
+            batch = _with_extra(batch, name, value)
 
-        curation = state.curation
-        where = batch.where
+        where, curation = batch.where, state.curation
         if self.curation is not None:
-            keep, curation = call_with(self.curation.update, rewards, curation, context=context())
+            keep, curation = call(self.curation.update, rewards, curation)
             checks.check_shape(f"curation of recipe {self.name!r}", "where", keep, where.shape)
             checks.check_bool(f"curation of recipe {self.name!r}", where=keep)
             where = where & keep
         # A correction that another recipe left in the batch would be multiplied in silently.
         batch = batch.replace(where=where, mask=batch.mask & where[..., None], correction=None)
         if self.correction is not None:
-            returned = self.correction(batch.old_logp, batch.behavior_logp, batch.mask)
-            name = f"correction of recipe {self.name!r}"
-            if not (isinstance(returned, tuple) and len(returned) == 2):
-                raise TypeError(
-                    f"{name} must return (weights, keep); got {type(returned).__name__}. A "
-                    "function of weights, or a rule, goes into corrections.rollout_correction."
-                )
-            weights, keep = returned
-            checks.check_shape(name, "weights", weights, batch.mask.shape)
-            batch = _without(self, "correction", batch.replace(correction=weights), keep)
-        mask = batch.mask
+            batch = _corrected(self, batch)
 
-        update = self.advantage.update
-        advantages, advantage = call_with(update, rewards, state.advantage, context=context())
-        wiring.check_output(self.name, "advantages", advantages, where.shape, mask.shape)
+        advantages, advantage = call(self.advantage.update, rewards, state.advantage)
+        wiring.check_output(self.name, "advantages", advantages, where.shape, batch.mask.shape)
         checks.check_float(f"Recipe {self.name!r}", advantages=advantages)
-        per_token = jnp.ndim(advantages) == mask.ndim
-        advantages = masking.zero_masked(advantages, mask if per_token else where)
+        per_token = jnp.ndim(advantages) == batch.mask.ndim
+        advantages = masking.zero_masked(advantages, batch.mask if per_token else where)
         if self.selection is not None:
-            keep = call_with(self.selection, advantages, batch.mask, context=context())
+            keep = call(self.selection, advantages, batch.mask)
             batch = _without(self, "selection", batch, keep)
             advantages = masking.zero_masked(advantages, batch.mask) if per_token else advantages
-
         batch = batch.replace(advantages=advantages)
+
         for name, function in self.computed_from("batch").items():
-            value = call_with(function, advantages, context=context())
-            if jnp.ndim(value) == 0:
-                batch = _with_scalar(self, batch, name, value)
-            else:
-                batch = batch.replace(extras={**batch.extras, name: value})
+            batch = _with_extra(batch, name, call(function, advantages))
         batch = self.measure(batch, batch.old_logp)
         if self.critic is not None:
-            returns = call_with(self.critic.returns, rewards, context=context())
+            returns = call(self.critic.returns, rewards)
             shapes = wiring.head_shapes(self, batch)
             wiring.check_output(self.name, "the critic's returns", returns, *shapes)
             if returns.shape == batch.mask.shape:
                 returns = jnp.broadcast_to(returns[..., None], shapes[1])
-            batch = batch.replace(extras={**batch.extras, "returns": returns})
-        batch = self.weigh(batch)
-        return batch.check(), AlgoState(
-            advantage, curation, controllers, state.last_kl, state.rules
-        )
+            batch = _with_extra(batch, "returns", returns)
+        batch = self.weigh(batch).check()
+        return batch, AlgoState(advantage, curation, controllers, state.last_kl, state.rules)
 
     def measure(self, batch: Batch, logp: Array | None) -> Batch:
         """The batch with the entries computed from "update", for a policy's log-probabilities.
@@ -493,10 +484,7 @@ class Recipe:
             if logp is None or old_logp is None:
                 logp = old_logp = jnp.zeros(batch.mask.shape, jnp.float32)
             value = function(jax.lax.stop_gradient(logp), old_logp, batch.mask)
-            if jnp.ndim(value) == 0:
-                batch = _with_scalar(self, batch, name, value)
-            else:
-                batch = batch.replace(extras={**batch.extras, name: value})
+            batch = _with_extra(batch, name, value)
         return batch
 
     def learn(self, batch: Batch, algo_state: AlgoState, *, logp: Array) -> AlgoState:
@@ -540,7 +528,7 @@ class Recipe:
         if self.critic is not None:
             shapes = wiring.head_shapes(self, batch)
             weights = _weights(self, self.critic.weights, batch, context, *shapes)
-            batch = batch.replace(extras={**batch.extras, "critic_weights": weights})
+            batch = _with_extra(batch, "critic_weights", weights)
         return batch
 
     def loss(
@@ -608,11 +596,25 @@ def _is_choice(computed: Computed) -> bool:
     return getattr(computed.function, "function", computed.function) is surrogates.top_tokens
 
 
-def _with_scalar(recipe, batch: Batch, name: str, value: Array) -> Batch:
-    """The batch with a number for all of it, as an array that divides with the prompts."""
-    wiring.check_output(recipe.name, f"computed {name!r}", value, ())
-    spread = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
-    return batch.replace(extras={**batch.extras, name: spread})
+def _with_extra(batch: Batch, name: str, value: Array) -> Batch:
+    """The batch with another extra; a number for all of it divides with the prompts."""
+    if jnp.ndim(value) == 0:
+        value = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
+    return batch.replace(extras={**batch.extras, name: value})
+
+
+def _corrected(recipe, batch: Batch) -> Batch:
+    """The batch with the weights of the correction, without the tokens that it drops."""
+    name = f"correction of recipe {recipe.name!r}"
+    returned = recipe.correction(batch.old_logp, batch.behavior_logp, batch.mask)
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise TypeError(
+            f"{name} must return (weights, keep); got {type(returned).__name__}. A function of "
+            "weights, or a rule, goes into corrections.rollout_correction."
+        )
+    weights, keep = returned
+    checks.check_shape(name, "weights", weights, batch.mask.shape)
+    return _without(recipe, "correction", batch.replace(correction=weights), keep)
 
 
 def _without(recipe, slot: str, batch: Batch, keep: Array) -> Batch:

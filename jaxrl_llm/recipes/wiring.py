@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm import corrections
 from jaxrl_llm.core import Transform, accepted, call_with, checks, functions_of, parts_of, traits_of
 from jaxrl_llm.curation.collectors.protocol import (
     GRADED_BY_RUN,
@@ -190,12 +191,8 @@ def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
 def learners(recipe) -> list[Reader]:
     """The ``learn`` functions of Transforms, including parts of a chain."""
     transforms = [recipe.advantage, recipe.curation, *recipe.computed_from("controller").values()]
-    found = []
-    for transform in (t for t in transforms if t is not None):
-        for part in parts_of(transform) or (transform,):
-            if part.learn is not None:
-                found.append(Reader("learn", part.learn, ("state",)))
-    return found
+    parts = [part for t in transforms if t is not None for part in parts_of(t) or (t,)]
+    return [Reader("learn", part.learn, ("state",)) for part in parts if part.learn is not None]
 
 
 def _label(entry: Computed) -> str:
@@ -395,6 +392,17 @@ def check_recipe(recipe) -> None:
     _check_meaning(recipe)
 
 
+# The slots that hold one record, by what a message says of it.
+_RECORDS = {
+    "turn_updates": (TurnUpdates, "a TurnUpdates"),
+    "subagent": (Subagent, "a Subagent"),
+    "critic": (Critic, "a Critic"),
+    "earlier": (EarlierPolicies, "made by regularizers.earlier_policies"),
+    "prm": (ProcessRewardModel, "a ProcessRewardModel"),
+    "likelihood": (Likelihood | FlowLikelihood, "a diffusion.Likelihood or FlowLikelihood"),
+}
+
+
 def _check_kinds(recipe) -> None:
     """Raises TypeError unless each slot holds the kind of thing it should."""
     name = f"Recipe {recipe.name!r}"
@@ -417,26 +425,11 @@ def _check_kinds(recipe) -> None:
             f"{name}: regularizers must be a tuple of functions, such as (term,); "
             f"got {recipe.regularizers!r}."
         )
-    if not (recipe.turn_updates is None or isinstance(recipe.turn_updates, TurnUpdates)):
-        raise TypeError(f"{name}: turn_updates must be a TurnUpdates; got {recipe.turn_updates!r}.")
-    if not (recipe.subagent is None or isinstance(recipe.subagent, Subagent)):
-        raise TypeError(f"{name}: subagent must be a Subagent; got {recipe.subagent!r}.")
-    if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
-        raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
-    if not (recipe.earlier is None or isinstance(recipe.earlier, EarlierPolicies)):
-        raise TypeError(
-            f"{name}: earlier must be made by regularizers.earlier_policies; got "
-            f"{recipe.earlier!r}."
-        )
-    model = recipe.prm
-    if not (model is None or isinstance(model, ProcessRewardModel)):
-        raise TypeError(f"{name}: prm must be a ProcessRewardModel; got {model!r}.")
-    if not isinstance(recipe.likelihood, Likelihood | FlowLikelihood | None):
-        raise TypeError(
-            f"{name}: likelihood must be a diffusion.Likelihood or FlowLikelihood; got "
-            f"{recipe.likelihood!r}."
-        )
-    if model is not None and recipe.critic is not None:
+    for slot, (kind, what) in _RECORDS.items():
+        value = getattr(recipe, slot)
+        if not isinstance(value, kind | None):
+            raise TypeError(f"{name}: {slot} must be {what}; got {value!r}.")
+    if recipe.prm is not None and recipe.critic is not None:
         raise ValueError(f"{name}: a recipe cannot have both a critic and a process reward model.")
     check_collector(name, recipe.collector)
     if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
@@ -453,23 +446,29 @@ def _check_kinds(recipe) -> None:
             f"got {computed!r}."
         )
     for entry in computed:
-        if not isinstance(entry.name, str):
-            raise TypeError(f"{name}: the name of {entry!r} must be a string.")
-        checks.check_option(f"{name}: computed {entry.name!r}", "source", entry.source, SOURCES)
-        if entry.source == "controller" and not isinstance(entry.function, Transform):
+        _check_entry(name, entry)
+
+
+def _check_entry(name: str, entry: Computed) -> None:
+    """Raises TypeError unless an entry of ``computed`` holds what its source needs."""
+    if not isinstance(entry.name, str):
+        raise TypeError(f"{name}: the name of {entry!r} must be a string.")
+    checks.check_option(f"{name}: computed {entry.name!r}", "source", entry.source, SOURCES)
+    what, function = f"{name}: {_label(entry)}", entry.function
+    if entry.source == "controller":
+        if not isinstance(function, Transform):
             raise TypeError(
-                f"{name}: {_label(entry)} must be a Transform; got {entry.function!r}. "
+                f"{what} must be a Transform; got {function!r}. "
                 "Lift a function with jaxrl_llm.stateless(function, **options)."
             )
-        if entry.source == "last_visit":
-            functions = [getattr(entry.function, x, None) for x in ("init", "recall", "update")]
-            if not all(map(callable, functions)):
-                raise TypeError(
-                    f"{name}: {_label(entry)} must have the functions init, recall and update, as "
-                    f"advantages.last_visit has; got {entry.function!r}."
-                )
-        elif entry.source != "controller" and not callable(entry.function):
-            raise TypeError(f"{name}: {_label(entry)} must be a function; got {entry.function!r}.")
+    elif entry.source == "last_visit":
+        if not all(callable(getattr(function, x, None)) for x in ("init", "recall", "update")):
+            raise TypeError(
+                f"{what} must have the functions init, recall and update, as "
+                f"advantages.last_visit has; got {function!r}."
+            )
+    elif not callable(function):
+        raise TypeError(f"{what} must be a function; got {function!r}.")
 
 
 def check_collector(name: str, collector: Any) -> None:
@@ -632,19 +631,8 @@ def _check_meaning(recipe) -> None:
     """
     if recipe.likelihood is not None:
         _check_likelihood(recipe)
-    reader = Reader("surrogate", recipe.surrogate, POSITIONAL["surrogate"])
-    if recipe.correction is not None and "behavior_logp" in {p.name for p in unfilled(reader)}:
-        raise ValueError(
-            f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} already weighs by "
-            f"behavior_logp, so correction {name_of(recipe.correction)} would count the same "
-            "mismatch twice; leave one of them out."
-        )
-    if recipe.correction is not None and not traits_of(recipe.surrogate).takes_correction:
-        raise ValueError(
-            f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} is not a mean over "
-            f"samples, so correction {name_of(recipe.correction)} has nothing to correct; leave it "
-            "out."
-        )
+    if recipe.correction is not None:
+        _check_correction(recipe)
     ungraded = collector_needs(recipe.collector, "lacks_components")
     if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
@@ -653,31 +641,7 @@ def _check_meaning(recipe) -> None:
         )
     if recipe.head:
         _check_head(recipe)
-    used = recipe.uses_reference or recipe.has_teacher
-    if recipe.reference is not None and not used:
-        raise ValueError(
-            f"Recipe {recipe.name!r}: reference {name_of(recipe.reference)} moves a model that "
-            "nothing uses: no function names ref_logp, and nothing is computed from the reference "
-            "or the teacher."
-        )
-    if recipe.earlier is not None and "earlier_logp" not in recipe.required_fields:
-        raise ValueError(
-            f"Recipe {recipe.name!r}: earlier has policies that nothing uses: no function reads "
-            "earlier_logp."
-        )
-    options = ("policy", "reference")
-    checks.check_option(f"Recipe {recipe.name!r}", "sampled_by", recipe.sampled_by, options)
-    if recipe.sampled_by == "reference" and recipe.reference is None:
-        raise ValueError(
-            f"Recipe {recipe.name!r}: sampled_by='reference' needs a reference that moves; set "
-            "Recipe(reference=...)."
-        )
-    checks.check_share(f"Recipe {recipe.name!r}", one=False, teacher_mixture=recipe.teacher_mixture)
-    if recipe.teacher_mixture and not (recipe.learns_from_model and recipe.reads_behavior):
-        raise ValueError(
-            f"Recipe {recipe.name!r}: teacher_mixture samples from policy and teacher, so the "
-            "recipe must read another model's numbers and weigh by behavior_logp."
-        )
+    _check_models(recipe)
     if recipe.critic is None:
         functions = [r.function for r in readers(recipe)[0]]
         if any("values" in accepted(f) for f in functions) and "values" not in recipe.inputs:
@@ -685,11 +649,66 @@ def _check_meaning(recipe) -> None:
                 f"Recipe {recipe.name!r}: the advantage reads values, and there is no critic; "
                 "give Recipe(critic=Critic(...)), or inputs=('values',) if the batch holds them."
             )
-    if traits_of(recipe.surrogate).level != "sequence":
-        return
-    what = (
-        f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} is one value per sequence"
-    )
+    if traits_of(recipe.surrogate).level == "sequence":
+        _check_levels(recipe)
+
+
+def _check_correction(recipe) -> None:
+    """Raises ValueError if a correction corrects nothing, or is the second one."""
+    what = f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)}"
+    correction = f"correction {name_of(recipe.correction)}"
+    reader = Reader("surrogate", recipe.surrogate, POSITIONAL["surrogate"])
+    if "behavior_logp" in {p.name for p in unfilled(reader)}:
+        raise ValueError(
+            f"{what} already weighs by behavior_logp, so {correction} would count the same "
+            "mismatch twice; leave one of them out."
+        )
+    if not traits_of(recipe.surrogate).takes_correction:
+        raise ValueError(
+            f"{what} is not a mean over samples, so {correction} has nothing to correct; leave it "
+            "out."
+        )
+    composed = (corrections.rollout_correction, corrections.sequence_rollout_correction)
+    options = dict(getattr(recipe.correction, "options", ()))
+    empty = options.get("weights") is None and not options.get("reject")
+    if getattr(recipe.correction, "function", recipe.correction) in composed and empty:
+        # Stale data would even lose the ratio to the weights that sampled them; see score_batch.
+        raise ValueError(
+            f"Recipe {recipe.name!r}: {correction} has no effect without weights or a rule in "
+            "reject."
+        )
+
+
+def _check_models(recipe) -> None:
+    """Raises ValueError if a reference, an earlier policy or a teacher is set without effect."""
+    name = f"Recipe {recipe.name!r}"
+    if recipe.reference is not None and not (recipe.uses_reference or recipe.has_teacher):
+        raise ValueError(
+            f"{name}: reference {name_of(recipe.reference)} moves a model that nothing uses: no "
+            "function names ref_logp, and nothing is computed from the reference or the teacher."
+        )
+    if recipe.earlier is not None and "earlier_logp" not in recipe.required_fields:
+        raise ValueError(
+            f"{name}: earlier has policies that nothing uses: no function reads earlier_logp."
+        )
+    checks.check_option(name, "sampled_by", recipe.sampled_by, ("policy", "reference"))
+    if recipe.sampled_by == "reference" and recipe.reference is None:
+        raise ValueError(
+            f"{name}: sampled_by='reference' needs a reference that moves; set "
+            "Recipe(reference=...)."
+        )
+    checks.check_share(name, one=False, teacher_mixture=recipe.teacher_mixture)
+    if recipe.teacher_mixture and not (recipe.learns_from_model and recipe.reads_behavior):
+        raise ValueError(
+            f"{name}: teacher_mixture samples from policy and teacher, so the recipe must read "
+            "another model's numbers and weigh by behavior_logp."
+        )
+
+
+def _check_levels(recipe) -> None:
+    """Raises ValueError if a function of tokens is combined with a surrogate of sequences."""
+    name, surrogate = f"Recipe {recipe.name!r}", name_of(recipe.surrogate)
+    what = f"{name}: surrogate {surrogate} is one value per sequence"
     if traits_of(recipe.weights).level != "sequence":
         raise ValueError(
             f"{what}, repeated over its tokens, and weights {name_of(recipe.weights)} would count "
@@ -701,10 +720,10 @@ def _check_meaning(recipe) -> None:
             f"{what}, and correction {name_of(recipe.correction)} weighs its tokens one by one; "
             "mark a correction with one weight a sequence with core.traits(level='sequence')."
         )
+    if traits_of(recipe.surrogate).takes_token_advantages:
+        return
     for reader in transform_readers("advantage", recipe.advantage):
-        if not traits_of(reader.function).token_values:
-            continue
-        if not traits_of(recipe.surrogate).takes_token_advantages:
+        if traits_of(reader.function).token_values:
             raise ValueError(
                 f"{what}, and advantage {name_of(reader.function)} gives each token a separate "
                 "value, which it would have to average away; take a token-level surrogate."

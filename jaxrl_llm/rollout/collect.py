@@ -6,12 +6,13 @@ order of requests, so every :mod:`backend <jaxrl_llm.rollout.backends>` gives th
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
@@ -75,6 +76,8 @@ class Collected(NamedTuple):
       roles: int32 ``[P, G]``, the role of each rollout.
       known: bool ``[P, G, T]``, whether ``behavior_logp`` is known; None if it is for every token
         that trains.
+      context: bool ``[P]``, whether a member has tokens that are read and do not train, before its
+        response or in it.
       nodes: int32 ``[P, G, T]``, the rollout that sampled each token, by its number in the batch;
         -1 for none. Responses that fork have the number of a token in common.
       segments: Segments of the responses if the collector values prefixes; else None.
@@ -99,6 +102,7 @@ class Collected(NamedTuple):
     where: np.ndarray
     roles: np.ndarray
     known: np.ndarray | None
+    context: np.ndarray
     nodes: np.ndarray
     segments: Segments | None
     questions: list[Question]
@@ -422,8 +426,8 @@ class _Book:
 
     def _check(self, requests: Sequence[Request]) -> None:
         """Raises ValueError for requests that nothing can serve."""
+        start = f"collector {self.collector!r} asks for"
         for i, request in enumerate(requests, len(self.requests)):
-            start = f"collector {self.collector!r} asks for"
             if request.rollouts < 1:
                 raise ValueError(
                     f"{start} {request.rollouts} rollouts of a prompt; it must be at least 1."
@@ -433,86 +437,34 @@ class _Book:
                     f"{start} prompt {request.prompt}; the data set has prompts 0 to "
                     f"{len(self._questions) - 1}."
                 )
-            wrong, n = [], len(request.responses)
-            if n not in (0, request.rollouts):
-                wrong.append(f"with {n} responses for {request.rollouts} rollouts")
-            if not request.sampled and not n:
-                wrong.append("of complete responses, but brings none")
-            drawn = (request.limit, request.temperature, request.entropy_stats)
-            if not request.sampled and any(x is not None for x in drawn):
-                wrong.append(
-                    "of complete responses, for which limit, temperature and entropy_stats have no "
-                    "effect"
-                )
-            stats = request.entropy_stats
-            if stats is not None and not (len(stats) == 4 and np.isfinite(stats).all()):
-                wrong.append(f"with entropy_stats {stats}; they must be four finite numbers")
-            if request.train_as_prompt and request.text is None:
-                wrong.append("with train_as_prompt, which has no effect without a text")
-            played = self._limits is not None and self._limits.episodes is not None
-            if request.turns is not None and not (played and request.turns >= 1):
-                wrong.append(
-                    f"with turns {request.turns}; it is at least 1, of the episodes of an "
-                    "environment"
-                )
-            if request.pauses and request.limit is None:
-                wrong.append("that pauses, which has no effect without a limit")
-            T = request.limit if self._limits is None else self._limits.max_new_tokens
-            if request.limit is not None and not 1 <= request.limit <= T:  # type: ignore[operator]
-                wrong.append(f"with limit {request.limit}; it must be from 1 to max_new_tokens {T}")
-            if request.temperature is not None and not 0 <= request.temperature < float("inf"):
-                wrong.append(
-                    f"with temperature {request.temperature}; it must be finite and at least 0"
-                )
-            if request.prompt_tokens:
-                if not collector_needs(self.collector, "sets_prompts"):
-                    raise ValueError(
-                        f"{start} prompt_tokens in request {i}; its attribute sets_prompts must be "
-                        "True."
-                    )
-                if request.sampled or request.text is not None:
-                    wrong.append("with prompt_tokens, which go with complete responses and no text")
-                if self._limits is not None:
-                    size = self._limits.vocab_size
-                    check_tokens(f"{start} prompt_tokens", request.prompt_tokens, size)
-            if request.fixed and not collector_needs(self.collector, "fixes_tokens"):
-                raise ValueError(
-                    f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
-                )
-            if request.draft and not collector_needs(self.collector, "draft_steps"):
-                raise ValueError(f"{start} a draft in request {i}; it must have draft_steps.")
-            if request.draws_of and (
-                request.extends is None or len(request.draws_of) != request.rollouts
+            self._check_declared(request, i, start)
+            if fault := next(_faults(request, self._limits), None):
+                raise ValueError(f"{start} request {i} {fault}.")
+            if request.extends is not None and (
+                request.prompt is not None or not 0 <= request.extends < i
             ):
-                wrong.append(
-                    f"with the draws of {len(request.draws_of)} rollouts; they are of the request "
-                    f"that it extends, one for each of its {request.rollouts}"
-                )
-            if request.fixed and (len(request.fixed) != request.rollouts or n):
-                wrong.append(
-                    f"with fixed tokens of {len(request.fixed)} of {request.rollouts} rollouts, "
-                    f"and {n} responses; it takes those of each rollout, and no response"
-                )
-            most = None if self._limits is None else self._limits.max_new_tokens
-            for x in map(np.asarray, request.fixed):
-                if x.ndim != 1 or x.dtype.kind not in "iu" or len(x) > (most or len(x)):
-                    wrong.append(
-                        f"with fixed tokens of shape {x.shape} and dtype {x.dtype}; they must be "
-                        f"integers, at most {most}"
-                    )
-            if request.role not in _ROLES:
-                wrong.append(
-                    f"with role {request.role}; roles are {_ROLES.start} to {_ROLES.stop - 1}"
-                )
-            if wrong:
-                raise ValueError(f"{start} request {i} {wrong[0]}.")
-            if request.extends is None:
-                continue
-            if request.prompt is not None or not 0 <= request.extends < i:
                 raise ValueError(
                     f"{start} more rollouts of request {request.extends} in request {i}; it must "
                     "be an earlier one, and prompt None."
                 )
+
+    def _check_declared(self, request: Request, i: int, start: str) -> None:
+        """Raises ValueError if request i needs an attribute that the collector does not have."""
+        if request.prompt_tokens:
+            if not collector_needs(self.collector, "sets_prompts"):
+                raise ValueError(
+                    f"{start} prompt_tokens in request {i}; its attribute sets_prompts must be "
+                    "True."
+                )
+            if self._limits is not None:
+                size = self._limits.vocab_size
+                check_tokens(f"{start} prompt_tokens", request.prompt_tokens, size)
+        if request.fixed and not collector_needs(self.collector, "fixes_tokens"):
+            raise ValueError(
+                f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
+            )
+        if request.draft and not collector_needs(self.collector, "draft_steps"):
+            raise ValueError(f"{start} a draft in request {i}; it must have draft_steps.")
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raises ValueError unless rows can be a batch."""
@@ -584,12 +536,13 @@ class _Book:
             for x in map(self.finished.get, self.asked)
             if x is not None
         ]
-        rollout, known, nodes = _join_rollouts(groups, G, pad_id)
+        rollout, known, context, nodes = _join_rollouts(groups, G, pad_id)
         return Collected(
             rollout=rollout,
             where=where & ~scores.failed.reshape(where.shape),
             roles=roles,
             known=known,
+            context=context,
             nodes=nodes,
             segments=_join_segments(rows, groups, rollout.tokens.shape),
             questions=[self._questions[place] for place in places],
@@ -675,6 +628,60 @@ def _num_sampled(given: Sequence[Response], rollout: Rollout) -> int:
     return total - sum(before)
 
 
+def _faults(request: Request, limits: "Limits | None") -> Iterator[str]:
+    """What is wrong with the options of a request by themselves, as the end of a sentence."""
+    n = len(request.responses)
+    if n not in (0, request.rollouts):
+        yield f"with {n} responses for {request.rollouts} rollouts"
+    if not request.sampled:
+        if not n:
+            yield "of complete responses, but brings none"
+        drawn = (request.limit, request.temperature, request.entropy_stats)
+        if any(x is not None for x in drawn):
+            yield (
+                "of complete responses, for which limit, temperature and entropy_stats have no "
+                "effect"
+            )
+    stats = request.entropy_stats
+    if stats is not None and not (len(stats) == 4 and np.isfinite(stats).all()):
+        yield f"with entropy_stats {stats}; they must be four finite numbers"
+    if request.train_as_prompt and request.text is None:
+        yield "with train_as_prompt, which has no effect without a text"
+    played = limits is not None and limits.episodes is not None
+    if request.turns is not None and not (played and request.turns >= 1):
+        yield f"with turns {request.turns}; it is at least 1, of the episodes of an environment"
+    if request.pauses and request.limit is None:
+        yield "that pauses, which has no effect without a limit"
+    if request.limit is not None:
+        T = request.limit if limits is None else limits.max_new_tokens
+        if not 1 <= request.limit <= T:
+            yield f"with limit {request.limit}; it must be from 1 to max_new_tokens {T}"
+    if request.temperature is not None and not 0 <= request.temperature < float("inf"):
+        yield f"with temperature {request.temperature}; it must be finite and at least 0"
+    if request.prompt_tokens and (request.sampled or request.text is not None):
+        yield "with prompt_tokens, which go with complete responses and no text"
+    draws = len(request.draws_of)
+    if draws and (request.extends is None or draws != request.rollouts):
+        yield (
+            f"with the draws of {draws} rollouts; they are of the request that it extends, one for "
+            f"each of its {request.rollouts}"
+        )
+    if request.fixed and (len(request.fixed) != request.rollouts or n):
+        yield (
+            f"with fixed tokens of {len(request.fixed)} of {request.rollouts} rollouts, and {n} "
+            "responses; it takes those of each rollout, and no response"
+        )
+    most = None if limits is None else limits.max_new_tokens
+    for x in map(np.asarray, request.fixed):
+        if x.ndim != 1 or x.dtype.kind not in "iu" or len(x) > (most or len(x)):
+            yield (
+                f"with fixed tokens of shape {x.shape} and dtype {x.dtype}; they must be integers, "
+                f"at most {most}"
+            )
+    if request.role not in _ROLES:
+        yield f"with role {request.role}; roles are {_ROLES.start} to {_ROLES.stop - 1}"
+
+
 def _in_order(requests: Sequence[Request]) -> int:
     """How many requests take the next prompt in the order of the data."""
     return sum(request.prompt is None and request.extends is None for request in requests)
@@ -740,10 +747,10 @@ def _bucket(size: int) -> int:
 
 def _join_rollouts(
     groups: list[list[_Member]], size: int, pad_id: int
-) -> tuple[Rollout, np.ndarray | None, np.ndarray]:
-    """P groups of at most G members as arrays ``[P, G]``, what is known of them, and their nodes.
+) -> tuple[Rollout, np.ndarray | None, np.ndarray, np.ndarray]:
+    """P groups of at most G members as arrays ``[P, G]``; the rest is padding.
 
-    The rest is padding.
+    With them what is known of them, which groups have context, and their nodes.
     """
     prefixes = [os.path.commonprefix([each.context for each in group]) for group in groups]
     width, length = _sizes(groups, prefixes)
@@ -779,7 +786,8 @@ def _join_rollouts(
         prompt_mask=np.arange(width) < lengths[:, None],
         tokens=np.where(present, joined.tokens, pad_id).astype(np.int32),
     )
-    return joined, None if known[joined.mask].all() else known, nodes
+    context = (present & ~joined.mask).any(axis=(1, 2))
+    return joined, None if known[joined.mask].all() else known, context, nodes
 
 
 def _sizes(groups: list[list[_Member]], prefixes: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -874,7 +882,7 @@ def _join_segments(
     if all(row.segments is None for row in rows):
         return None
     most = max(len(each) for row in rows for each in row.segments or ((),))
-    wide = (*shape[:2], 1 << max(most - 1, 0).bit_length())
+    wide = (*shape[:2], power_of_two(most))
     ids = np.full(shape, -1, np.int32)
     where, values = np.zeros(wide, bool), np.zeros(wide, np.float32)
     for p, (row, group) in enumerate(zip(rows, groups, strict=True)):

@@ -293,6 +293,7 @@ class Episodes:
       options: See :class:`EpisodeOptions`.
       watch: Ends the process if a call of the environment holds the interpreter.
       subagent: Answers what the environment asks; None where nobody does.
+      fixed: Why no past may be rewritten, for the message of the error; empty where it may be.
     """
 
     def __init__(
@@ -306,9 +307,10 @@ class Episodes:
         options: EpisodeOptions = EpisodeOptions(),  # noqa: B008 (frozen)
         watch: Watchdog | None = None,
         subagent: SubagentPlayer | None = None,
+        fixed: str = "",
     ):
         self._env, self._renderer, self._decode = env, renderer, decode
-        self._subagent = subagent
+        self._subagent, self._fixed = subagent, fixed
         self._seed, self._most, self.options = tuple(seed), max_new_tokens, options
         self._workers = Workers(options.workers, options.seconds, watch)
         self._starts: dict[int, Start] = {}
@@ -375,7 +377,8 @@ class Episodes:
         """What a generation asks after each turn of the responses to a task that has started.
 
         A response that does not continue the tokens of its episode begins the episode again. The
-        future raises ValueError if the response has earlier turns that the episode has not played.
+        future raises ValueError if the response has earlier turns that the episode has not played,
+        or if its past is rewritten although it is ``fixed``.
         """
 
         def follow(completion: Completion) -> Future:
@@ -451,7 +454,13 @@ class Episodes:
                 if not isinstance(result, BaseException):
                     result, calls = result
                 played = turn._replace(calls=calls)
-                following.set_result(self._enter(play, completion, tokens, played, result))
+                entered = self._enter(play, completion, tokens, played, result)
+                if self._fixed and entered and entered.keep != len(completion):
+                    raise ValueError(
+                        f"environment: after {what} the chat template, or Observation.instead, "
+                        f"rewrites earlier turns, but {self._fixed}."
+                    )
+                following.set_result(entered)
             except InvalidStateError:
                 pass  # cancelled
             except BaseException as error:
@@ -531,14 +540,10 @@ class Episodes:
             turn = {"role": "assistant", "content": observation.instead}
             added, stopped = renderer.turn(observation.instead), True
         play.messages += [turn, *observation.messages]
-        if renderer.rewrites and renderer.rewritten(play.messages):
-            begun = [*play.prompt, *completion.tokens[:keep].tolist()]
-            whole = renderer.prompt(play.messages, tuple(self._env.tools))
-            pairs = enumerate(zip(begun, whole, strict=False))
-            same = next((n for n, (a, b) in pairs if a != b), min(len(begun), len(whole)))
-            # A template that opens a turn otherwise than it writes it later changes the prompt.
-            if same >= len(play.prompt):
-                return same - len(play.prompt), whole[same:]
+        read, tools = completion.tokens[:keep].tolist(), tuple(self._env.tools)
+        rewritten = _rewritten(renderer, tools, play.messages, prompt=play.prompt, read=read)
+        if rewritten is not None:
+            return rewritten
         return keep, added + renderer.follow(observation.messages, stopped=stopped)
 
     def take(self, completion: Completion) -> Taken:
@@ -567,6 +572,48 @@ class Episodes:
     def close(self) -> None:
         """Ends the threads; those in a step that hangs are left behind."""
         self._workers.close()
+
+
+def rewrites_reasoning(renderer: Any, tokenizer: Any, tools: Sequence[Any]) -> bool:
+    """Whether a chat template drops the reasoning of turns from what the policy reads later.
+
+    Two turns are tried, each with a reply of role "tool" if there are tools, else of "user".
+    """
+    messages: list[Message] = [{"role": "user", "content": "Hi"}]
+    reply: Message = {"role": "tool" if tools else "user", "content": "And now?"}
+    prompt, read = renderer.prompt(messages, tools), list[int]()
+    said = "<think>\nHm.\n</think>\n\nYes."
+    if tokenizer.decode(prompt, skip_special=False).rstrip().endswith("<think>"):
+        said = said.removeprefix("<think>\n")  # the template has opened the reasoning
+    for _ in range(2):
+        turn = renderer.turn(said)
+        read += turn
+        messages += [renderer.message(turn), reply]
+        if _rewritten(renderer, tools, messages, prompt=prompt, read=read) is not None:
+            return True
+        read += renderer.follow([reply], stopped=True)
+    return False
+
+
+def _rewritten(
+    renderer: Any,
+    tools: Sequence[Any],
+    messages: Sequence[Message],
+    *,
+    prompt: Sequence[int],
+    read: Sequence[int],
+) -> tuple[int, list[int]] | None:
+    """How many of the tokens after a prompt the template keeps, and what comes after those.
+
+    None if it appends to all of them.
+    """
+    if not (renderer.rewrites and renderer.rewritten(messages)):
+        return None
+    begun, whole = [*prompt, *read], renderer.prompt(messages, tools)
+    pairs = enumerate(zip(begun, whole, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), min(len(begun), len(whole)))
+    # A template that opens a turn otherwise than it writes it later changes the prompt.
+    return (same - len(prompt), whole[same:]) if same >= len(prompt) else None
 
 
 class DeadlineError(RuntimeError):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import bind, checks
+from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
 from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts, width_of
 from jaxrl_llm.models.lora import LoRAConfig
@@ -20,6 +21,7 @@ from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
+from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.optimizer import OptimizerConfig
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher
 
@@ -440,12 +442,9 @@ class TrainConfig:
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "auto"))
         check_quantization(name, self.quantization)
-        for option, default in (
-            ("dtype", "float32"),
-            ("quantization", None),
-            ("scan_layers", False),
-        ):
-            if not isinstance(self.model, str) and getattr(self, option) != default:
+        for option in ("dtype", "quantization", "scan_layers"):
+            changed = getattr(self, option) != getattr(TrainConfig, option)
+            if changed and not isinstance(self.model, str):
                 raise ValueError(
                     f"config: {option} has no effect on a model that a function returns; set it in "
                     "the function."
@@ -459,7 +458,7 @@ class TrainConfig:
             if not value.strip():
                 raise ValueError(f"config: {option} must name a folder; got {value!r}.")
         if self.init_from is not None:
-            start, run = (Path(x).expanduser().absolute() for x in (self.init_from, self.run_dir))
+            start, run = (with_home(x).absolute() for x in (self.init_from, self.run_dir))
             if run in (start, *start.parents):
                 raise ValueError(
                     f"config: init_from {self.init_from!r} must be another run than run_dir."
@@ -474,9 +473,7 @@ class TrainConfig:
         self.checkpoint.check_evaluated(self.evaluation)
         kinds = ("greedy", "sampled") if self.samples_held_out else ()
         kinds += ("pairs",) if self.compares_held_out else ()
-        if self.checkpoint.best in ("greedy", "sampled", "pairs") and (
-            self.checkpoint.best not in kinds
-        ):
+        if self.checkpoint.best not in (None, "reward", *kinds):
             raise ValueError(
                 f"checkpoint: best={self.checkpoint.best!r} is not measured by the evaluation of "
                 f"this run, which has {', '.join(kinds)}."
@@ -489,6 +486,7 @@ class TrainConfig:
         check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
         self._check_recipe(name)
         self._check_evaluated()
+        self._check_judge()
         if self.offline and self.sampling.slots is not None:
             raise ValueError("sampling: slots has no effect if the data contain the responses.")
         if self.offline and not self.samples_held_out and self.evaluation.samples is not None:
@@ -544,6 +542,25 @@ class TrainConfig:
             "reward, which grades sampled answers, or turn the evaluation off."
         )
 
+    def _check_judge(self) -> None:
+        """Raises ValueError if a judge that compares would get one response to a prompt."""
+        if not (isinstance(self.reward, judge) and self.reward.compare):
+            return
+        needs = "a judge that compares needs several responses to a prompt"
+        if self.evaluation.enabled:
+            raise ValueError(
+                f"evaluation: {needs}, and a greedy evaluation has one; turn it off "
+                "(evaluation.enabled=False)."
+            )
+        if self.sampling.group_size == 1:
+            raise ValueError(f"sampling: {needs}; got group_size 1.")
+        recipe = find_recipe(self.recipe, self.sampling)
+        if "greedy_rewards" in recipe.required_fields:
+            raise ValueError(
+                f"config: {needs}, but the baseline of recipe {recipe.name!r} is the reward of a "
+                "greedy response."
+            )
+
     def _check_recipe(self, name: str) -> None:
         """Raises ValueError for options that the recipe does not use or allow."""
         recipe = find_recipe(self.recipe, self.sampling)
@@ -558,50 +575,8 @@ class TrainConfig:
             self._check_head(name, recipe)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
-        if recipe.forward_only and self.environment is not None:
-            raise ValueError(
-                f"config: {recipe.name!r} cannot use an environment, since it does not decode in "
-                "slots."
-            )
         if recipe.forward_only:
-            nothing = {
-                "remat": "full",
-                "packing": "auto",
-                "microbatches": 1,
-                "tokens_per_microbatch": None,
-                "router_replay": False,
-                "scan_layers": False,
-            }
-            for option, default in nothing.items():
-                if getattr(self, option) != default:
-                    raise ValueError(
-                        f"config: {option} has no effect with {recipe.name!r}, which has no "
-                        "backward pass."
-                    )
-            if self.sampling.slots is not None:
-                raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
-            if collector_needs(recipe.collector, "needs_slots"):
-                raise ValueError(
-                    f"config: the collector of {recipe.name!r} decodes in slots, which a "
-                    f"population does not; got {recipe.collector!r}."
-                )
-            if self.lora.rank is not None:
-                raise ValueError(
-                    f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
-                    "noise; leave out the rank."
-                )
-            for axis in ("context", "expert"):
-                if getattr(self.mesh, axis) != 1:
-                    raise ValueError(
-                        f"mesh: {axis} has no effect with {recipe.name!r}, which only samples; use "
-                        "data."
-                    )
-            members = recipe.population(self.prompts_per_step, self.sampling.group_size)
-            if recipe.noise == "lowrank" and members % self.mesh.shards:
-                raise ValueError(
-                    f"config: {members} members cannot be divided evenly among the "
-                    f"{self.mesh.shards} devices of the mesh axes data and fsdp."
-                )
+            self._check_population(recipe)
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
@@ -613,13 +588,58 @@ class TrainConfig:
             raise ValueError(f"config: reference has no effect: recipe {recipe.name!r} reads none.")
         self._check_teacher(recipe)
         self._check_weights(recipe)
-        moves = getattr(recipe, "reference", None) is not None
         if self.reference_logp is not None:
-            self._check_stored_reference(recipe, moves)
+            self._check_stored_reference(recipe)
+        moves = recipe.reference is not None
         if self.reference is not None and moves and self.lora.rank is not None:
             raise ValueError(
                 f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
                 "moving reference is an adapter as well."
+            )
+
+    def _check_population(self, recipe: "AnyRecipe") -> None:
+        """Raises ValueError for options without effect on a population, which only samples."""
+        if self.environment is not None:
+            raise ValueError(
+                f"config: {recipe.name!r} cannot use an environment, since it does not decode in "
+                "slots."
+            )
+        for option in (
+            "remat",
+            "packing",
+            "microbatches",
+            "tokens_per_microbatch",
+            "router_replay",
+            "scan_layers",
+        ):
+            if getattr(self, option) != getattr(TrainConfig, option):
+                raise ValueError(
+                    f"config: {option} has no effect with {recipe.name!r}, which has no backward "
+                    "pass."
+                )
+        if self.sampling.slots is not None:
+            raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
+        if collector_needs(recipe.collector, "needs_slots"):
+            raise ValueError(
+                f"config: the collector of {recipe.name!r} decodes in slots, which a population "
+                f"does not; got {recipe.collector!r}."
+            )
+        if self.lora.rank is not None:
+            raise ValueError(
+                f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
+                "noise; leave out the rank."
+            )
+        for axis in ("context", "expert"):
+            if getattr(self.mesh, axis) != 1:
+                raise ValueError(
+                    f"mesh: {axis} has no effect with {recipe.name!r}, which only samples; use "
+                    "data."
+                )
+        members = recipe.population(self.prompts_per_step, self.sampling.group_size)
+        if recipe.noise == "lowrank" and members % self.mesh.shards:
+            raise ValueError(
+                f"config: {members} members cannot be divided evenly among the "
+                f"{self.mesh.shards} devices of the mesh axes data and fsdp."
             )
 
     def _check_weights(self, recipe: "AnyRecipe") -> None:
@@ -655,12 +675,12 @@ class TrainConfig:
                 "the rank."
             )
 
-    def _check_stored_reference(self, recipe: "AnyRecipe", moves: bool) -> None:
+    def _check_stored_reference(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError unless a frozen reference reads responses that the data have."""
         because = None
         if "ref_logp" not in recipe.required_fields:
             because = f"recipe {recipe.name!r} reads none"
-        elif moves:
+        elif recipe.reference is not None:
             because = f"the reference of recipe {recipe.name!r} moves"
         elif recipe.likelihood is not None:
             because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"

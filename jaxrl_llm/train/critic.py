@@ -162,8 +162,7 @@ def update_prm(
     carry = (state.params, state.opt_state)
     # Without anything to learn from, the momentum alone would move it.
     there = jnp.any(batch.mask & batch.where[..., None])
-    parameters = accepted(rule.loss)
-    if "pairs" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if "pairs" in accepted(rule.loss):
         there &= pairs > 0
     (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
     return CriticState(params, opt_state, ()), metrics

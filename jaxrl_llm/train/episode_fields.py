@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.environments.subgoals import token_roles, turn_parts
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.recipes.inputs import EXTRAS
@@ -38,7 +39,7 @@ def episode_fields(
     P, G, T = batch.mask.shape
     episodes: list[Episode | None] = list(scores.details[EPISODES])
     turns = [() if episode is None else episode.turns for episode in episodes]
-    K = 1 << max(max(map(len, turns)) - 1, 0).bit_length()
+    K = power_of_two(max(map(len, turns)))
 
     def of_turns(values, dtype, fill=0) -> np.ndarray:
         array = np.full((P * G, K), fill, dtype)

@@ -200,6 +200,7 @@ def play_groups(
     temperature: float | None,
     max_new_tokens: int,
     pad_id: int,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Graded]:
     """The episodes of the tasks at some places, a group each; see :func:`play_tasks`."""
     backend = EngineBackend(
@@ -218,6 +219,7 @@ def play_groups(
     try:
         asked, data = [], DataRows(tasks)
         for i, place in enumerate(places):
+            check()
             name, room = repr(tasks[place].prompt.id or place), engine.spec.prompt_length
             prompt = episodes.prompt(place, data[place], name, room)
             numbers = tuple(range(i * samples, (i + 1) * samples))
@@ -225,6 +227,7 @@ def play_groups(
             asked.append(Asked(place, numbers, request, prompt))
         backend.submit(asked)
         while len(graded) < len(asked):
+            check()
             graded |= backend.wait()
     finally:
         backend.close()
@@ -243,6 +246,7 @@ def play_tasks(
     temperature: float | None,
     max_new_tokens: int,
     pad_id: int,
+    check: Callable[[], None] = lambda: None,
     k: Sequence[int] = (),
     success: float = 1.0,
 ) -> tuple[Accuracy, list[dict]]:
@@ -258,6 +262,8 @@ def play_tasks(
       samples: Episodes of each task.
       temperature: Sampling temperature; None for that of the engine.
       max_new_tokens, pad_id: As for the engine.
+      check: Called before each reset and while episodes are played; an exception from it ends the
+        evaluation.
       k, success: As in :func:`evaluate`.
 
     Returns:
@@ -278,6 +284,7 @@ def play_tasks(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         pad_id=pad_id,
+        check=check,
     )
     check_answered([group.scores for group in groups], " of the evaluation")
     rewards = np.stack([group.scores.rewards for group in groups])

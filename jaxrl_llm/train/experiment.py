@@ -25,6 +25,7 @@ from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.grading import Grader
 from jaxrl_llm.train.mesh import replicated, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
+from jaxrl_llm.train.run_data import fixes_past, within_limit
 from jaxrl_llm.train.samplers import Samplers, compile_sampler, policy_sampler
 from jaxrl_llm.train.subagent import SubagentParts
 
@@ -84,10 +85,11 @@ class Experiment:
             return tree
         return with_axes_of(tree, mesh, before=before)
 
-    @property
+    @functools.cached_property
     def held_out(self) -> list[Question]:
         """The questions of the evaluation."""
-        return self.unlimited[: self.config.evaluation.limit]
+        prompts = [question.prompt for question in self.unlimited]
+        return list(within_limit(self.config, self.unlimited, prompts))
 
     @functools.cached_property
     def rows(self) -> DataRows:
@@ -148,7 +150,8 @@ class Experiment:
           collector_state: State of the collector. ``evaluation_text(state, takes_text)``, if the
             collector has it, returns a function from a held-out row to its message, or None for
             the text of the row alone.
-          check: Called before each batch; an exception from it ends the evaluation.
+          check: Called before each batch, and while episodes are played; an exception from it ends
+            the evaluation.
           k, success: For pass@k and maj@k of the sampled completions; see
             :func:`~jaxrl_llm.train.evaluate`.
           subagent: Parameters of the subagent, whose answers are sampled in both evaluations.
@@ -275,9 +278,16 @@ class Experiment:
             return None
         return self.subagent.player(self.on_rollout_mesh(params), key, number)
 
-    def episodes(self, seed: Sequence[int], subagent: SubagentPlayer | None = None) -> Episodes:
-        """The player of the run's environment; ``seed`` extends the seed of the run."""
-        config = self.config
+    def episodes(
+        self, seed: Sequence[int], subagent: SubagentPlayer | None = None, *, trains: bool = False
+    ) -> Episodes:
+        """The player of the run's environment, of episodes that are trained on if ``trains``.
+
+        ``seed`` extends the seed of the run.
+        """
+        config, fixed = self.config, ""
+        if trains:
+            fixed = fixes_past(config, self.model, self.teacher)
         return Episodes(
             config.environment,
             make_renderer(self.tokenizer, chat=config.data.chat, system=config.data.system),
@@ -287,6 +297,7 @@ class Experiment:
             options=config.episodes,
             watch=watchdog.SHARED,
             subagent=subagent,
+            fixed=fixed,
         )
 
     def _evaluate_episodes(
@@ -309,7 +320,6 @@ class Experiment:
         sampling, results, rows = self.config.sampling, {}, []
         samples = self.config.evaluation.samples or sampling.group_size
         for name, size, temperature in (("greedy", 1, 0.0), ("sampled", samples, None)):
-            check()
             result, records = play_tasks(
                 self.samplers.engine,
                 params,
@@ -321,6 +331,7 @@ class Experiment:
                 temperature=temperature,
                 max_new_tokens=sampling.max_new_tokens,
                 pad_id=self.tokenizer.pad_id,
+                check=check,
                 k=k if name == "sampled" else (),
                 success=success,
             )

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from jaxrl_llm.core import call_with
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     GRADED_BY_RUN,
@@ -53,6 +54,8 @@ _TURNS = ("turn_rewards", "turn_where", "turn_ids", "test_passes", "test_where")
 _PREFIXES = ("prefix_values", "segment_where", "segment_ids")
 # Fields from a teacher with another tokenizer.
 _SPANS = ("teacher_span_logp", "span_ids")
+# Fields that only a reward can give. One that serves several recipes returns them to all of them.
+_GRADED = ("answer_ids", "flawed", "satisfied")
 # Fields from the messages that a recipe computes for its teacher.
 _TAUGHT = ("teacher_prompt_tokens", "teacher_prompt_mask", "has_teacher")
 # Fields from the texts of an environment's turns.
@@ -229,9 +232,6 @@ def attach_fields(
     """
     check_rewards(recipe, np.asarray(batch.rewards), questions)
     shape, names = batch.rewards.shape, host_fields(recipe)
-    if "reward_components" in recipe.required_fields:
-        left_out = (*names, "reward") if sums else tuple(names)
-        batch = batch.replace(reward_components=_components(recipe, scores, left_out, shape))
     # The rollout that drew each token, if ``nodes`` is None.
     drawn = np.broadcast_to(np.arange(math.prod(shape)).reshape((*shape, 1)), batch.mask.shape)
     known = {
@@ -254,49 +254,71 @@ def attach_fields(
         known["prefix_values"] = lambda: segments.values
         known["segment_where"] = lambda: segments.where
         known["segment_ids"] = lambda: segments.ids[..., : batch.mask.shape[-1]]
-    extras = {}
     made = _from_texts(batch, recipe, scores, questions, texts) | dict(draws or {})
     if EPISODES in scores.details:
         made |= episode_fields(batch, names, scores, decode=texts.decode)
     elif turns := names & set(_TURNS):
         made |= _from_turns(batch, recipe, turns, scores, questions, texts)
+    made |= {name: known[name]() for name in names & known.keys()}
+    if "reward_components" in recipe.required_fields:
+        left_out = {*_GRADED, *(name for name in names - made.keys() if _may_be_component(name))}
+        left_out |= {"reward"} if sums else set()
+        batch = batch.replace(reward_components=_components(recipe, scores, left_out, shape))
+    extras = {}
     for name in sorted(names - set(_SPANS)):
-        spec = EXTRAS.get(name)
-        if name in known:
-            value = np.asarray(known[name]())
-        elif name in made:
-            value = np.asarray(made[name])
-        elif name in scores.reward_components and (spec is None or spec.axes == "PG"):
-            if "reward" not in scores.reward_components:
-                raise ValueError(
-                    f"recipe {recipe.name!r} reads {name!r} from the mapping that the reward "
-                    "returns, and the reward would be the sum of all entries; add an entry "
-                    "'reward' to the mapping."
-                )
-            value = scores.reward_components[name]
-            if name == "answer_ids":  # a failed call has no answer, whatever its reward is
-                value = np.where(scores.unanswered, -1, value)
-            value = value.reshape(shape)
-        elif spec is None or spec.axes == "P":
-            value = _from_metadata(recipe, name, questions)
-        else:
-            raise ValueError(
-                f"recipe {recipe.name!r} needs {name!r} ({spec.about}), which is missing from the "
-                "mapping that the reward returns."
-            )
-        if value.dtype.kind == "f" and (absent := np.isnan(value)).any():
-            prompt = questions[int(np.argmax(absent.reshape(len(questions), -1).any(1)))].prompt
-            raise ValueError(
-                f"recipe {recipe.name!r} needs a number in {name!r} for every response; the reward "
-                f"gave NaN for prompt {prompt.name!r}."
-            )
-        extras[name] = value if spec is None else value.astype(_DTYPES[spec.kind])
-        if spec and spec.kind != "float" and (wrong := value[extras[name] != value]).size:
-            what = "0 and 1" if spec.kind == "bool" else "integers"
-            raise ValueError(
-                f"recipe {recipe.name!r} needs {what} in {name!r} ({spec.about}); got {wrong[0]:g}."
-            )
+        value = made[name] if name in made else _from_scores(recipe, name, scores, questions)
+        extras[name] = _checked(recipe, name, np.asarray(value), questions)
     return batch.replace(extras={**batch.extras, **extras}).check() if extras else batch
+
+
+def _may_be_component(name: str) -> bool:
+    """Whether a field that nothing else gives is the reward component of its name."""
+    return _axes(name) in (None, "PG")
+
+
+def _from_scores(
+    recipe: Recipe, name: str, scores: Scores, questions: Sequence[Question]
+) -> np.ndarray:
+    """A field from the reward component of its name, or from the prompts' metadata."""
+    spec, components = EXTRAS.get(name), scores.reward_components
+    if name in components and _may_be_component(name):
+        if "reward" not in components:
+            raise ValueError(
+                f"recipe {recipe.name!r} reads {name!r} from the mapping that the reward returns, "
+                "and the reward would be the sum of all entries; add an entry 'reward' to the "
+                "mapping."
+            )
+        value = components[name]
+        if name == "answer_ids":  # a failed call has no answer, whatever its reward is
+            value = np.where(scores.unanswered, -1, value)
+        return value.reshape(len(questions), -1)
+    if spec is None or spec.axes == "P":
+        return _from_metadata(recipe, name, questions)
+    raise ValueError(
+        f"recipe {recipe.name!r} needs {name!r} ({spec.about}), which is missing from the mapping "
+        "that the reward returns."
+    )
+
+
+def _checked(
+    recipe: Recipe, name: str, value: np.ndarray, questions: Sequence[Question]
+) -> np.ndarray:
+    """A field in its dtype, without NaN and rounding."""
+    if value.dtype.kind == "f" and (absent := np.isnan(value)).any():
+        prompt = questions[int(np.argmax(absent.reshape(len(questions), -1).any(1)))].prompt
+        raise ValueError(
+            f"recipe {recipe.name!r} needs a number in {name!r} for every response; the reward "
+            f"gave NaN for prompt {prompt.name!r}."
+        )
+    if (spec := EXTRAS.get(name)) is None:
+        return value
+    field = value.astype(_DTYPES[spec.kind])
+    if spec.kind != "float" and (wrong := value[field != value]).size:
+        what = "0 and 1" if spec.kind == "bool" else "integers"
+        raise ValueError(
+            f"recipe {recipe.name!r} needs {what} in {name!r} ({spec.about}); got {wrong[0]:g}."
+        )
+    return field
 
 
 def _from_texts(
@@ -337,7 +359,7 @@ def _from_texts(
         # A prompt above the maximum length teaches nothing.
         if message is not None and len(tokens := list(texts.encode(message))) <= texts.room:
             prompts[i], taught[i] = tokens, True
-    width = max(_SHORTEST_ROW, _power_of_two(max(map(len, prompts))))
+    width = max(_SHORTEST_ROW, power_of_two(max(map(len, prompts))))
     lengths = np.array([len(tokens) for tokens in prompts])[:, None]
     padded = np.array([tokens + [0] * (width - len(tokens)) for tokens in prompts], np.int32)
     return made | {
@@ -360,7 +382,7 @@ def _answers(
             f"{len(questions)} prompts."
         )
     every = [(list(texts.write(before)), list(texts.write(answer))) for before, answer in pairs]
-    width = max(_SHORTEST_ROW, _power_of_two(max(len(a) + len(b) for a, b in every)))
+    width = max(_SHORTEST_ROW, power_of_two(max(len(a) + len(b) for a, b in every)))
     tokens, mask = np.zeros((len(every), width), np.int32), np.zeros((len(every), width), bool)
     for row, answered, question, (before, answer) in zip(
         tokens, mask, questions, every, strict=True
@@ -382,10 +404,6 @@ def _answers(
 def _groups(entries: Sequence[T], shape: tuple[int, ...]) -> list[list[T]]:
     """``P G`` entries as P lists of G."""
     return [list(entries[p * shape[1] : (p + 1) * shape[1]]) for p in range(shape[0])]
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def _from_turns(
@@ -450,7 +468,7 @@ def _padded_turns(
     shape: tuple[int, int], source: str, steps: Mapping[tuple[int, int], np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Steps ``[k]`` or ``[k, u]`` of responses as arrays ``[P, G, K]`` or ``[P, G, K, U]``."""
-    turns = _power_of_two(max((len(step) for step in steps.values()), default=1))
+    turns = power_of_two(max((len(step) for step in steps.values()), default=1))
     turn_where = np.zeros((*shape, turns), bool)
     if source == "turn_rewards":
         rewards = np.zeros((*shape, turns), np.float32)
@@ -458,7 +476,7 @@ def _padded_turns(
             rewards[place][: len(step)] = step
             turn_where[place][: len(step)] = True
         return {"turn_rewards": rewards, "turn_where": turn_where}
-    tests = _power_of_two(max((step.shape[1] for step in steps.values()), default=1))
+    tests = power_of_two(max((step.shape[1] for step in steps.values()), default=1))
     passes = np.zeros((*shape, turns, tests), np.float32)
     test_where = np.zeros((shape[0], tests), bool)
     for place, step in steps.items():
@@ -468,12 +486,19 @@ def _padded_turns(
     return {"test_passes": passes, "test_where": test_where, "turn_where": turn_where}
 
 
-def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:
-    """Reward components ``[P, G]`` by name, without those that are fields of the batch."""
+def _components(
+    recipe: Recipe, scores: Scores, left_out: Collection[str], shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """Reward components ``[P, G]`` by name, without those that are no rewards."""
     rewards = scores.reward_components.items()
-    components = {
-        k: np.float32(x).reshape(shape) for k, x in rewards if k not in names and k not in EXTRAS
-    }
+    components = {k: np.float32(x).reshape(shape) for k, x in rewards if k not in left_out}
+    if rewards and not components:
+        names = ", ".join(map(repr, sorted(scores.reward_components)))
+        raise ValueError(
+            f"recipe {recipe.name!r} keeps several rewards apart, but the reward returns only "
+            f"{names}, which methods read as fields and not as rewards; return the rewards under "
+            "other names."
+        )
     if not components:
         # Without a value, the names of the components are unknown.
         failed = f", or failed in all {scores.failures} calls" if scores.failures else ""

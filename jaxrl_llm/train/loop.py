@@ -65,7 +65,8 @@ def train(
         any checkpoint, as after a crash before the first one, the run logs this and starts from
         step 0.
       allow_changed: Whether to resume even if settings that affect learning differ; sessions.jsonl
-        records the old and new values.
+        records the old and new values. Those with which no checkpoint of the run can be read, such
+        as another seed, are always refused.
       overwrite: Whether to replace the run in the folder; other files are never replaced.
       log: Called with lines for the user; None is silent and hides the progress bar.
       files: Texts to save in the run folder with its results, by file name.

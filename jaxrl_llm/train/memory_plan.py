@@ -21,6 +21,7 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.memory import available_memory
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
 from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
@@ -783,7 +784,7 @@ def _activations(run: _Run, accelerator: bool) -> tuple[int, int]:
         # The teacher's rows have a prompt each.
         room = teacher_room(config, run.model, run.slot_prompt)
         rows = -(-config.prompts_per_step // (run.passes.microbatches * run.shards))
-        width = 1 << (room - 1).bit_length()
+        width = power_of_two(room)
         scored = max(scored, scoring(BatchShape(rows * run.group_size, 1, width, run.length)))
     return most, scored
 

@@ -24,6 +24,8 @@ import numpy as np
 from jaxrl_llm import rewards
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.compose import changed_options
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation import judge_message
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.models import make_model, param_shapes, resolve
@@ -108,6 +110,16 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         self.model, self.tokenizer, self.batch_size = str(model), tokenizer, batch_size
         self.chat, self.system, self.dtype = chat, system, dtype
         self.__qualname__ = f"{name}({self.model!r})"
+        self.with_options = _with_options(
+            reward_model,
+            self.model,
+            tokenizer=tokenizer,
+            chat=chat,
+            system=system,
+            separator=separator,
+            reduce=reduce,
+            dtype=dtype,
+        )
         if (Path(model) / "run.json").is_file() or (Path(model) / "checkpoints").is_dir():
             raise ValueError(
                 f"{name}: {self.model!r} is the folder of a run; export its model first: jaxrl-llm "
@@ -205,7 +217,8 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module.
-      compare: Whether completions of one prompt are compared.
+      compare: Whether completions of one prompt are compared. A run with such a reward has no
+        evaluation, since a greedy one has one completion of a prompt.
       message: ``(prompt, completions) -> text``, the question about one or two completions. The
         prompt of a conversation is all its messages, each after its role.
       parse: ``text -> number or None``, such as ``rewards.rating``; with ``compare`` 0 for the
@@ -250,6 +263,18 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
     ):
         name = "judge"
         checks.check_count(name, batch_size=batch_size, max_new_tokens=max_new_tokens)
+        self.with_options = _with_options(
+            judge,
+            str(model),
+            compare=compare,
+            message=message,
+            parse=parse,
+            tokenizer=tokenizer,
+            chat=chat,
+            system=system,
+            max_new_tokens=max_new_tokens,
+            dtype=dtype,
+        )
         words = ("first", "second") if compare else ("no", "yes")
         parse = functools.partial(rewards.verdict, words=words) if parse is None else parse
         for option, function in {"message": message, "parse": parse}.items():
@@ -335,6 +360,11 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         return out
 
 
+def _with_options(kind: type, model: str, **options: Any) -> str:
+    """A reward of this module with the options that its values depend on, for a resumed run."""
+    return f"{kind.__name__}({', '.join([repr(model), *changed_options(kind, options)])})"
+
+
 def _conversation(prompt: str, metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     """The conversation that ends with a prompt; a column of that name may hold something else."""
     messages = metadata.get("messages")
@@ -388,7 +418,7 @@ def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
 
     def padded(texts: Sequence[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         longest = max(map(len, texts))
-        width = max(_SHORTEST, 1 << (longest - 1).bit_length())
+        width = max(_SHORTEST, power_of_two(longest))
         lengths = np.array([len(x) for x in texts])[:, None]
         return pad_rows(texts, width), np.arange(width) < lengths
 

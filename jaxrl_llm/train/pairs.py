@@ -107,7 +107,9 @@ def evaluate_pairs(
         check()
     of_prompt: dict[str, list[float]] = {}
     for place, items in sorted(rows.items()):
-        order = diagnostics.pair_order(items.scores, items.rewards, where=items.where)
+        order = diagnostics.pair_order(
+            items.scores, items.rewards, where=items.where, sides=items.sides
+        )
         if float(order.pairs) > 0:
             content = experiment.held_out[place].prompt.content
             of_prompt.setdefault(content, []).append(float(order.accuracy))

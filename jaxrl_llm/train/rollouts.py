@@ -373,7 +373,18 @@ def _shown_rows(config: TrainConfig, collected: Collected) -> list[dict]:
 
 
 def with_width(collected: Collected, length: int) -> Collected:
-    """Pads or cuts all collected responses to ``length`` cells."""
+    """Pads or cuts all responses to ``length`` cells, for a model that sees all of them.
+
+    Raises:
+      ValueError: If there is context among the responses, which such a model does not read.
+    """
+    if collected.context.any():
+        name = collected.questions[int(np.argmax(collected.context))].prompt.name
+        raise ValueError(
+            f"collect: a response to prompt {name!r} has tokens that are read and do not train, "
+            "such as the end of a prompt that is not the same in its row; a denoising or flow "
+            "model cannot read them."
+        )
 
     def resize(x: np.ndarray) -> np.ndarray:
         x = np.asarray(x)[:, :, :length]
@@ -426,7 +437,7 @@ def _play_collector(
     group_size = sampling.group_size * (recipe.tries if recipe.forward_only else 1)
     episodes = None
     if config.environment is not None:
-        episodes = experiment.episodes((number,), subagent)
+        episodes = experiment.episodes((number,), subagent, trains=True)
     backend: EngineBackend | SamplerBackend
     if experiment.samplers.engine is not None:
         backend = EngineBackend(

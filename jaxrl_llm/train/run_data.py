@@ -5,7 +5,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxrl_llm.curation.collectors.protocol import (
     collector_needs,
@@ -13,15 +13,19 @@ from jaxrl_llm.curation.collectors.protocol import (
     parts_with_groups,
     width_of,
 )
-from jaxrl_llm.data.prompts import row_text
+from jaxrl_llm.data.prompts import Prompt, row_text, texts_of_rows
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
+from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout.collect import DataRows
+from jaxrl_llm.rollout.episodes import rewrites_reasoning
 from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.train.config import TrainConfig, find_prompts
 from jaxrl_llm.train.fields import check_fields
+from jaxrl_llm.train.score_batch import Teacher
 
+T = TypeVar("T")
 # Default number of tokens by which a collector's text may exceed the longest prompt.
 _TEXT_ROOM = 1024
 # Default maximum number of tokens in the first observation of an environment.
@@ -47,8 +51,15 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     prompts, held_out = find_prompts(config.data.prompts), ()
     if config.data.evaluation is not None:
         held_out = find_prompts(config.data.evaluation)
-        known = {prompt.content for prompt in prompts}
-        if both := sum(prompt.content in known for prompt in held_out):
+        # The games of one text are different prompts.
+        by_row = config.environment is not None
+        games = texts_of_rows(prompts) | texts_of_rows(held_out) if by_row else ()
+
+        def known_by(prompt: Any) -> str:
+            return row_text(prompt) if prompt.content in games else prompt.content
+
+        known = set(map(known_by, prompts))
+        if both := sum(known_by(prompt) in known for prompt in held_out):
             warnings.warn(
                 f"data: {both} of the {len(held_out)} evaluation prompts are also trained on.",
                 stacklevel=2,
@@ -67,14 +78,26 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     texts = [[row_text(x) if by_row else x.content for x in part] for part in (prompts, held_out)]
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     # The reference's scores are stored for all held-out prompts, whatever the limit of a run.
-    if config.evaluation.limit is not None and config.reference_logp is None:
-        held_out = held_out[: config.evaluation.limit]
+    if config.reference_logp is None:
+        held_out = within_limit(config, held_out, held_out)
     if config.evaluation.enabled and not held_out:
         raise ValueError(
             "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
             "turn the evaluation off."
         )
     return prompts, held_out, digest
+
+
+def within_limit(config: TrainConfig, rows: Sequence[T], prompts: Sequence[Prompt]) -> Sequence[T]:
+    """The held-out rows of the first ``evaluation.limit`` questions; ``prompts`` are theirs."""
+    limit = config.evaluation.limit
+    if limit is None:
+        return rows
+    if not config.reads_columns:
+        return rows[:limit]
+    # Several rows of one prompt are one question.
+    first = set(list(dict.fromkeys(prompt.content for prompt in prompts))[:limit])
+    return [row for row, prompt in zip(rows, prompts, strict=True) if prompt.content in first]
 
 
 def check_data(
@@ -169,6 +192,31 @@ def check_responses(
                         f"data: a response to prompt {prompt.name!r} has "
                         f"{len(tokens)} tokens, but sampling.max_new_tokens is {most}."
                     )
+
+
+def fixes_past(config: TrainConfig, model: Model, teacher: Any = None) -> str:
+    """Why a run cannot train on episodes whose earlier turns are rewritten; empty where it can."""
+    if not model.reads_trees:
+        return "the model, whose reads_trees is False as with linear attention, cannot read that"
+    if isinstance(teacher, Teacher) and not teacher.model.reads_trees:
+        return "the teacher, whose reads_trees is False as with linear attention, cannot read that"
+    if config.tokens_per_microbatch is not None:
+        return "tokens_per_microbatch cannot be used with that; use microbatches"
+    return ""
+
+
+def check_past(config: TrainConfig, model: Model, tokenizer, teacher: Any = None) -> None:
+    """Raises ValueError if the chat template rewrites turns that the run cannot train on then.
+
+    What an environment rewrites, or a template after other replies, is known once it does.
+    """
+    if config.environment is None or config.episodes.max_turns == 1:
+        return
+    if not (why := fixes_past(config, model, teacher)):
+        return
+    renderer = make_renderer(tokenizer, chat=config.data.chat, system=config.data.system)
+    if rewrites_reasoning(renderer, tokenizer, tuple(config.environment.tools)):
+        raise ValueError(f"config: the chat template rewrites earlier turns, but {why}.")
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:

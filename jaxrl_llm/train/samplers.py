@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -138,32 +139,15 @@ def make_samplers(
     if isinstance(teacher, Teacher) and recipe.teacher_mixture:
         _check_mixture(config)
         behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
-
     check_replay(config, behavior)
-    replay = config.router_replay
-
-    def sampler(
-        where,
-        size: int,
-        *,
-        greedy: bool = False,
-        model: Model = model,
-        record_experts: bool = False,
-    ) -> Callable:
-        return policy_sampler(
-            sampling,
-            recipe,
-            model,
-            tokenizer,
-            where,
-            group_size=size,
-            greedy=greedy,
-            shared_prefix_len=shared_prefix_len,
-            record_experts=record_experts,
-        )
-
-    samples = config.evaluation.samples or group_size
-    greedy = baseline = sampler(mesh, 1, greedy=True)
+    sampler = partial(
+        policy_sampler, sampling, recipe, tokenizer=tokenizer, shared_prefix_len=shared_prefix_len
+    )
+    # The mesh of the rollouts; evaluations are on the training mesh.
+    place = mesh if sampler_mesh is None else sampler_mesh
+    greedy = baseline = sampler(model, mesh=mesh, group_size=1, greedy=True)
+    if sampler_mesh is not None:
+        baseline = sampler(model, mesh=sampler_mesh, group_size=1, greedy=True)
     if recipe.forward_only:
         filtered = recipe.temperature > 0
         rollouts = make_population(
@@ -179,25 +163,21 @@ def make_samplers(
             top_p=sampling.top_p if filtered else None,
             min_p=sampling.min_p if filtered else None,
         )
-        sampled = sampler(mesh, samples)
-    elif sampler_mesh is not None:
-        rollouts = sampler(sampler_mesh, group_size, record_experts=replay)
-        baseline = sampler(sampler_mesh, 1, greedy=True)
-        sampled = sampler(mesh, samples)
-    elif model.velocity is not None:  # rollouts have noise in their steps, evaluations do not
-        rollouts, sampled = sampler(mesh, group_size), sampler(mesh, samples, greedy=True)
     else:
-        rollouts = sampler(mesh, group_size, model=behavior, record_experts=replay)
-        same = behavior is model and samples == group_size
-        sampled = rollouts if same else sampler(mesh, samples)
-    engine, collector = None, recipe.collector
-    if (grid := engine_grid(config, recipe, longest=longest)) is not None:
-        where = mesh if sampler_mesh is None else sampler_mesh
-        engine = _rollout_engine(
-            config, recipe, behavior, tokenizer, where, grid=grid, longest=longest
+        rollouts = sampler(
+            behavior, mesh=place, group_size=group_size, record_experts=config.router_replay
         )
+    # Rollouts of a flow have noise in their steps, evaluations do not.
+    is_flow = model.velocity is not None
+    samples = config.evaluation.samples or group_size
+    same = behavior is model and sampler_mesh is None and samples == group_size
+    if same and not (recipe.forward_only or is_flow):
+        sampled = rollouts
+    else:
+        sampled = sampler(model, mesh=mesh, group_size=samples, greedy=is_flow)
+    engine = _rollout_engine(config, recipe, behavior, tokenizer, place, longest=longest)
     drafts = None
-    if (steps := draft_steps_of(collector)) is not None:
+    if (steps := draft_steps_of(recipe.collector)) is not None:
         drafts = make_flow_sampler(
             model,
             recipe.likelihood,
@@ -230,12 +210,13 @@ def _rollout_engine(
     tokenizer,
     mesh,
     *,
-    grid: tuple[int, int],
     longest: int,
 ) -> Any:
-    """The engine of a run, whose slots record what the recipe's collector reads."""
-    sampling, collector = config.sampling, recipe.collector
-    rows, width = grid
+    """The engine of a run, whose slots record what the recipe's collector reads; None without."""
+    grid = engine_grid(config, recipe, longest=longest)
+    if grid is None:
+        return None
+    sampling, collector, (rows, width) = config.sampling, recipe.collector, grid
     stop_ids = tokenizer.eos_ids
     if config.environment is not None:  # whose turns end as the chat template ends them
         renderer = make_renderer(tokenizer, chat=config.data.chat)
@@ -309,6 +290,12 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
                 "denoising model (causal=False)."
             )
         return
+    if collector_needs(recipe.collector, "mixes_texts"):
+        raise ValueError(
+            f"config: {recipe.collector!r} sends several messages for one row, whose ends then "
+            "precede its responses, where a denoising or flow model cannot read them; use a "
+            "collector with one message for each row."
+        )
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:
             raise ValueError(f"sampling: {name} has no effect with a denoising model.")

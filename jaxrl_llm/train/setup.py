@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.curation import in_order
 from jaxrl_llm.curation.collectors.protocol import collector_needs, width_of
 from jaxrl_llm.data.questions import TextEncoder
@@ -30,6 +31,7 @@ from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient, make_scorer
 from jaxrl_llm.train.run_data import (
     check_data,
+    check_past,
     check_responses,
     encode_questions,
     load_prompts,
@@ -96,6 +98,8 @@ def load_experiment(
         sampler_mesh,
     )
     check_reads_rows("train", model, config.layout)
+    if trains:
+        check_past(config, model, tokenizer)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
     sends_text = collector_needs(collector, "sends_text")
@@ -115,6 +119,7 @@ def load_experiment(
         compared = held_out if config.offline else []
         check_responses(config, recipe, [*train, *compared], encoder)
         teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
+        check_past(config, model, tokenizer, teacher)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(
@@ -181,7 +186,7 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
     }
     questions = [*experiment.train, *experiment.unlimited]
     return reference_logp(
-        Path(str(config.reference_logp)),
+        with_home(str(config.reference_logp)),
         lambda: experiment.offline_batches(questions),
         lambda batch: scorer(reference, place_batch(batch, mesh)),
         about=about,
@@ -246,42 +251,33 @@ def init_experiment(
     # compiled for new arrays would be compiled again.
     starts = not resume or config.keeps_start
     experiment, params = load_experiment(config, compiles=not resume, starts=starts)
-    recipe = experiment.recipe
+    recipe, updates = experiment.recipe, config.passes.updates
     base = params.base if isinstance(params, Adapted) else params
-    frozen = recipe.reference is None and recipe.uses_reference
     start = None
     if recipe.uses_reference:
         start = load_reference(config, experiment.model, params, experiment.mesh)
-    reference = start if frozen else None
-    fingerprint = {"questions": experiment.questions, "seed": config.seed}
-    fingerprint |= base_fingerprint(params, config.lora)
-    # A resumed run loads a frozen reference again; its digest must then be the same.
-    if frozen and (reference is not base or "base" not in fingerprint):
-        fingerprint["reference"] = values_digest(reference)
+    reference = start if recipe.reference is None else None  # one that moves is in the state
+    fingerprint = _fingerprint(experiment, params, reference)
     if config.reference_logp is not None:
         experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
     if not holds_reference(config, recipe):
         reference = start = None
-    updates, critic_optimizer = config.passes.updates, None
     optimizer = moving_only(recipe, make_optimizer(config.optimizer, updates=updates))
+    critic = critic_optimizer = None
     if config.critic_optimizer is not None:
-        count = 1 if getattr(recipe, "prm", None) is not None else updates  # it makes one a batch
+        count = 1 if recipe.prm is not None else updates  # it makes one a batch
         critic_optimizer = make_optimizer(config.critic_optimizer, updates=count)
+        heads = recipe.second_model.heads
+        critic = init_critic(experiment.model, base, heads=heads, key=head_key(config))
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
-    if (digest := teacher_digest(experiment.teacher)) is not None:
-        fingerprint["teacher"] = digest
     checkpoints = Checkpoints(
         folder,
         model=experiment.model,
         run=fingerprint,
         keep=config.checkpoint.keep,
         best=config.checkpoint.best,
-        updates=config.passes.updates,
+        updates=updates,
     )
-    critic = None
-    if recipe.second_model is not None:
-        heads = recipe.second_model.heads
-        critic = init_critic(experiment.model, base, heads=heads, key=head_key(config))
     # The caller may still use a model that its function returned.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(
@@ -296,7 +292,7 @@ def init_experiment(
         critic=critic,
         critic_optimizer=critic_optimizer,
         output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
-        reference=None if frozen or config.reference is None else start,
+        reference=None if recipe.reference is None or config.reference is None else start,
     )
     if experiment.subagent is not None:
         state = state._replace(subagent=_subagent_state(experiment, experiment.subagent, optimizer))
@@ -314,6 +310,22 @@ def init_experiment(
         state = checkpoints.restore(state, any_precision=any_precision)
         state = _at_updates(state, recipe, old=checkpoints.restored_updates(), new=updates)
     return experiment, algorithm, checkpoints, state
+
+
+def _fingerprint(
+    experiment: Experiment, params: ArrayTree, reference: ArrayTree | None
+) -> dict[str, Any]:
+    """What a run and its checkpoints have in common: its data, and its models that do not train."""
+    config = experiment.config
+    fingerprint = {"questions": experiment.questions, "seed": config.seed}
+    fingerprint |= base_fingerprint(params, config.lora)
+    # A resumed run loads a frozen reference again; its digest must then be the same.
+    has_digest = isinstance(params, Adapted) and reference is params.base
+    if reference is not None and not has_digest:
+        fingerprint["reference"] = values_digest(reference)
+    if (digest := teacher_digest(experiment.teacher)) is not None:
+        fingerprint["teacher"] = digest
+    return fingerprint
 
 
 def _at_updates(state: TrainState, recipe: Any, *, old: int, new: int) -> TrainState:

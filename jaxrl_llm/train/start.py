@@ -1,13 +1,13 @@
 """The policy that an earlier run left, as the start of another."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import step_of
@@ -28,7 +28,7 @@ def find_start(source: str, model: Model) -> Callable[[ArrayTree], ArrayTree]:
       ValueError: If there is no checkpoint. ``read`` also raises it for one of another model or of
         an adapter, and CheckpointError for one that cannot be read.
     """
-    told, path = f"config: init_from {source!r}", Path(source).expanduser()
+    told, path = f"config: init_from {source!r}", with_home(source)
     step = step_of(path)
     folder = path / "checkpoints" if step is None else path.parent
     checkpoints = Checkpoints(folder, model=model)

@@ -5,10 +5,13 @@ module has the other teachers. ``score(prompts, responses, top=K)`` takes token 
 :class:`TokenScores` of each response, at temperature 1.
 """
 
+import contextlib
 import hashlib
+import http.client
 import io
 import itertools
 import json
+import time
 import urllib.error
 import urllib.request
 import warnings
@@ -24,9 +27,11 @@ import numpy as np
 from jaxrl_llm import surrogates
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.core.packing import rewritten_rows
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.files import parse_json, write_whole
+from jaxrl_llm.core.runtime.files import parse_json, with_home, write_whole
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.data.alignment import align_spans, token_ends
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.models.denoising import check_causal
@@ -38,6 +43,9 @@ Tokens = Sequence[Sequence[int]]
 # The statistics of a recipe that a teacher on the host returns.
 _KNOWN = ("teacher_token_logp", "top_ids", "teacher_logp")
 _FORMAT = 1
+# Seconds before each further try of a request to a server, and the answers that are tried again.
+_PAUSES, _BUSY = (1.0, 3.0, 9.0), (502, 503, 504)
+_LARGEST = float(np.finfo(np.float32).max)
 # Encoded for a tokenizer's digest: most tokenizers split this text differently.
 _PROBE = "The quick brown fox — 12,345 + 6.7 = naïve\n\tdef f(x): return {'a': [x]}  你好"
 
@@ -70,7 +78,7 @@ class TokenTeacher(Protocol):
 
 
 def _width(rows: Tokens) -> int:
-    return max(16, 1 << (max(map(len, rows)) - 1).bit_length())
+    return max(16, power_of_two(max(map(len, rows))))
 
 
 class ModelTeacher:
@@ -162,13 +170,14 @@ class ServerTeacher:
     """A token server as the teacher: ``jaxrl-llm serve`` of another model, or vLLM.
 
     The teacher requests ``prompt_logprobs`` of prompt and response together from
-    ``POST /inference/v1/generate``.
+    ``POST /inference/v1/generate``. It repeats a request a few times if the connection fails or the
+    server is busy.
 
     Args:
       url: URL of the server, such as ``http://localhost:8000``.
       model: Name of the model on the server; None for the model that it serves.
       key: API key that clients send.
-      timeout: Seconds that a request may take.
+      timeout: Seconds that each try of a request may take.
       parallel: Maximum number of concurrent requests.
     """
 
@@ -190,6 +199,8 @@ class ServerTeacher:
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ValueError("ServerTeacher: key must be printable ASCII.")
         self.url, self._model, self._key = url.rstrip("/"), model, key
+        named = "" if model is None else f", model={model!r}"
+        self.with_options = f"ServerTeacher({self.url!r}{named})"
         self._timeout, self._parallel = timeout, parallel
         self._fewest: int | None = None  # minimum tokens that a request must sample
         self._context: int | None = None
@@ -211,35 +222,63 @@ class ServerTeacher:
             prompt, response = pair
             return self._score(list(map(int, prompt)), list(map(int, response)), top)
 
-        with ThreadPoolExecutor(self._parallel) as pool:
+        pool = ThreadPoolExecutor(self._parallel)
+        try:
             return list(pool.map(each, zip(prompts, responses, strict=True)))
+        finally:  # an error or a Ctrl-C does not wait for the requests under way
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_card(self) -> None:
         """Asks the server for its model, at the first call."""
         if self._fewest is not None:
             return
+        reply = self._ask("/v1/models")
         try:
-            card = self._ask("/v1/models")["data"][0]
-            self._model = self._model or card["id"]
-        except (KeyError, IndexError, TypeError) as error:
+            cards = {card["id"]: card for card in reply["data"]}
+            model = self._model or list(cards)[0]
+            card = cards.get(model, {})
+            fewest = 0 if card.get("owned_by") == "jaxrl_llm" else 1
+            length, base = card.get("max_model_len"), cards.get(card.get("parent"), {})
+            if length is None:  # vLLM states none for an adapter
+                length = base.get("max_model_len")
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"The server at {self.url} names no model.") from error
-        self._fewest = 0 if card.get("owned_by") == "jaxrl_llm" else 1
-        if (length := card.get("max_model_len")) is not None:
-            self._context = length - self._fewest
+        if model not in cards:
+            raise ValueError(
+                f"The server at {self.url} lists no model {model!r}; it lists "
+                f"{', '.join(map(repr, cards)) or 'none'}."
+            )
+        if length is not None:
+            if not isinstance(length, int):
+                raise ValueError(
+                    f"The server at {self.url} returned max_model_len {length!r}, not an integer."
+                )
+            self._context = length - fewest
+        self._model, self._fewest = model, fewest
 
     def _score(self, prompt: list[int], response: list[int], top: int) -> TokenScores:
         params = {"max_tokens": self._fewest, "prompt_logprobs": top}
         body = {"model": self._model, "token_ids": prompt + response, "sampling_params": params}
-        entries = self._ask("/inference/v1/generate", body).get("prompt_logprobs")
+        reply = self._ask("/inference/v1/generate", body)
+        entries = reply.get("prompt_logprobs") if isinstance(reply, dict) else None
         if not isinstance(entries, list) or len(entries) != len(prompt) + len(response):
             raise ValueError(f"The teacher at {self.url} returned no prompt_logprobs.")
         logp, ids, best = [], [], []
         for token, entry in zip(response, entries[len(prompt) :], strict=True):
-            numbers = {int(k): float(_logprob(x)) for k, x in entry.items()}
+            try:
+                numbers = {_token(k): float(_logprob(x)) for k, x in entry.items()}
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"The teacher at {self.url} returned malformed prompt_logprobs."
+                ) from error
             if token not in numbers or len(numbers) < top:
                 raise ValueError(
                     f"The teacher at {self.url} returned {len(numbers)} log-probabilities for a "
                     f"token, but the request asked for the token and the {top} best."
+                )
+            if not all(abs(x) <= _LARGEST for x in numbers.values()):
+                raise ValueError(
+                    f"The teacher at {self.url} returned a non-finite log-probability."
                 )
             order = sorted(numbers, key=lambda k: -numbers[k])[:top]
             logp.append(numbers[token])
@@ -256,14 +295,31 @@ class ServerTeacher:
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self.url + route, data=data, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                return parse_json(reply.read())
-        except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")[:300]
-            raise ValueError(f"The teacher at {self.url} refused {route}: {text}") from error
-        except (OSError, ValueError) as error:
-            raise ValueError(f"The teacher at {self.url} does not answer: {error}.") from error
+        for pause in (*_PAUSES, None):
+            try:
+                with urllib.request.urlopen(request, timeout=self._timeout) as reply:
+                    return parse_json(reply.read())
+            except urllib.error.HTTPError as error:
+                if pause is None or error.code not in _BUSY:
+                    text = f"{error.code} {error.reason}"
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        text = error.read().decode(errors="replace")[:300]
+                    raise ValueError(
+                        f"The teacher at {self.url} refused {route}: {text}"
+                    ) from error
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                if pause is None or isinstance(error, ValueError):
+                    raise ValueError(
+                        f"The teacher at {self.url} does not answer: {error}."
+                    ) from error
+            time.sleep(pause)
+
+
+def _token(text: str) -> int:
+    token = int(text)
+    if not 0 <= token <= np.iinfo(np.int32).max:
+        raise ValueError(f"{text} is not a token id.")
+    return token
 
 
 def _logprob(entry: Any) -> float:
@@ -314,7 +370,7 @@ def write_scores(
     checks.check_positive("write_scores", top=top)
     scores = teacher.score(prompts, responses, top=top)
     pairs = list(zip(prompts, responses, strict=True))
-    path, buffer = Path(path), io.BytesIO()
+    path, buffer = with_home(path), io.BytesIO()
     if path.suffix != ".npz":
         raise ValueError(f"write_scores: path must end in .npz; got {str(path)!r}.")
     np.savez(
@@ -366,7 +422,7 @@ class StoredTeacher:
     def __init__(self, path: str | Path):
         self.path = str(path)
         try:
-            data = Path(path).read_bytes()
+            data = with_home(path).read_bytes()
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 self._file = dict(file)
             stored = int(self._file["format"])
@@ -434,6 +490,7 @@ class AlignedTeacher:
 
     def __init__(self, teacher: TokenTeacher, tokenizer: Any):
         self.teacher, self.tokenizer = teacher, tokenizer
+        self.with_options = f"AlignedTeacher({in_full(teacher)})"
 
     def __repr__(self) -> str:
         return f"AlignedTeacher({self.teacher!r})"
@@ -475,11 +532,8 @@ class AlignedTeacher:
                 f"{context} tokens with their prompts, so nothing is learned from them.",
                 stacklevel=2,
             )
-        scores = iter(
-            self.teacher.score(
-                list(itertools.compress(prompts, fits)), list(itertools.compress(rows, fits))
-            )
-        )
+        fitting = [list(itertools.compress(x, fits)) for x in (prompts, rows)]
+        scores = iter(self.teacher.score(*fitting) if any(fits) else ())
         out = []
         for (body, ends, written), fit in zip(cut, fits, strict=True):
             if not fit:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from jaxrl_llm.core.runtime.files import (
     parse_json,
     reason,
     replaceable,
+    with_home,
     write_whole,
 )
 
@@ -157,3 +159,11 @@ def test_whatever_a_parser_raises_names_the_file(tmp_path, error):
 def test_what_is_no_fault_of_the_content_passes(tmp_path, error):
     with pytest.raises(type(error)), files.parsing("load", tmp_path, "model"):
         raise error
+
+
+def test_only_a_leading_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("~/run", Path("~/run")):
+        assert with_home(path) == tmp_path / "run"
+    for path in ("./~/run", "run/~", "~no_such_user/run", "/~/run"):
+        assert with_home(path) == Path(path)

@@ -51,20 +51,24 @@ def test_closing_cancels_what_has_not_begun():
     assert first.result(60)
 
 
-@pytest.mark.parametrize("daemon", [True, False])
-def test_a_thread_that_hangs_does_not_hold_the_end_of_the_program(daemon):
+@pytest.mark.parametrize("kind", ["worker", "thread", "pool"])
+def test_a_thread_that_hangs_does_not_hold_the_end_of_the_program(kind):
     """A worker's is a daemon; for those of others the end has a bound."""
     script = f"""
 import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from jaxrl_llm.core.runtime import threads
 threads._PATIENCE = 0.1
-if {daemon}:
+if {kind!r} == "worker":
     worker = threads.Worker("hangs")
     worker.submit(lambda: time.sleep(600))
     time.sleep(0.2)
     worker.close()
-else:
+elif {kind!r} == "thread":
     threading.Thread(target=time.sleep, args=(600,)).start()
+    threads.end_within(0.1, 7)
+else:
+    ThreadPoolExecutor(1).submit(time.sleep, 600)
     threads.end_within(0.1, 7)
 sys.exit(7)
 """

@@ -305,6 +305,42 @@ def test_weights_are_rounded_once_for_a_loop(flow):
     np.testing.assert_allclose(run(rounded), run(params), atol=near)
 
 
+@pytest.mark.parametrize(("mode", "slots"), [("int8", False), ("fp8", False), ("fp8", True)])
+def test_a_sampler_with_an_adapter_is_the_policy_that_trains(mode, slots):
+    model, params = tiny_model(num_layers=1, quantization=mode)
+    config = jr.train.LoRAConfig(rank=2)
+    adapter = jax.tree.map(lambda x: x + 0.05, jr.train.init_lora(params, config))
+    policy, both = jr.train.adapted_model(model, config), jr.train.Adapted(params, adapter)
+    if slots:
+        engine = jr.rollout.make_engine(policy, rows=1, width=2, prompt_length=4, max_new_tokens=4)
+        generation = jr.rollout.Generation(engine, both, key=jax.random.key(0))
+        generation.submit(jr.rollout.Group(id=0, prompt=[1, 2, 3], requests=(0, 1)))
+        rollout = jr.rollout.to_rollout(list(generation), max_new_tokens=4, prompt_width=4)
+    else:
+        sample = jr.rollout.make_sampler(policy, max_new_tokens=4, group_size=2)
+        rollout = sample(both, jax.random.key(0), [[1, 2, 3]])
+    arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    logp, _ = jax.jit(lambda p: score(policy, p, *arrays))(both)
+    np.testing.assert_allclose(rollout.behavior_logp, logp, atol=1e-4)
+
+
+def test_a_sampler_of_a_population_is_its_members():
+    model, params = tiny_model(num_layers=1, quantization="int8")
+    noise = (params, jr.evolution.leaf_classes(params), jax.random.key(1), 0)
+    sample = jr.rollout.make_population_sampler(model, max_new_tokens=4)
+    deltas = jr.evolution.model_delta(*noise, jnp.arange(2), sigma=0.1)
+    rollout = sample(params, deltas, jax.random.key(0), [[1, 2, 3]])
+    arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+
+    @jax.jit
+    def of_member(n):
+        delta = jr.evolution.model_delta(*noise, n, sigma=0.1)
+        return score(model, params, *arrays, delta=delta)[0]
+
+    for n in range(2):
+        np.testing.assert_allclose(rollout.model_logp[:, n], of_member(n)[:, n], atol=1e-4)
+
+
 def test_a_prompt_and_its_responses_have_a_gradient_of_their_own():
     """Whatever other prompts are in the batch, and so in whatever microbatch it is."""
     model, params = tiny_model(num_layers=1, quantization="fp8")

@@ -362,6 +362,25 @@ def test_several_optimizer_steps_on_a_batch_take_a_ratio(passes):
         without.check_passes(*passes)
 
 
+def test_responses_of_the_data_take_several_steps_at_any_age():
+    """No policy sampled them, so a surrogate without a ratio is as right at the last step."""
+    shown = jr.curation.only_demonstrations(reward=1.0)
+    other = jr.curation.only_demonstrations(column="other", reward=1.0)
+    both = jr.curation.mixed((shown, 0.5), (other, 0.5))
+    for recipe in (jr.recipes.sft(), jr.recipes.otr(), jr.recipes.sft().replace(collector=both)):
+        assert not recipe.uses_ratio
+        recipe.check_passes(2, 4)
+        recipe.check_staleness(1)
+    half = jr.curation.mixed((shown, 0.5), (jr.curation.in_order(), 0.5))
+    guided = jr.curation.hinted(jr.curation.ladder(jr.curation.tier_messages), source=shown)
+    for collector in (None, half, guided, jr.curation.demonstrations(count=1)):
+        sampled = jr.recipes.sft().replace(collector=collector)
+        with pytest.raises(ValueError, match="without a ratio to old_logp"):
+            sampled.check_passes(2, 4)
+        with pytest.raises(ValueError, match="a surrogate without a ratio, so rollouts of older"):
+            sampled.check_staleness(1)
+
+
 # The order of things in prepare
 
 
@@ -612,7 +631,8 @@ def test_a_minibatch_has_the_weights_of_its_own_mask():
 
 
 def test_the_same_mismatch_is_not_weighed_twice():
-    correction = jr.bind(jr.corrections.rollout_correction)
+    weights = jr.corrections.importance_weights
+    correction = jr.bind(jr.corrections.rollout_correction, weights=weights)
     with pytest.raises(
         ValueError,
         match="surrogate decoupled_ppo already weighs by behavior_logp, so correction "

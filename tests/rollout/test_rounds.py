@@ -130,6 +130,7 @@ def test_resumed_tokens_are_off_policy():
     assert off_policy_fraction(version, mask, current_version=0) == 0.0
     assert off_policy_fraction(version, mask & (version > 0), current_version=1) == 0.0
     assert off_policy_fraction(version, ~mask, current_version=1) == 0.0
+    assert off_policy_fraction([-1, 0, 1, 1], [True] * 4, current_version=1) == 0.25  # -1 unknown
 
 
 def test_budgets():

@@ -36,7 +36,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.checkpoint import checkpoints as saving
 from jaxrl_llm.train.checkpoint import serialization
-from jaxrl_llm.train.checkpoint.checkpoints import best_of, superseded
+from jaxrl_llm.train.checkpoint.checkpoints import best_of, saved_on_error, superseded
 from jaxrl_llm.train.checkpoint.record import (
     check_record,
     read_notes,
@@ -479,6 +479,21 @@ def test_a_disk_that_does_not_answer_any_more_fails_the_save(tmp_path, monkeypat
     answers.set()
     assert checkpoints.last == 1
     assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_save(tmp_path, monkeypatch):
+    checkpoints, _ = save_steps(tmp_path, 1)
+    answers = threading.Event()
+    monkeypatch.setattr("jaxrl_llm.core.runtime.files.sync_all", lambda folder: answers.wait(20))
+    state = make_state(step=2)[1]
+    checkpoints.save(state)
+    waits = saved_on_error(checkpoints, lambda: state, checkpoints.save, print)
+    with pytest.raises(KeyboardInterrupt), waits:
+        raise KeyboardInterrupt
+    assert checkpoints.steps() == [1]
+    answers.set()
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
 
 
 @pytest.mark.parametrize(("processes", "limit"), [(1, None), (2, 605)])

@@ -272,6 +272,17 @@ def denoiser():
     return model, params, TOKENIZER
 
 
+class Undeclared(type(jr.curation.budgeted((3, 40)))):
+    mixes_texts = False
+
+
+def test_a_row_of_several_prompts_is_refused_once_it_is_there(tmp_path):
+    collector = Undeclared(jr.curation.in_order(), (3, 40))
+    recipe = recipe_of(mean_field_likelihood()).replace(collector=collector)
+    with pytest.raises(ValueError, match="a response to prompt 'q..' has tokens that are read and"):
+        train(tiny_run(tmp_path, model=denoiser, recipe=recipe))
+
+
 @pytest.mark.slow
 def test_a_run_resumes_exactly(tmp_path):
     options = {
@@ -387,6 +398,8 @@ def test_what_a_run_refuses(tmp_path):
     refused("denoising has no effect with a causal model", sampling=few)
     top = sampling(group_size=2, max_new_tokens=4, top_k=3)
     refused("top_k has no effect", model=denoiser, recipe=recipe, sampling=top)
+    budgets = recipe.replace(collector=jr.curation.budgeted((3, 40)))
+    refused("sends several messages for one row", model=denoiser, recipe=budgets)
     with pytest.raises(ValueError, match="9 steps are more than the 4 tokens"):
         sampling(max_new_tokens=4, denoising=DenoisingOptions(steps=9))
     # Before anything is sampled.

@@ -1,7 +1,12 @@
 """A policy learns from another model: in the step, over HTTP, from a file, across tokenizers."""
 
+import contextlib
 import dataclasses
 import functools
+import json
+import socketserver
+import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -366,6 +371,15 @@ def test_a_file_of_scores_is_written_whole_and_read_whole(tmp_path, monkeypatch)
             StoredTeacher(path)
 
 
+def test_a_file_of_scores_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    made = Counting(top=2)
+    write_scores("~/new/scores.npz", made, [[1]], [[3, 4]], top=2, tokenizer=ByteTokenizer())
+    assert [str(x) for x in Path().iterdir()] == ["new"]
+    assert StoredTeacher("~/new/scores.npz").score([[1]], [[3, 4]])[0].logp.shape == (2,)
+
+
 def others():
     return PromptSet([Prompt("other 0", metadata={"demonstration": "abc"})] * 3, source="test")
 
@@ -430,6 +444,29 @@ def test_a_response_beyond_the_context_of_the_teacher_has_no_spans():
     assert [ids.tolist() for ids, _ in spans] == [[-1] * 8, [0, 0], [-1] * 7]
     assert [logp.tolist() for _, logp in spans] == [[0] * 8, [-1, -1], [0] * 7]
     assert len(counting.asked) == 1
+
+
+class Hungry(Counting):
+    """Asks for texts, as a server or an engine may."""
+
+    context = 1
+
+    def score(self, prompts, responses, *, top=0):
+        assert prompts and responses
+        return super().score(prompts, responses, top=top)
+
+
+def test_a_teacher_is_not_asked_where_no_text_fits_its_context():
+    tok = ByteTokenizer()
+    encoder = jr.data.questions.TextEncoder(tok, 100, False)
+    with pytest.warns(UserWarning, match="2 of 2 responses exceed the teacher's context of 1"):
+        spans = AlignedTeacher(Hungry(), Pairs()).spans(
+            ["q"] * 2, [tok.encode("ab"), tok.encode("c")], encoder=encoder
+        )
+    assert [(ids.tolist(), logp.tolist()) for ids, logp in spans] == [
+        ([-1, -1], [0, 0]),
+        ([-1], [0]),
+    ]
 
 
 def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):
@@ -622,6 +659,21 @@ def test_the_context_of_a_server_is_that_of_its_model(monkeypatch, card, context
     assert ServerTeacher("http://127.0.0.1:1").context == context
 
 
+@pytest.mark.parametrize(
+    ("model", "context"), [(None, 64), ("big", 4095), ("tuned", 4095), ("small", 64)]
+)
+def test_the_context_is_that_of_the_model_of_that_name(monkeypatch, model, context):
+    cards = [
+        {"id": "small", "owned_by": "jaxrl_llm", "max_model_len": 64},
+        {"id": "big", "owned_by": "vllm", "max_model_len": 4096},
+        {"id": "tuned", "owned_by": "vllm", "parent": "big", "max_model_len": None},
+    ]
+    monkeypatch.setattr(ServerTeacher, "_ask", lambda self, route, body=None: {"data": cards})
+    assert ServerTeacher("http://127.0.0.1:1", model=model).context == context
+    with pytest.raises(ValueError, match="lists no model 'other'; it lists 'small', 'big', 'tun"):
+        ServerTeacher("http://127.0.0.1:1", model="other").score([[1]], [[2]])
+
+
 def test_a_server_is_sent_no_text_beyond_its_context(config, monkeypatch):
     """It would refuse the text, and end the run."""
     lengths, tok = serve(monkeypatch, {"owned_by": "vllm", "max_model_len": 5}), ByteTokenizer()
@@ -636,6 +688,26 @@ def test_a_server_is_sent_no_text_beyond_its_context(config, monkeypatch):
         load_experiment(config)
 
 
+def test_a_refused_request_does_not_wait_for_the_others(monkeypatch):
+    serve(monkeypatch, {})
+    ask, begun, answers, ended = ServerTeacher._ask, threading.Event(), threading.Event(), []
+
+    def ask_slowly(self, route, body=None):
+        if body is not None and body["token_ids"] == [1, 2]:
+            begun.wait(20)
+            raise ValueError("refused")
+        if body is not None:
+            begun.set()
+            ended.append(answers.wait(20))
+        return ask(self, route, body)
+
+    monkeypatch.setattr(ServerTeacher, "_ask", ask_slowly)
+    with pytest.raises(ValueError, match="refused"):
+        ServerTeacher("http://127.0.0.1:1").score([[1], [3]], [[2], [4]])
+    assert not ended
+    answers.set()
+
+
 def test_a_server_without_a_model_is_named(monkeypatch):
     teacher = ServerTeacher("http://127.0.0.1:1")
     monkeypatch.setattr(teacher, "_ask", lambda route, body=None: {"status": "ok"})
@@ -643,7 +715,117 @@ def test_a_server_without_a_model_is_named(monkeypatch):
         teacher.score([[1]], [[2]])
 
 
-def test_a_server_that_is_not_there_is_named():
+CARD = {"data": [{"id": "m"}]}
+
+
+@pytest.mark.parametrize(
+    ("card", "reply"),
+    [
+        ([], None),
+        ({"data": [None]}, None),
+        ({"data": [[]]}, None),
+        ({"data": [{"id": "m", "max_model_len": "4"}]}, None),
+        (CARD, []),
+        (CARD, {"prompt_logprobs": [None]}),
+        *(
+            (CARD, {"prompt_logprobs": [None, entry]})
+            for entry in (
+                None,
+                [],
+                {"2": None},
+                {"2": {}},
+                {"2": {"logprob": None}},
+                {"two": -1.0},
+                {"2": "x"},
+                {"2": [-1.0]},
+                {"2": 10**400},
+                {"2": -0.5, str(2**40): -1.0},
+                {"2": -0.5, "-1": -0.1},
+                {"2": np.nan},
+                {"2": {"logprob": -np.inf}},
+                {"2": -0.5, "3": np.nan},
+                {"2": -1e300},
+            )
+        ),
+    ],
+)
+def test_a_malformed_reply_names_the_server(monkeypatch, card, reply):
+    def ask(self, route, body=None):
+        return card if route == "/v1/models" else reply
+
+    monkeypatch.setattr(ServerTeacher, "_ask", ask)
+    with pytest.raises(ValueError, match="^The (server|teacher) at http://127.0.0.1:1 "):
+        ServerTeacher("http://127.0.0.1:1", model="m").score([[1]], [[2]], top=1)
+
+
+@contextlib.contextmanager
+def listening(*replies):
+    """A server that sends one reply after the other, the last one to every later request."""
+    left, asked = list(replies), []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            asked.append(self.rfile.readline().decode().split()[1])
+            lengths = [0]
+            while (line := self.rfile.readline().strip()) != b"":
+                if line.lower().startswith(b"content-length:"):
+                    lengths.append(int(line.split(b":")[1]))
+            self.rfile.read(lengths[-1])
+            self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def http(body, status="200 OK", *, cut=0):
+    text = json.dumps(body).encode()
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text[cut:]
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.train.teachers._PAUSES", (0.0, 0.0))
+
+
+HALF, AWAY = http(CARD, cut=10), http({}, "503 Service Unavailable")
+
+
+@pytest.mark.parametrize(
+    ("reply", "message", "times"),
+    [
+        (HALF, "does not answer: IncompleteRead", 3),
+        (b"nonsense\r\n\r\n", "does not answer: nonsense", 3),
+        (b"", "does not answer: Remote end closed connection", 3),
+        (AWAY, "refused /v1/models", 3),
+        (http({}, "503 Service Unavailable", cut=1), "refused /v1/models", 3),
+        (http({"error": "no such key"}, "401 Unauthorized"), "refused /v1/models: .*no such", 1),
+        (http({}, "400 Bad Request"), "refused /v1/models", 1),
+        (b"HTTP/1.1 200 OK\r\n\r\n{", "does not answer", 1),
+    ],
+)
+def test_a_server_that_fails_is_named(soon, reply, message, times):
+    told = f"The teacher at http://127.0.0.1:[0-9]+ {message}"
+    with listening(reply) as (url, asked), pytest.raises(ValueError, match=told):
+        ServerTeacher(url, timeout=60).score([[1]], [[2]])
+    assert len(asked) == times
+
+
+@pytest.mark.parametrize("fault", [HALF, AWAY, b""])
+def test_a_request_that_fails_once_is_repeated(soon, fault):
+    answer = http({"prompt_logprobs": [None, {"2": {"logprob": -0.5}}]})
+    with listening(fault, http(CARD), fault, fault, answer) as (url, asked):
+        (scores,) = ServerTeacher(url, timeout=60).score([[1]], [[2]])
+    assert scores.logp.tolist() == [-0.5]
+    assert asked == ["/v1/models"] * 2 + ["/inference/v1/generate"] * 3
+
+
+def test_a_server_that_is_not_there_is_named(soon):
     with pytest.raises(ValueError, match="The teacher at http://127.0.0.1:1 does not answer"):
         ServerTeacher("http://127.0.0.1:1", timeout=1).score([[1]], [[2]])
     with pytest.raises(ValueError, match="must begin with http"):

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -530,6 +531,50 @@ def test_evaluations_go_to_the_devices_that_sample(tmp_path):
     train(made)
     again = train(dataclasses.replace(made, steps=2), resume=True)
     assert sum("held_out" in row for row in again.history) == 3
+
+
+class Signals(Letters):
+    """One turn; a signal comes in a given step of a held-out task."""
+
+    def __init__(self, at):
+        super().__init__(turns=1)
+        object.__setattr__(self, "at", at)
+        object.__setattr__(self, "held_out", [])
+
+    def reset(self, task, seed):
+        state, observation = Letters.reset(self, task, seed)
+        return (task["text"], state), observation
+
+    def step(self, state, action):
+        task, state = state
+        if task.startswith("held out"):
+            self.held_out.append(task)
+            if len(self.held_out) == self.at:
+                signal.raise_signal(signal.SIGTERM)
+        return Letters.step(self, state, action)
+
+
+# Twelve tasks, each played once greedily and once sampled, before the first step and after it.
+@pytest.mark.parametrize("at", [24 + 1, 24 + 12 + 1], ids=["greedy", "sampled"])
+def test_a_signal_ends_an_evaluation_of_episodes_and_saves_its_step(tmp_path, at):
+    def held_out():
+        return PromptSet([Prompt(f"held out {n}") for n in range(12)])
+
+    def prompts():
+        return PromptSet([Prompt(f"trained on {n}") for n in range(4)])
+
+    made = config(
+        tmp_path,
+        env := Signals(at),
+        data=DataConfig(prompts=prompts, evaluation=held_out, held_out=0, chat=False),
+        sampling=SamplingConfig(group_size=4, max_new_tokens=32, slots=4, prompt_length=40),
+        evaluation=EvaluationConfig(every=1, samples=1),
+    )
+    result = train(made)
+    assert result.interrupted == signal.SIGTERM and int(result.state.step) == 1
+    assert [row["step"] for row in result.history if "held_out" in row] == [0]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+    assert at <= len(env.held_out) < at + 11  # the other tasks are not played
 
 
 @pytest.mark.parametrize("end", ["length", "env_error"])

@@ -162,6 +162,39 @@ def test_a_number_a_rollout_comes_from_the_rewards_components():
     assert set(both.reward_components) == {"reward", "style"}  # a budget is no reward
 
 
+def test_a_reward_may_have_the_name_of_a_field():
+    """It trains, unless the field is read from it."""
+    named = ("similarity", "truncated", "margin", "prior", "budgets", "turn_rewards", "prompt_ids")
+    rewards = {name: (i + 2) * REWARDS for i, name in enumerate(("right", *named))}
+    batch = bring(jr.recipes.gdpo(), reward_components=rewards)
+    assert set(batch.reward_components) == {"right", *named}
+    for name, values in rewards.items():
+        np.testing.assert_array_equal(batch.reward_components[name], values.reshape(P, G))
+    # A field that the loop or the data have is another array than the reward of its name.
+    batch = bring(
+        needing("truncated", "prior", "reward_components"),
+        reward_components=rewards,
+        metadata={"prior": [0.5, 1]},
+    )
+    assert set(batch.reward_components) == {"right", *named}
+    assert batch.extras["truncated"].tolist() == [[True, False, False], [False, True, False]]
+    assert batch.extras["prior"].tolist() == [0.5, 1.0]
+
+
+def test_what_a_reward_returns_for_other_recipes_is_no_reward():
+    graded = {"answer_ids": 7 * REWARDS, "flawed": REWARDS, "satisfied": REWARDS}
+    steps = {"turn_rewards": [[0.5]] * (P * G), "feedback": ["no"] * (P * G)}
+    given = {"reward_components": {"reward": REWARDS, "style": REWARDS / 2, **graded}}
+    batch = bring(jr.recipes.gdpo(), details=steps, **given)
+    assert set(batch.reward_components) == {"reward", "style"}
+    with pytest.raises(
+        ValueError,
+        match="recipe 'gdpo' keeps several rewards apart, but the reward returns only 'answer_ids'"
+        ", 'flawed', 'satisfied', which methods read as fields and not as rewards; return",
+    ):
+        bring(jr.recipes.gdpo(), reward_components=graded)
+
+
 def test_a_number_a_prompt_comes_from_the_metadata():
     recipe = jr.recipes.v05_baseline()
     check_fields(recipe, questions(prior=[0.5, 1]))
@@ -205,6 +238,7 @@ def test_what_the_reward_gives_is_there_for_all_responses_of_a_collector(recipe,
         replayed(),
         jr.curation.mixed((jr.curation.in_order(), 0.5), (replayed(), 0.5)),
         jr.curation.demonstrations(reward=1.0),
+        jr.curation.windowed(),
     ):
         with pytest.raises(ValueError, match=f"needs '{name}' from the run's reward, .*regrade=T"):
             check_fields(recipe.replace(collector=collector), questions())
@@ -293,9 +327,9 @@ def test_what_is_nowhere_or_no_number_is_one_sentence(names, options, words):
 
 
 @pytest.mark.slow
-def test_a_run_brings_what_every_preset_needs_that_is_whole():
+def test_a_run_brings_what_every_preset_needs():
     refused = {}
-    for name in (x.preset for x in catalog.CATALOG if x.whole and x.preset):
+    for name in (x.preset for x in catalog.CATALOG if x.preset):
         try:
             recipe = catalog.preset(name, length=8, num_prompts=P)
             if not recipe.forward_only:

@@ -18,7 +18,8 @@ from tiny_run import CONFIG, begun, low_bytes, tiny_run, wide_model
 from tiny_run import prompts as tiny_prompts
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import PromptSet
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.environments import NumberGuess
 from jaxrl_llm.models import average_params, loading
 from jaxrl_llm.models.scanned import run_layers
 from jaxrl_llm.rewards import RewardError
@@ -39,6 +40,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.logging.results import read_jsonl
+from jaxrl_llm.train.run_data import load_prompts
 from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -512,20 +514,33 @@ def test_a_second_end_of_a_run_is_not_evaluated_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "fixed", "message"),
     [
-        ({"seed": 1}, "was made with seed 0, this run has 1"),
-        ({"data": dataclasses.replace(CONFIG.data, seed=1)}, "was made with other questions"),
+        ({"seed": 1}, "seed", "was made with seed 0, this run has 1"),
         (
-            {"data": dataclasses.replace(CONFIG.data, prompts=lambda: tiny_prompts()[:8])},
+            {"data": dataclasses.replace(CONFIG.data, seed=1)},
+            "data.seed",
             "was made with other questions",
         ),
-        ({"evaluation": EvaluationConfig()}, "was made with other questions, or another split"),
+        (
+            {"data": dataclasses.replace(CONFIG.data, prompts=lambda: tiny_prompts()[:8])},
+            None,
+            "was made with other questions",
+        ),
+        (
+            {"evaluation": EvaluationConfig()},
+            "evaluation.enabled",
+            "was made with other questions, or another split",
+        ),
     ],
 )
-def test_another_run_is_not_resumed(whole_run, tmp_path, changes, message):
+def test_another_run_is_not_resumed(whole_run, tmp_path, changes, fixed, message):
     folder = tmp_path / "run"
     shutil.copytree(whole_run[0].run_dir, folder)
+    if fixed is not None:
+        with pytest.raises(ValueError, match=rf"a resumed run cannot change {fixed}\.$"):
+            train(tiny_run(folder, **changes), resume=True, allow_changed=True)
+        (folder / "sessions.jsonl").unlink()  # then the checkpoint tells
     with pytest.raises(ValueError, match=rf"checkpoint '.*step_00000006' {message}"):
         train(tiny_run(folder, **changes), resume=True, allow_changed=True)
     assert (folder / "metrics.jsonl").read_text().count("\n") == 6
@@ -680,6 +695,30 @@ def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
     config = tiny_run(tmp_path, data=data, evaluation=EvaluationConfig(), steps=1)
     with pytest.warns(UserWarning, match="3 of the 3 evaluation prompts are also trained on"):
         train(config)
+
+
+def test_games_of_one_text_are_other_evaluation_prompts(tmp_path):
+    def games(*numbers, text="Play.", **columns):
+        rows = (Prompt(text, metadata={"game": n, **columns}, id=f"{n}") for n in numbers)
+        return lambda: PromptSet(rows)
+
+    def loaded(training, evaluation, environment=NumberGuess(), reward=None):  # noqa: B008
+        data = dataclasses.replace(
+            CONFIG.data, prompts=training, evaluation=evaluation, held_out=0.0
+        )
+        options = {"environment": environment, "reward": reward, "evaluation": EvaluationConfig()}
+        return load_prompts(tiny_run(tmp_path, data=data, **options))
+
+    told = "{} of the 3 evaluation prompts are also trained on"
+    loaded(games(0, 1, 2), games(3, 4, 5))
+    loaded(games(0), games(3, 4, 5))
+    with pytest.warns(UserWarning, match=told.format(1)):
+        loaded(games(0, 1, 2), games(2, 3, 4))
+    # Questions are told apart by their texts, whatever columns the two sets have.
+    with pytest.warns(UserWarning, match="1 of the 1 evaluation prompts are also trained on"):
+        loaded(games(0, text="1 + 1 ="), games(0, text="1 + 1 =", part="test"))
+    with pytest.warns(UserWarning, match=told.format(3)):
+        loaded(games(0, 1, 2), games(3, 4, 5), environment=None, reward=low_bytes)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -57,6 +58,20 @@ def test_a_run_with_stored_numbers_is_the_run_without(tmp_path, rows):
     other = dataclasses.replace(other, reference_logp=str(path))
     init_experiment(other, tmp_path / "other", resume=False)
     assert path.stat().st_mtime_ns == made
+
+
+def test_paths_may_begin_in_the_home_folder(tmp_path, monkeypatch, rows):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    off = EvaluationConfig(enabled=False)
+    config = of_pairs("~/run", "~/pairs.jsonl", reference_logp="~/refs.npz", evaluation=off)
+    assert train(dataclasses.replace(config, steps=1)).run_dir == tmp_path / "run"
+    assert {"run", "refs.npz"} < {x.name for x in tmp_path.iterdir()} and not Path("~").exists()
+    again = dataclasses.replace(config, steps=1, run_dir="~/next", init_from="~/run")
+    again = dataclasses.replace(again, reference_logp=None)
+    assert train(again).run_dir == tmp_path / "next"
+    with pytest.raises(ValueError, match="init_from '~/run' must be another run than run_dir"):
+        dataclasses.replace(again, run_dir=str(tmp_path / "run"))
 
 
 def test_neither_a_step_nor_memory_has_the_reference(tmp_path, rows):
@@ -121,7 +136,9 @@ def test_a_file_has_all_held_out_rows_whatever_the_limit(tmp_path, rows):
         config = dataclasses.replace(config, evaluation=evaluation)
         return init_experiment(config, tmp_path / name, resume=False)[0]
 
-    assert len(begin("limited", 1).held_out) == 1
+    # The two rows of one question, of two.
+    (first, second) = begin("limited", 1).held_out
+    assert first.prompt.content == second.prompt.content
     made = path.stat().st_mtime_ns
     assert len(begin("all", None).held_out) == 4
     assert path.stat().st_mtime_ns == made

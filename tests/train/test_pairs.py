@@ -11,8 +11,9 @@ from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli import main
+from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Prompt, PromptSet
-from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train import AsyncConfig, DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.rollouts import collect_rollouts
@@ -58,6 +59,41 @@ def test_rows_of_one_prompt_all_train_and_are_part_of_the_data(tmp_path, pairs, 
     name = "demonstration" if recipe == "sft" else "chosen"
     path.write_text("".join(json.dumps(row | {name: "other"}) + "\n" for row in rows))
     assert load_prompts(config)[2] != digest
+
+
+LIMITED = """
+import dataclasses
+import jaxrl_llm as jr
+from jaxrl_llm.train import DataConfig, EvaluationConfig
+from tiny_run import CONFIG
+rows = {path!r}
+data = DataConfig(prompts=rows, evaluation=rows, held_out=0, chat=False)
+config = dataclasses.replace(
+    CONFIG, data=data, recipe="sft", reward=jr.rewards.last_integer, evaluation=EvaluationConfig())
+"""
+
+
+@pytest.mark.filterwarnings("ignore:data. 12 of the 12 evaluation prompts")
+def test_an_evaluation_counts_the_questions_of_its_rows(tmp_path, capsys):
+    """Three rows for each of four prompts, one prompt after the other three times."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"q{n % 4}", "answer": "1", "demonstration": f"{n}"} for n in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "config.py"
+    file.write_text(LIMITED.format(path=str(path)))
+    for limit, questions in (["--limit", "2"], 2), ([], 4):
+        assert main(["evaluate", str(file), *limit]) == 0
+        assert capsys.readouterr().out.startswith(f"{questions} held-out questions, mean reward")
+    config = load_config(file)
+    config = dataclasses.replace(config, evaluation=EvaluationConfig(limit=2))
+    assert [x.content for x in load_prompts(config)[1]] == ["q0", "q1"] * 3
+    experiment, params = load_experiment(config)
+    results, samples = experiment.evaluate(params, jax.random.key(0))
+    assert [x.questions for x in results.values()] == [2, 2]
+    assert [row["prompt"] for row in samples] == ["q0", "q1"]
+    # With stored scores, only the evaluation has the limit.
+    experiment = dataclasses.replace(experiment, unlimited=experiment.train)
+    assert [x.prompt.content for x in experiment.held_out] == ["q0", "q1"] * 3
 
 
 def test_the_seed_of_the_data_orders_rows(tmp_path, pairs):
@@ -125,7 +161,7 @@ def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs):
 
 
 @pytest.mark.slow
-def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
+def test_the_command_evaluates_pairs(tmp_path, pairs, capsys, monkeypatch):
     config = tmp_path / "config.py"
     config.write_text(
         "from jaxrl_llm.data import from_file\n"
@@ -149,8 +185,19 @@ def test_the_command_evaluates_pairs(tmp_path, pairs, capsys):
     moving += "jr.regularizers.reset_reference, every=3))\n"
     config.write_text(text.replace("RECIPE = 'dpo'\n", moving))
     assert main(["train", str(config), "--run-dir", str(tmp_path / "moving")]) == 0
-    assert main(["evaluate", str(tmp_path / "moving")]) == 2
-    assert "the reference of recipe 'dpo' moves" in capsys.readouterr().err
+    with monkeypatch.context() as patch:  # it loads nothing
+        patch.setattr("jaxrl_llm.cli.evaluate.load_experiment", None)
+        assert main(["evaluate", str(tmp_path / "moving")]) == 2
+    assert "error: the reference of recipe 'dpo' moves" in capsys.readouterr().err
+    graded = moving + "def reward(prompt, completion, metadata):\n    return len(completion)\n"
+    text = text.replace(" recipe=RECIPE", " reward=reward, recipe=RECIPE")
+    config.write_text(text.replace("RECIPE = 'dpo'\n", graded))
+    assert main(["train", str(config), "--run-dir", str(tmp_path / "graded")]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "graded"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert set(json.loads(out)) == {"greedy", "sampled"}
+    assert "the reference of recipe 'dpo' moves" in err
     with open(pairs, "a") as file:  # other questions may be split otherwise
         file.write(json.dumps(ROWS[0] | {"prompt": "new"}) + "\n")
     assert main(["evaluate", str(tmp_path / "run")]) == 2
@@ -353,6 +400,33 @@ def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
         np.testing.assert_allclose(run(f"{margin}", {"margin": margin}), expected, rtol=1e-5)
     with pytest.raises(ValueError, match=r"needs 'margin' .* has none in its metadata"):
         run("none", {})
+
+
+def test_demonstrations_train_in_several_steps_ahead_of_the_weights(tmp_path):
+    """A likelihood of the data depends neither on the weights before a batch nor on their age."""
+    rows = [Prompt(f"q{n}", id=f"{n}", metadata={"demonstration": "ab"[n % 2]}) for n in range(8)]
+
+    def run(name, **changes):
+        config = of_pairs(
+            tmp_path / name,
+            "",
+            recipe="sft",
+            data=DataConfig(prompts=lambda: PromptSet(rows, source="test"), chat=False, held_out=0),
+            evaluation=EvaluationConfig(enabled=False),
+            sampling=SamplingConfig(group_size=1, max_new_tokens=2),
+            steps=4,
+            **changes,
+        )
+        return train(config)
+
+    once, twice = run("once"), run("twice", minibatches=2)
+    assert twice.history[-1]["loss"] < once.history[-1]["loss"] < once.history[0]["loss"]
+    ahead = run("ahead", minibatches=2, asynchrony=AsyncConfig(max_staleness=1))
+    np.testing.assert_allclose(losses_of(ahead), losses_of(twice), rtol=1e-5)
+
+
+def losses_of(result):
+    return [row["loss"] for row in result.history]
 
 
 @pytest.mark.slow

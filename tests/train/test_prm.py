@@ -12,6 +12,9 @@ import pytest
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import ProcessRewardModel
 from jaxrl_llm.testing import make_case, tiny_model
+from jaxrl_llm.train.critic import update_prm
+from jaxrl_llm.train.score import Scores
+from jaxrl_llm.train.state import CriticState
 
 SGD, ADAMW = optax.sgd(0.3), optax.adamw(0.3, weight_decay=0.1)
 
@@ -122,6 +125,32 @@ def test_a_loss_that_compares_no_pairs_needs_none(setting):
     state, metrics = stepped((model, params, batch, prm), of_prm=ADAMW, loss=cross_entropy)
     assert float(metrics["critic_updates"]) == float(metrics["critic_skipped"]) == 0
     jax.tree.map(np.testing.assert_array_equal, state.critic.params, prm)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_loss_that_takes_any_context_needs_no_pairs_unless_it_names_them(pairs):
+    def of_context(logp, old_logp, mask, rewards, **context):
+        return jnp.where(mask & context["where"][..., None], logp, 0).sum()
+
+    def of_pairs(logp, old_logp, mask, rewards, *, pairs, **context):
+        return of_context(logp, old_logp, mask, rewards, **context)
+
+    def scorer(params, part):
+        return Scores(jnp.broadcast_to(params, part.mask.shape), None, {})
+
+    batch = make_case().batch
+    batch = batch.replace(rewards=jnp.ones_like(batch.rewards), extras={})
+    params = {"model": jnp.float32(1)}
+    state, metrics = update_prm(
+        ProcessRewardModel(loss=of_pairs if pairs else of_context),
+        CriticState(params, SGD.init(params), ()),
+        batch,
+        scorer=scorer,
+        optimizer=SGD,
+        microbatches=1,
+    )
+    assert float(metrics["updates"]) == (0 if pairs else 1)
+    assert (state.params["model"] == 1) == pairs
 
 
 @pytest.mark.slow

@@ -373,3 +373,33 @@ def test_verdicts_of_a_judge_are_rewards(tmp_path):
     real = jr.train.judge(tmp_path, tokenizer=ByteTokenizer(), max_new_tokens=4, batch_size=2)
     texts = real.write(["a", "bc", "d" * 400])
     assert texts[2] is None and texts[:2] == [real.write([x])[0] for x in ("a", "bc")]
+
+
+JUDGED = """
+import dataclasses
+import jaxrl_llm as jr
+from tiny_run import CONFIG
+reward = jr.train.judge("{folder}", tokenizer=jr.testing.ByteTokenizer(), compare=True)
+config = dataclasses.replace(CONFIG, reward=reward)
+"""
+
+
+def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, capsys):
+    model, params = tiny_model(num_layers=1)
+    jr.models.save_safetensors(params, tmp_path / "judge", config=model.config)
+    options = {"reward": Scripted(tmp_path / "judge", compare=True), "steps": 1}
+    told = "a judge that compares needs several responses to a prompt"
+    with pytest.raises(ValueError, match=f"^evaluation: {told}, and a greedy evaluation has one;"):
+        tiny_run(tmp_path / "run", evaluation=EvaluationConfig(), **options)
+    one = SamplingConfig(group_size=1, max_new_tokens=4)
+    with pytest.raises(ValueError, match=f"^sampling: {told}; got group_size 1"):
+        tiny_run(tmp_path / "run", recipe="reinforce_pp", sampling=one, **options)
+    with pytest.raises(ValueError, match=f"^config: {told}, but .* 'remax' .* a greedy response"):
+        tiny_run(tmp_path / "run", recipe="remax", **options)
+    (row,) = train(tiny_run(tmp_path / "run", **options)).history
+    assert row["reward"] == 0.5 and row["reward_failures"] == 0  # each comparison has a winner
+    tiny_run(tmp_path / "alone", evaluation=EvaluationConfig(), reward=Scripted(tmp_path / "judge"))
+    config = tmp_path / "config.py"
+    config.write_text(JUDGED.replace("{folder}", str(tmp_path / "judge")))
+    assert main(["evaluate", str(config)]) == 2
+    assert f"error: evaluation: {told}" in capsys.readouterr().err

@@ -6,13 +6,14 @@ import re
 import jax
 import numpy as np
 import pytest
-from test_episodes import TROLL, Letters, one_batch
+from test_episodes import TROLL, Letters, config, one_batch
+from test_linear_runs import hybrid
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import SemiOnline
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
-from jaxrl_llm.train import DataConfig, SamplingConfig, make_scorer
+from jaxrl_llm.train import DataConfig, SamplingConfig, make_scorer, train
 from jaxrl_llm.train.rollouts import pack_pending, unpack_pending
 from jaxrl_llm.train.score import Scorer
 
@@ -193,3 +194,39 @@ def test_models_and_methods_that_cannot_read_rewritten_rows_say_so(forgotten):
         make_scorer(experiment.model._replace(reads_trees=False))(params, collected.batch)
     with pytest.raises(ValueError, match="the answer after each turn cannot be computed if"):
         Scorer(experiment.model).answers(params, collected.batch)
+
+
+def linear():
+    return *hybrid()[:2], ByteTokenizer()
+
+
+def linear_and_forgetful():
+    return *hybrid()[:2], Forgets()
+
+
+class Never(Letters):
+    def reset(self, task, seed):
+        raise AssertionError("a run that cannot train has begun")
+
+
+TEACHES = {"recipe": "gkd", "teacher": linear_and_forgetful}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": linear_and_forgetful}, "the model, whose reads_trees is False"),
+        (TEACHES, "the teacher, whose reads_trees is False"),
+        ({"tokens_per_microbatch": 2048}, "tokens_per_microbatch cannot be used with that"),
+    ],
+)
+def test_a_run_that_cannot_train_on_rewritten_turns_does_not_begin(changes, why, tmp_path):
+    with pytest.raises(ValueError, match=f"the chat template rewrites earlier turns, but {why}"):
+        train(config(tmp_path, Never(), **FORGETS | changes))
+
+
+def test_an_experts_turn_ends_a_run_that_cannot_train_on_it(tmp_path):
+    changes = {"recipe": RULE, **ALONG, "model": linear}
+    message = r"after SemiOnline.step of prompt '\d' the chat template, or Observation.instead, rew"
+    with pytest.raises(ValueError, match=message):
+        train(config(tmp_path, SemiOnline(near, limit=1), **changes))

@@ -1,22 +1,31 @@
 """What a run writes: which completions, its settings, and what a resumed run may change."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import low_bytes, tiny_run
+from tiny_run import CONFIG, low_bytes, tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm import rewards as R
+from jaxrl_llm.core import bind
+from jaxrl_llm.rewards import _worker
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
     CheckpointConfig,
     Checkpoints,
+    EvaluationConfig,
     LoRAConfig,
     OptimizerConfig,
     ReportConfig,
     accuracy,
+    make_optimizer,
     train,
 )
+from jaxrl_llm.train.checkpoint.serialization import shapes_digest
 from jaxrl_llm.train.grading import spread_rows
 from jaxrl_llm.train.logging import RunFolder, run_folder
 from jaxrl_llm.train.logging.results import (
@@ -27,8 +36,9 @@ from jaxrl_llm.train.logging.results import (
     samples_table,
     training_reward,
 )
-from jaxrl_llm.train.logging.settings import changed_settings, settings
+from jaxrl_llm.train.logging.settings import changed_settings, fixed_settings, settings
 from jaxrl_llm.train.mesh import MeshConfig
+from jaxrl_llm.train.teachers import AlignedTeacher, ServerTeacher
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -147,6 +157,129 @@ def test_a_file_may_be_moved_but_not_be_another_one(old, new, changed):
     assert changed_settings({"dtype": old}, {"dtype": new})
 
 
+def test_a_run_whose_bound_reward_had_no_name_resumes():
+    """Earlier versions wrote "Bound" for the name of such a reward in a pool."""
+    with jr.rewards.VerifierPool(jr.bind(jr.rewards.code_stdio, total=50.0), workers=1) as pool:
+        now = settings(tiny_run("run", reward=pool))
+    assert "code_stdio" in now["reward"]
+    assert changed_settings(now | {"reward": "Bound"}, now) == {}
+    for old, new, changed in (
+        ("majority_vote(Bound)", "majority_vote(f)", False),
+        ("majority_vote(Bound)", "f", True),
+        ("f", "Bound", True),
+        ("Boundary", "f", True),
+    ):
+        assert bool(changed_settings({"reward": old}, {"reward": new})) == changed
+
+
+def within(prompt, completion, metadata, *, tol=0.0):
+    return float(abs(float(completion) - metadata["answer"]) <= tol)
+
+
+class Grader:
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, prompt, completion, metadata):
+        return 1.0
+
+    def grade(self, prompt, completion, metadata):
+        return 1.0
+
+
+def rewards(folder):
+    """Names of rewards, and two functions that make rewards of this name with other options."""
+    pool, warm, total = R.VerifierPool, R.math_verify_pool, R.weighted_sum
+    judge = functools.partial(jr.train.judge, folder / "lm")
+    scores = functools.partial(jr.train.reward_model, folder / "response")
+    steps = functools.partial(jr.train.reward_model, folder / "step")
+    lm, response, step = (str(folder / name) for name in ("lm", "response", "step"))
+    close, far = bind(within, tol=1e-3), functools.partial(within, tol=1.0)
+    return [
+        (f"judge({lm!r})", judge, lambda: judge(compare=True)),
+        (f"judge({lm!r})", judge, lambda: judge(parse=R.rating)),
+        (f"reward_model({response!r})", scores, lambda: scores(chat=False)),
+        (f"reward_model({response!r})", scores, lambda: scores(system="Be strict.")),
+        (f"reward_model({step!r})", steps, lambda: steps(reduce="product")),
+        (
+            "right + 0.5 near",
+            lambda: total({"right": (R.last_integer, 1.0), "near": (close, 0.5)}),
+            lambda: total({"right": (R.boxed_math, 1.0), "near": (close, 0.5)}),
+        ),
+        ("within", lambda: total({"within": (within, 1)}), lambda: total({"within": (close, 1)})),
+        ("within", lambda: pool(within), lambda: pool(close)),
+        ("within", lambda: pool(close), lambda: pool(far)),
+        ("within", lambda: warm(close), lambda: warm(far)),
+        ("Grader", lambda: pool(Grader("a")), lambda: pool(Grader("b"))),
+        (
+            "right",
+            lambda: pool(total({"right": (close, 1.0)})),
+            lambda: pool(total({"right": (far, 1.0)})),
+        ),
+        (
+            "majority_vote(dapo_math)",
+            lambda: R.majority_vote(R.dapo_math),
+            lambda: R.majority_vote(R.dapo_math, answer=str.strip),
+        ),
+        (
+            "majority_vote(within)",
+            lambda: R.majority_vote(close, answer=str.strip),
+            lambda: R.majority_vote(far, answer=str.strip),
+        ),
+        (
+            "reasoning_gym('chain_sum')",
+            lambda: R.reasoning_gym("chain_sum"),
+            lambda: R.reasoning_gym("chain_sum", max_terms=3),
+        ),
+        ("Grader.grade", lambda: Grader("a").grade, lambda: Grader("b").grade),
+    ]
+
+
+def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch):
+    monkeypatch.setenv(_worker.LOADING, "1")  # pools without workers
+    model, params = tiny_model(num_layers=1)
+    jr.models.save_safetensors(params, tmp_path / "lm", config=model.config)
+    _, params = jr.models.with_head(model, params, key=jax.random.key(0))
+    for head in ("response", "step"):
+        jr.models.save_safetensors(params, tmp_path / head, config=model.config, head=head)
+    for name, first, second in rewards(tmp_path):
+        old, again, new = (settings(tiny_run("run", reward=f())) for f in (first, first, second))
+        assert old["reward"] == new["reward"] == name
+        assert changed_settings(old, again) == {}
+        assert set(changed_settings(old, new)) == {"reward"}, name
+        for now in (old, new):  # an earlier version wrote names alone
+            earlier = {k: value for k, value in now.items() if not k.endswith(".with_options")}
+            assert earlier != now and changed_settings(earlier, now) == {}
+    environment = jr.environments.ToolEnv
+    envs = [environment((), f) for f in (R.last_integer, R.boxed_math)]
+    old, new = (settings(tiny_run("run", reward=None, environment=env)) for env in envs)
+    assert set(changed_settings(old, new)) == {"environment"}
+
+
+def test_a_changed_reward_is_told_with_its_options():
+    old = {"reward": "a", "reward.with_options": "a(x=1)"}
+    new = {"reward": "a", "reward.with_options": "a(x=2)"}
+    assert changed_settings(old, new) == {"reward": ("a(x=1)", "a(x=2)")}
+    assert changed_settings({"reward": "b"}, new) == {"reward": ("b", "a")}
+    assert changed_settings(old, {"reward": "b"}) == {"reward": ("a", "b")}
+    assert changed_settings(new, {"reward": None}) == {"reward": ("a", None)}
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_a_resumed_run_notices_another_model_of_the_server_that_teaches(aligned):
+    def shown(model):
+        teacher = ServerTeacher("http://localhost:8000/", model=model)
+        recipe = "span_distillation" if aligned else jr.recipes.gkd(top=2)
+        teacher = AlignedTeacher(teacher, ByteTokenizer()) if aligned else teacher
+        return settings(tiny_run("run", recipe=recipe, teacher=teacher))
+
+    old, new = shown("A"), shown("B")
+    name = "ServerTeacher('http://localhost:8000')"
+    assert old["teacher"] == new["teacher"] == (f"AlignedTeacher({name})" if aligned else name)
+    assert set(changed_settings(old, new)) == {"teacher"} == set(changed_settings(shown(None), new))
+    assert changed_settings(new, shown("B")) == {}
+
+
 def test_the_minibatches_of_a_recipe_are_those_of_its_mesh():
     """GSPO's four minibatches of two groups do not divide among four devices."""
     one = tiny_run("run", recipe="gspo", prompts_per_step=8)
@@ -166,6 +299,103 @@ def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path
         train(slower, resume=True)
     assert int(train(slower, resume=True, allow_changed=True).state.step) == 2
     assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
+
+
+def begun_with(folder, config):
+    """A folder as a run with a checkpoint leaves it."""
+    (folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+    row = {"step": 0, "event": "start", "settings": settings(config), "about": {}}
+    JsonLines(folder / "sessions.jsonl").write(row)
+
+
+SGD = {"name": "sgd", "b2": 0.999, "eps": 1e-8}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fixed"),
+    [
+        ({}, {"seed": 1}, "seed"),
+        ({}, {"data": {"seed": 1}}, "data.seed"),
+        ({}, {"lora": {"rank": 2}}, "lora.rank"),
+        ({"lora": {"rank": 2}}, {"lora": {"rank": 2, "alpha": 1.0}}, "lora.alpha"),
+        ({}, {"evaluation": {"enabled": True}}, "evaluation.enabled"),
+        ({"evaluation": {"enabled": True}}, {}, "evaluation.enabled"),
+        ({}, {"optimizer": {"decay_steps": 4}}, "optimizer.decay_steps"),
+        ({}, {"optimizer": {"warmup_steps": 4}}, "optimizer.warmup_steps"),
+        ({"optimizer": {"warmup_steps": 4}}, {}, "optimizer.warmup_steps"),
+        ({}, {"optimizer": {"moment_dtype": "bfloat16"}}, "optimizer.moment_dtype"),
+        ({}, {"optimizer": {"max_grad_norm": None}}, "optimizer.max_grad_norm"),
+        ({}, {"optimizer": SGD}, "optimizer.name"),
+        ({"optimizer": SGD}, {"optimizer": SGD | {"b1": 0.0}}, "optimizer.b1"),
+        (
+            {"critic": {"learning_rate": 1e-3}, "recipe": "ppo_max"},
+            {"critic": {"learning_rate": 1e-3, "decay_steps": 4}, "recipe": "ppo_max"},
+            "critic.decay_steps",
+        ),
+    ],
+)
+def test_what_no_resumed_run_can_change_is_told_before_it_loads(
+    tmp_path, monkeypatch, before, after, fixed
+):
+    monkeypatch.setattr("jaxrl_llm.train.run.init_experiment", None)  # it loads nothing
+    kinds = {"lora": LoRAConfig, "evaluation": EvaluationConfig, "critic": OptimizerConfig}
+
+    def config(changes):
+        for name, value in changes.items():
+            if isinstance(value, dict):
+                now = getattr(CONFIG, name) if name in ("data", "optimizer") else kinds[name]()
+                changes = changes | {name: dataclasses.replace(now, **value)}
+        return tiny_run(tmp_path, **changes)
+
+    begun_with(tmp_path, config(before))
+    changed = dataclasses.replace(config(after), reward_on_error="zero")
+    with pytest.raises(ValueError, match="reward_on_error was 'drop', is 'zero'") as error:
+        train(changed, resume=True)
+    told = f"Resume it with the same settings; a resumed run cannot change {fixed}."
+    assert f"{fixed} was " in str(error.value) and str(error.value).endswith(told)
+    with pytest.raises(ValueError, match="^train: the run in ") as error:
+        train(changed, resume=True, allow_changed=True)
+    assert f"had other settings: {fixed} was " in str(error.value)  # and none that is allowed
+    assert str(error.value).endswith(told)
+
+
+OPTIMIZERS = [
+    OptimizerConfig(learning_rate=1e-3, **options)
+    for options in (
+        {},
+        {"decay_steps": 5},
+        {"decay_steps": 6, "warmup_steps": 2},
+        {"max_grad_norm": None},
+        {"max_grad_norm": 0.5, "weight_decay": 0.1},
+        {"decay_steps": 5, "weight_decay": 0.1},
+        {"moment_dtype": "bfloat16", "b1": 0.8},
+        {"name": "sgd"},
+        {"name": "sgd", "b1": 0.5},
+        {"name": "sgd", "b1": 0.0},
+        {"name": "sgd", "b1": 0.0, "weight_decay": 0.1},
+        {"name": "sgd", "weight_decay": 0.1},
+        {"name": "sgd", "weight_decay": 0.1, "decay_steps": 5},
+        {"name": "sgd", "b1": 0.0, "decay_steps": 5},
+        {"name": "sgd", "b1": 0.0, "weight_decay": 0.1, "warmup_steps": 5},
+        {"name": "sgd", "moment_dtype": "bfloat16", "max_grad_norm": None},
+    )
+]
+
+
+def test_an_optimizer_is_fixed_where_its_state_would_have_other_arrays():
+    states = [shapes_digest(make_optimizer(each).init(jnp.ones(2))) for each in OPTIMIZERS]
+    named = [settings(tiny_run("run", optimizer=each)) for each in OPTIMIZERS]
+    for old, before in zip(named, states, strict=True):
+        for new, after in zip(named, states, strict=True):
+            assert bool(fixed_settings(old, new)) == (before != after), (old, new)
+
+
+def test_questions_that_have_moved_may_be_accepted(tmp_path):
+    begun_with(tmp_path, tiny_run(tmp_path))
+    other = dataclasses.replace(CONFIG.data, prompts=lambda: CONFIG.data.prompts())
+    told = r"accept the changes \(--allow-changed\); the questions must stay the same\.$"
+    with pytest.raises(ValueError, match=f"data.prompts was .* {told}"):
+        train(tiny_run(tmp_path, data=other), resume=True)
 
 
 def test_json_lines(tmp_path):

@@ -29,7 +29,7 @@ def low(prompt, completion, metadata):
 RECIPES = {
     "dots": lambda: jr.recipes.dots(references=3, capacity=8),
     "dart": lambda: jr.recipes.dart(capacity=8),
-    "training_free_grpo": lambda: jr.recipes.training_free_grpo(capacity=4, length=32),
+    "training_free_grpo": lambda: jr.recipes.training_free_grpo(capacity=4, max_bytes=32),
     "mpo": jr.recipes.mpo,
 }
 

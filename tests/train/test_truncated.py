@@ -59,7 +59,9 @@ def test_a_step_takes_all_its_ratios_over_the_support(tiny):
     model, params = tiny
     batch, _ = sampled(tiny, ALL)
     recipe = jr.recipes.grpo().replace(
-        correction=jr.corrections.rollout_correction,
+        correction=jr.bind(
+            jr.corrections.rollout_correction, weights=jr.corrections.importance_weights
+        ),
         regularizers=(jr.bind(jr.regularizers.kl_to_reference, estimator="k3", coef=1e-3),),
     )
     optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, learning_rate=1e-4))

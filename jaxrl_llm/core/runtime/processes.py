@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.sizes import power_of_two
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ def share(value: T) -> list[T]:
 
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(data)))
-    width = 1 << (int(sizes.max()) - 1).bit_length()  # a power of two: few shapes to compile
+    width = power_of_two(int(sizes.max()))
     padded = np.pad(data, (0, width - len(data)))
     rows = multihost_utils.process_allgather(padded)
     return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]

@@ -109,14 +109,14 @@ def wait_for_one(futures: Collection[Future]) -> None:
 
 
 def end_within(seconds: float, code: int) -> None:
-    """Ends the process with ``code`` if it still runs ``seconds`` after the end of its main thread.
+    """Ends the process with ``code`` if it still runs ``seconds`` after this call, its last one.
 
     A normal exit waits for every thread that is not a daemon, and a thread that hangs would block
     the exit forever. Buffered output must be flushed before.
     """
 
     def end() -> None:
-        threading.main_thread().join()
+        # It does not wait for the end of the main thread, which waits for the pools' threads.
         time.sleep(seconds)
         os._exit(code)
 

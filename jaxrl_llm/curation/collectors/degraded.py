@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.offline import Offline, offline_pairs
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
@@ -40,7 +41,7 @@ class _Degraded(Offline):
         tokens = collection.encode(tokens, ends=True) if isinstance(tokens, str) else tokens
         tokens = np.asarray(tokens, np.int32)
         length = len(tokens) - int(tokens[-1] in collection.stop_ids)
-        size = 1 << max(length - 1, 0).bit_length()  # few shapes are compiled
+        size = power_of_two(length)
         salience, there = np.zeros(size, np.float32), np.arange(size) < length
         salience[:length] = [len(collection.decode([int(x)]).strip()) for x in tokens[:length]]
         shares = np.arange(1, self.degrees, dtype=np.float32) / self.degrees

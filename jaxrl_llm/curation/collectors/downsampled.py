@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Row,
     collector_needs,
+    for_batch_of,
     in_order,
     on_host,
     sized,
@@ -53,10 +54,7 @@ class _Downsampled:
         return group_size
 
     def for_batch(self, num_groups: int) -> "_Downsampled":
-        for_batch = getattr(self.source, "for_batch", None)
-        return (
-            self if for_batch is None else dataclasses.replace(self, source=for_batch(num_groups))
-        )
+        return dataclasses.replace(self, source=for_batch_of(self.source, num_groups))
 
     def init(self, num_prompts: int) -> DownsampledState:
         key: ArrayTree = ()

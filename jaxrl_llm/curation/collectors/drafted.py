@@ -77,7 +77,7 @@ class _Drafted:
 def drafted(rule: Callable, *, oversample: int = 4, steps: int = 6) -> Collector:
     """Drafts of ``oversample`` times G seeds; a rule selects those to generate in full and train.
 
-        oversample G seeds -> drafts -> rewards -> rule -> the same noise in all steps -> rewards
+        oversample G seeds -> drafts -> rewards -> rule -> the same noise in full -> rewards
 
     A draft is a trajectory of a flow policy in a few steps, none of them random. Only its reward is
     used; the trajectory that trains starts from the same noise and has its own reward.

@@ -151,6 +151,8 @@ class _Budgeted(SeveralMessages):
     budgets: tuple[int, ...]
     template: str = BUDGET_TEMPLATE
 
+    mixes_texts = True
+
     def _messages(self, collection: Collection):
         group, each = collection.group_size, len(self.budgets)
         counts = [group // each + (n < group % each) for n in range(each)]

@@ -13,6 +13,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     collector_parts,
+    for_batch_of,
     on_host,
     sized,
     width_of,
@@ -28,6 +29,10 @@ class _Mixed:
 
     asks_again = True
 
+    @property
+    def samples_nothing(self) -> bool:
+        return all(getattr(source, "samples_nothing", False) for source in self.sources)
+
     def width(self, group_size: int) -> int:
         return max(width_of(source, group_size) for source in self.sources)
 
@@ -38,11 +43,8 @@ class _Mixed:
         return dataclasses.replace(self, sources=sources)
 
     def for_batch(self, num_groups: int) -> Collector:
-        sources = []
-        for source, groups in zip(self.sources, self.groups_of_sources(num_groups), strict=True):
-            for_batch = getattr(source, "for_batch", None)
-            sources.append(source if for_batch is None else for_batch(groups))
-        return dataclasses.replace(self, sources=tuple(sources))
+        counts = self.groups_of_sources(num_groups)
+        return dataclasses.replace(self, sources=tuple(map(for_batch_of, self.sources, counts)))
 
     def init(self, num_prompts: int) -> ArrayTree:
         return tuple(source.init(num_prompts) for source in self.sources)

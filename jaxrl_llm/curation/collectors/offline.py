@@ -198,6 +198,7 @@ class Offline:
     source: Collector
 
     brings_responses = True
+    samples_nothing = True
 
     @property
     def offline(self) -> bool:

@@ -258,6 +258,7 @@ class _Windowed(_Partial):
     """Made by :func:`windowed`: room for P groups that go on."""
 
     needs_fresh_weights = True  # what a batch sampled is told by the current version
+    lacks_components = True  # a response that has not ended has a reward of 0, and no more
 
     def observe(self, state: PartialState, collection: Collection) -> tuple[Decision, ArrayTree]:
         riding, groups = self._riding(state, collection)

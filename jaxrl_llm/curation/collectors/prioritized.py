@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -64,8 +65,7 @@ class _Prioritized:
                 size = min(total, self.candidates * collection.num_groups)
                 pool = np.asarray(candidate_pool(pool_key, num_prompts=total, size=size))
                 belief = PromptBelief(belief.alpha[pool], belief.beta[pool])
-            # A power of two, so that few shapes are compiled.
-            most = min(len(belief.alpha), 1 << (first + count - 1).bit_length())
+            most = min(len(belief.alpha), power_of_two(first + count))
             G = collection.group_size
             try:
                 ids = _compiled_order(rate_key, draw_key, belief, self, G, most)

@@ -25,6 +25,8 @@ collector built of others has their attributes (:func:`collector_needs`):
 
 - ``sends_text = True``: requests with a ``text``. The prompt length is increased for it. The
   prompts of an environment are its first observations, so a run with one is rejected.
+- ``mixes_texts = True``: rows whose members train after different texts, which a denoising or flow
+  model cannot score.
 - ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
 - ``stores_responses = True``: responses of earlier batches. Stored episodes lack their turns, so a
   run with an environment is rejected.
@@ -44,6 +46,9 @@ collector built of others has their attributes (:func:`collector_needs`):
 - ``offline = True``: the data have all responses and their rewards. Nothing is sampled, so a run
   needs no reward, and the evaluation compares the responses of held-out rows. A collector built of
   several has it only if all of them do.
+- ``samples_nothing = True``: the data have all responses, though perhaps not their rewards, so a
+  recipe without a ratio may take several steps on a batch. A collector built of others has it only
+  if it says so itself.
 - ``asks_again = True``: it requests more after groups have finished, selects among their rollouts
   or sets their rewards, so it cannot be the source of a collector that only uses its prompts.
 - ``counts_groups = True``: its place in the data advances by the groups of a batch that it is
@@ -448,8 +453,13 @@ def sized(
     """The collector with the sizes of a run: what ``for_run`` returns, or the same one."""
     for_run = getattr(collector, "for_run", None)
     collector = collector if for_run is None else for_run(group_size, max_new_tokens)
+    return collector if num_groups is None else for_batch_of(collector, num_groups)
+
+
+def for_batch_of(collector: Collector, num_groups: int) -> Collector:
+    """The collector for batches of P groups: what ``for_batch`` returns, or the same one."""
     for_batch = getattr(collector, "for_batch", None)
-    return collector if for_batch is None or num_groups is None else for_batch(num_groups)
+    return collector if for_batch is None else for_batch(num_groups)
 
 
 def groups_of(share: float, num_groups: int, *, up: bool = False) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import (
     OWN,
     REPLAYED,
@@ -22,6 +23,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     collector_needs,
     collector_parts,
+    for_batch_of,
     in_order,
     on_host,
     sized,
@@ -161,8 +163,7 @@ def store_groups(
         for group in groups
     ]
     versions = [_oldest(group) for group in groups]
-    # A power of two, so that few shapes are compiled.
-    spare = (0, (1 << (len(groups) - 1).bit_length()) - len(groups))
+    spare = (0, power_of_two(len(groups)) - len(groups))
     numbers = np.pad(np.arange(1, len(groups) + 1, dtype=np.int32), spare)
     with on_host():
         # The rule moves the numbers of groups, and the groups follow.
@@ -247,10 +248,7 @@ class _Replayed:
         )
 
     def for_batch(self, num_groups: int) -> "_Replayed":
-        for_batch = getattr(self.source, "for_batch", None)
-        return (
-            self if for_batch is None else dataclasses.replace(self, source=for_batch(num_groups))
-        )
+        return dataclasses.replace(self, source=for_batch_of(self.source, num_groups))
 
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
@@ -515,8 +513,8 @@ def replayed(
 ) -> Collector:
     """Trains on stored groups of earlier batches: a part of each batch, or for dropped groups.
 
-        with ``share``:    round(share P) stored groups and P - round(share P) fresh ones
-        with ``replace``:  P fresh groups; stored ones replace those that the rule drops
+        a part of a batch:  round(share P) stored groups and P - round(share P) fresh ones
+        with ``replace``:   P fresh groups; stored ones replace those that the rule drops
         buffer <- fresh groups of the batch, once it is complete
 
     A stored group has the tokens, rewards and ``behavior_logp`` of the weights that sampled it, and
@@ -598,8 +596,7 @@ def replayed(
             f"{name}: source {source!r} also replays stored groups, which cannot be told apart "
             "from those of this collector; leave one of the two out."
         )
-    for_batch = getattr(source, "for_batch", None)
-    if share is not None and for_batch is not None and for_batch(1) != source:
+    if share is not None and for_batch_of(source, 1) != source:
         raise ValueError(
             f"{name}: with share, source {source!r} is asked for fewer groups than a batch has, "
             "but its state is made for one number of groups; use replace or another source."

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import write_whole
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     Collection,
@@ -231,8 +232,7 @@ class _Shared:
         ]
         order: list[int] = []
         if known:
-            # A power of two, so that few shapes are compiled.
-            there = np.arange(1 << (len(known) - 1).bit_length()) < len(known)
+            there = np.arange(power_of_two(len(known))) < len(known)
             with on_host():
                 chosen = swarm_groups(
                     jax.random.wrap_key_data(key_data),

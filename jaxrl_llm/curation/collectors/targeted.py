@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Request,
+    for_batch_of,
     in_order,
     on_host,
     sized,
@@ -66,10 +67,7 @@ class _Targeted:
         return dataclasses.replace(self, source=source)
 
     def for_batch(self, num_groups: int) -> "_Targeted":
-        for_batch = getattr(self.source, "for_batch", None)
-        return (
-            self if for_batch is None else dataclasses.replace(self, source=for_batch(num_groups))
-        )
+        return dataclasses.replace(self, source=for_batch_of(self.source, num_groups))
 
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
@@ -237,9 +235,9 @@ def targeted(
 ) -> Collector:
     """Requests the prompts whose predicted success rate is near a target.
 
-        every few steps:  R random references -> G rollouts each -> their mean rewards
-                          rate_i = attention of prompt i to the references, then a linear fit
-                          order ~ softmax(-|rate - target| / temperature), without replacement
+        once in `every` steps:  `references` random prompts -> G rollouts each -> mean rewards
+            rate_i = attention of prompt i to these prompts, then a linear fit
+            order ~ softmax(-|rate - target| / temperature), without replacement
         batch = the prompts of the order, in turns of the round's steps
 
     The rollouts of the references are only for the prediction and do not train. Rewards must be in

@@ -9,10 +9,12 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Request,
+    for_batch_of,
     in_order,
     on_host,
     sized,
@@ -48,10 +50,7 @@ class _EntropyTemperature:
         return dataclasses.replace(self, source=source)
 
     def for_batch(self, num_groups: int) -> "_EntropyTemperature":
-        for_batch = getattr(self.source, "for_batch", None)
-        return (
-            self if for_batch is None else dataclasses.replace(self, source=for_batch(num_groups))
-        )
+        return dataclasses.replace(self, source=for_batch_of(self.source, num_groups))
 
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
@@ -82,8 +81,7 @@ class _EntropyTemperature:
             entropies.append(entropy[there])
         entropy = np.concatenate(entropies)
         if entropy.size:
-            # A power of two, so that few shapes are compiled.
-            size = 1 << (entropy.size - 1).bit_length()
+            size = power_of_two(entropy.size)
             padded = np.pad(entropy, (0, size - entropy.size))
             with on_host():
                 stats = _measure(padded, np.arange(size) < entropy.size, measure=self.measure)

@@ -31,6 +31,7 @@ class _PlainTexts:
 
     sets_prompts = True
     brings_responses = True
+    samples_nothing = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_PlainTexts":
         del group_size

@@ -152,6 +152,10 @@ class _TwoPhase:
     def sends_text(self) -> bool:
         return self.text is not None
 
+    @property
+    def mixes_texts(self) -> bool:
+        return self.text is not None
+
     def width(self, group_size: int) -> int:
         return max(self.max_rollouts, self.first or group_size)
 

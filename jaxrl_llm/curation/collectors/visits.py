@@ -34,7 +34,7 @@ from jaxrl_llm.curation.plans import stage_mask
 
 
 def next_visits(
-    visits: Mapping[str, np.ndarray], *, count: int, seed: int
+    visits: Mapping[str, np.ndarray], *, count: int, seed: int, where: np.ndarray | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The next entries of endless shuffled epochs, and the position after them.
 
@@ -42,16 +42,20 @@ def next_visits(
       visits: ``epoch``, ``index`` and ``size``, the entries of an epoch: int32 ``[]`` each.
       count: Number of entries.
       seed: Seed of the order.
+      where: bool ``[size]``, the entries that take part; None for all.
 
     Returns:
       int ``[count]``, from 0 to ``size`` - 1, and the visits after them.
     """
     epoch, index, size = (int(visits[name]) for name in ("epoch", "index", "size"))
+    where = np.ones(size, bool) if where is None else where
     parts = [np.zeros(0, np.int64)]
     while count:
         order = np.random.default_rng((seed, epoch)).permutation(size)
-        parts.append(order[index : index + count])
-        count, index = count - len(parts[-1]), index + len(parts[-1])
+        places = index + np.flatnonzero(where[order[index:]])[:count]
+        parts.append(order[places])
+        count -= len(places)
+        index = size if count else int(places[-1]) + 1
         if index == size:
             epoch, index = epoch + 1, 0
     return np.concatenate(parts), _visits(size, epoch, index)
@@ -84,18 +88,27 @@ class _InEpochs:
     def init(self, num_prompts: int) -> ArrayTree:
         return _visits(num_prompts)
 
+    def _where(self, collection: Collection) -> np.ndarray | None:
+        """Bool, the prompts that take part; None for all."""
+        del collection
+        return None
+
+    def _next(self, visits, collection: Collection, count: int) -> tuple[np.ndarray, ArrayTree]:
+        """The next prompts, and the position after them."""
+        seed, where = _order_seed(self.seed, collection), self._where(collection)
+        return next_visits(visits, count=count, seed=seed, where=where)
+
     def propose(self, state, key, collection: Collection, count: int):
         del key
-        first, seed = _proposed(collection), _order_seed(self.seed, collection)
-        entries, _ = next_visits(state, count=first + count, seed=seed)
-        return tuple(Request(collection.group_size, int(i)) for i in entries[first:]), state
+        first = _proposed(collection)
+        prompts, _ = self._next(state, collection, first + count)
+        return tuple(Request(collection.group_size, int(i)) for i in prompts[first:]), state
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         decision, _ = in_order().observe((), collection)
         if decision.rows is None and (collection.waiting or not collection.requests):
             return decision, state
-        seed = _order_seed(self.seed, collection)
-        return decision, next_visits(state, count=_proposed(collection), seed=seed)[1]
+        return decision, self._next(state, collection, _proposed(collection))[1]
 
     def __repr__(self) -> str:
         return "in_epochs()" if self.seed is None else f"in_epochs(seed={self.seed})"
@@ -135,13 +148,11 @@ def _stages(data: Sequence[Mapping[str, Any]], *, column: str) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class _Staged:
+class _Staged(_InEpochs):
     """Made by :func:`staged`."""
 
     boundaries: tuple[int, ...]
     column: str = "stage"
-    seed: int | None = None
-    counts_groups: ClassVar[bool] = True
 
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has no stage, or none is open in the first step."""
@@ -159,8 +170,8 @@ class _Staged:
                 )
         self._open(data, 0)
 
-    def init(self, num_prompts: int) -> ArrayTree:
-        return _visits(num_prompts)
+    def _where(self, collection: Collection) -> np.ndarray:
+        return self._open(collection.data, collection.step)
 
     def _open(self, data: Sequence[Mapping[str, Any]], step: int) -> np.ndarray:
         """Bool, the prompts that take part."""
@@ -170,33 +181,6 @@ class _Staged:
         if not there.any():
             raise ValueError(f"staged: no {self.column!r} of a prompt is open at step {step}.")
         return there
-
-    def _next(self, visits, collection: Collection, count: int) -> tuple[list[int], ArrayTree]:
-        """The next prompts that take part, and the place after them."""
-        epoch, index, size = (int(visits[name]) for name in ("epoch", "index", "size"))
-        there, places = self._open(collection.data, collection.step), []
-        while len(places) < count:
-            seed = _order_seed(self.seed, collection)
-            order = np.random.default_rng((seed, epoch)).permutation(size)
-            taken = index + np.flatnonzero(there[order[index:]])[: count - len(places)]
-            places += order[taken].tolist()
-            if len(places) < count or taken[-1] + 1 == size:
-                epoch, index = epoch + 1, 0
-            else:
-                index = int(taken[-1]) + 1
-        return places, _visits(size, epoch, index)
-
-    def propose(self, state, key, collection: Collection, count: int):
-        del key
-        first = _proposed(collection)
-        places, _ = self._next(state, collection, first + count)
-        return tuple(Request(collection.group_size, place) for place in places[first:]), state
-
-    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        decision, _ = in_order().observe((), collection)
-        if decision.rows is None and (collection.waiting or not collection.requests):
-            return decision, state
-        return decision, self._next(state, collection, _proposed(collection))[1]
 
     def __repr__(self) -> str:
         seed = "" if self.seed is None else f", seed={self.seed}"
@@ -456,7 +440,7 @@ def prefixed(
 ) -> Collector:
     """The prompts, and each of them again with several prefixes of a correct response.
 
-        epoch = N plain prompts and N cuts more that begin with trace[:h], h = floor(u length)
+        epoch = N plain prompts and N * cuts that begin with trace[:h], h = floor(u length)
         u uniform in [low, high), drawn once
 
     Each of these is a separate prompt with its own group and baseline. No token of a prefix is

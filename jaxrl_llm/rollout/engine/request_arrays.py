@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.rollout._inputs import check_limits, counts
 from jaxrl_llm.rollout.engine.requests import Completion, Group
 from jaxrl_llm.rollout.engine.scheduler import SlotIndex, StartedRequest
@@ -111,7 +112,7 @@ def turn_arrays(
     The width of ``tokens`` is a power of two, so that few shapes are compiled.
     """
     longest = max(len(tokens) for tokens, _ in turns.values())
-    width = min(1 << max(longest - 1, _FEWEST - 1).bit_length(), spec.max_new_tokens)
+    width = min(power_of_two(max(longest, _FEWEST)), spec.max_new_tokens)
     where, count = np.zeros(spec.grid, bool), np.zeros(spec.grid, np.int32)
     limit, keep = np.ones(spec.grid, np.int32), np.zeros(spec.grid, np.int32)
     array = np.full((*spec.grid, width), spec.pad_id, np.int32)

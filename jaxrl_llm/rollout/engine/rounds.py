@@ -117,10 +117,11 @@ def _start(generation: Generation, buffered: deque[Group], new: Iterator[Group],
 def off_policy_fraction(versions, mask, *, current_version: int) -> float:
     """The share of tokens that older weights sampled, as in resumed responses.
 
-        (unmasked tokens of versions below current_version) / (unmasked tokens);   0 for none
+        (unmasked tokens of versions from 0 to current_version - 1) / (unmasked tokens);  0 for none
 
     Args:
-      versions: int ``[...]``, the version of the weights that sampled each token.
+      versions: int ``[...]``, the version of the weights that sampled each token; negative where it
+        is unknown or no weights of the run sampled, as in a demonstration.
       mask: bool ``[...]``, True = keep; what is masked is not read.
       current_version: The version that samples now.
 
@@ -140,7 +141,8 @@ def off_policy_fraction(versions, mask, *, current_version: int) -> float:
     if versions.size:
         checks.check_integer("off_policy_fraction", versions=versions)
     mask = flags("off_policy_fraction", versions, mask=np.asarray(mask))
-    return float(np.sum(mask & (versions < current_version)) / max(np.sum(mask), 1))
+    older = (versions >= 0) & (versions < current_version)
+    return float(np.sum(mask & older) / max(np.sum(mask), 1))
 
 
 def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:

@@ -522,12 +522,14 @@ def saved_on_error(
 ) -> Iterator[None]:
     """A context that waits for the last checkpoint, and after an error saves the state first.
 
+    It does neither after a KeyboardInterrupt: a save under way goes on in its thread.
+
     ``current`` returns the state after the last complete step, ``save`` begins its checkpoint, and
     ``log`` is told what was saved.
     """
     try:
         yield
-    except BaseException as error:
+    except Exception as error:  # a second Ctrl-C should not wait
         # Only together can processes save. After an error that all have, all come here; where one
         # has failed alone, the others wait for it somewhere else.
         alone = False
@@ -547,8 +549,7 @@ def saved_on_error(
                 ) from error
             raise
         try:
-            # A second Ctrl-C should not wait, and a full disk stays full.
-            if isinstance(error, Exception) and not isinstance(error, CheckpointError):
+            if not isinstance(error, CheckpointError):  # a full disk stays full
                 state = current()
                 arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)]
                 if not any(x.is_deleted() for x in arrays):  # a failed step may have consumed it

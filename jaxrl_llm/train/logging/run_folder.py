@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.files import reason, sync, write_whole
+from jaxrl_llm.core.runtime.files import reason, sync, with_home, write_whole
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.secrets import mask, mask_known
@@ -23,7 +23,7 @@ from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.logging.contents import holds_steps, other_files, results_of
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.results import JsonLines, damage_of, plot_reward, samples_table
-from jaxrl_llm.train.logging.settings import changed_settings
+from jaxrl_llm.train.logging.settings import changed_settings, fixed_settings
 from jaxrl_llm.train.logging.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
@@ -101,7 +101,7 @@ class RunFolder:
             )
         if resume and overwrite:
             raise ValueError("train: overwrite has no effect with resume.")
-        self.path, self._writes = Path(path).absolute(), processes.is_first()
+        self.path, self._writes = with_home(path).absolute(), processes.is_first()
         self.talks = log is not None and self._writes
         self._log = log if self.talks else None
         self._makers = find_sinks(sinks)
@@ -190,26 +190,37 @@ class RunFolder:
         """The settings that a resumed run changes and that change what it learns, old and new.
 
         Raises:
-          ValueError: If there are any and they are not allowed; it names them.
+          ValueError: If there are any and they are not allowed, or if no checkpoint of the run can
+            be read with them; it names them.
         """
         if not self.resumes:
             return {}
 
-        def find() -> dict[str, tuple] | None:
+        def find() -> tuple[dict[str, tuple], list[str]] | None:
             rows = self.sessions.rows() if self.sessions.path.is_file() else []
             known = [row["settings"] for row in rows if isinstance(row.get("settings"), dict)]
-            return changed_settings(known[-1], settings) if known else None
+            if not known:
+                return None
+            return changed_settings(known[-1], settings), fixed_settings(known[-1], settings)
 
-        changed, name = processes.from_first(find), repr(str(self.path))
-        if changed is None:
+        found, name = processes.from_first(find), repr(str(self.path))
+        if found is None:
             self.log(f"No sessions.jsonl in {name} has the settings of the run: none is compared.")
-        if changed and not allowed:
-            text = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in changed.items())
-            raise ValueError(
-                f"train: the run in {name} had other settings: {text}. Resume it with the same "
-                "settings, or accept the changes (--allow-changed)."
-            )
-        return changed or {}
+            return {}
+        changed, fixed = found
+        refused = {key: pair for key, pair in changed.items() if key in fixed or not allowed}
+        if not refused:
+            return changed
+        text = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in refused.items())
+        remedy = ", or accept the changes (--allow-changed)"
+        if fixed:
+            remedy = f"; a resumed run cannot change {', '.join(fixed)}"
+        elif any(key in changed for key in ("data.prompts", "data.evaluation", "data.held_out")):
+            remedy += "; the questions must stay the same"
+        raise ValueError(
+            f"train: the run in {name} had other settings: {text}. Resume it with the same "
+            f"settings{remedy}."
+        )
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import platform
+import re
+import types
 from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
@@ -11,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core.compose import stable_repr, with_options
+from jaxrl_llm.core.compose import in_full, stable_repr, with_options
 from jaxrl_llm.core.secrets import MASK, is_secret, mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.catalog import preset
@@ -21,6 +23,8 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-chec
 
 
 _PASSES = ("epochs", "minibatches")
+_EVALUATES = "evaluation.enabled"
+_IN_FULL = ".with_options"  # ends the name of an object whose own name leaves its options out
 
 
 def settings(config: Any) -> dict[str, Any]:
@@ -49,6 +53,9 @@ def settings(config: Any) -> dict[str, Any]:
             flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
         else:
             flat[field.name] = MASK if is_secret(field.name, value) else _plain(value)
+            hides = isinstance(getattr(value, "with_options", None), str)
+            if hides or (field.name == "reward" and isinstance(value, types.MethodType)):
+                flat[f"{field.name}{_IN_FULL}"] = mask(in_full(value))
     return flat
 
 
@@ -138,6 +145,9 @@ _FREE = {
 _MOVABLE = ("model", "init_from", "reference", "teacher", "data.prompts", "data.evaluation")
 _SUFFIXES = (".gguf", ".json", ".jsonl", ".npz", ".parquet")
 
+# What earlier versions wrote for the name of a reward with bound options in a pool or a vote.
+_UNNAMED = re.compile(r"(?:majority_vote\()?(Bound|partial)\)?")
+
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and that a resumed run should not change, by name, with both values.
@@ -148,7 +158,8 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     """
 
     def is_free(name: str) -> bool:
-        return any(name == free or name.startswith(f"{free}.") for free in _FREE)
+        free = any(name == each or name.startswith(f"{each}.") for each in _FREE)
+        return free and name != _EVALUATES  # without an evaluation, no question is held out
 
     def is_moved(name: str, values: tuple[Any, Any]) -> bool:
         if name not in _MOVABLE or not all(isinstance(value, str) for value in values):
@@ -156,12 +167,66 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
         local = all(x.startswith(("/", "./", "../", "~")) or x.endswith(_SUFFIXES) for x in values)
         return local and len({PurePath(value).name for value in values}) == 1
 
+    def is_named(name: str, values: tuple[Any, Any]) -> bool:
+        if name != "reward" or not all(isinstance(value, str) for value in values):
+            return False
+        unnamed = _UNNAMED.fullmatch(values[0])
+        return unnamed is not None and bool(
+            re.fullmatch(re.escape(values[0]).replace(unnamed[1], ".+"), values[1])
+        )
+
     # Earlier versions did not resolve these.
-    unknown = [name for name in _PASSES if old.get(name) is None]
+    unknown = [name for name in (*_PASSES, _EVALUATES) if old.get(name) is None]
     names = [name for name in {**new, **old} if not is_free(name) and name not in unknown]
     values = {name: (old.get(name), new.get(name)) for name in names}
+    for name in [name for name in names if name.endswith(_IN_FULL)]:
+        pair = values.pop(name)
+        if None not in pair and pair[0] != pair[1]:  # earlier versions wrote the name alone
+            values[name.removesuffix(_IN_FULL)] = pair
     changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-    return {name: pair for name, pair in changed.items() if not is_moved(name, pair)}
+    return {k: pair for k, pair in changed.items() if not (is_moved(k, pair) or is_named(k, pair))}
+
+
+def fixed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The changed settings with which no checkpoint of the run can be read.
+
+    Of others, such as the questions and a teacher, a checkpoint tells whether it can be read.
+
+    Example:
+      >>> fixed_settings({"seed": 1, "dtype": "float32"}, {"seed": 2, "dtype": "bfloat16"})
+      ['seed']
+    """
+
+    def is_fixed(name: str) -> bool:
+        if name not in old or name not in new:  # a setting that one of the two versions has not
+            return False
+        section, _, option = name.rpartition(".")
+        if section in ("optimizer", "critic"):
+            shapes = (_shapes_of_state(each, section) for each in (old, new))
+            return len({each.get(option) for each in shapes}) > 1
+        return name in ("seed", "data.seed", _EVALUATES) or section == "lora"
+
+    return [name for name in changed_settings(old, new) if is_fixed(name)]
+
+
+def _shapes_of_state(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """What decides which arrays the state of an optimizer has, by the settings that decide it."""
+
+    def read(option: str) -> Any:
+        return settings.get(f"{section}.{option}")
+
+    is_sgd = read("name") == "sgd"
+    counts = bool(read("warmup_steps") or read("decay_steps"))
+    return {
+        "name": read("name"),
+        "moment_dtype": read("moment_dtype"),
+        "max_grad_norm": read("max_grad_norm") is None,
+        "warmup_steps": counts,
+        "decay_steps": counts,
+        # The places of arrays in a chain of which some parts are left out.
+        "b1": is_sgd and bool(read("b1")),
+        "weight_decay": is_sgd and counts and bool(read("weight_decay")),
+    }
 
 
 def surroundings() -> dict[str, str]:

@@ -22,6 +22,7 @@ from jaxrl_llm.curation import (
 )
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, _drawn_alike
 from jaxrl_llm.curation.collectors.protocol import (
+    collector_needs,
     collector_parts,
     more_of,
     parts_with_groups,
@@ -275,6 +276,22 @@ def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
 
 
 # --- a solution as the start of the response -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "mixes"),
+    [
+        (curation.ladder(curation.tier_messages), False),
+        (curation.ladder(curation.tier_messages, plain=1), True),
+        (curation.self_hints(plain=1), True),
+        (curation.scaffold(curation.tier_messages), True),
+        (curation.scaffold(curation.tier_messages, after="plain"), False),
+        (curation.examples_in_prompt(), False),
+        (curation.hint_share(), False),
+    ],
+)
+def test_a_policy_that_mixes_texts_in_a_row_says_so(policy, mixes):
+    assert collector_needs(curation.hinted(policy), "mixes_texts") == mixes
 
 
 def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():

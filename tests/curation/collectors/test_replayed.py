@@ -220,8 +220,9 @@ def test_a_group_with_parts_of_its_reward_is_graded_again():
     assert np.isnan(state.buffer.items.rewards[filled]).all()
     _, kept = run(for_run(replayed(capacity=8, share=0.5)), 3, parts=("right", "short"))
     assert np.isfinite(kept.buffer.items.rewards[kept.buffer.order >= 0]).all()
-    with pytest.raises(ValueError, match=r"reads reward_components, .*replayed needs regrade=True"):
-        jr.recipes.gdpo().replace(collector=replayed(capacity=8, share=0.5))
+    for collector in (replayed(capacity=8, share=0.5), jr.curation.windowed()):
+        with pytest.raises(ValueError, match=r"reads reward_components, .*replayed needs regrade"):
+            jr.recipes.gdpo().replace(collector=collector)
     jr.recipes.gdpo().replace(collector=replayed(capacity=8, share=0.5, regrade=True))
 
 

@@ -8,10 +8,11 @@ and the rollouts of its row. A policy is a value with
     members(group)      -> its row, as (request, rollout)
     check(row)          -> raises ValueError if the prompt's row of the data lacks what it reads
 
-and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``fixes_tokens``,
-``brings_responses`` and ``lacks_components``; with ``width(group_size)`` if its rows may be larger
-than G. The policies of the field are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The
-help comes as messages: functions ``row -> (message, ...)`` from the weakest help to the strongest.
+and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``mixes_texts``,
+``fixes_tokens``, ``brings_responses`` and ``lacks_components``; with ``width(group_size)`` if its
+rows may be larger than G. The policies of the field are in
+:mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions ``row ->
+(message, ...)`` from the weakest help to the strongest.
 """
 
 import dataclasses
@@ -108,6 +109,10 @@ class _Hinted:
     @property
     def sends_text(self) -> bool:
         return self.policy.sends_text
+
+    @property
+    def mixes_texts(self) -> bool:
+        return getattr(self.policy, "mixes_texts", False)
 
     @property
     def needs_slots(self) -> bool:

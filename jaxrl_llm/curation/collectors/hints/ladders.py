@@ -60,6 +60,10 @@ class _Ladder(HintedPolicy):
 
     name = "ladder"
 
+    @property
+    def mixes_texts(self) -> bool:
+        return self.plain > 0
+
     def check(self, row: Mapping[str, Any]) -> None:
         self.messages(row)
 

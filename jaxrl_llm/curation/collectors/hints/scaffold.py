@@ -39,6 +39,10 @@ class _Scaffold(HintedPolicy):
 
     name = "scaffold"
 
+    @property
+    def mixes_texts(self) -> bool:
+        return self.after != "plain"
+
     def check(self, row: Mapping[str, Any]) -> None:
         self.messages(row)
 

@@ -105,7 +105,7 @@ def branched(
 ) -> Collector:
     """Samples trees whose branches all split at the same depths.
 
-        at each of the splits a response pauses, and `branches` responses continue it
+        at each split a response pauses, and `branches` responses continue it
 
     The group consists of the leaves. A split before the first token divides the prompt, into more
     than ``branches`` if the group is large enough. A response that ends before a split does not

@@ -13,7 +13,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Request,
-    Row,
     beginning,
     in_order,
     more_of,
@@ -23,8 +22,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
     STATISTICS,
-    as_groups,
     check_counts,
+    complete_batch,
     finished_members,
     go_on,
     rule_arrays,
@@ -96,9 +95,6 @@ class _Forked:
         return request._replace(limit=limit, pauses=True)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        if (missing := collection.num_groups - len(collection.requests)) > 0:
-            return Decision(ask=missing), state
-
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
             """The forks of the responses of a round."""
             if self.length is None:
@@ -135,12 +131,9 @@ class _Forked:
             request = more_of(collection.requests[group], len(begins), tuple(begins))
             return (self._limited(request, number + 1),)
 
-        asked, last = go_on(collection, self.rounds, more)
-        if asked or not last or collection.waiting:
-            return Decision(requests=tuple(asked)), state
-        members = finished_members(collection)
-        _, learned = self.source.observe(state, as_groups(collection, members))
-        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
+        if (decision := go_on(collection, self.rounds, more)) is not None:
+            return decision, state
+        return complete_batch(self.source, state, collection, finished_members(collection))
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.rule)}, forks={self.forks}, branches={self.branches}"

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
@@ -21,14 +22,19 @@ from jaxrl_llm.curation.collectors.protocol import (
     Outcome,
     Request,
     Response,
-    Row,
     beginning,
     more_of,
     on_host,
     prompt_source,
     sized,
 )
-from jaxrl_llm.curation.collectors.trees.rounds import as_groups, call_repr, go_on, group_of
+from jaxrl_llm.curation.collectors.trees.rounds import (
+    call_repr,
+    check_counts,
+    complete_batch,
+    go_on,
+    group_of,
+)
 from jaxrl_llm.curation.trees.forks import edit_distance, rouge_l, suffix_match, tree_rollouts
 
 # ``finish`` of a response that ended with a stop token, as in ``rollout.STOP``.
@@ -135,8 +141,6 @@ class _Lookahead:
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         groups, requests = collection.num_groups, collection.requests
-        if (missing := groups - len(requests)) > 0:
-            return Decision(ask=missing), state
         leaves = self._leaves(collection)
         plain = collection.group_size - leaves
         if leaves and plain and len(requests) == groups:
@@ -168,16 +172,14 @@ class _Lookahead:
             return tuple(endings)
 
         rounds = 1 + math.ceil((self.limit or 1) / (self.segment or 1))
-        asked, last = go_on(collection, rounds, more, _grows)
-        if asked or not last or collection.waiting:
-            return Decision(requests=tuple(asked)), state
+        if (decision := go_on(collection, rounds, more, _grows)) is not None:
+            return decision, state
         self.grown.clear()
         members: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
         for i, request in enumerate(requests):
             if not _grows(request):
                 members[group_of(requests, i)] += [(i, j) for j in range(request.rollouts)]
-        _, learned = self.source.observe(state, as_groups(collection, members))
-        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
+        return complete_batch(self.source, state, collection, members)
 
     def _tree(self, collection: Collection, group: int, number: int) -> _Tree:
         """The tree of a group after a round: branches leave, and those that are alike end."""
@@ -258,8 +260,7 @@ class _Lookahead:
                     due.append((number, branch.birth, end))
             if not due:
                 continue
-            # Stretches of tokens; their number is a power of two, so that few shapes are compiled.
-            room = 1 << (len(rows) - 1).bit_length()
+            room = power_of_two(len(rows))  # stretches of tokens
             mine, theirs = np.zeros((2, room, age), np.int32)
             for i, (number, start, end) in enumerate(due):
                 mine[i] = rows[number].response.tokens[start:end]
@@ -389,12 +390,7 @@ def lookahead(
     name = "lookahead"
     ages, starts, shares = tuple(ages), tuple(starts), tuple(shares)
     numbers = {"segment": segment, "limit": limit} | {f"ages[{i}]": x for i, x in enumerate(ages)}
-    for option, value in numbers.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: {option} must be an integer; got {value!r}.")
-        checks.check_positive(name, **{option: value})
+    check_counts(name, numbers)
     if not ages:
         raise ValueError(f"{name}: ages must name at least one.")
     checks.check_share(name, min_prob=min_prob, max_gap=max_gap)

@@ -15,7 +15,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Request,
-    Row,
     beginning,
     in_order,
     more_of,
@@ -25,8 +24,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
     STATISTICS,
-    as_groups,
     check_counts,
+    complete_batch,
     finished_members,
     go_on,
     rule_arrays,
@@ -113,9 +112,6 @@ class _Pruned:
         return limited, state | {"source": source}
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        if (missing := collection.num_groups - len(collection.requests)) > 0:
-            return Decision(ask=missing), state
-
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
             alive = self._survivors(state["rule"], collection, group)
             responses = collection.outcome(group).responses
@@ -125,9 +121,8 @@ class _Pruned:
             request = more_of(collection.requests[group], len(begins), begins)
             return (request._replace(limit=None, pauses=False),)
 
-        asked, last = go_on(collection, 1, more)
-        if asked or not last or collection.waiting:
-            return Decision(requests=tuple(asked)), state
+        if (decision := go_on(collection, 1, more)) is not None:
+            return decision, state
         rule, members = state["rule"], finished_members(collection)
         if isinstance(self.rule, SurvivalRule):
             for group, row in enumerate(members):
@@ -143,9 +138,8 @@ class _Pruned:
                     context |= {"rewards": rewards, "where": where}
                     rule = call_with(self.rule.learn, rule, context=context)
                 rule = jax.tree.map(np.asarray, rule)
-        _, source = self.source.observe(state["source"], as_groups(collection, members))
-        rows = tuple(Row(tuple(row)) for row in members)
-        return Decision(rows=rows), {"rule": rule, "source": source}
+        decision, source = complete_batch(self.source, state["source"], collection, members)
+        return decision, {"rule": rule, "source": source}
 
     def _context(self, collection: Collection, group: int) -> dict:
         """What a rule may name of the beginnings of a group."""

@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.curation.agents import entropy_branches
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
     Collector,
+    Decision,
     Request,
+    Row,
     in_order,
     joined_outcome,
     on_host,
@@ -32,11 +34,11 @@ def go_on(
     rounds: int,
     more: Callable[[int, list[int]], Sequence[Request]],
     grows: Callable[[Request], bool] | None = None,
-) -> tuple[list[Request], bool]:
-    """The requests that can be asked for now, and whether they are the last.
+) -> Decision | None:
+    """What a collector asks for next, nothing while it waits; None once all rounds have finished.
 
     Args:
-      collection: With the first request of every group.
+      collection: Of the batch; its groups are asked for first.
       rounds: After the first one, at most.
       more: ``more(group, places)`` are the next requests of a group after those of the round
         before, by their places.
@@ -44,6 +46,8 @@ def go_on(
         all.
     """
     groups, requests = collection.num_groups, collection.requests
+    if (missing := groups - len(requests)) > 0:
+        return Decision(ask=missing)
     number, group = 1, -1
     if len(requests) > groups:
         number, group = requests[-1].round, group_of(requests, len(requests) - 1)
@@ -53,7 +57,7 @@ def go_on(
         if group == groups:
             number, group = number + 1, 0
         if number > rounds:
-            return asked, True
+            return Decision(requests=tuple(asked)) if asked or collection.waiting else None
         before = [
             i
             for i, request in enumerate(requests)
@@ -67,7 +71,7 @@ def go_on(
             for x in asked
         )
         if waits or any(collection.outcomes[i] is None for i in before):
-            return asked, False
+            return Decision(requests=tuple(asked))
         new = more(group, before) if before else ()
         asked += [request._replace(extends=group, round=number) for request in new]
 
@@ -123,6 +127,17 @@ def as_groups(collection: Collection, members: Sequence[Sequence[tuple[int, int]
         requests.append(collection.requests[group]._replace(rollouts=len(row)))
         outcomes.append(joined_outcome(row, collection) if row else collection.outcome(group))
     return collection._replace(requests=tuple(requests), outcomes=tuple(outcomes))
+
+
+def complete_batch(
+    source: Collector,
+    state: ArrayTree,
+    collection: Collection,
+    members: Sequence[Sequence[tuple[int, int]]],
+) -> tuple[Decision, ArrayTree]:
+    """The rows of a batch whose groups have these members, and the state of the source after it."""
+    _, learned = source.observe(state, as_groups(collection, members))
+    return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
 
 def call_repr(factory: Callable, made: Collector) -> str:

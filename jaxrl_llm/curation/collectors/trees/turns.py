@@ -11,17 +11,16 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Response,
-    Row,
     beginning,
     more_of,
     prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
-    as_groups,
     branch_counts,
     call_repr,
     check_branching,
+    complete_batch,
     finished_members,
     go_on,
 )
@@ -63,9 +62,6 @@ class _TurnBranched:
         return self.source.propose(state, key, size, count)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        if (missing := collection.num_groups - len(collection.requests)) > 0:
-            return Decision(ask=missing), state
-
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
             """Branches of the last episodes, or what the group lacks from its beginning."""
             requests = collection.requests
@@ -76,12 +72,9 @@ class _TurnBranched:
             begins = self._branches(collection, group, before, left)
             return (more_of(requests[group], len(begins) or left, begins),)
 
-        asked, last = go_on(collection, collection.group_size, more)
-        if asked or not last or collection.waiting:
-            return Decision(requests=tuple(asked)), state
-        members = finished_members(collection)
-        _, learned = self.source.observe(state, as_groups(collection, members))
-        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
+        if (decision := go_on(collection, collection.group_size, more)) is not None:
+            return decision, state
+        return complete_batch(self.source, state, collection, finished_members(collection))
 
     def _branches(
         self, collection: Collection, group: int, before: list[int], left: int
@@ -142,8 +135,8 @@ def turn_branched(
 ) -> Collector:
     """Plays part of a group; turns branch, more often if a reply made the policy uncertain.
 
-        a turn after a reply branches with probability clip(prob + weight (H - H_first), 0, 1)
-        H = sum of the entropy of the first tokens of the turn, over scale
+        a turn after a reply is branched with probability clip(prob + weight (H - H_first), 0, 1)
+        H = sum of the first `tokens` entropies of the turn, over scale
 
     H_first is that of the first turn of the episode. A branch shares everything before the turn
     with its episode, including the state of the environment, and samples the turn again. Branches

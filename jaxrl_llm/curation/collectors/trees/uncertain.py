@@ -11,17 +11,16 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Request,
-    Row,
     beginning,
     more_of,
     prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
-    as_groups,
     branch_counts,
     call_repr,
     check_branching,
+    complete_batch,
     finished_members,
     go_on,
     rule_arrays,
@@ -76,8 +75,6 @@ class _EntropyBranched:
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         _, segment, length = self._sizes()
-        if (missing := collection.num_groups - len(collection.requests)) > 0:
-            return Decision(ask=missing), state
         rounds = (length - 1) // segment
 
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
@@ -107,12 +104,10 @@ class _EntropyBranched:
                 asked.append(more_of(root, left))
             return tuple(asked)
 
-        asked, last = go_on(collection, rounds, more, lambda request: bool(request.limit))
-        if asked or not last or collection.waiting:
-            return Decision(requests=tuple(asked)), state
-        members = finished_members(collection)
-        _, learned = self.source.observe(state, as_groups(collection, members))
-        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
+        decision = go_on(collection, rounds, more, lambda request: bool(request.limit))
+        if decision is not None:
+            return decision, state
+        return complete_batch(self.source, state, collection, finished_members(collection))
 
     def _branches(
         self, collection: Collection, group: int, before: list[int], live: list[int], slots: int
@@ -161,9 +156,9 @@ def entropy_branched(
 ) -> Collector:
     """Samples part of a group; responses branch at random, more often where entropy has risen.
 
-        after each segment a response branches with probability
+        after each segment a response is branched with probability
         clip(prob + weight (H - H_first), 0, 1)
-        H = sum of the entropy of the first tokens of the segment, over scale
+        H = sum of the first `tokens` entropies of the segment, over scale
 
     H_first is that of the first segment of the response. A branch shares all tokens so far with its
     response and continues independently. Once all responses of a group have ended, or in the last

@@ -53,9 +53,6 @@ class _Valued:
         return self.source.propose(state, key, collection, count)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        if (missing := collection.num_groups - len(collection.requests)) > 0:
-            return Decision(ask=missing), state
-
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
             """The rollouts that go on from the prefixes of a group."""
             responses = collection.outcome(before[0]).responses
@@ -67,9 +64,8 @@ class _Valued:
             asked = collection.requests[group]
             return (asked._replace(rollouts=len(begins), responses=tuple(begins), prompt=None),)
 
-        asked, last = go_on(collection, 1, more)
-        if asked or not last or collection.waiting:
-            return Decision(requests=tuple(asked)), state
+        if (decision := go_on(collection, 1, more)) is not None:
+            return decision, state
         groups, requests = collection.num_groups, collection.requests
         rows = []
         for group in range(groups):
