@@ -54,7 +54,7 @@ class UsageError(Exception):
     """The words of a command are wrong, or contradict each other."""
 
 
-# Seconds that the process may go on after its main thread: a call that hangs in another thread, or
+# Seconds that the process may go on after its command: a call that hangs in another thread, or
 # a file system that does not answer, must not hold it for ever. Some sinks upload what is left.
 _AFTER_SUCCESS, _AFTER_FAILURE, _AFTER_INTERRUPT = 600.0, 60.0, 1.0
 

@@ -12,6 +12,7 @@ from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train import TrainConfig
 from jaxrl_llm.train.config import find_recipe
+from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.run_models import load_reference
 from jaxrl_llm.train.setup import load_experiment
@@ -132,6 +133,11 @@ def _to_evaluate(args: Evaluate, target: options.Target) -> TrainConfig:
         raise UsageError(
             f"The run {args.target!r} holds no questions out: it was trained without an "
             "evaluation, on all of its questions."
+        )
+    if isinstance(config.reward, judge) and config.reward.compare:
+        raise UsageError(
+            f"{args.target!r} has a judge that compares responses to one prompt, and a greedy "
+            "evaluation has one response."
         )
     default = config.evaluation
     with options.usage_errors():

@@ -101,9 +101,10 @@ def with_options(value: Any) -> str:
 
 
 def in_full(value: Any) -> str:
-    """Text of a function or an object with its options, also where its name leaves them out.
+    """The full text of a function or an object, with its options.
 
-    An object of this package whose name does so has the text as its attribute ``with_options``.
+    An object whose name is shorter, such as that of a sum, has this text as its attribute
+    ``in_full``.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -111,9 +112,15 @@ def in_full(value: Any) -> str:
       >>> reward.__qualname__, in_full(reward)
       ('right', 'right=last_integer')
     """
-    text, name = (getattr(value, each, None) for each in ("with_options", "__qualname__"))
+    text, name = (getattr(value, each, None) for each in ("in_full", "__qualname__"))
     if isinstance(text, str):
         return text
+    if isinstance(value, functools.partial):
+        args = [*map(in_full, value.args), *_options(value.keywords, show=in_full)]
+        return f"{in_full(value.func)}({', '.join(args)})"
+    if isinstance(value, Bound):
+        options = _options(dict(value.options), show=in_full)
+        return f"{in_full(value.function)}({', '.join(options)})"
     if isinstance(value, types.MethodType):
         return f"{in_full(value.__self__)}.{value.__name__}"
     if isinstance(name, str):
@@ -128,14 +135,14 @@ def changed_options(function: Callable, options: Mapping[str, Any]) -> list[str]
     return _options({k: value for k, value in options.items() if value != defaults[k]})
 
 
-def _options(options: Mapping[str, Any]) -> list[str]:
+def _options(options: Mapping[str, Any], *, show: Callable[[Any], str] = stable_repr) -> list[str]:
     """Options as arguments."""
-    return [f"{name}={_option(name, value)}" for name, value in options.items()]
+    return [f"{name}={_option(name, value, show=show)}" for name, value in options.items()]
 
 
-def _option(name: str, value: Any) -> str:
+def _option(name: str, value: Any, *, show: Callable[[Any], str] = stable_repr) -> str:
     """The text of an option; that of a secret is masked."""
-    return repr(MASK) if is_secret(name, value) else stable_repr(value)
+    return repr(MASK) if is_secret(name, value) else show(value)
 
 
 def _typed(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 A sequence-level surrogate repeats one value over the tokens of a sequence; token weights would
 count long sequences more, so the Recipe refuses them. It also refuses an advantage with a value for
-each token where the surrogate would average that value away, a second update with a surrogate that
-does not compare the policy with ``old_logp``, and an importance weight on a surrogate that is not a
-mean over samples. Rewards outside an advantage's range stop a run.
+each token where the surrogate would average that value away, a second update on a sampled batch
+with a surrogate that does not compare the policy with ``old_logp``, and an importance weight on a
+surrogate that is not a mean over samples. Rewards outside an advantage's range stop a run.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Traits:
       level: ``"sequence"`` for a surrogate or correction with one value per sequence, and for a
         weighting under which that value keeps its meaning.
       has_ratio: Whether a surrogate compares the policy with ``old_logp``. Without a ratio the
-        gradient is correct only for the sampling policy, so a batch allows one update.
+        gradient is correct only for the sampling policy, so a sampled batch allows one update.
       token_values: Whether an advantage differs from token to token.
       token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
       policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of

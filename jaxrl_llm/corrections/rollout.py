@@ -1,8 +1,8 @@
 """Weights and rejection rules together, for the ``correction`` slot of a Recipe.
 
 ``weights`` is a function that returns a weight per token, None for 1; ``reject`` are functions that
-return the tokens to keep, bool; a token must pass all. Without both there is no effect, which
-raises ValueError; without a rule, ``keep_denominator`` has none.
+return the tokens to keep, bool; a token must pass all. With neither it has no effect, and
+without a rule ``keep_denominator`` has none: both raise ValueError.
 A function that returns another shape raises ValueError, one of another dtype TypeError. Other
 shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 """

@@ -23,6 +23,7 @@ class Parsed(NamedTuple):
       calls: Tool calls, in order.
       error: Why a tool call could not be parsed, as a message to the policy; None if all could.
       complete: Whether the turn ended with its stop token, not by a length limit.
+      reasoned: Whether a reasoning part has ended, which may be empty.
     """
 
     text: str
@@ -30,6 +31,7 @@ class Parsed(NamedTuple):
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None
     complete: bool = True
+    reasoned: bool = False
 
 
 class ToolSpec(NamedTuple):

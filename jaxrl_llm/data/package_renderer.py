@@ -78,6 +78,9 @@ class PackageRenderer(TurnReader):
         ids = [int(i) for i in tokens]
         parsed = self._renderer.parse_response(ids, prompt_ids=self._start, tools=self._tools)
         calls = [c for c in parsed.tool_calls if c.name and isinstance(c.arguments, dict)]
+        ended = parsed.reasoning_complete and parsed.reasoning_content is not None
+        # The package gives None for an empty part, too.
+        reasoned = bool(ended) or super().parse(tokens).reasoned
         bad = [c.status.value for c in parsed.tool_calls if c.status.value != "ok"]
         return Parsed(
             parsed.content.strip(),
@@ -85,6 +88,7 @@ class PackageRenderer(TurnReader):
             tuple(ToolCall(c.name, c.arguments) for c in calls if c.status.value == "ok"),
             f"A tool call cannot be read: {bad[0]}." if bad else None,
             bool(ids) and ids[-1] in self.stop_ids,
+            reasoned,
         )
 
     def message(self, tokens: Sequence[int]) -> Message:

@@ -49,16 +49,16 @@ def parse_turn(text: str, *, complete: bool = True, thinking: bool = False) -> P
       >>> parse_turn('<tool_call>{"name": "add"</tool_call>').error
       "A tool call is not valid JSON: Expecting ',' delimiter at character 14."
     """
-    reasoning, rest = "", text
+    reasoning, ended, rest = "", "", text
     if thinking or text.lstrip().startswith(_THINK):
-        reasoning, _, rest = text.lstrip().removeprefix(_THINK).partition(_THOUGHT)
+        reasoning, ended, rest = text.lstrip().removeprefix(_THINK).partition(_THOUGHT)
     values, rest, error = _tagged(rest) if _OPEN in rest else _bare(rest)
     calls = []
     for value in values:
         call = _call(value)
         error = error or (_SHAPE if call is None else None)
         calls += [] if call is None else [call]
-    return Parsed(rest.strip(), reasoning.strip(), tuple(calls), error, complete)
+    return Parsed(rest.strip(), reasoning.strip(), tuple(calls), error, complete, bool(ended))
 
 
 def _tagged(text: str) -> tuple[list[Any], str, str | None]:

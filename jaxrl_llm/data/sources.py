@@ -3,13 +3,14 @@
 Each function returns a `PromptSet`. Every row of a table is a prompt: ``prompt_field`` names the
 field with the user's message, and ``answer_field`` the field with the right answer, which becomes a
 text, or None if there is none; a list of texts, any of which is right, becomes a tuple, and so do
-the answers of SQuAD, a mapping whose "text" is such a list. If the answer of every row is the
-position of one of its ``choices``, which are texts, it becomes the letter of that choice; a warning
-tells if every answer could be the number that a choice states. A prompt may be a list of messages
-that ends with the user's; then ``chosen``, ``rejected`` and ``completion`` may be messages of the
-assistant, or without a prompt complete conversations. Every other field is metadata; "id" names the
-prompt, otherwise its source and row do. Empty or malformed data, a missing field and an unknown
-name raise ValueError; a package that is not installed raises ImportError.
+the answers of SQuAD, a mapping whose "text" is such a list; an empty one is no answer. If the
+answer of every row is the position of one of its ``choices``, which are texts, it becomes the
+letter of that choice; a warning tells if every answer could be the number that a choice states. A
+prompt may be a list of messages that ends with the user's; then ``chosen``, ``rejected`` and
+``completion`` may be messages of the assistant, or without a prompt complete conversations. Every
+other field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed
+data, a missing field and an unknown name raise ValueError; a package that is not installed raises
+ImportError.
 """
 
 import difflib
@@ -245,6 +246,10 @@ def _from_rows(
             stacklevel=3,
         )
 
+    answers = [row[answer_field] for row in rows] if answer_field else []
+    # Beside lists of numbers, an empty list is one of them; else it has no right text.
+    json_lists = any(isinstance(x, list | tuple) and _texts(x) is None for x in answers)
+
     def prompt(position: int, row: Mapping[str, Any]) -> Prompt:
         name = f"{function}: row {position} of {source}"
         row, messages = plain_row(row, prompt_field, name, implicit=implicit)
@@ -255,15 +260,17 @@ def _from_rows(
                 f"non-empty string, got {text!r:.80}."
             )
         answer = row[answer_field] if answer_field else None
+        texts = _texts(answer)
+        if texts == () and not (json_lists and isinstance(answer, list | tuple)):
+            answer = None
         if answer_field and answer is None and needs_answer:
             raise ValueError(
                 f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
             )
         if positions and isinstance(answer, int):  # as a text, it would look like a choice
             answer = LETTERS[answer]
-        texts = answer.get("text") if isinstance(answer, Mapping) else answer  # as SQuAD has them
-        if isinstance(texts, list | tuple) and texts and all(isinstance(x, str) for x in texts):
-            answer = tuple(texts)  # any of them is right
+        if texts:
+            answer = texts
         elif isinstance(answer, float) and math.isfinite(answer):
             answer = answer_text(answer)
         elif answer is not None and not isinstance(answer, str):
@@ -274,6 +281,13 @@ def _from_rows(
         return Prompt(text, answer, others, identity, messages)
 
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
+
+
+def _texts(answer: Any) -> tuple[str, ...] | None:
+    """The texts of an answer that is a list of them, any of which is right; None for others."""
+    texts = answer.get("text") if isinstance(answer, Mapping) else answer  # as SQuAD has them
+    is_list = isinstance(texts, list | tuple) and all(isinstance(x, str) for x in texts)
+    return tuple(texts) if is_list else None
 
 
 def _is_position(row: Mapping[str, Any], answer_field: str) -> bool:

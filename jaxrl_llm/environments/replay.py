@@ -129,7 +129,10 @@ class Replay:
         return type(self).__name__
 
     def start(self, task: Mapping[str, Any], seed: int) -> tuple[Instance, Observation]:
-        """A new instance at the beginning of an episode; a function of only task and seed."""
+        """A new instance at the beginning of an episode; a function of only task and seed.
+
+        It asks no subagent: only the answers to questions of actions are kept.
+        """
         raise NotImplementedError(f"{self._name}.start: to be written by the subclass.")
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[ReplayState, Observation]:
@@ -179,7 +182,7 @@ class Replay:
                     raise RuntimeError(
                         f"{self._name}: seed {state.seed} and the same actions led elsewhere "
                         f"{after}, to {list(observation.messages)!r}; the environment depends on "
-                        "more than task, seed and actions."
+                        "more than task, seed, actions and the answers of a subagent."
                     )
         return instance
 

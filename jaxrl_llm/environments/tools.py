@@ -179,9 +179,11 @@ class ToolEnv:
     """A task that is solved with tools: the first turn without a call is the answer.
 
     The reward grades the answer, with the reasoning before it between ``<think>`` tags, as in a run
-    without an environment. If there is no answer, because the last turn was cut off or made another
-    call, the episode earns what the reward gives the empty text, at most 0. An invalid call is
-    answered by an error message.
+    without an environment. If this environment ends an episode without an answer, because the turn
+    was cut off or the last one made another call, it earns what the reward gives the empty text, at
+    most 0. An episode that ends at a limit of the run (``length``, ``context``, ``turns``) earns
+    the sum so far, which is 0: for a reward below 0, set ``turn_tokens`` of ``EpisodeOptions`` and
+    no fewer turns than ``max_turns``. An invalid call is answered by an error message.
 
     Args:
       tools: The tools that the policy may call.
@@ -191,7 +193,8 @@ class ToolEnv:
       max_calls: Maximum calls per turn; further calls are rejected.
 
     Example:
-      >>> env = ToolEnv([calculator], lambda prompt, answer, row: float(answer == row["answer"]))
+      >>> from jaxrl_llm.rewards import exact_match
+      >>> env = ToolEnv([calculator], exact_match)
       >>> state, seen = env.reset({"text": "What is 12 * 12?", "answer": "144"}, seed=0)
       >>> call = ToolCall("calculator", {"expression": "12 * 12"})
       >>> state, seen = env.step(state, Parsed("", calls=(call,)))
@@ -225,8 +228,9 @@ class ToolEnv:
             )
         self.tools = tuple(tools)
         self.reward, self.max_turns, self.max_calls = reward, max_turns, max_calls
-        shown = f"reward={in_full(reward)}, max_turns={max_turns}, max_calls={max_calls}"
-        self.with_options = f"{type(self).__name__}({shown})"
+        shown = f"tools=[{', '.join(names)}], reward={in_full(reward)}"
+        limits = f"max_turns={max_turns}, max_calls={max_calls}"
+        self.in_full = f"{type(self).__name__}({shown}, {limits})"
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[ToolState, Observation]:
         """The question, the entry "text" of the task; nothing here is random."""
@@ -235,11 +239,11 @@ class ToolEnv:
     def step(self, state: ToolState, action: Parsed) -> tuple[ToolState, Observation]:
         """The answers of the tools; or the reward, where the turn calls none."""
         state = state._replace(turns=state.turns + 1)
-        answers = not action.calls and action.error is None
-        if answers and action.complete:
+        is_answer = not action.calls and action.error is None
+        if is_answer and action.complete:
             reward, info = self._grade(state.task, _completion(action))
             return state, Observation([], reward=reward, done=True, info=info)
-        if answers or state.turns >= self.max_turns:
+        if is_answer or state.turns >= self.max_turns:  # cut off, or a call in the last turn
             return state, Observation([], reward=self._no_answer(state.task), stopped=True)
         messages = [call_tool(self.tools, call) for call in action.calls[: self.max_calls]]
         problem = action.error
@@ -262,7 +266,7 @@ class ToolEnv:
 
 def _completion(answer: Parsed) -> str:
     """An answer with its reasoning, as one turn has both; reasoning alone is no answer."""
-    if not (answer.reasoning and answer.text):
+    if not (answer.text and (answer.reasoned or answer.reasoning)):
         return answer.text
     return f"<think>\n{answer.reasoning}\n</think>\n\n{answer.text}"
 

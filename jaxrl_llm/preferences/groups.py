@@ -171,13 +171,14 @@ def paired(
         extra["margin"] = jnp.broadcast_to(margins[..., None, None], jnp.shape(shares))
     if from_reference is not None:
         extra["policy_chosen"] = spread(~jnp.asarray(from_reference), -1)
-    losses = _call(function, loss, extra | {"where": shares > 0})
+    weights, compared = jnp.float32(1.0), shares > 0
     if alignment is not None:
         each = jax.lax.stop_gradient(masking.zero_masked(alignment, there))
         weights = each[..., :, None] * each[..., None, :]
         if max_alignment is not None:
             weights = jnp.minimum(weights, max_alignment)
-        losses = masking.product(weights, losses)
+        compared &= ~(weights == 0)  # its gradient may be infinite; a NaN must reach the loss
+    losses = masking.product(weights, _call(function, loss, extra | {"where": compared}))
     value = jnp.sum(shares * losses, axis=(-1, -2))
     # A NaN advantage has no order and must reach the loss.
     unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, there)), axis=-1)
@@ -320,12 +321,13 @@ def single(
             context[name] = _scalar(function, name, x, loss)
     if ref_logp is not None:
         context["ref_logp"] = _sums(ref_logp, mask)
-    value = _call(function, loss, context)
+    weights = jnp.float32(1.0)
     if density is not None:
         checks.check_float(function, density=density)
         checks.check_shape(function, "density", density, jnp.shape(rewards)[:-1])
         weights = jnp.where(context["desirable"], 1.0, jnp.asarray(density)[..., None])
-        value = masking.product(weights, value)
+        context["where"] &= ~(weights == 0)
+    value = masking.product(weights, _call(function, loss, context))
     return masking.zero_masked(jnp.broadcast_to(value[..., None], jnp.shape(mask)), mask)
 
 

@@ -264,11 +264,15 @@ class Recipe:
         return traits_of(self.surrogate).has_ratio
 
     @property
-    def _on_policy(self) -> bool:
-        """Whether its gradient is right only for the weights that sampled a batch."""
-        # Responses of the data have no such weights: their likelihood is the same loss at any step.
-        sampled = not getattr(self.collector, "samples_nothing", False)
-        return sampled and not self.uses_ratio
+    def _samples(self) -> bool:
+        """Whether some weights sample the responses; those of the data are right at any step."""
+        nothing = getattr(self.collector, "samples_nothing", False)
+        return not (nothing or collector_needs(self.collector, "offline"))
+
+    @property
+    def _only_on_policy(self) -> bool:
+        """Whether its gradient is right only for the weights that sampled the batch."""
+        return self._samples and not self.uses_ratio
 
     @property
     def head(self) -> str | None:
@@ -309,7 +313,7 @@ class Recipe:
                 f"recipe {self.name!r} makes an optimizer step of each turn of a batch; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
-        if self._on_policy:
+        if self._only_on_policy:
             raise ValueError(
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
@@ -361,14 +365,13 @@ class Recipe:
                 "no ratio to them; add a correction, or use 0."
             )
         of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
-        sampled = not collector_needs(self.collector, "offline")
-        if of_step and sampled and not self.reads_behavior:
+        if of_step and self._samples and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} reads {of_step[0]!r} of the policy at the start of the step "
                 "beside old_logp, which would be that of the older weights that sampled "
                 f"(max_staleness {max_staleness}); use 0, or add a correction."
             )
-        if self._on_policy and not self.reads_behavior:
+        if self._only_on_policy and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
                 f"rollouts of older weights (max_staleness {max_staleness}) would bias it; use 0, "
@@ -597,7 +600,7 @@ def _is_choice(computed: Computed) -> bool:
 
 
 def _with_extra(batch: Batch, name: str, value: Array) -> Batch:
-    """The batch with another extra; a number for all of it divides with the prompts."""
+    """The batch with one more extra; a scalar becomes ``[P, 1, 1]``, split like the prompts."""
     if jnp.ndim(value) == 0:
         value = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
     return batch.replace(extras={**batch.extras, name: value})

@@ -306,7 +306,8 @@ def corrects_behavior(recipe) -> bool:
 
     What only drops tokens by it or scales the update by it leaves the others as they are.
     """
-    if recipe.correction is not None:
+    composed = _composed(recipe.correction)
+    if recipe.correction is not None and (composed is None or composed.get("weights") is not None):
         return True
     prepare, loss = readers(recipe)
     scales = recipe.computed_from("batch").get("update_scale")
@@ -392,7 +393,7 @@ def check_recipe(recipe) -> None:
     _check_meaning(recipe)
 
 
-# The slots that hold one record, by what a message says of it.
+# Slots that hold one record: its type, and how an error calls it.
 _RECORDS = {
     "turn_updates": (TurnUpdates, "a TurnUpdates"),
     "subagent": (Subagent, "a Subagent"),
@@ -668,15 +669,20 @@ def _check_correction(recipe) -> None:
             f"{what} is not a mean over samples, so {correction} has nothing to correct; leave it "
             "out."
         )
-    composed = (corrections.rollout_correction, corrections.sequence_rollout_correction)
-    options = dict(getattr(recipe.correction, "options", ()))
-    empty = options.get("weights") is None and not options.get("reject")
-    if getattr(recipe.correction, "function", recipe.correction) in composed and empty:
-        # Stale data would even lose the ratio to the weights that sampled them; see score_batch.
+    composed = _composed(recipe.correction)
+    if composed is not None and composed.get("weights") is None and not composed.get("reject"):
         raise ValueError(
             f"Recipe {recipe.name!r}: {correction} has no effect without weights or a rule in "
             "reject."
         )
+
+
+def _composed(correction: Callable | None) -> dict[str, Any] | None:
+    """The options of weights and rules together; None for any other correction."""
+    known = (corrections.rollout_correction, corrections.sequence_rollout_correction)
+    if getattr(correction, "function", correction) not in known:
+        return None
+    return dict(getattr(correction, "options", ()))
 
 
 def _check_models(recipe) -> None:

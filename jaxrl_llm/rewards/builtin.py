@@ -52,7 +52,8 @@ _EXPONENT = re.compile(
     r"(?<![\w.]) (?: [0-9]+ (?:\.[0-9]*)? | \.[0-9]+ ) [eE] [-+]? [0-3]?[0-9]?[0-9] (?!\w|\.[0-9])",
     re.VERBOSE,
 )
-_TIMES_E = re.compile(r"(?!1e|0)[0-9]+e[-+][1-9][0-9]*")  # may be 2e - 1, with Euler's number
+# 2e-1 may be 2e - 1; nobody writes 1e for e, 0e, or e - 05
+_TIMES_E = re.compile(r"(?!1e|0)[0-9]+e[-+][1-9][0-9]*")
 _TINY = 1e-3  # below which six decimals are too few
 _FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 _NOT_PROSE = ("sqrt", "infinity", "and", "sin", "cos", "tan", "log", "exp")
@@ -208,7 +209,7 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
         self.task, self.options = task, options
         self.__qualname__ = f"reasoning_gym({task!r})"
         shown = (f"{name}={stable_repr(value)}" for name, value in sorted(options.items()))
-        self.with_options = f"reasoning_gym({', '.join([repr(task), *shown])})"
+        self.in_full = f"reasoning_gym({', '.join([repr(task), *shown])})"
         gym = _optional("reasoning_gym", "reasoning-gym", "reasoning_gym")
         try:
             self._dataset = gym.create_dataset(self.task, **self.options)
@@ -375,9 +376,10 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
 
 
 def _readings(text: str) -> list[str]:
-    """A text for math-verify, which reads 1e-05 as 1e - 5: its decimals.
+    """The texts as which math-verify reads one text.
 
-    Of 2e-1 they are one reading, and 2e - 1 is another.
+    They have 1e-05 and the like in decimals, which it would read as 1e - 5. If a number such as
+    2e-1 may also mean 2e - 1, with Euler's number, a second text leaves those as they are.
     """
     text = text.replace("\u2212", "-")
 
@@ -418,16 +420,23 @@ def _are_apart(gold: list, parsed: list) -> bool:
 
 
 def _numbers(value: Any) -> list:
-    """The number that an expression is, or those in a set, a matrix or the end of an equation."""
+    """The numbers of an expression: itself, or those in a set, a matrix or an inequality.
+
+    Of an equation or a chain of them it is the last side, which math-verify compares.
+    """
     import sympy
 
     if getattr(value, "is_number", False):
         return [value]
-    if isinstance(value, sympy.Rel):
-        return _numbers(value.rhs)
     if isinstance(value, sympy.MatrixBase):
         return [x for each in value.flat() for x in _numbers(each)]
-    if isinstance(value, sympy.Set | sympy.Tuple | sympy.And):
+    if isinstance(value, sympy.And):
+        links = getattr(value, "_unsorted_args", value.args)  # in the order of the text
+        if all(isinstance(link, sympy.Eq) for link in links):
+            return _numbers(links[-1].rhs)
+    if isinstance(value, sympy.Eq):
+        return _numbers(value.rhs)
+    if isinstance(value, sympy.Set | sympy.Tuple | sympy.And | sympy.Rel):
         return [x for each in value.args for x in _numbers(each)]
     return []
 
@@ -481,7 +490,7 @@ class _Warm:
     def __init__(self, reward: Reward):
         self.reward, self.answer = reward, answer_of(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
-        self.__qualname__, self.with_options = name_of(reward), in_full(reward)
+        self.__qualname__, self.in_full = name_of(reward), in_full(reward)
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:
         return self.reward(prompt, completion, metadata)

@@ -140,8 +140,9 @@ def code_stdio(
         return _graded([False] * len(tests), partial=partial)
     passes: list[bool] = []
     for stdin, expected in tests:
-        # The first test has all of its seconds, whatever passed since the end was set.
-        left, result = end - time.monotonic() if passes else total, None
+        # The first test has all of its seconds, whatever has passed since `end` was set.
+        left = end - time.monotonic() if passes else total
+        result = None
         if left > 0:
             result = run_python(
                 code,

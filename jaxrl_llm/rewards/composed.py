@@ -62,7 +62,7 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
             for name, (term, weight) in self.terms.items()
         ]
         self.__qualname__ = " + ".join(name for name, _ in named)
-        self.with_options = " + ".join(f"{name}={term}" for name, term in named)
+        self.in_full = " + ".join(f"{name}={term}" for name, term in named)
 
     def __repr__(self) -> str:
         return f"weighted_sum({self.__qualname__})"
@@ -145,7 +145,7 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
         self.verifier, self.answer = verifier, extract
         self.__qualname__ = f"majority_vote({name_of(verifier or extract)})"
         parts = (in_full(x) for x in (verifier, answer) if x is not None)
-        self.with_options = f"majority_vote({', '.join(parts)})"
+        self.in_full = f"majority_vote({', '.join(parts)})"
 
     def __repr__(self) -> str:
         return self.__qualname__

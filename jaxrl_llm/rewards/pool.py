@@ -136,7 +136,7 @@ class VerifierPool:
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
-        self.with_options = function if isinstance(function, str) else in_full(function)
+        self.in_full = function if isinstance(function, str) else in_full(function)
         self.answer = answer_of(function)
         self.weights_of_sum = getattr(function, "weights_of_sum", None)
         self._function = sendable(function)

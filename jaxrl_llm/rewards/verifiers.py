@@ -142,7 +142,12 @@ def exact_match(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     return float(any(reply == normalize_words(x) for x in _answers("exact_match", metadata)))
 
 
-@extracts(choice_letter)
+def _choice(text: str) -> str | None:
+    """The letter of an option, or else its label or text, by which a reply names it."""
+    return choice_letter(text) or math_text(without_thinking(text))
+
+
+@extracts(_choice)
 def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the reply chooses the right option, else zero.
 
@@ -157,7 +162,8 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
         needs "choices", the texts of the options. Without "choices" there are ten letters. Choices
         as of ARC are a mapping with the texts as "text" and their names as "label", such as 1 to 4;
-        the answer, and a reply without a letter, may be such a name.
+        the answer, and a reply without a letter, may be such a name; in a reply, a text comes
+        before a name.
         Integers of a file are loaded as letters if each is the position of a text in "choices".
 
     Returns:

@@ -293,7 +293,8 @@ class Episodes:
       options: See :class:`EpisodeOptions`.
       watch: Ends the process if a call of the environment holds the interpreter.
       subagent: Answers what the environment asks; None where nobody does.
-      fixed: Why no past may be rewritten, for the message of the error; empty where it may be.
+      no_rewrites: Why the run cannot train on turns that are rewritten later; the error quotes it.
+        Empty if it can.
     """
 
     def __init__(
@@ -307,10 +308,10 @@ class Episodes:
         options: EpisodeOptions = EpisodeOptions(),  # noqa: B008 (frozen)
         watch: Watchdog | None = None,
         subagent: SubagentPlayer | None = None,
-        fixed: str = "",
+        no_rewrites: str = "",
     ):
         self._env, self._renderer, self._decode = env, renderer, decode
-        self._subagent, self._fixed = subagent, fixed
+        self._subagent, self._no_rewrites = subagent, no_rewrites
         self._seed, self._most, self.options = tuple(seed), max_new_tokens, options
         self._workers = Workers(options.workers, options.seconds, watch)
         self._starts: dict[int, Start] = {}
@@ -378,7 +379,7 @@ class Episodes:
 
         A response that does not continue the tokens of its episode begins the episode again. The
         future raises ValueError if the response has earlier turns that the episode has not played,
-        or if its past is rewritten although it is ``fixed``.
+        or if its past is rewritten although there is a reason against it.
         """
 
         def follow(completion: Completion) -> Future:
@@ -455,10 +456,10 @@ class Episodes:
                     result, calls = result
                 played = turn._replace(calls=calls)
                 entered = self._enter(play, completion, tokens, played, result)
-                if self._fixed and entered and entered.keep != len(completion):
+                if self._no_rewrites and entered and entered.keep != len(completion):
                     raise ValueError(
                         f"environment: after {what} the chat template, or Observation.instead, "
-                        f"rewrites earlier turns, but {self._fixed}."
+                        f"rewrites earlier turns, but {self._no_rewrites}."
                     )
                 following.set_result(entered)
             except InvalidStateError:

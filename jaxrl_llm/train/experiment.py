@@ -25,7 +25,7 @@ from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.grading import Grader
 from jaxrl_llm.train.mesh import replicated, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
-from jaxrl_llm.train.run_data import fixes_past, within_limit
+from jaxrl_llm.train.run_data import why_no_rewrites, within_limit
 from jaxrl_llm.train.samplers import Samplers, compile_sampler, policy_sampler
 from jaxrl_llm.train.subagent import SubagentParts
 
@@ -285,9 +285,9 @@ class Experiment:
 
         ``seed`` extends the seed of the run.
         """
-        config, fixed = self.config, ""
+        config, no_rewrites = self.config, ""
         if trains:
-            fixed = fixes_past(config, self.model, self.teacher)
+            no_rewrites = why_no_rewrites(config, self.recipe, self.model, self.teacher)
         return Episodes(
             config.environment,
             make_renderer(self.tokenizer, chat=config.data.chat, system=config.data.system),
@@ -297,7 +297,7 @@ class Experiment:
             options=config.episodes,
             watch=watchdog.SHARED,
             subagent=subagent,
-            fixed=fixed,
+            no_rewrites=no_rewrites,
         )
 
     def _evaluate_episodes(

@@ -272,7 +272,7 @@ def attach_fields(
 
 
 def _may_be_component(name: str) -> bool:
-    """Whether a field that nothing else gives is the reward component of its name."""
+    """Whether the reward may give a field: one number a rollout, or a name of the recipe's own."""
     return _axes(name) in (None, "PG")
 
 
@@ -303,7 +303,7 @@ def _from_scores(
 def _checked(
     recipe: Recipe, name: str, value: np.ndarray, questions: Sequence[Question]
 ) -> np.ndarray:
-    """A field in its dtype, without NaN and rounding."""
+    """A field in its dtype; raises ValueError for NaN and for a number that would be rounded."""
     if value.dtype.kind == "f" and (absent := np.isnan(value)).any():
         prompt = questions[int(np.argmax(absent.reshape(len(questions), -1).any(1)))].prompt
         raise ValueError(

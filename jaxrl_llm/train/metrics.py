@@ -136,7 +136,7 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
 
 
 def _apart(shape: tuple[int, ...]) -> Array:
-    """Sides of which no two items of a prompt have the same."""
+    """A side of its own for each item of a prompt, so that all of them are compared."""
     return jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape)
 
 
@@ -257,12 +257,13 @@ def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
     name = names.get("old_logp", "old_logp")
     old_logp = getattr(batch, name) if hasattr(batch, name) else batch.extras[name]
     advantages, mask, metrics = batch.advantages, batch.mask, {}
-    low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
+    low, high, dual = (options.get(option) for option in ("eps_low", "eps_high", "dual_clip"))
     if clip != "dual" and low is not None and high is not None:
+        unit = level
         if clip == "log_ratio":
-            low, high, level = -jnp.expm1(-low), jnp.expm1(high), "token"
+            low, high, unit = -jnp.expm1(-low), jnp.expm1(high), "token"
         metrics["clip_fraction"] = diagnostics.clip_fraction(
-            logp, old_logp, advantages, mask, eps_low=low, eps_high=high, level=level
+            logp, old_logp, advantages, mask, eps_low=low, eps_high=high, level=unit
         )
     if dual is not None:
         metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(

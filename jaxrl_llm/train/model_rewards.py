@@ -110,7 +110,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         self.model, self.tokenizer, self.batch_size = str(model), tokenizer, batch_size
         self.chat, self.system, self.dtype = chat, system, dtype
         self.__qualname__ = f"{name}({self.model!r})"
-        self.with_options = _with_options(
+        self.in_full = _in_full(
             reward_model,
             self.model,
             tokenizer=tokenizer,
@@ -263,7 +263,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
     ):
         name = "judge"
         checks.check_count(name, batch_size=batch_size, max_new_tokens=max_new_tokens)
-        self.with_options = _with_options(
+        self.in_full = _in_full(
             judge,
             str(model),
             compare=compare,
@@ -360,7 +360,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         return out
 
 
-def _with_options(kind: type, model: str, **options: Any) -> str:
+def _in_full(kind: type, model: str, **options: Any) -> str:
     """A reward of this module with the options that its values depend on, for a resumed run."""
     return f"{kind.__name__}({', '.join([repr(model), *changed_options(kind, options)])})"
 

@@ -51,9 +51,9 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     prompts, held_out = find_prompts(config.data.prompts), ()
     if config.data.evaluation is not None:
         held_out = find_prompts(config.data.evaluation)
-        # The games of one text are different prompts.
-        by_row = config.environment is not None
-        games = texts_of_rows(prompts) | texts_of_rows(held_out) if by_row else ()
+        games: set[str] = set()  # texts of several games, which are different prompts
+        if config.environment is not None:
+            games = texts_of_rows(prompts) | texts_of_rows(held_out)
 
         def known_by(prompt: Any) -> str:
             return row_text(prompt) if prompt.content in games else prompt.content
@@ -93,7 +93,7 @@ def within_limit(config: TrainConfig, rows: Sequence[T], prompts: Sequence[Promp
     limit = config.evaluation.limit
     if limit is None:
         return rows
-    if not config.reads_columns:
+    if config.environment is not None or not config.reads_columns:
         return rows[:limit]
     # Several rows of one prompt are one question.
     first = set(list(dict.fromkeys(prompt.content for prompt in prompts))[:limit])
@@ -194,29 +194,39 @@ def check_responses(
                     )
 
 
-def fixes_past(config: TrainConfig, model: Model, teacher: Any = None) -> str:
+def why_no_rewrites(config: TrainConfig, recipe: Any, model: Model, teacher: Any = None) -> str:
     """Why a run cannot train on episodes whose earlier turns are rewritten; empty where it can."""
     if not model.reads_trees:
         return "the model, whose reads_trees is False as with linear attention, cannot read that"
     if isinstance(teacher, Teacher) and not teacher.model.reads_trees:
         return "the teacher, whose reads_trees is False as with linear attention, cannot read that"
+    if teacher is not None and not isinstance(teacher, Teacher):
+        return "the teacher reads a response as one text; use a model as the teacher"
+    if "answer_logp" in recipe.required_fields or recipe.computed_from("last_visit"):
+        return f"recipe {recipe.name!r} cannot read that"
     if config.tokens_per_microbatch is not None:
         return "tokens_per_microbatch cannot be used with that; use microbatches"
     return ""
 
 
-def check_past(config: TrainConfig, model: Model, tokenizer, teacher: Any = None) -> None:
-    """Raises ValueError if the chat template rewrites turns that the run cannot train on then.
+def warn_of_rewrites(
+    config: TrainConfig, recipe: Any, model: Model, tokenizer, teacher: Any = None
+) -> None:
+    """Warns if the chat template drops reasoning from earlier turns, and the run would end then.
 
-    What an environment rewrites, or a template after other replies, is known once it does.
+    It is no error: the policy may never reason. What an environment rewrites is not known here.
     """
     if config.environment is None or config.episodes.max_turns == 1:
         return
-    if not (why := fixes_past(config, model, teacher)):
+    if not (why := why_no_rewrites(config, recipe, model, teacher)):
         return
     renderer = make_renderer(tokenizer, chat=config.data.chat, system=config.data.system)
     if rewrites_reasoning(renderer, tokenizer, tuple(config.environment.tools)):
-        raise ValueError(f"config: the chat template rewrites earlier turns, but {why}.")
+        warnings.warn(
+            f"config: the chat template drops the reasoning of earlier turns, but {why}. The run "
+            "ends at the first turn that is rewritten in this way.",
+            stacklevel=2,
+        )
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:

@@ -292,9 +292,9 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
         return
     if collector_needs(recipe.collector, "mixes_texts"):
         raise ValueError(
-            f"config: {recipe.collector!r} sends several messages for one row, whose ends then "
-            "precede its responses, where a denoising or flow model cannot read them; use a "
-            "collector with one message for each row."
+            f"config: {recipe.collector!r} sends different messages for the members of a row. "
+            "Where they differ, they would stand before the responses, and a denoising or flow "
+            "model cannot read them there; use a collector with one message for each row."
         )
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:

@@ -31,11 +31,11 @@ from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient, make_scorer
 from jaxrl_llm.train.run_data import (
     check_data,
-    check_past,
     check_responses,
     encode_questions,
     load_prompts,
     text_room,
+    warn_of_rewrites,
 )
 from jaxrl_llm.train.run_models import (
     head_key,
@@ -98,8 +98,6 @@ def load_experiment(
         sampler_mesh,
     )
     check_reads_rows("train", model, config.layout)
-    if trains:
-        check_past(config, model, tokenizer)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
     sends_text = collector_needs(collector, "sends_text")
@@ -119,7 +117,7 @@ def load_experiment(
         compared = held_out if config.offline else []
         check_responses(config, recipe, [*train, *compared], encoder)
         teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
-        check_past(config, model, tokenizer, teacher)
+        warn_of_rewrites(config, recipe, model, tokenizer, teacher)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(

@@ -200,7 +200,7 @@ class ServerTeacher:
             raise ValueError("ServerTeacher: key must be printable ASCII.")
         self.url, self._model, self._key = url.rstrip("/"), model, key
         named = "" if model is None else f", model={model!r}"
-        self.with_options = f"ServerTeacher({self.url!r}{named})"
+        self.in_full = f"ServerTeacher({self.url!r}{named})"
         self._timeout, self._parallel = timeout, parallel
         self._fewest: int | None = None  # minimum tokens that a request must sample
         self._context: int | None = None
@@ -490,7 +490,7 @@ class AlignedTeacher:
 
     def __init__(self, teacher: TokenTeacher, tokenizer: Any):
         self.teacher, self.tokenizer = teacher, tokenizer
-        self.with_options = f"AlignedTeacher({in_full(teacher)})"
+        self.in_full = f"AlignedTeacher({in_full(teacher)})"
 
     def __repr__(self) -> str:
         return f"AlignedTeacher({self.teacher!r})"

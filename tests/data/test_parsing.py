@@ -56,8 +56,10 @@ def test_json_decides_where_a_call_ends():
 
 
 def test_reasoning_comes_first_and_makes_no_calls():
-    assert parse_turn(f"<think>\n{tagged(ADD)}\n</think>\n\nSo 3.") == Parsed("So 3.", tagged(ADD))
-    assert parse_turn("Hm.</think>3", thinking=True) == Parsed("3", "Hm.")
+    turn = parse_turn(f"<think>\n{tagged(ADD)}\n</think>\n\nSo 3.")
+    assert turn == Parsed("So 3.", tagged(ADD), reasoned=True)
+    assert parse_turn("Hm.</think>3", thinking=True) == Parsed("3", "Hm.", reasoned=True)
+    assert parse_turn("<think>\n\n</think>\n\n3") == Parsed("3", reasoned=True)
     assert parse_turn("Hm.</think>3").text == "Hm.</think>3"
     assert parse_turn("3 <think>Hm.</think>").text == "3 <think>Hm.</think>"
     # What is cut off while it thinks has no text.

@@ -455,6 +455,7 @@ def test_plain_text():
         "calls": (),
         "error": None,
         "complete": True,
+        "reasoned": False,
     }
 
 
@@ -488,7 +489,8 @@ def test_a_template_without_tools_or_an_end_of_turn():
     assert renderer.rewritten([user("a"), renderer.message([*turn, end]), answer("b")])
     # So a turn that is written for the policy ends it first.
     for text in ("go in", '<tool_call>{"name": "f"}</tool_call>', "Hm.\n</think>\ngo in"):
-        assert renderer.parse(renderer.turn(text)) == parse_turn(text, thinking="</think>" in text)
+        turn = parse_turn(text, thinking="</think>" in text)
+        assert renderer.parse(renderer.turn(text)) == turn._replace(reasoned=True)
     assert tokenizer.decode(renderer.turn("go in")) == "\n</think>\n\ngo in"
     assert tokenizer.decode(renderer.turn("a</think>b")) == "a</think>b"
     assert renderer.turn("") == [end] == TextEncoder(tokenizer, 100).response("", ends=True)
@@ -616,6 +618,8 @@ def test_the_package_reads_calls_in_xml_and_reasoning_that_the_prompt_opens():
     assert follow.endswith("<|im_start|>assistant\n<think>\n")
     said = renderer.parse(renderer.turn("go in"))
     assert (said.text, said.reasoning, said.complete) == ("go in", "", True)
+    assert said.reasoned and renderer.parse(turn).reasoned
+    assert not renderer.parse(tokenizer.encode("Hm.<|im_end|>")).reasoned
 
 
 def test_rows_of_a_warm_up_are_the_prompts_of_an_episode(tokenizers):

@@ -116,6 +116,12 @@ def test_a_changed_file_is_read_anew(tmp_path):
 def test_answers_that_are_lists_become_text(tmp_path):
     path = write(tmp_path / "f.jsonl", [{"prompt": "which?", "answer": [1, 2]}])
     assert from_file(path)[0].answer == "[1, 2]"
+    # Beside lists of numbers an empty list is one, beside lists of texts it has no right one.
+    rows = [{"prompt": "which?", "answer": x} for x in ([], [1, 2])]
+    assert [x.answer for x in from_file(write(path, rows))] == ["[]", "[1, 2]"]
+    rows = [{"prompt": "which?", "answer": x} for x in ([], ["a", "b"])]
+    answers = [x.answer for x in from_file(write(path, rows), needs_answer=False)]
+    assert answers == [None, ("a", "b")]
 
 
 def test_a_missing_file(tmp_path):
@@ -352,6 +358,12 @@ def test_answers_and_choices_as_the_hub_has_them(tmp_path, kind):
     assert prompt.answer == ("Paris", "in Paris")
     assert jr.rewards.f1("", "Paris", prompt.metadata) == 1.0
     assert jr.rewards.exact_match("", "In Paris.", prompt.metadata) == 1.0
+    # Questions of SQuAD 2 without an answer have no right text.
+    for none in ({"text": [], "answer_start": []}, []):
+        row = {"question": "a", "answers": none}
+        with pytest.raises(ValueError, match="the field 'answers' of row 0 .* is missing"):
+            read(row, answer_field="answers")
+        assert read(row, answer_field="answers", needs_answer=False).answer is None
     for labels in ("ABCD", "1234"):
         choices = {"text": list("wxyz"), "label": list(labels)}
         arc = {"question": "b", "choices": choices, "answerKey": labels[2]}

@@ -265,6 +265,9 @@ def test_the_reward_reads_the_reasoning_as_in_a_run_without_an_environment():
     for reward, value in ((reasoning_accuracy, 1.0), (think_format, 1.0), (both, 1.5)):
         assert earned(reward, "<think>2</think> 4") == value
         assert earned(reward, "2 </think> 4", thinking=True) == value
+        # Qwen3 writes an empty part where it does not think.
+        assert earned(reward, "<think>\n\n</think>\n\n4") == value
+        assert earned(reward, "</think>\n\n4", thinking=True) == value
         # Reasoning that does not end has no answer, and plain text has no reasoning.
         assert earned(reward, "<think>2, so 4") == earned(reward, "2, so 4", thinking=True) == 0.0
         assert earned(reward, "4") == 0.0
@@ -272,6 +275,7 @@ def test_the_reward_reads_the_reasoning_as_in_a_run_without_an_environment():
         assert earned(reward, "<think>Answer: 5</think> Answer: 4") == 1.0
         assert earned(reward, "<think>Answer: 4</think> Answer: 5") == wrong
         assert earned(reward, "<think>Answer: 4") == wrong
+        assert earned(reward, "<think>Answer: 4</think>") == wrong
         assert earned(reward, "Answer: 4") == 1.0
 
 

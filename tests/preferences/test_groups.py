@@ -105,9 +105,12 @@ def test_an_infinite_loss_of_weight_zero_is_zero():
     logp = jnp.zeros((2, 2)).at[0, 1].set(-jnp.inf)
     mask, signs, zeros = jnp.ones((2, 2), bool), jnp.array([1.0, -1.0]), jnp.zeros((2, 2))
 
-    def pair(logp):
-        options = {"ref_logp": zeros, "loss": preferences.dpo, "alignment": jnp.array([0.0, 1.0])}
+    def pair(logp, loss=preferences.dpo):
+        options = {"ref_logp": zeros, "loss": loss, "alignment": jnp.array([0.0, 1.0])}
         return preferences.paired(logp, None, signs, mask, **options)
+
+    def squared(logp):
+        return pair(logp, preferences.ipo)
 
     def undesirable(logp):
         options = {"ref_logp": zeros, "density": jnp.float32(0.0), "loss": infinite}
@@ -116,7 +119,7 @@ def test_an_infinite_loss_of_weight_zero_is_zero():
     def infinite(logp, where):
         return -logp
 
-    for loss in (pair, undesirable):
+    for loss in (pair, squared, undesirable):
         assert (loss(logp) == 0).all()
         assert jnp.isfinite(jax.grad(lambda x, loss=loss: loss(x).sum())(logp)).all()
 

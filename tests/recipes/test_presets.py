@@ -352,3 +352,9 @@ def test_a_rule_that_only_drops_tokens_is_no_correction_for_older_weights():
         recipe.check_staleness(1)
     weights = jr.bind(jr.corrections.importance_weights, level="token", cap=3.0)
     recipe.replace(correction=weights).check_staleness(1)
+    rules = (jr.bind(jr.corrections.veto_mask, threshold=1e-4),)
+    for base in (jr.recipes.grpo(), jr.recipes.rloo()):
+        only = jr.bind(jr.corrections.rollout_correction, reject=rules)
+        with pytest.raises(ValueError, match="only to drop tokens"):
+            base.replace(correction=only).check_staleness(1)
+        base.replace(correction=jr.bind(only, weights=weights)).check_staleness(1)

@@ -371,6 +371,7 @@ def test_responses_of_the_data_take_several_steps_at_any_age():
         assert not recipe.uses_ratio
         recipe.check_passes(2, 4)
         recipe.check_staleness(1)
+    jr.recipes.otb().replace(collector=shown).check_staleness(1)
     half = jr.curation.mixed((shown, 0.5), (jr.curation.in_order(), 0.5))
     guided = jr.curation.hinted(jr.curation.ladder(jr.curation.tier_messages), source=shown)
     for collector in (None, half, guided, jr.curation.demonstrations(count=1)):

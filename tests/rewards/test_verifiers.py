@@ -201,6 +201,21 @@ def test_an_empty_answer_is_no_vote(text):
         assert R.majority_vote(verifier)("", text, {})["answer_ids"] == -1.0
 
 
+def test_a_reply_that_names_an_option_by_its_label_or_its_text_votes_for_that():
+    vote = R.majority_vote(R.multiple_choice)
+    ids = [
+        vote("", text, {})["answer_ids"]
+        for text in (
+            "Answer: 2",
+            "<think>3</think>So \\boxed{2}",
+            "Answer: Lyon",
+            "Answer: B",
+            "(b)",
+        )
+    ]
+    assert min(ids) >= 0 and ids[0] == ids[1] and ids[3] == ids[4] and len(set(ids)) == 3
+
+
 SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})
 
 

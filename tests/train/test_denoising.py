@@ -399,7 +399,7 @@ def test_what_a_run_refuses(tmp_path):
     top = sampling(group_size=2, max_new_tokens=4, top_k=3)
     refused("top_k has no effect", model=denoiser, recipe=recipe, sampling=top)
     budgets = recipe.replace(collector=jr.curation.budgeted((3, 40)))
-    refused("sends several messages for one row", model=denoiser, recipe=budgets)
+    refused("sends different messages for the members of a row", model=denoiser, recipe=budgets)
     with pytest.raises(ValueError, match="9 steps are more than the 4 tokens"):
         sampling(max_new_tokens=4, denoising=DenoisingOptions(steps=9))
     # Before anything is sampled.

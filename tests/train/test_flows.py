@@ -389,7 +389,7 @@ def test_what_does_not_go_together(tmp_path):
     shown = recipe.replace(collector=jr.curation.only_demonstrations(reward=1.0))
     refused("which have no latents", recipe=shown, data=DataConfig(prompts=shown_prompts))
     budgets = recipe.replace(collector=jr.curation.budgeted((3, 40)))
-    refused("sends several messages for one row", recipe=budgets)
+    refused("sends different messages for the members of a row", recipe=budgets)
     compared = recipe.replace(collector=jr.curation.offline_pairs())
     data = DataConfig(prompts=compared_prompts)
     refused("a flow model trains on trajectories", recipe=compared, data=data)

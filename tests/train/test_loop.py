@@ -721,6 +721,16 @@ def test_games_of_one_text_are_other_evaluation_prompts(tmp_path):
         loaded(games(0, 1, 2), games(3, 4, 5), environment=None, reward=low_bytes)
 
 
+def test_a_limit_counts_games_also_if_a_collector_reads_their_stage(tmp_path):
+    rows = [Prompt("Play.", metadata={"game": n, "stage": 0}, id=f"{n}") for n in range(8)]
+    staged = jr.recipes.grpo().replace(collector=jr.curation.staged((1,)))
+    data = dataclasses.replace(CONFIG.data, prompts=lambda: PromptSet(rows), held_out=0.5)
+    options = {"environment": NumberGuess(), "reward": None, "recipe": staged}
+    limited = EvaluationConfig(limit=2)
+    config = tiny_run(tmp_path, data=data, evaluation=limited, **options)
+    assert config.reads_columns and len(load_prompts(config)[1]) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):

@@ -402,4 +402,4 @@ def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, cap
     config = tmp_path / "config.py"
     config.write_text(JUDGED.replace("{folder}", str(tmp_path / "judge")))
     assert main(["evaluate", str(config)]) == 2
-    assert f"error: evaluation: {told}" in capsys.readouterr().err
+    assert "has a judge that compares responses to one prompt" in capsys.readouterr().err

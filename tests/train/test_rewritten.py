@@ -15,7 +15,9 @@ from jaxrl_llm.environments import SemiOnline
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import DataConfig, SamplingConfig, make_scorer, train
 from jaxrl_llm.train.rollouts import pack_pending, unpack_pending
+from jaxrl_llm.train.run_data import why_no_rewrites
 from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.teachers import ServerTeacher
 
 
 class Forgets(ByteTokenizer):
@@ -204,11 +206,6 @@ def linear_and_forgetful():
     return *hybrid()[:2], Forgets()
 
 
-class Never(Letters):
-    def reset(self, task, seed):
-        raise AssertionError("a run that cannot train has begun")
-
-
 TEACHES = {"recipe": "gkd", "teacher": linear_and_forgetful}
 
 
@@ -220,9 +217,19 @@ TEACHES = {"recipe": "gkd", "teacher": linear_and_forgetful}
         ({"tokens_per_microbatch": 2048}, "tokens_per_microbatch cannot be used with that"),
     ],
 )
-def test_a_run_that_cannot_train_on_rewritten_turns_does_not_begin(changes, why, tmp_path):
-    with pytest.raises(ValueError, match=f"the chat template rewrites earlier turns, but {why}"):
-        train(config(tmp_path, Never(), **FORGETS | changes))
+def test_a_run_that_cannot_train_on_rewritten_turns_is_warned_and_ends(changes, why, tmp_path):
+    warned = pytest.warns(UserWarning, match=f"drops the reasoning of earlier turns, but {why}")
+    ends = f"after Letters.step of prompt .* rewrites earlier turns, but {why}"
+    with warned, pytest.raises(ValueError, match=ends):
+        train(config(tmp_path, Letters(), **FORGETS | changes))
+
+
+def test_what_cannot_read_rewritten_turns(tmp_path):
+    chosen, model = config(tmp_path, Letters()), forgetful()[0]
+    assert why_no_rewrites(chosen, TROLL, model) == ""
+    teacher = ServerTeacher("http://localhost:1")
+    assert "reads a response as one text" in why_no_rewrites(chosen, TROLL, model, teacher)
+    assert why_no_rewrites(chosen, jr.recipes.igpo(), model) == "recipe 'igpo' cannot read that"
 
 
 def test_an_experts_turn_ends_a_run_that_cannot_train_on_it(tmp_path):

@@ -12,6 +12,7 @@ from tiny_run import CONFIG, low_bytes, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm import rewards as R
 from jaxrl_llm.core import bind
+from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
@@ -180,11 +181,15 @@ class Grader:
     def __init__(self, model):
         self.model = model
 
-    def __call__(self, prompt, completion, metadata):
+    def __call__(self, prompt, completion, metadata, *, tol=0.0):
         return 1.0
 
     def grade(self, prompt, completion, metadata):
         return 1.0
+
+
+def within_of(tolerance):
+    return functools.partial(within, tol=tolerance)
 
 
 def rewards(folder):
@@ -232,6 +237,32 @@ def rewards(folder):
             lambda: R.reasoning_gym("chain_sum", max_terms=3),
         ),
         ("Grader.grade", lambda: Grader("a").grade, lambda: Grader("b").grade),
+        (
+            stable_repr(functools.partial(Grader("a"), tol=1.0)),
+            lambda: functools.partial(Grader("a"), tol=1.0),
+            lambda: functools.partial(Grader("b"), tol=1.0),
+        ),
+        (
+            "Grader",
+            lambda: pool(functools.partial(Grader("a"), tol=1.0)),
+            lambda: pool(functools.partial(Grader("b"), tol=1.0)),
+        ),
+        (
+            "Grader",
+            lambda: pool(bind(Grader("a"), tol=1.0)),
+            lambda: pool(bind(Grader("b"), tol=1.0)),
+        ),
+        (
+            "right",
+            lambda: total({"right": (bind(Grader("a"), tol=1.0), 1.0)}),
+            lambda: total({"right": (bind(Grader("b"), tol=1.0), 1.0)}),
+        ),
+        (
+            "Grader.grade",
+            lambda: pool(bind(Grader("a").grade)),
+            lambda: pool(bind(Grader("b").grade)),
+        ),
+        ("within", lambda: pool(within_of(Grader("a"))), lambda: pool(within_of(Grader("b")))),
     ]
 
 
@@ -248,17 +279,33 @@ def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch
         assert changed_settings(old, again) == {}
         assert set(changed_settings(old, new)) == {"reward"}, name
         for now in (old, new):  # an earlier version wrote names alone
-            earlier = {k: value for k, value in now.items() if not k.endswith(".with_options")}
+            earlier = {k: value for k, value in now.items() if not k.endswith(".in_full")}
             assert earlier != now and changed_settings(earlier, now) == {}
-    environment = jr.environments.ToolEnv
-    envs = [environment((), f) for f in (R.last_integer, R.boxed_math)]
-    old, new = (settings(tiny_run("run", reward=None, environment=env)) for env in envs)
-    assert set(changed_settings(old, new)) == {"environment"}
+    graders = [Grader(model) for model in "ab"]
+    for bound in (graders, [grader.grade for grader in graders]):
+        old, new = (settings(tiny_run("run", reward=bind(each))) for each in bound)
+        assert set(changed_settings(old, new)) == {"reward.function"}
+
+
+def test_a_resumed_run_notices_other_options_of_its_environment():
+    environments = jr.environments
+    tools = [environments.calculator, environments.python]
+    first = environments.ToolEnv(tools[:1], R.last_integer)
+    for other in (
+        environments.ToolEnv(tools[:1], R.boxed_math),
+        environments.ToolEnv(tools, R.last_integer),
+    ):
+        for wrap, name in ((lambda env: env, ""), (environments.Subgoals, ".env")):
+            old, new = (
+                settings(tiny_run("run", reward=None, environment=wrap(env)))
+                for env in (first, other)
+            )
+            assert set(changed_settings(old, new)) == {f"environment{name}"}
 
 
 def test_a_changed_reward_is_told_with_its_options():
-    old = {"reward": "a", "reward.with_options": "a(x=1)"}
-    new = {"reward": "a", "reward.with_options": "a(x=2)"}
+    old = {"reward": "a", "reward.in_full": "a(x=1)"}
+    new = {"reward": "a", "reward.in_full": "a(x=2)"}
     assert changed_settings(old, new) == {"reward": ("a(x=1)", "a(x=2)")}
     assert changed_settings({"reward": "b"}, new) == {"reward": ("b", "a")}
     assert changed_settings(old, {"reward": "b"}) == {"reward": ("a", "b")}

@@ -12,7 +12,10 @@ from typing import IO, Any
 
 
 def with_home(path: str | Path) -> Path:
-    """A path in which a leading ``~`` is the home folder; ``./~`` stays, as in a shell."""
+    """A path in which a leading ``~`` is the home folder.
+
+    The text ``./~`` stays, as in a shell; a Path does not keep the dot.
+    """
     return Path(os.path.expanduser(path))
 
 

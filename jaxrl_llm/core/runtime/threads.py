@@ -109,7 +109,7 @@ def wait_for_one(futures: Collection[Future]) -> None:
 
 
 def end_within(seconds: float, code: int) -> None:
-    """Ends the process with ``code`` if it still runs ``seconds`` after this call, its last one.
+    """Ends the process with ``code`` if it still runs ``seconds`` from now; call it last.
 
     A normal exit waits for every thread that is not a daemon, and a thread that hangs would block
     the exit forever. Buffered output must be flushed before.

@@ -151,7 +151,9 @@ class _Budgeted(SeveralMessages):
     budgets: tuple[int, ...]
     template: str = BUDGET_TEMPLATE
 
-    mixes_texts = True
+    @property
+    def mixes_texts(self) -> bool:
+        return len(self.budgets) > 1
 
     def _messages(self, collection: Collection):
         group, each = collection.group_size, len(self.budgets)

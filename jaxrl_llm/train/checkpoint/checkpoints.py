@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ _EXTRAS, _UPDATES = "extras", "updates"  # in the metadata
 _WAIT = 10
 # Seconds after which a write is looked at again, and after which one that stands still has failed.
 _TURN_SECONDS, _STALL_SECONDS = 5.0, 600.0
+_THREADS = "checkpoint"  # how the names of the threads begin that save
 _SLOWEST = 1e6  # bytes a second of a disk that a save is waited for
 
 
@@ -234,7 +236,7 @@ class Checkpoints:
             written = ocp.save_checkpointables_async(
                 self._unfinished(step), items, custom_metadata=metadata
             )
-            pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            pool = ThreadPoolExecutor(1, thread_name_prefix=_THREADS)
             finishing = pool.submit(finish, written, self._notes(step))
             pool.shutdown(wait=False)
             self._pending = _Pending(step, finishing, required, self.last, size)
@@ -513,6 +515,13 @@ def restore(
     return Checkpoints(folder, model=model).restore(like, step=step)
 
 
+def wait_for_saves() -> None:
+    """Waits for saves that a second Ctrl-C has left under way in this process."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREADS):
+            thread.join(_STALL_SECONDS)
+
+
 @contextlib.contextmanager
 def saved_on_error(
     checkpoints: Checkpoints,
@@ -522,7 +531,7 @@ def saved_on_error(
 ) -> Iterator[None]:
     """A context that waits for the last checkpoint, and after an error saves the state first.
 
-    It does neither after a KeyboardInterrupt: a save under way goes on in its thread.
+    After a KeyboardInterrupt it does neither: a save under way goes on as long as the process does.
 
     ``current`` returns the state after the last complete step, ``save`` begins its checkpoint, and
     ``log`` is told what was saved.

@@ -28,7 +28,7 @@ _CURVES = (
     ("Learning rate", ("learning_rate",)),
     ("KL from the old policy, nats a token", ("approx_kl",)),
     ("KL from the reference, nats a token", ("ref_kl",)),
-    ("Clipped tokens, share", ("clip_fraction", "dual_clip_fraction")),
+    ("Clipped tokens or sequences, share", ("clip_fraction", "dual_clip_fraction")),
     ("Rejected by the correction, share", ("rejected_tokens", "rejected_sequences")),
     ("Sampler against trainer, mean |log ratio|", ("sampler_gap",)),
     ("Age of the weights that sampled, updates", ("staleness", "staleness_max")),

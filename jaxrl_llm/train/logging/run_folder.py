@@ -18,7 +18,7 @@ from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.core.runtime.terminal import text_of
 from jaxrl_llm.core.secrets import mask, mask_known
 from jaxrl_llm.train.checkpoint import CheckpointError
-from jaxrl_llm.train.checkpoint.checkpoints import left_in
+from jaxrl_llm.train.checkpoint.checkpoints import left_in, wait_for_saves
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.logging.contents import holds_steps, other_files, results_of
 from jaxrl_llm.train.logging.report import write_report
@@ -131,6 +131,7 @@ class RunFolder:
     def _take(self, resume: bool, overwrite: bool) -> bool:
         """Makes and locks the folder; whether there is something to resume from."""
         name = repr(str(self.path))
+        wait_for_saves()
         try:
             if others := other_files(self.path):
                 listed = ", ".join(map(repr, others[:3]))

@@ -1,6 +1,7 @@
 """A run in words: its settings, the versions of its packages, its devices."""
 
 import dataclasses
+import functools
 import math
 import platform
 import re
@@ -24,7 +25,7 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-chec
 
 _PASSES = ("epochs", "minibatches")
 _EVALUATES = "evaluation.enabled"
-_IN_FULL = ".with_options"  # ends the name of an object whose own name leaves its options out
+_IN_FULL = ".in_full"  # ends the name of an object whose own name leaves its options out
 
 
 def settings(config: Any) -> dict[str, Any]:
@@ -53,8 +54,8 @@ def settings(config: Any) -> dict[str, Any]:
             flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
         else:
             flat[field.name] = MASK if is_secret(field.name, value) else _plain(value)
-            hides = isinstance(getattr(value, "with_options", None), str)
-            if hides or (field.name == "reward" and isinstance(value, types.MethodType)):
+            hides = isinstance(getattr(value, "in_full", None), str)
+            if hides or isinstance(value, types.MethodType | functools.partial):
                 flat[f"{field.name}{_IN_FULL}"] = mask(in_full(value))
     return flat
 

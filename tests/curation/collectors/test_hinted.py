@@ -288,10 +288,17 @@ def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
         (curation.scaffold(curation.tier_messages, after="plain"), False),
         (curation.examples_in_prompt(), False),
         (curation.hint_share(), False),
+        (curation.rethink(), True),
+        (curation.rethink(distill=False), False),
     ],
 )
 def test_a_policy_that_mixes_texts_in_a_row_says_so(policy, mixes):
     assert collector_needs(curation.hinted(policy), "mixes_texts") == mixes
+
+
+def test_budgets_mix_texts_if_there_are_several():
+    assert collector_needs(curation.budgeted((64, 128)), "mixes_texts")
+    assert not collector_needs(curation.budgeted((64,)), "mixes_texts")
 
 
 def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():

@@ -269,6 +269,10 @@ class _Rethink(_Ladder):
 
     name = "rethink"
 
+    @property
+    def mixes_texts(self) -> bool:
+        return self.distill  # demonstrations train after the plain prompt
+
     def width(self, group_size: int) -> int:
         return 2 * group_size if self.distill else group_size
 

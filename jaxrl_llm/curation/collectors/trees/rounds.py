@@ -35,7 +35,7 @@ def go_on(
     more: Callable[[int, list[int]], Sequence[Request]],
     grows: Callable[[Request], bool] | None = None,
 ) -> Decision | None:
-    """What a collector asks for next, nothing while it waits; None once all rounds have finished.
+    """The next decision: requests, or none while groups are awaited; None after the last round.
 
     Args:
       collection: Of the batch; its groups are asked for first.
