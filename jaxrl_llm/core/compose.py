@@ -123,6 +123,10 @@ def in_full(value: Any) -> str:
         return f"{in_full(value.function)}({', '.join(options)})"
     if isinstance(value, types.MethodType):
         return f"{in_full(value.__self__)}.{value.__name__}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(in_full, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(_options(value, show=in_full))}}}"
     if isinstance(name, str):
         return name
     plain = type(value).__repr__ is object.__repr__  # an address in memory differs in each process

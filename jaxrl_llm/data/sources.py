@@ -181,6 +181,7 @@ def from_hub(
     revision: str | None = None,
     prompt_field: str = "prompt",
     answer_field: str | None = "answer",
+    needs_answer: bool = True,
 ) -> PromptSet:
     """Prompts of a Hugging Face dataset.
 
@@ -190,6 +191,7 @@ def from_hub(
       config: The configuration of a dataset that has several.
       revision: The commit, tag or branch to read.
       prompt_field, answer_field: See the module.
+      needs_answer: Whether the answer field must exist, and each row have an answer.
 
     Example:
       >>> from jaxrl_llm.data import from_hub
@@ -211,9 +213,10 @@ def from_hub(
             _check_json(datasets, paths, "from_hub")
         table = datasets.load_dataset(name, config, split=split, revision=revision)
         rows, fields = list(table), list(table.features or ())
-    return _from_rows(
-        rows, fields, "from_hub", source, f"{name}/{split}", prompt_field, answer_field
-    )
+    if not needs_answer and answer_field not in fields:
+        answer_field = None
+    names = prompt_field, answer_field
+    return _from_rows(rows, fields, "from_hub", source, f"{name}/{split}", *names, needs_answer)
 
 
 def _from_rows(
@@ -265,7 +268,8 @@ def _from_rows(
             answer = None
         if answer_field and answer is None and needs_answer:
             raise ValueError(
-                f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
+                f"{function}: the field {answer_field!r} of row {position} of {source} is missing "
+                "or has no answer; needs_answer=False takes such rows."
             )
         if positions and isinstance(answer, int):  # as a text, it would look like a choice
             answer = LETTERS[answer]

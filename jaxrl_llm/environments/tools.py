@@ -182,8 +182,9 @@ class ToolEnv:
     without an environment. If this environment ends an episode without an answer, because the turn
     was cut off or the last one made another call, it earns what the reward gives the empty text, at
     most 0. An episode that ends at a limit of the run (``length``, ``context``, ``turns``) earns
-    the sum so far, which is 0: for a reward below 0, set ``turn_tokens`` of ``EpisodeOptions`` and
-    no fewer turns than ``max_turns``. An invalid call is answered by an error message.
+    the sum so far, which is 0. For a reward below 0, avoid these ends: set ``turn_tokens`` of
+    ``EpisodeOptions``, no fewer turns than ``max_turns``, and ``max_new_tokens`` with room for all
+    turns and the replies of the tools. An invalid call is answered by an error message.
 
     Args:
       tools: The tools that the policy may call.

@@ -359,10 +359,12 @@ class Recipe:
                 "it; use 0."
             )
         if self.reads_behavior and not wiring.corrects_behavior(self):
+            corrects = self.correction is not None
+            remedy = "give its correction weights" if corrects else "add a correction"
             raise ValueError(
                 f"recipe {self.name!r} reads behavior_logp, but only to drop tokens or to scale "
                 f"its update, so those of older weights (max_staleness {max_staleness}) would have "
-                "no ratio to them; add a correction, or use 0."
+                f"no ratio to them; {remedy}, or use 0."
             )
         of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
         if of_step and self._samples and not self.reads_behavior:

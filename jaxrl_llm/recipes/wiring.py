@@ -704,7 +704,7 @@ def _check_models(recipe) -> None:
             "Recipe(reference=...)."
         )
     checks.check_share(name, one=False, teacher_mixture=recipe.teacher_mixture)
-    if recipe.teacher_mixture and not (recipe.learns_from_model and recipe.reads_behavior):
+    if recipe.teacher_mixture and not (recipe.learns_from_model and corrects_behavior(recipe)):
         raise ValueError(
             f"{name}: teacher_mixture samples from policy and teacher, so the recipe must read "
             "another model's numbers and weigh by behavior_logp."

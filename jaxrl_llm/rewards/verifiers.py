@@ -14,6 +14,7 @@ from jaxrl_llm.rewards.answers import (
     LETTERS,
     answer_text,
     answer_words,
+    boxed_text,
     choice_letter,
     extracts,
     final_answer,
@@ -143,8 +144,9 @@ def exact_match(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
 
 
 def _choice(text: str) -> str | None:
-    """The letter of an option, or else its label or text, by which a reply names it."""
-    return choice_letter(text) or math_text(without_thinking(text))
+    """The letter that a reply chooses, or else what stands in its box or after "Answer:"."""
+    rest = without_thinking(text)
+    return choice_letter(text) or boxed_text(rest) or final_answer(rest)
 
 
 @extracts(_choice)

@@ -214,6 +214,7 @@ def test_a_reply_that_names_an_option_by_its_label_or_its_text_votes_for_that():
         )
     ]
     assert min(ids) >= 0 and ids[0] == ids[1] and ids[3] == ids[4] and len(set(ids)) == 3
+    assert vote("", "None of the 4 options is right.", {})["answer_ids"] == -1
 
 
 SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})

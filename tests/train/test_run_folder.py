@@ -266,6 +266,10 @@ def rewards(folder):
     ]
 
 
+def graded(prompt, completion, metadata, *, by):
+    return 0.0
+
+
 def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch):
     monkeypatch.setenv(_worker.LOADING, "1")  # pools without workers
     model, params = tiny_model(num_layers=1)
@@ -285,6 +289,9 @@ def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch
     for bound in (graders, [grader.grade for grader in graders]):
         old, new = (settings(tiny_run("run", reward=bind(each))) for each in bound)
         assert set(changed_settings(old, new)) == {"reward.function"}
+    for terms in (lambda each: each, lambda each: (each,)):
+        old, new = (settings(tiny_run("run", reward=bind(graded, by=terms(x)))) for x in graders)
+        assert set(changed_settings(old, new)) == {"reward.options"}
 
 
 def test_a_resumed_run_notices_other_options_of_its_environment():

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core.compose import in_full, stable_repr, with_options
+from jaxrl_llm.core.compose import Bound, in_full, stable_repr, with_options
 from jaxrl_llm.core.secrets import MASK, is_secret, mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.catalog import preset
@@ -52,6 +52,8 @@ def settings(config: Any) -> dict[str, Any]:
             flat |= recipe_settings(value, length=config.sampling.max_new_tokens)
         elif dataclasses.is_dataclass(value):
             flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
+            if isinstance(value, Bound):
+                flat[f"{field.name}.options{_IN_FULL}"] = mask(in_full(dict(value.options)))
         else:
             flat[field.name] = MASK if is_secret(field.name, value) else _plain(value)
             hides = isinstance(getattr(value, "in_full", None), str)
