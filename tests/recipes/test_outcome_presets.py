@@ -30,7 +30,7 @@ OPTIONS = {
     "drpo_len": {"tau": 0.7, "lam": 0.3, "kl_estimator": "k3"},  # k1 is below 0 here
     "passk_training": {"k": 2},
     "pkpo": {"k": 2},
-    "mc_grpo": {"eps": 0.1},
+    "mc_grpo": {"scale_eps": 0.1},
 }
 
 
@@ -228,7 +228,7 @@ def test_loss_and_gradient_are_the_papers(name):
         ("maxrl", {"scale": "root"}),
         ("maxrl", {"eps_low": 0.05}),
         ("mc_grpo", {"scale": "std"}),
-        ("mc_grpo", {"eps": 0.2}),
+        ("mc_grpo", {"scale_eps": 0.2}),
         ("mc_grpo", {"rescale_nonzero": True}),
         ("mc_grpo", {"kl_coef": 0.0}),
         ("passk_training", {"k": 1}),

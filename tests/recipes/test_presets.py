@@ -158,7 +158,7 @@ def test_cispo_weighs_the_policy_gradient():
         ("grpo", {"eps_high": 0.05}),
         ("grpo", {"dual_clip": 1.01}),
         ("grpo", {"ddof": 0}),
-        ("grpo", {"eps": 0.5}),
+        ("grpo", {"scale_eps": 0.5}),
         ("grpo", {"kl_coef": 0.0}),
         ("grpo", {"kl_estimator": "k2"}),
         ("dr_grpo", {"length": 7}),
