@@ -406,8 +406,10 @@ def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_pat
     record = {"config": "my_run.py", "folder": str(home), "overrides": ["--seed", "3"]}
     (folder / "run.json").write_text(json.dumps(record))
     trust.note(trust.digest_of((folder / "config.py").read_bytes(), record))
-    # The workers import the config as a module, and it imports the tiny run.
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "train")])
+    # The workers import the config as a module, and it imports the tiny run. Runs that other tests
+    # have read in this process have left their folders in the path, some with a config.py.
+    others = [each for each in sys.path if not Path(each, "config.py").is_file()]
+    monkeypatch.setattr(sys, "path", [*others, str(ROOT / "tests" / "train")])
     monkeypatch.delitem(sys.modules, "config", raising=False)
     config, run_dir = load_target(str(folder))
     monkeypatch.delitem(sys.modules, "config")
