@@ -167,8 +167,6 @@ def from_file(
         rows, fields = list(table), list(table.features or ())
     if reader == "json":
         rows = _as_written(path, rows, fields)
-    if not needs_answer and answer_field not in fields:
-        answer_field = None
     names = prompt_field, answer_field
     return _from_rows(rows, fields, "from_file", str(path), path.name, *names, needs_answer)
 
@@ -213,8 +211,6 @@ def from_hub(
             _check_json(datasets, paths, "from_hub")
         table = datasets.load_dataset(name, config, split=split, revision=revision)
         rows, fields = list(table), list(table.features or ())
-    if not needs_answer and answer_field not in fields:
-        answer_field = None
     names = prompt_field, answer_field
     return _from_rows(rows, fields, "from_hub", source, f"{name}/{split}", *names, needs_answer)
 
@@ -231,6 +227,8 @@ def _from_rows(
 ) -> PromptSet:
     if not rows:
         raise ValueError(_EMPTY.format(function, source))
+    if not needs_answer and answer_field not in fields:
+        answer_field = None
     implicit = prompt_field not in fields and all(
         is_conversation(rows[0].get(name)) for name in ("chosen", "rejected")
     )

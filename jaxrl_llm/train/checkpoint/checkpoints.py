@@ -48,7 +48,7 @@ _EXTRAS, _UPDATES = "extras", "updates"  # in the metadata
 _WAIT = 10
 # Seconds after which a write is looked at again, and after which one that stands still has failed.
 _TURN_SECONDS, _STALL_SECONDS = 5.0, 600.0
-_THREADS = "checkpoint"  # how the names of the threads begin that save
+_THREADS = "jaxrl_llm_checkpoint"  # how the names of the threads begin that save
 _SLOWEST = 1e6  # bytes a second of a disk that a save is waited for
 
 
