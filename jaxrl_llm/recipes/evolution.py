@@ -13,7 +13,7 @@ from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
 from jaxrl_llm.recipes.recipe import AlgoState
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
-from jaxrl_llm.recipes.wiring import STATUSES, check_collector
+from jaxrl_llm.recipes.wiring import check_collector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -52,7 +52,6 @@ class EvolutionRecipe:
       collector: Chooses the P prompts of a step; None for each once an epoch. All are requested at
         once.
       paper: Reference.
-      status: "experimental", or "reproduced" once a config reaches a published number.
 
     Raises:
       TypeError: If a slot is not a function, or ``replace`` names an unknown field.
@@ -94,7 +93,6 @@ class EvolutionRecipe:
     chunk: int = 64
     collector: Collector | None = None
     paper: str = ""
-    status: str = "experimental"
 
     # What a training run asks of every method.
     forward_only: ClassVar[bool] = True  # no gradient of the model, one update a batch
@@ -127,7 +125,6 @@ class EvolutionRecipe:
         checks.check_option(name, "others", self.others, ("frozen", "full"))
         checks.check_option(name, "scale", self.scale, SCALES)
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "float16"))
-        checks.check_option(name, "status", self.status, STATUSES)
         if self.noise == "full" and (self.rank != 1 or self.sign):
             raise ValueError(f"{name}: rank and sign have no effect where noise is 'full'.")
         if self.tries > 1 and self.temperature == 0:

@@ -107,13 +107,12 @@ class Recipe:
       minibatches: Number of parts of a batch, each with an optimizer step; a run's config may
         override it.
       paper: Reference.
-      status: ``"experimental"``, or ``"reproduced"`` once a config reaches a published number.
       group_relative: True if the method compares the rollouts of one prompt, which requires two.
 
     Raises:
       TypeError: If a slot has a wrong type, or ``replace`` names an unknown field.
       ValueError: If a sequence-level surrogate is combined with a token-level weighting or
-        correction, a slot needs an input that is not available, or ``status`` is unknown.
+        correction, or a slot needs an input that is not available.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -152,7 +151,6 @@ class Recipe:
     epochs: int = 1
     minibatches: int = 1
     paper: str = ""
-    status: str = "experimental"
     group_relative: bool = True
 
     forward_only: ClassVar[bool] = False  # see EvolutionRecipe

@@ -62,7 +62,6 @@ LEARN_CONTEXT = (*PREPARE_CONTEXT, "advantages")
 # old_logp is one of them; in the loss, the policy being trained replaces it.
 _COSTLY = frozenset({"ref_logp", "behavior_logp", "entropy", "reward_components"})
 _COSTLY_TO_PREPARE = _COSTLY | {"old_logp"}
-STATUSES = ("experimental", "reproduced")
 
 # Where the numbers of the slot `computed` come from, in the order in which a step computes them.
 SOURCES = (
@@ -371,7 +370,6 @@ def head_shapes(recipe, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]
 def check_recipe(recipe) -> None:
     """Raises TypeError or ValueError unless the slots are valid and compatible."""
     _check_kinds(recipe)
-    checks.check_option(f"Recipe {recipe.name!r}", "status", recipe.status, STATUSES)
     # One name for two things would leave one of them without effect.
     taken = dict.fromkeys(_RESERVED, "the batch or the step")
     if recipe.critic is not None:

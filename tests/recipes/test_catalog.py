@@ -102,7 +102,6 @@ def test_a_preset_carries_its_key_its_paper_and_its_method(name):
     assert isinstance(recipe, Recipe)
     assert recipe.name == name
     assert recipe.paper == (f"arXiv:{row.arxiv}" if row.arxiv else "")
-    assert recipe.status == "experimental"
     homes = {operator.attrgetter(f)(jr).__module__ for f in row.functions}
     assert name in BEFORE_THE_BATCH or homes & modules_in(recipe)
 
@@ -112,7 +111,7 @@ def test_a_preset_of_evolution_carries_its_key_and_its_paper(name):
     recipe = catalog.preset(name, length=8)
     (row,) = [m for m in catalog.CATALOG if m.preset == name]
     assert isinstance(recipe, EvolutionRecipe)
-    assert (recipe.name, recipe.status) == (name, "experimental")
+    assert recipe.name == name
     assert recipe.paper == f"arXiv:{row.arxiv}"
     assert row.kind == "evolution"
 

@@ -173,6 +173,12 @@ def test_a_run_whose_bound_reward_had_no_name_resumes():
         assert bool(changed_settings({"reward": old}, {"reward": new})) == changed
 
 
+def test_a_run_whose_recipe_had_a_status_resumes():
+    now = settings(tiny_run("run"))
+    assert "recipe.status" not in now
+    assert changed_settings(now | {"recipe.status": "experimental"}, now) == {}
+
+
 def within(prompt, completion, metadata, *, tol=0.0):
     return float(abs(float(completion) - metadata["answer"]) <= tol)
 

@@ -141,6 +141,7 @@ _FREE = {
     "reward_deadline": "how long a call may take",
     "episodes.seconds": "how long a call may take",
     "episodes.workers": "how many environments step at a time",
+    "recipe.status": "a word that earlier versions wrote and nothing read",
 }
 
 # Files that may be moved, but not be replaced by others of another name. That a model, a reference,
