@@ -161,7 +161,7 @@ def _task(result: Mapping[str, Any], folder: Path) -> str:
     title = (
         f"Held-out accuracy ({result['runs'][0]['questions']} questions), {result['device']} "
         f"(`{work['config']}` of commit {short(result['commit'])}, "
-        "`python -m benchmarks.es_quickstart`); the last two columns count to the first evaluation "
+        "`python -m benchmarks.es_quickstart RUNS`); the last two columns count to the first evaluation "
         f"at which greedy accuracy had risen by {work['rise']:g}:"
     )
     spent = (f"tokens to +{work['rise']:g}", f"seconds to +{work['rise']:g}")

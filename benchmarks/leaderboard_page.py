@@ -145,7 +145,7 @@ def _task(result: Mapping[str, Any]) -> list[str]:
     options = f" with `{workload['options']}`" if workload.get("options") else ""
     title = (
         f"## {task}\n\n`{workload['config']}`{options}, {questions} held-out questions, "
-        f"{' / '.join(result['devices'])} (`python -m benchmarks.leaderboard {task}`):"
+        f"{' / '.join(result['devices'])} (`python -m benchmarks.leaderboard {task} --recipes NAMES`):"
     )
     rows = [_row(name, runs, result["devices"]) for name, runs in recipes.items()]
     failed = [f"`{x['recipe']}` on seed {x['seed']}" for x in result["runs"] if "failed" in x]

@@ -88,7 +88,7 @@ def _quickstart(result: Mapping[str, Any]) -> str:
     title = (
         f"A step of `configs/quickstart.py`, {result['device']}, beside commit "
         f"{short(before['commit'])}, which had neither the rollout engine nor what this page tells "
-        "(`python -m benchmarks.quickstart_step`); the last column is that version with "
+        "(`python -m benchmarks.quickstart_step --before COMMIT`); the last column is that version with "
         "[freed memory](#freed-memory) kept, as `jaxrl-llm train` does now:"
     )
     return pages.table(title, ("seconds", "before", "now", "factor", "freed memory kept"), rows)
@@ -253,7 +253,7 @@ def _late_steps(result: Mapping[str, Any]) -> str:
     title = (
         f"The last {work['last']} of {work['steps']} steps of `configs/quickstart.py`, seed "
         f"{work['seed']}, when responses have {tokens}, {result['device']} (`python -m "
-        f"benchmarks.late_steps`; commit {short(result['commit'])}; {then}"
+        f"benchmarks.late_steps --before CHECKOUT`; commit {short(result['commit'])}; {then}"
     )
     names = {
         "seconds of sampling": "sample_seconds",

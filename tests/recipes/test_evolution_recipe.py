@@ -101,7 +101,6 @@ def test_replace_checks_anew_and_suggests_the_field():
         ({"others": "lowrank"}, ValueError, "others must be one of 'frozen', 'full'"),
         ({"scale": "steps"}, ValueError, "scale must be one of .* Did you mean 'step'"),
         ({"dtype": "int8"}, ValueError, "dtype must be one of 'float32', 'bfloat16', 'float16'"),
-        ({"status": "reproducd"}, ValueError, "Did you mean 'reproduced'"),
         ({"noise": "full", "rank": 2}, ValueError, "rank and sign have no effect where noise is"),
         ({"noise": "full", "sign": True}, ValueError, "rank and sign have no effect where noise"),
         (

@@ -101,7 +101,6 @@ BOUND_GSPO = jr.bind(jr.surrogates.gspo, eps_low=1e-3)
         ({"correction": 2.0}, TypeError, "correction must be a function"),
         ({"regularizers": jr.regularizers.entropy_bonus}, TypeError, r"such as \(term,\)"),
         ({"name": ""}, TypeError, "name must be a string"),
-        ({"status": "reproducd"}, ValueError, "Did you mean 'reproduced'"),
         # Inputs that do not exist.
         ({"regularizers": (term,)}, ValueError, "regularizer term needs 'temperature'.*bind"),
         (

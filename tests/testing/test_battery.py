@@ -77,7 +77,7 @@ def test_preset(name, check):
 def features(recipe: Recipe) -> frozenset:
     """What a train step computes, passes on and stores for a recipe, whatever its functions do."""
     # Of these the check's step reads nothing, or what is listed below.
-    unread = ["name", "collector", "computed", "inputs", "epochs", "minibatches", "paper", "status"]
+    unread = ["name", "collector", "computed", "inputs", "epochs", "minibatches", "paper"]
     slots = {x.name: getattr(recipe, x.name) for x in dataclasses.fields(recipe)}
     second = recipe.second_model
 

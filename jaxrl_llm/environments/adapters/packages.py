@@ -9,7 +9,8 @@ def load(package: str, adapter: str, module: str | None = None) -> ModuleType:
 
     A file with the name of the package, such as a config, is not the package.
     """
-    needs = f"{adapter} needs the package {package}: pip install 'jaxrl_llm[envs]'."
+    extra = "openenv" if package == "openenv" else "envs"
+    needs = f"{adapter} needs the package {package}: pip install 'jaxrl_llm[{extra}]'."
     try:
         found = importlib.import_module(module or package)
     except ImportError as error:
