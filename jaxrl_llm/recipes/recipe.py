@@ -180,7 +180,7 @@ class Recipe:
         is included if the batch must hold it before it is prepared; for a surrogate or a
         regularizer it is optional, since the policy being trained replaces it.
         """
-        return wiring.required_fields(self)[1]
+        return wiring.required_fields(self).in_all
 
     @property
     def second_model(self) -> Critic | ProcessRewardModel | None:
@@ -423,7 +423,7 @@ class Recipe:
         """
         batch = batch.check()
         self.check_group_size(batch.rewards.shape[1])
-        self._check_present(batch, wiring.required_fields(self)[0] - {"entropy"}, "prepare")
+        self._check_present(batch, wiring.required_fields(self).to_prepare - {"entropy"}, "prepare")
         if self.draws and key is None:
             raise ValueError(f"Recipe {self.name!r}.prepare draws random numbers; give it a key.")
         state = AlgoState._make(algo_state)

@@ -235,22 +235,24 @@ def unfilled(reader: Reader) -> list[inspect.Parameter]:
 # What a recipe requires
 
 
-def names_computed(recipe, sources: Sequence[str]) -> set[str]:
-    """Names of the entries of ``computed`` that come from any of these sources."""
-    return {entry.name for entry in recipe.computed if entry.source in sources}
+class RequiredFields(NamedTuple):
+    """Inputs that ``prepare`` requires, and those that ``prepare`` and the loss require."""
+
+    to_prepare: frozenset[str]
+    in_all: frozenset[str]
 
 
-def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
-    """The inputs that ``prepare`` requires, and those that ``prepare`` and the loss require.
+def required_fields(recipe) -> RequiredFields:
+    """The inputs that a recipe requires.
 
     Of the standard inputs, those that a function names; of the extras, those without a default.
     """
     prepare, loss = readers(recipe)
-    before_loss = names_computed(recipe, ("controller", "batch", "update"))
-    in_loss = before_loss | names_computed(recipe, ("policy",))
+    before_loss = set(recipe.computed_from("controller", "batch", "update"))
+    in_loss = before_loss | set(recipe.computed_from("policy"))
     if recipe.critic is not None:
         in_loss |= {"returns"}
-    before = names_computed(recipe, COMPUTED_BEFORE)
+    before = set(recipe.computed_from(*COMPUTED_BEFORE))
     known = set(EXTRAS) | set(recipe.inputs) | before
 
     def names(functions: list[Reader], standard: frozenset[str], provided: set[str]):
@@ -274,7 +276,7 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
         compared = {"old_logp", *every} & {"old_logp", "ref_logp"}
         first |= (passes := {name.replace("logp", DRAW_LOGP) for name in compared})
         every |= passes
-    return first, every
+    return RequiredFields(first, every)
 
 
 def of_likelihood(recipe, who: str) -> dict[str, str]:
@@ -285,7 +287,7 @@ def of_likelihood(recipe, who: str) -> dict[str, str]:
     if recipe.likelihood is None:
         return {}
     names = {f"{who}_{name}": name for name, _ in recipe.likelihood.statistics}
-    required = required_fields(recipe)[1]
+    required = required_fields(recipe).in_all
     return {extra: name for extra, name in names.items() if extra in required}
 
 
@@ -377,7 +379,7 @@ def check_recipe(recipe) -> None:
     if recipe.prm is not None:
         taken |= {"prm_logp": "the process reward model"}
     # A batch may hold what would otherwise be computed before it is prepared.
-    replaceable = names_computed(recipe, COMPUTED_BEFORE)
+    replaceable = set(recipe.computed_from(*COMPUTED_BEFORE))
     entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
     for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
         before = taken.get(name)
@@ -518,7 +520,7 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
 
 def _offers(recipe) -> dict[str, set[str]]:
     """The names that each slot offers to its functions by keyword."""
-    before = names_computed(recipe, COMPUTED_BEFORE)
+    before = set(recipe.computed_from(*COMPUTED_BEFORE))
     extras = set(EXTRAS) | set(recipe.inputs) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
     offers = {"correction": set()}
@@ -538,7 +540,7 @@ def _offers(recipe) -> dict[str, set[str]]:
     # Row by row, so only what has a value a token.
     of_tokens = {name for name, x in EXTRAS.items() if x.axes.startswith("PGT")}
     of_tokens |= set(recipe.inputs)
-    old_policy, batch = (names_computed(recipe, (source,)) for source in ("old_policy", "batch"))
+    old_policy, batch = (set(recipe.computed_from(source)) for source in ("old_policy", "batch"))
     rows = {
         "old_policy": of_tokens,
         "reference": of_tokens | old_policy,
@@ -549,7 +551,7 @@ def _offers(recipe) -> dict[str, set[str]]:
     loss = (
         extras
         | set(LOSS_CONTEXT)
-        | names_computed(recipe, ("controller", "batch", "update", "policy"))
+        | set(recipe.computed_from("controller", "batch", "update", "policy"))
     )
     if recipe.likelihood is not None:
         loss |= {name for name, _ in recipe.likelihood.statistics}
@@ -747,7 +749,7 @@ def _check_head(recipe) -> None:
         ("a critic or a process reward model", recipe.second_model),
         ("regularizers", recipe.regularizers),
         ("a reference", recipe.uses_reference),
-        ("numbers computed from a policy", names_computed(recipe, of_policy)),
+        ("numbers computed from a policy", set(recipe.computed_from(*of_policy))),
     ):
         if value:
             raise ValueError(f"{what}, which has no log-probabilities; it cannot have {slot}.")
@@ -787,7 +789,7 @@ def validate(recipe):
         ref_logp=logp,
         extras=shaped_extras(recipe, 2, 2, 3),
     )
-    before = names_computed(recipe, COMPUTED_BEFORE) - {TEACHER_TEXTS, ANSWER_TEXTS}
+    before = set(recipe.computed_from(*COMPUTED_BEFORE)) - {TEACHER_TEXTS, ANSWER_TEXTS}
     unknown = recipe.inputs or before - set(EXTRAS)
     if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch

@@ -15,7 +15,6 @@ from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.recipes.wiring import (
     DRAW_LOGP,
     Reader,
-    names_computed,
     statistic_shapes,
     unfilled,
 )
@@ -132,7 +131,7 @@ def with_computed(recipe: Recipe, batch: Batch, prepared: Batch | None = None) -
         Reader("", f, ("logits", "targets")) for f in recipe.computed_from("policy").values()
     ]
     read = {p.name for reader in readers for p in unfilled(reader)}
-    names = read & names_computed(recipe, ("controller", "batch", "update"))
+    names = read & set(recipe.computed_from("controller", "batch", "update"))
     if not names:
         return batch
     if prepared is None:
