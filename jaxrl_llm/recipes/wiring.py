@@ -7,7 +7,7 @@ with a parameter that its slot does not provide raises an error when the recipe 
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
