@@ -11,7 +11,6 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.export import check_new, load_trained, new_folder, save_tokenizer
 from jaxrl_llm.models.config import ModelConfig, differences
-from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.logging.results import read_jsonl
 
 # Which options each method reads, besides the models.
@@ -170,7 +169,7 @@ def _load(name: str, trust: bool) -> _Source:
     choice = _checkpoint(name)
     if options.is_run(choice.target):
         config, _ = options.load_target(choice.target, trust=trust)
-        if find_recipe(config.recipe, config.sampling).head:
+        if config.resolved_recipe.head:
             raise UsageError(f"The run {choice.target!r} trained a reward model; merge has none.")
         run_dir = Path(choice.target)
         model_config, _, params, tokenizer = load_trained(run_dir, config, choice, merge=True)

@@ -464,12 +464,11 @@ def load_policy(
         with usage_errors():
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, data.load_tokenizer(name))
-    from jaxrl_llm.train.config import find_recipe
     from jaxrl_llm.train.run_models import load_model
 
     config, _ = load_target(name, trust=choice.trust)
     choice.check(config)
-    if find_recipe(config.recipe, config.sampling).head:
+    if config.resolved_recipe.head:
         raise UsageError(
             f"The run {name!r} trained a reward model, which writes no text; export it and score "
             "with train.reward_model."

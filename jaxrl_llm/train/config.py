@@ -427,21 +427,43 @@ class TrainConfig:
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
         checks.check_option(name, "packing", self.packing, PACKING)
         checks.check_positive(name, tokens_per_microbatch=self.tokens_per_microbatch)
-        if self.tokens_per_microbatch is not None:
-            if self.microbatches != 1:
-                raise ValueError(
-                    "config: microbatches has no effect with tokens_per_microbatch, which chooses "
-                    "their number for each batch."
-                )
-            if self.packing not in ("auto", "flat"):
-                raise ValueError(
-                    "config: tokens_per_microbatch needs flat rows; got packing "
-                    f'"{self.packing}", use "auto" or "flat".'
-                )
+        self._check_microbatches()
         checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "auto"))
         check_quantization(name, self.quantization)
+        self._check_model_options()
+        self._check_folders()
+        self._check_grading()
+        self._check_measured()
+        check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
+        self._check_recipe(name)
+        self._check_evaluated()
+        self._check_judge()
+        self._check_offline()
+
+    @property
+    def resolved_recipe(self) -> "AnyRecipe":
+        """The recipe; a preset that is given by its name as it is for this sampling."""
+        return find_recipe(self.recipe, self.sampling)
+
+    def _check_microbatches(self) -> None:
+        """Raises ValueError for options without effect on microbatches bounded by tokens."""
+        if self.tokens_per_microbatch is None:
+            return
+        if self.microbatches != 1:
+            raise ValueError(
+                "config: microbatches has no effect with tokens_per_microbatch, which chooses "
+                "their number for each batch."
+            )
+        if self.packing not in ("auto", "flat"):
+            raise ValueError(
+                "config: tokens_per_microbatch needs flat rows; got packing "
+                f'"{self.packing}", use "auto" or "flat".'
+            )
+
+    def _check_model_options(self) -> None:
+        """Raises ValueError for options of a named model where a function returns the model."""
         for option in ("dtype", "quantization", "scan_layers"):
             changed = getattr(self, option) != getattr(TrainConfig, option)
             if changed and not isinstance(self.model, str):
@@ -449,6 +471,9 @@ class TrainConfig:
                     f"config: {option} has no effect on a model that a function returns; set it in "
                     "the function."
                 )
+
+    def _check_folders(self) -> None:
+        """Raises unless the run's folder, and that of the run it starts from, are two names."""
         for option in ("run_dir", "init_from"):
             value = getattr(self, option)
             if value is None and option == "init_from":
@@ -463,43 +488,9 @@ class TrainConfig:
                 raise ValueError(
                     f"config: init_from {self.init_from!r} must be another run than run_dir."
                 )
-        self._check_environment()
-        has_deadline = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
-        if self.reward_deadline is not None and has_deadline:
-            raise ValueError(
-                "config: reward_deadline has no effect on a reward that has its own, such as a "
-                "VerifierPool; set the deadline there."
-            )
-        self.checkpoint.check_evaluated(self.evaluation)
-        kinds = ("greedy", "sampled") if self.samples_held_out else ()
-        kinds += ("pairs",) if self.compares_held_out else ()
-        if self.checkpoint.best not in (None, "reward", *kinds):
-            raise ValueError(
-                f"checkpoint: best={self.checkpoint.best!r} is not measured by the evaluation of "
-                f"this run, which has {', '.join(kinds)}."
-            )
-        if self.data.evaluation is not None and not self.evaluation.enabled:
-            raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
-        if max(self.report.profile, default=0) > self.steps:
-            last = max(self.report.profile)
-            raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
-        check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
-        self._check_recipe(name)
-        self._check_evaluated()
-        self._check_judge()
-        if self.offline and self.sampling.slots is not None:
-            raise ValueError("sampling: slots has no effect if the data contain the responses.")
-        if self.offline and not self.samples_held_out and self.evaluation.samples is not None:
-            raise ValueError("evaluation: samples has no effect without a reward that grades them.")
-        if self.offline and not self.samples_held_out:
-            for option in ("top_k", "top_p", "min_p"):
-                if getattr(self.sampling, option) is not None:
-                    raise ValueError(f"sampling: {option} has no effect if nothing is sampled.")
-            if self.sampling.denoising != DenoisingOptions():
-                raise ValueError("sampling: denoising has no effect if nothing is sampled.")
 
-    def _check_environment(self) -> None:
-        """Raises unless either a reward or an environment says what is right."""
+    def _check_grading(self) -> None:
+        """Raises unless exactly one of a reward, an environment or the data gives rewards."""
         env = self.environment
         if env is None:
             graded = callable(self.reward) or isinstance(self.reward, BatchReward)
@@ -511,6 +502,12 @@ class TrainConfig:
                 raise ValueError("config: reward_on_error has no effect without a reward.")
             if self.episodes != EpisodeOptions():
                 raise ValueError("config: episodes has no effect without an environment.")
+            has_deadline = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
+            if self.reward_deadline is not None and has_deadline:
+                raise ValueError(
+                    "config: reward_deadline has no effect on a reward that has its own, such as a "
+                    "VerifierPool; set the deadline there."
+                )
             return
         if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
             raise TypeError(f"config: environment must have reset and step; got {env!r}.")
@@ -530,12 +527,28 @@ class TrainConfig:
                 "is always left out of its batch."
             )
 
+    def _check_measured(self) -> None:
+        """Raises ValueError if the run has no evaluation, or no step, that an option needs."""
+        self.checkpoint.check_evaluated(self.evaluation)
+        kinds = ("greedy", "sampled") if self.samples_held_out else ()
+        kinds += ("pairs",) if self.compares_held_out else ()
+        if self.checkpoint.best not in (None, "reward", *kinds):
+            raise ValueError(
+                f"checkpoint: best={self.checkpoint.best!r} is not measured by the evaluation of "
+                f"this run, which has {', '.join(kinds)}."
+            )
+        if self.data.evaluation is not None and not self.evaluation.enabled:
+            raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
+        if max(self.report.profile, default=0) > self.steps:
+            last = max(self.report.profile)
+            raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
+
     def _check_evaluated(self) -> None:
         """Raises ValueError for an evaluation that would have nothing to grade or to compare."""
         evaluated = self.samples_held_out or self.compares_held_out
         if not self.evaluation.enabled or evaluated:
             return
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         what = "one response a row" if self.offline else "no rows with better and worse responses"
         raise ValueError(
             f"evaluation: {recipe.collector!r} has {what}, so there are no pairs to compare; set a "
@@ -554,16 +567,32 @@ class TrainConfig:
             )
         if self.sampling.group_size == 1:
             raise ValueError(f"sampling: {needs}; got group_size 1.")
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         if "greedy_rewards" in recipe.required_fields:
             raise ValueError(
                 f"config: {needs}, but the baseline of recipe {recipe.name!r} is the reward of a "
                 "greedy response."
             )
 
+    def _check_offline(self) -> None:
+        """Raises ValueError for options of sampling where the data have the responses."""
+        if not self.offline:
+            return
+        if self.sampling.slots is not None:
+            raise ValueError("sampling: slots has no effect if the data contain the responses.")
+        if self.samples_held_out:
+            return
+        if self.evaluation.samples is not None:
+            raise ValueError("evaluation: samples has no effect without a reward that grades them.")
+        for option in ("top_k", "top_p", "min_p"):
+            if getattr(self.sampling, option) is not None:
+                raise ValueError(f"sampling: {option} has no effect if nothing is sampled.")
+        if self.sampling.denoising != DenoisingOptions():
+            raise ValueError("sampling: denoising has no effect if nothing is sampled.")
+
     def _check_recipe(self, name: str) -> None:
         """Raises ValueError for options that the recipe does not use or allow."""
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         width = width_of(recipe.collector, self.sampling.group_size)
         if self.packing in ("always", "tree") and width == 1:
             raise ValueError(
@@ -729,20 +758,20 @@ class TrainConfig:
     @property
     def offline(self) -> bool:
         """Whether the data contain the training responses and their rewards."""
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         return collector_needs(getattr(recipe, "collector", None), "offline")
 
     @property
     def reads_columns(self) -> bool:
         """Whether the recipe reads responses or hints of the data, so rows of a prompt differ."""
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         parts = collector_parts(getattr(recipe, "collector", None))
         return any(hasattr(part, "check_data") for part in parts)
 
     @property
     def _has_rewards(self) -> bool:
         """Whether all responses that are trained on come with their rewards."""
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         return collector_needs(getattr(recipe, "collector", None), "has_rewards")
 
     def with_model(self, model: str | Callable) -> "TrainConfig":
@@ -767,7 +796,7 @@ class TrainConfig:
 
         They are an adapter's frozen weights, or a reference that does not move.
         """
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         frozen = recipe.uses_reference and recipe.reference is None and self.reference is None
         return self.lora.rank is not None or frozen
 
@@ -776,7 +805,7 @@ class TrainConfig:
         """Whether an evaluation compares the responses, or the steps, of held-out rows."""
         if not self.offline:
             return False
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         return recipe.head == "step" or width_of(recipe.collector, self.sampling.group_size) > 1
 
     @property
@@ -790,7 +819,7 @@ class TrainConfig:
     @property
     def critic_optimizer(self) -> OptimizerConfig | None:
         """The critic's optimizer, by default the policy's; None for a recipe without a critic."""
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         if recipe.second_model is None:
             return None
         return self.optimizer if self.critic is None else self.critic
@@ -803,7 +832,7 @@ class TrainConfig:
     @property
     def passes(self) -> Passes:
         """Epochs and minibatches of a batch: as configured, else those of the recipe's paper."""
-        recipe = find_recipe(self.recipe, self.sampling)
+        recipe = self.resolved_recipe
         if recipe.forward_only:
             return Passes()
         epochs = self.epochs or recipe.epochs

@@ -235,7 +235,7 @@ def check_memory(config: TrainConfig) -> None:
         return
     model, params, _ = abstract_model(config)
     subagent = _abstract_subagent(
-        config, find_recipe(config.recipe, config.sampling), model, params
+        config, config.resolved_recipe, model, params
     )
     state = _state_bytes(_make_run(config, PlanInputs(model, params, 0, 0, subagent=subagent)))
     total = sum(state.values())
@@ -561,7 +561,7 @@ class _Run(NamedTuple):
 
 
 def _make_run(config: TrainConfig, inputs: PlanInputs) -> _Run:
-    recipe, mesh = find_recipe(config.recipe, config.sampling), dataclasses.asdict(config.mesh)
+    recipe, mesh = config.resolved_recipe, dataclasses.asdict(config.mesh)
     check_expert_axis(mesh, inputs.params, inputs.model.sharding_rules)
     params = jax.eval_shape(
         lambda p: with_trained(config, recipe, inputs.model, p)[1], inputs.params
