@@ -12,12 +12,12 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.models.export import check_decoder
 from jaxrl_llm.models.heads import merge_headed
 from jaxrl_llm.models.lora import Adapted, merge_lora
 from jaxrl_llm.models.names import SHORT_NAMES
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
-from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.run_models import load_model, with_trained
 
 # In a folder that an export writes, until it is complete: no other folder is removed.
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError(f"--adapter has no effect: the run {args.run!r} has no adapter.")
     if args.adapter and args.dtype != "float32":
         raise UsageError("--dtype has no effect with --adapter, which is float32.")
-    recipe = find_recipe(config.recipe, config.sampling)
+    recipe = config.resolved_recipe
     if args.adapter and recipe.head:
         raise UsageError("--adapter has no effect: PEFT's format has no place for a head.")
     with options.usage_errors():
@@ -152,7 +152,9 @@ def load_trained(
     """The model's configuration, the step, the parameters or adapter after it, the tokenizer."""
     config = options.in_its_precision(run_dir, options.without_start(config))
     model, params, tokenizer = load_model(config, None)
-    recipe = find_recipe(config.recipe, config.sampling)
+    with options.usage_errors("save_safetensors: "):
+        check_decoder("save_safetensors", model.config)
+    recipe = config.resolved_recipe
     with_delta, policy = with_trained(config, recipe, model, params)
     marks, best = base_fingerprint(policy, config.lora), config.checkpoint.best
     checkpoints = Checkpoints(run_dir / "checkpoints", model=with_delta, best=best, run=marks)

@@ -104,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
     args = options.parse(Merge, arguments, command="merge")
     check_new(args.out)
     names = [_checkpoint(name).target for name in (*args.models, *filter(None, [args.base]))]
-    if args.trust and not any(map(options.is_run, names)):
+    if args.trust and not any(map(options.names_run, names)):
         raise UsageError("--trust has no effect without a run.")
     with options.usage_errors():
         sources = [_load(name, args.trust) for name in args.models]
@@ -128,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
 def _checkpoint(name: str) -> options.CheckpointChoice:
     """A run and its step, of RUN@STEP; of any other name the name and None."""
     run_dir, _, step = name.rpartition("@")
-    if step.isdecimal() and options.is_run(run_dir):
+    if step.isdecimal() and options.names_run(run_dir):
         return options.CheckpointChoice(run_dir, int(step), False)
     return options.CheckpointChoice(name, None, False)
 
@@ -167,7 +167,7 @@ def _load(name: str, trust: bool) -> _Source:
     from jaxrl_llm import data, models
 
     choice = _checkpoint(name)
-    if options.is_run(choice.target):
+    if options.names_run(choice.target):
         config, _ = options.load_target(choice.target, trust=trust)
         if config.resolved_recipe.head:
             raise UsageError(f"The run {choice.target!r} trained a reward model; merge has none.")

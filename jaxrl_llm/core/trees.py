@@ -27,6 +27,15 @@ def cast(tree: ArrayTree, dtype) -> ArrayTree:
     return jax.tree.map(one, tree)
 
 
+def as_arrays(tree: ArrayTree) -> ArrayTree:
+    """Leaves as arrays of JAX, numbers in its default dtype; those that are, as they are."""
+
+    def one(x):
+        return x if isinstance(x, jax.Array) else jnp.asarray(x, jnp.result_type(x))
+
+    return jax.tree.map(one, tree)
+
+
 def zip_leaves(f: Callable[[list], Array], trees: Sequence[ArrayTree]) -> ArrayTree:
     """``f`` of the leaves that trees of one structure have at each place."""
     return jax.tree.map(lambda *leaves: f(list(leaves)), *trees)

@@ -302,7 +302,7 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
     from jaxrl_llm.models.gguf import open_gguf
     from jaxrl_llm.models.names import locate
 
-    path = locate(name_or_path)
+    path = locate(name_or_path, weights=False)
     if path.is_dir() and not (path / "tokenizer.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:

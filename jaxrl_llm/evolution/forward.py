@@ -8,8 +8,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import DictKey
 
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import Array, ArrayTree, checks, trees
 from jaxrl_llm.evolution import leaves, noise
 from jaxrl_llm.evolution.noise import LowRank
 
@@ -255,8 +256,14 @@ def model_delta(
         )
     of_factors = draw[::2] if share_pairs else draw
     rows = leaves.by_leaf(params, classes)
+    keys = {trees.path_str(path): path for path, _ in jax.tree.leaves_with_path(params)}
     for path, leaf, name in rows:
         *module, leaf_name = path.split("/")
+        if name != "frozen" and not all(isinstance(key, DictKey) for key in keys[path]):
+            raise ValueError(
+                "model_delta: parameters that take a delta must be nested dicts; "
+                f"{path!r} is not in dicts alone."
+            )
         if name != "frozen" and leaf_name == "bias" and len(leaf.shape) == 2:
             raise ValueError(
                 f"model_delta: {path!r} is of experts, whose biases take no noise by row: it can "
@@ -284,7 +291,7 @@ def model_delta(
     for (path, _, name), made in zip(rows, entries, strict=True):
         if name == "frozen":
             continue
-        *around, module, leaf_name = path.split("/")
+        *around, module, leaf_name = (key.key for key in keys[path])
         made = made if name == "full" else (*made, scale)
         node = functools.reduce(lambda node, part: node.setdefault(part, {}), around, delta)
         if leaf_name == "bias":  # it joins the entry of its kernel

@@ -28,7 +28,9 @@ from jaxrl_llm.models.families import (
     OUR_SCORERS,
     SCORERS,
 )
+from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.loading import Weight, parameter_table
+from jaxrl_llm.models.lora import Adapted
 from jaxrl_llm.models.rope import LinearScaling, RopeScaling, Scaling, YarnScaling
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
@@ -74,8 +76,9 @@ def save_safetensors(
         ends with: transformers reads the last token that is another one. None for rows alone.
 
     Raises:
-      ValueError: If the parameters are not those of the configuration, transformers has no class
-        that computes it, or `dtype` is unknown.
+      ValueError: If the configuration is not of the built-in decoder, the parameters have an
+        adapter or are not those of the configuration, transformers has no class that computes it,
+        or `dtype` is unknown.
 
     Example:
       >>> import tempfile
@@ -88,6 +91,10 @@ def save_safetensors(
       True
     """
     name = "save_safetensors"
+    check_decoder(name, config)
+    if isinstance(params, Adapted):
+        how = "train.merge_lora" if head is None else "models.heads.merge_headed"
+        raise ValueError(f"{name}: the parameters have an adapter; merge it first, with {how}.")
     checks.check_option(name, "dtype", dtype, DTYPES)
     checks.check_positive(name, file_bytes=file_bytes)
     settings = hf_config(config) | {"dtype": dtype, "torch_dtype": dtype}
@@ -174,6 +181,15 @@ def _stored(table: Mapping[tuple[str, ...], Weight]) -> dict[str, list[_Part]]:
     return {name: sorted(parts, key=start) for name, parts in tensors.items()}
 
 
+def check_decoder(function: str, config: Any) -> None:
+    """Raises ValueError unless a configuration is that of the built-in decoder."""
+    if not isinstance(config, ModelConfig):
+        raise ValueError(
+            f"{function}: only models of the built-in decoder have a Hugging Face form; got a "
+            f"model with a {type(config).__name__} config."
+        )
+
+
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """The contents of config.json for a configuration; the inverse of `ModelConfig.from_hf`.
 
@@ -233,11 +249,14 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     if config.mask_id is not None:
         values["mask_token_id"] = config.mask_id
     try:
-        read = dataclasses.asdict(ModelConfig.from_hf(values))
+        again = ModelConfig.from_hf(values)
     except ValueError as error:
         raise ValueError(f"hf_config: transformers has no such model: {error}") from error
+    read, same = dataclasses.asdict(again), COMPUTE
+    if _acting_kinds(again) == _acting_kinds(config):
+        same = (*COMPUTE, "layers")
     for key, value in dataclasses.asdict(config).items():
-        if key not in COMPUTE and read[key] != value:
+        if key not in same and read[key] != value:
             raise ValueError(
                 f"hf_config: transformers has no {config.architecture} model with {key} {value!r}, "
                 f"only with {read[key]!r}"
@@ -245,12 +264,21 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     return values
 
 
+def _acting_kinds(config: ModelConfig) -> list[LayerKind]:
+    """The kinds of all layers; a window as long as the context is none."""
+    kinds = [config.kind_of(i) for i in range(config.num_layers)]
+    return [
+        dataclasses.replace(kind, window=None) if (kind.window or 0) >= config.max_length else kind
+        for kind in kinds
+    ]
+
+
 def _of_layers(config: ModelConfig, rope: dict[str, Any]) -> dict[str, Any]:
     """What config.json says of windows, and of layers that are not rotated as the others."""
     family = FAMILIES[next(k for k, kind in ARCHITECTURES.items() if kind == config.architecture)]
     if family.linear:
         return {}
-    kinds = [config.kind_of(i) for i in range(config.num_layers)]
+    kinds = _acting_kinds(config)
     local = [kind.window is not None or kind.rope_theta is not None for kind in kinds]
     values: dict[str, Any] = {}
     window = max((kind.window for kind in kinds if kind.window is not None), default=None)

@@ -353,7 +353,9 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
                 )
             # The tie of the output matrix may be an entry of the whole alone.
             outer = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
-            return {**outer, **inner, "architectures": [text]}
+            entry = "quantization_config"  # of the whole, or of the decoder alone
+            quantized = config.get(entry) or inner.get(entry)
+            return {**outer, **inner, "architectures": [text], entry: quantized}
     return config
 
 

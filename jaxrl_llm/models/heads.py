@@ -75,10 +75,10 @@ def with_head(
     """
     head = init_head(key, model.output_matrix(params).shape[-1], bias=False)
     if mesh is not None:
-        from jaxrl_llm.models.sharding import param_shardings, shard
+        from jaxrl_llm.models.sharding import leaf_shardings, shard
 
         tree = {"head": head}
-        head = shard(tree, param_shardings(tree, mesh, model.sharding_rules))["head"]
+        head = shard(tree, leaf_shardings(tree, mesh, model.sharding_rules))["head"]
     if isinstance(params, Adapted):
         adapter = {"model": params.adapter, "head": head}
         return headed_model(model), Adapted({"model": params.base}, adapter)

@@ -479,9 +479,9 @@ def open_model(
     name_or_path: str | Path, *, dtype: str = "float32"
 ) -> tuple[TensorSource, ModelConfig]:
     """Opens the weights of a model and reads its configuration; no tensor is read."""
-    files = resolve(name_or_path)
-    config = read_config(files.config, dtype=dtype)
-    source = open_source(files, config)
+    # Before the weights are fetched: a decoder may be refused.
+    config = read_config(resolve(name_or_path, weights=False).config, dtype=dtype)
+    source = open_source(resolve(name_or_path), config)
     # Before a decoder of so many layers is made.
     if config.num_layers > (count := len(source.names())):
         raise ValueError(

@@ -99,8 +99,8 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
       targets.
 
     Raises:
-      ValueError: If a rule matches no linear layer, or the rank is above the size of a matrix; with
-        the default targets, above that of every one.
+      ValueError: If a rule matches no linear layer, or one that is in a list or a tuple, or the
+        rank is above the size of a matrix; with the default targets, above that of every one.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -114,14 +114,16 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
     """
     if config.rank is None:
         raise ValueError("init_lora: the configuration has no rank.")
-    shapes = _linear_shapes(params)
+    layers = _linear_layers(params)
+    shapes = {path: layer.shape for path, layer in layers.items()}
     chosen = {path for path in shapes if any(re.search(rule, path) for rule in config.targets)}
     for rule in config.targets:
         if not any(re.search(rule, path) for path in chosen):
             in_a_layer = {re.sub(r"^layers/\d+/", "", path) for path in shapes}
+            there = f"each layer has {', '.join(sorted(in_a_layer))}"
             raise ValueError(
-                f"init_lora: {rule!r} in targets matches no linear layer; each layer has "
-                f"{', '.join(sorted(in_a_layer))}."
+                f"init_lora: {rule!r} in targets matches no linear layer; "
+                f"{there if shapes else 'there is none with a kernel'}."
             )
     if config.targets == _RANK_ALONE["targets"]:  # no one asked for each of these matrices
         sizes = {path: min(shapes[path][-2:]) for path in chosen}
@@ -142,11 +144,15 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
         key = jax.random.fold_in(jax.random.key(config.seed), zlib.crc32(path.encode()))
         a = jax.random.normal(key, (*lead, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((*lead, config.rank, outputs), jnp.float32)
-        *parents, name = path.split("/")
-        tree = adapter
-        for parent in parents:
-            tree = tree.setdefault(parent, {})
-        tree[name] = {"a": a, "b": b}
+        tree, node = adapter, params
+        for i, name in enumerate(layers[path].keys):
+            if not isinstance(node, Mapping):
+                raise ValueError(
+                    f"init_lora: {'/'.join(map(str, layers[path].keys[:i])) or 'params'} is a "
+                    f"{type(node).__name__}; parameters with an adapter must be nested dicts."
+                )
+            tree, node = tree.setdefault(name, {}), node[name]
+        tree |= {"a": a, "b": b}
     return adapter
 
 
@@ -201,9 +207,9 @@ def with_adapter(
         return model, params
     adapter = init_lora(params, config)
     if mesh is not None:
-        from jaxrl_llm.models.sharding import param_shardings, shard
+        from jaxrl_llm.models.sharding import leaf_shardings, shard
 
-        adapter = shard(adapter, param_shardings(adapter, mesh, model.sharding_rules))
+        adapter = shard(adapter, leaf_shardings(adapter, mesh, model.sharding_rules))
     # As matrix products take it: what never moves loses nothing in their dtype.
     return adapted_model(model, config), Adapted(cast_params(model, params, rounded=False), adapter)
 
@@ -220,6 +226,9 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
     Returns:
       Parameters like ``params.base``, in its dtypes; parameters without an adapter are not copied.
 
+    Raises:
+      ValueError: If the adapter has a key that the base does not have.
+
     Example:
       >>> import jax
       >>> import jaxrl_llm as jr
@@ -232,9 +241,16 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
     """
     scale = config.scale
 
-    def merge(base: Any, adapter: Any) -> Any:
+    def merge(base: Any, adapter: Any, path: str = "") -> Any:
         if not is_pair(adapter):
-            return {k: merge(x, adapter[k]) if k in adapter else x for k, x in base.items()}
+            if absent := [f"{path}{k}" for k in adapter if k not in base]:
+                raise ValueError(
+                    f"merge_lora: the model has no {absent[0]!r} that the adapter belongs to."
+                )
+            return {
+                k: merge(x, adapter[k], f"{path}{k}/") if k in adapter else x
+                for k, x in base.items()
+            }
         a, b = adapter["a"], adapter["b"]
         product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
         kernel = (base["kernel"].astype(jnp.float32) + scale * product).astype(base["kernel"].dtype)
@@ -276,17 +292,27 @@ def _delta(adapter: Any, scale: float) -> Any:
     return {name: _delta(subtree, scale) for name, subtree in adapter.items()}
 
 
-def _linear_shapes(params: Any, path: str = "") -> dict[str, tuple[int, ...]]:
-    """Shapes of the kernels of all linear layers by path, without the output matrix.
+class _Linear(NamedTuple):
+    """A linear layer: its keys in the parameters, and the shape of its kernel."""
+
+    keys: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+
+def _linear_layers(params: Any, keys: tuple[Any, ...] = ()) -> dict[str, _Linear]:
+    """All linear layers by path, without the output matrix, and also those in a list.
 
     A gate with one output, as of a shared expert, is left out: it has no lower rank.
     """
+    if isinstance(params, list | tuple):
+        params = dict(enumerate(params))
     if not isinstance(params, Mapping):
         return {}
+    path = "/".join(map(str, keys))
     if "kernel" in params and path != "head":
         shape = tuple(params["kernel"].shape)
-        return {path: shape} if shape[-1] > 1 else {}
-    shapes: dict[str, tuple[int, ...]] = {}
+        return {path: _Linear(keys, shape)} if shape[-1] > 1 else {}
+    layers: dict[str, _Linear] = {}
     for name, subtree in params.items():
-        shapes |= _linear_shapes(subtree, f"{path}/{name}" if path else name)
-    return shapes
+        layers |= _linear_layers(subtree, (*keys, name))
+    return layers

@@ -370,6 +370,9 @@ def iso_c(base: ArrayTree, vectors: Sequence[ArrayTree], *, scale: float = 1.0) 
         U S V = sum_i tau_i of a matrix:   base + scale mean(S) U V
         of a leaf that is no matrix:       base + scale mean_i(tau_i)
 
+    In a stack ``[E, in, out]`` at ``.../experts/.../kernel`` each expert's matrix has its own
+    singular values. Biases, also those of experts ``[E, out]``, are no matrices.
+
     Args:
       base, vectors, scale: See the module.
 
@@ -390,14 +393,17 @@ def iso_c(base: ArrayTree, vectors: Sequence[ArrayTree], *, scale: float = 1.0) 
     """
     vectors = _check_vectors("iso_c", base, vectors)
 
-    def merge(x: Array, *taus: Array) -> Array:
+    def merge(path: str, x: Array, *taus: Array) -> Array:
         total = _weighted_sum(taus, [1.0] * len(taus))
-        if x.ndim != 2:
+        *modules, last = path.split("/")
+        stack = x.ndim == 3 and last == "kernel" and "experts" in modules
+        if not stack and (x.ndim != 2 or last == "bias"):
             return x + scale * total / len(taus)
         u, s, v = jnp.linalg.svd(total, full_matrices=False)
-        return x + scale * jnp.mean(s) * jnp.matmul(u, v, precision=jax.lax.Precision.HIGHEST)
+        size = jnp.mean(s, axis=-1)[..., None, None]
+        return x + scale * size * jnp.matmul(u, v, precision=jax.lax.Precision.HIGHEST)
 
-    return _leafwise(merge, (base, *vectors))
+    return _leafwise(merge, (base, *vectors), with_path=True)
 
 
 def average_lora(
@@ -490,17 +496,22 @@ def _weighted_sum(leaves: Sequence[Array], weights: Any) -> Array:
     return total
 
 
-def _leafwise(f: Callable[..., Array], trees: Sequence[ArrayTree], dtype=None) -> ArrayTree:
-    """``f`` of the leaves of the trees in float32, in the dtype of the first or another."""
+def _leafwise(
+    f: Callable[..., Array], trees: Sequence[ArrayTree], dtype=None, *, with_path: bool = False
+) -> ArrayTree:
+    """``f`` of the leaves of the trees in float32, in the dtype of the first or another.
 
-    def one(leaves: list) -> Any:
-        first = leaves[0]
+    ``with_path``: whether the path of the leaves is its first argument.
+    """
+
+    def one(path, first: Any, *others: Any) -> Any:
         if not pytrees.is_floating(first):
             return first
-        value = f(*(jnp.asarray(leaf, jnp.float32) for leaf in leaves))
+        before = (pytrees.path_str(path),) if with_path else ()
+        value = f(*before, *(jnp.asarray(leaf, jnp.float32) for leaf in (first, *others)))
         return value.astype(jnp.result_type(first) if dtype is None else dtype)
 
-    return pytrees.zip_leaves(one, trees)
+    return jax.tree_util.tree_map_with_path(one, *trees)
 
 
 def _largest(x: Array, density: float) -> Array:

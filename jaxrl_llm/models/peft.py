@@ -9,13 +9,16 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.export import save_tensors, write_json
+from jaxrl_llm.models.export import check_decoder, save_tensors, write_json
 from jaxrl_llm.models.loading import parameter_table
 from jaxrl_llm.models.lora import LoRAConfig
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 _FACTORS = {"a": "lora_A", "b": "lora_B"}
+# In models of these families PEFT takes every gate_proj, up_proj and down_proj for those of routed
+# experts, which transformers 5 stores as one parameter, and ignores the tensors of other layers.
+_TAKEN_FOR_EXPERTS = ("qwen3_moe", "qwen3_next")
 
 
 def save_adapter(
@@ -37,7 +40,8 @@ def save_adapter(
 
     Raises:
       ValueError: If the adapter has a layer that the decoder does not have, or adapts a router,
-        experts, or a layer that is a part of one in transformers, as in Qwen3.5 and Qwen3-Next.
+        experts, any MLP of Qwen3-MoE or Qwen3-Next, or a layer that is a part of one in
+        transformers, as in Qwen3.5 and Qwen3-Next.
 
     Example:
       >>> import pathlib, tempfile
@@ -54,6 +58,7 @@ def save_adapter(
       PEFT's format of checkpoints (its documentation): ``lora_A`` [rank, in], ``lora_B`` [out,
       rank], lora_alpha / r as factor.
     """
+    check_decoder("save_adapter", config)
     table, tensors = parameter_table(config), {}
     for path, x in jax.tree_util.tree_leaves_with_path(adapter):
         *layer, factor = trees.path_str(path).split("/")
@@ -62,6 +67,13 @@ def save_adapter(
             raise ValueError(
                 f"save_adapter: PEFT has no adapter for {'/'.join(layer)!r}, since routers and "
                 "experts are no linear layers in transformers; save the merged model instead."
+            )
+        is_mlp = "mlp" in layer and layer[-1] in ("gate", "up", "down")
+        if weight is not None and is_mlp and config.architecture in _TAKEN_FOR_EXPERTS:
+            raise ValueError(
+                f"save_adapter: PEFT has no adapter for {'/'.join(layer)!r}, since it takes its "
+                f"name for that of experts in a {config.architecture} model; save the merged model "
+                "instead."
             )
         if weight is not None and weight.section is not None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder: one model.safetensors, or several with an index."""
+"""Weights of a Hugging Face folder: one model.safetensors, or else several with an index."""
 
 import json
 import os
@@ -40,7 +40,8 @@ class TensorSource(Protocol):
 class SafetensorsFolder:
     """Tensors of a folder by name; only the bytes of the requested slice are read.
 
-    The folder holds model.safetensors, or model.safetensors.index.json and the files it names.
+    The folder holds model.safetensors, or model.safetensors.index.json and the files it names. Of
+    both, model.safetensors is read, as by transformers.
 
     Raises:
       FileNotFoundError: If neither is there, or a file of the index is missing.
@@ -52,7 +53,10 @@ class SafetensorsFolder:
         self._files: dict[str, Any] = {}
         self._where: dict[str, Any] = {}
         index = self.path / INDEX
-        if index.is_file():
+        if (self.path / SINGLE).is_file():
+            file = self._open(SINGLE)
+            self._where = dict.fromkeys(file.keys(), file)
+        elif index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise ValueError(f"SafetensorsFolder: {index} lacks its `weight_map`")
@@ -69,9 +73,6 @@ class SafetensorsFolder:
                         f"SafetensorsFolder: {self.path / name} lacks the tensor {tensor} that "
                         f"{INDEX} places there"
                     )
-        elif (self.path / SINGLE).is_file():
-            file = self._open(SINGLE)
-            self._where = dict.fromkeys(file.keys(), file)
         else:
             raise FileNotFoundError(
                 f"SafetensorsFolder: {self.path} holds neither {SINGLE} nor {INDEX}"

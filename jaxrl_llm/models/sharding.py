@@ -150,15 +150,23 @@ def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES)
       >>> list(shardings["layers"]["0"]["mlp"]["up"]["kernel"].spec)
       ['fsdp', 'tensor']
     """
-    shardings = trees.map_with_path(
-        lambda path, x: NamedSharding(mesh, param_spec(path, x.shape, mesh, rules)), params
-    )
+    shardings = leaf_shardings(params, mesh, rules)
     if any(len(x.shape) > 1 for x in jax.tree.leaves(params)):
         used = {x for s in jax.tree.leaves(shardings) for axes in s.spec for x in _names(axes)}
         for axis, size in dict(mesh.shape).items():
             if size > 1 and axis not in (*used, *_WITHOUT_PARAMS):
                 _warn_unused(axis, size)
     return shardings
+
+
+def leaf_shardings(tree: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
+    """The sharding of each leaf of a part of a model, such as its head or an adapter.
+
+    As :func:`param_shardings`, without its warnings: an axis may split the rest of the model alone.
+    """
+    return trees.map_with_path(
+        lambda path, x: NamedSharding(mesh, param_spec(path, x.shape, mesh, rules)), tree
+    )
 
 
 @functools.cache

@@ -62,8 +62,8 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         of steps: p_k = sigmoid(z at the end of step k),   reward = min_k p_k
 
     With a model of steps the reward is a mapping that also has ``turn_rewards`` and ``turn_ends``,
-    for recipes that use rewards of turns. A completion that exceeds the model's context has no
-    reward.
+    for recipes that use rewards of turns. A completion that exceeds the model's context, or has a
+    token outside its vocabulary, has no reward.
 
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module. Use the ``chat`` and
@@ -73,7 +73,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
 
     Raises:
       ValueError: If the model has no head, ``model`` is the folder of a run, or an option has no
-        effect; at the first call, if the tokenizer has more tokens than the model.
+        effect.
 
     Example:
       >>> import tempfile
@@ -146,7 +146,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
     @functools.cached_property
     def _loaded(self) -> _Loaded:
         model, params = load_reward_model(self.model, dtype=self.dtype)
-        return _Loaded(model, params, _encoder("reward_model", self, model))
+        return _Loaded(model, params, _encoder(self))
 
     @functools.cached_property
     def _values(self) -> Callable[[ArrayTree, Batch], jax.Array]:
@@ -162,7 +162,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         completions: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
     ) -> list[Any]:
-        """The rewards of completions; a ``Failure`` for one that is too long."""
+        """The rewards of completions; a ``Failure`` for one that the model cannot read."""
         model, params, encoder = self._loaded
         out: list[Any] = [None] * len(prompts)
         rows: dict[int, tuple[list[int], list[int]]] = {}
@@ -173,10 +173,13 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
                 encoder.response(completion, ends=True),
             )
             length, most = len(tokens[0]) + len(tokens[1]), model.config.max_length
+            largest, size = max([*tokens[0], *tokens[1]]), model.config.vocab_size
             if length > most:
                 out[i] = Failure(f"needs {length} tokens of a context of {most}")
             elif not tokens[1]:
                 out[i] = Failure("has no tokens")
+            elif largest >= size:
+                out[i] = Failure(f"holds token {largest}, outside the vocabulary of {size}")
             else:
                 rows[i] = tokens
         order = sorted(rows, key=lambda i: len(rows[i][0]) + len(rows[i][1]))
@@ -228,7 +231,8 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
     Raises:
       TypeError: If ``message`` or ``parse`` is not a function.
-      ValueError: If the model has a value head instead of a vocabulary.
+      ValueError: If the model has a value head instead of a vocabulary; at a call, if a message has
+        a token outside its vocabulary.
 
     Example:
       >>> import tempfile
@@ -297,7 +301,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         from jaxrl_llm import models
 
         model, params = models.load_model(self.model, dtype=self.dtype)
-        return _Loaded(model, params, _encoder("judge", self, model))
+        return _Loaded(model, params, _encoder(self))
 
     @functools.cached_property
     def _sample(self) -> Callable[..., Any]:
@@ -398,17 +402,12 @@ def abstract_reward(reward: Any) -> tuple[Model, ArrayTree] | None:
     return model, param_shapes(model)
 
 
-def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncoder:
-    """The text encoder of a model; ValueError if its tokenizer has more tokens than the model."""
+def _encoder(reward: reward_model | judge) -> TextEncoder:
+    """The text encoder of a model, whose tokenizer may have tokens that the model lacks."""
     from jaxrl_llm import data
 
     tokenizer = reward.tokenizer
     tokenizer = data.load_tokenizer(reward.model) if tokenizer is None else tokenizer
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{name}: the tokenizer has {tokenizer.vocab_size} tokens, but the model "
-            f"{reward.model!r} has a vocabulary of {model.config.vocab_size}."
-        )
     return TextEncoder(tokenizer, sys.maxsize, reward.chat, reward.system)
 
 

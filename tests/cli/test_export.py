@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from test_cli import config_file, one_sentence, run
 from tiny_run import CONFIG, model
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import options
+from jaxrl_llm.cli import export, options
 from jaxrl_llm.models import load_model
 from jaxrl_llm.train import (
     Adapted,
@@ -177,6 +178,31 @@ def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
     assert run(capsys, "train", path, "--run-dir", other, "--steps", 1)[0] == 0
     _, _, err = run(capsys, "export", other, new, "--best")
     one_sentence(err, "saved no best checkpoint")
+
+
+def test_a_run_of_a_model_of_ones_own_is_one_sentence(capsys, tmp_path, monkeypatch):
+    """Before its checkpoint is read: there is none here."""
+    path = config_file(tmp_path, "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)")
+    run_dir, new = tmp_path / "run", tmp_path / "new"
+    assert run(capsys, "train", path, "--run-dir", run_dir, "--steps", 1)[0] == 0
+    shutil.rmtree(run_dir / "checkpoints")
+    own = SimpleNamespace(**vars(model()[0].config))
+    load = export.load_model
+
+    def load_own(*arguments):
+        module, params, tokenizer = load(*arguments)
+        return module._replace(config=own), params, tokenizer
+
+    monkeypatch.setattr(export, "load_model", load_own)
+    for words in (
+        ["export", run_dir, new],
+        ["export", run_dir, new, "--adapter"],
+        ["merge", run_dir, run_dir, "--out", new],
+    ):
+        code, _, err = run(capsys, *words)
+        assert code == 2 and not new.exists()
+        message = "error: only models of the built-in decoder have a Hugging Face form; got a mod"
+        one_sentence(err, f"{message}el with a SimpleNamespace config.")
 
 
 @pytest.mark.slow

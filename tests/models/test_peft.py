@@ -1,8 +1,10 @@
 """An adapter in PEFT's format: names, orientation and settings, by hand.
 
-PEFT 0.21.2 loads these folders and computes what this package does; it is no dependency of tests.
+PEFT 0.21.2 loads such folders of models without experts and computes what this package does; it is
+no dependency of tests.
 """
 
+import dataclasses
 import json
 import os
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxrl_llm.models import ExpertsConfig, save_safetensors
+from jaxrl_llm.models import ExpertsConfig, LayerKind, save_safetensors
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import LoRAConfig, init_lora, save_adapter
 
@@ -39,16 +41,41 @@ def test_names_and_orientation(tmp_path):
     assert settings["target_modules"] == short.split()
 
 
+EXPERTS = ExpertsConfig(count=4, active=2, width=16, shared=16)
+
+
 def test_a_shared_expert_is_named_in_full_and_its_gate_has_no_adapter(tmp_path):
     """Short names would also be those of the experts; a gate of one output has no rank 2."""
-    experts = ExpertsConfig(count=4, active=2, width=16, shared=16)
-    model, params = tiny_model(num_layers=1, architecture="qwen3_next", experts=experts)
+    model, params = tiny_model(num_layers=1, architecture="qwen3_5_moe_text", experts=EXPERTS)
     lora = LoRAConfig(rank=2, targets=("shared",))
     adapter = init_lora(params, lora)
     assert "shared_gate" not in adapter["layers"]["0"]["mlp"]
     save_adapter(adapter, tmp_path, lora=lora, config=model.config)
     names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
     assert len(names) == 3 and all("shared_expert." in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "layer"),
+    [
+        ({"architecture": "qwen3_next"}, "shared", "layers/0/mlp/shared/down"),
+        (
+            {"architecture": "qwen3_moe", "layers": (LayerKind(dense=True), LayerKind())},
+            "layers/0",
+            "layers/0/mlp/down",
+        ),
+    ],
+)
+def test_names_that_peft_gives_to_routed_experts_have_no_adapter(tmp_path, options, target, layer):
+    """It moves them to parameters of the experts, and then ignores these tensors."""
+    shared = 16 if options["architecture"] == "qwen3_next" else None
+    experts = dataclasses.replace(EXPERTS, shared=shared)
+    model, params = tiny_model(num_layers=2, experts=experts, **options)
+    lora = LoRAConfig(rank=2, targets=(target,))
+    adapter = init_lora(params, lora)
+    with pytest.raises(ValueError, match=f"no adapter for {layer!r}.*; save the merged model"):
+        save_adapter(adapter, tmp_path / "new", lora=lora, config=model.config)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

@@ -16,9 +16,12 @@ from jaxrl_llm.models import (
     batch_sharding,
     param_shapes,
     param_shardings,
+    with_adapter,
+    with_head,
 )
 from jaxrl_llm.models.sharding import (
     RULES,
+    _warn_unused,
     on_each_device,
     on_mesh,
     param_spec,
@@ -139,6 +142,20 @@ def test_a_mesh_axis_that_splits_nothing_is_told_once(sizes, rules, message):
     with pytest.warns(UserWarning, match=message):
         param_shardings(OWN, mesh, rules)
     param_shardings(OWN, mesh, rules)  # A second warning would be an error.
+
+
+def test_what_is_added_to_a_model_is_placed_without_a_warning():
+    """An axis may split the model and neither its head nor an adapter of few layers."""
+    _warn_unused.cache_clear()
+    model, params = tiny_model(num_layers=1)
+    _, headed = with_head(model, params, key=jax.random.key(0), mesh=make_mesh(fsdp=8))
+    assert headed["head"]["kernel"].sharding.mesh.shape["fsdp"] == 8
+    experts = ExpertsConfig(count=4, active=2, width=16)
+    model, params = tiny_model(num_layers=1, architecture="qwen3_moe", experts=experts)
+    lora = LoRAConfig(rank=2, targets=("router",))
+    _, adapted = with_adapter(model, params, lora, mesh=make_mesh(fsdp=4, tensor=2))
+    a = adapted.adapter["layers"]["0"]["mlp"]["router"]["a"]
+    assert a.sharding.spec == PartitionSpec("fsdp", None)
 
 
 def test_a_model_brings_its_sharding_rules():

@@ -125,6 +125,46 @@ def test_the_default_targets_leave_out_matrices_that_are_smaller_than_the_rank(t
     assert set(init_lora(tiny[1], LoRAConfig(rank=16))["layers"]["0"]["attention"]) == set("qkvo")
 
 
+def two_layers(kind):
+    """A small model's parameters, its layers in a dict by integers, as nnx has them, or a list."""
+    layers = [{"up": {"kernel": jnp.full((3, 4), 1.0 + i), "bias": jnp.zeros(4)}} for i in (0, 1)]
+    layers = dict(enumerate(layers)) if kind is dict else kind(layers)
+    return {"layers": layers, "out": {"kernel": jnp.ones((4, 2))}}
+
+
+def test_layers_that_are_numbered_have_an_adapter_that_is_merged():
+    params, config = two_layers(dict), LoRAConfig(rank=1, targets=(".",))
+    adapter = init_lora(params, config)
+    assert set(adapter["layers"]) == {0, 1} and set(adapter["layers"][0]["up"]) == {"a", "b"}
+    texts = {"layers": {str(i): layer for i, layer in params["layers"].items()}}
+    same = init_lora(texts, config)["layers"]
+    assert_same(adapter["layers"], {int(i): layer for i, layer in same.items()})
+    adapter = moved(adapter)
+    merged = merge_lora(Adapted(params, adapter), config)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)
+    for i in (0, 1):
+        a, b = (adapter["layers"][i]["up"][name] for name in "ab")
+        expected = params["layers"][i]["up"]["kernel"] + config.scale * (a @ b)
+        np.testing.assert_allclose(merged["layers"][i]["up"]["kernel"], expected, rtol=1e-6)
+    other = {"layers": {"0": adapter["layers"][0]}}
+    with pytest.raises(ValueError, match="merge_lora: the model has no 'layers/0' that the adapte"):
+        merge_lora(Adapted(params, other), config)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_layers_in_a_list_have_no_adapter_and_none_is_left_out(kind):
+    params = two_layers(kind)
+    message = f"init_lora: layers is a {kind.__name__}; parameters with an adapter must be nested"
+    for targets in ((".",), ("up$",)):
+        with pytest.raises(ValueError, match=message):
+            init_lora(params, LoRAConfig(rank=1, targets=targets))
+    with pytest.raises(ValueError, match="'attention' in targets .*; each layer has out, up"):
+        init_lora(params, LoRAConfig(rank=1))
+    assert set(init_lora(params, LoRAConfig(rank=1, targets=("out",)))) == {"out"}
+    with pytest.raises(ValueError, match="'attention' in targets matches .*; there is none with a"):
+        init_lora({"embed": {"embedding": jnp.ones((2, 2))}}, LoRAConfig(rank=1))
+
+
 def test_a_model_with_an_adapter_has_no_other(tiny):
     model, params, policy, adapter = tiny
     with pytest.raises(ValueError, match="takes no further delta"):
