@@ -40,7 +40,18 @@ class Observation(NamedTuple):
 
 
 class Env(Protocol[S]):
-    """A multi-turn task."""
+    """A multi-turn task.
+
+    It may have another method, which says what an episode earns that a limit of the run ends::
+
+        def truncation_reward(self, state: S, end: str, action: Parsed | None) -> float
+
+    The reward is added to that of the last turn; without the method it is 0. ``end`` is "length",
+    "context" or "turns". At "length", ``action`` is the unfinished turn, which ``step`` does not
+    receive, and ``state`` is the one before it; else ``action`` is None and ``state`` is the one
+    after the last step. Like ``step``, it may be async, depends only on its arguments, does not
+    change them and returns a finite number. It cannot ask a subagent.
+    """
 
     @property
     def tools(self) -> Sequence[ToolSpec]:

@@ -27,7 +27,11 @@ from jaxrl_llm.environments.protocol import Observation
 
 
 class Instance(Protocol):
-    """A live instance of an environment, at one state of one episode."""
+    """A live instance of an environment, at one state of one episode.
+
+    Its class may have ``truncation_reward(end, action)``; see
+    :class:`jaxrl_llm.environments.Env`.
+    """
 
     def step(self, action: Parsed) -> Observation:
         """Takes an action; the instance has changed."""
@@ -152,6 +156,18 @@ class Replay:
         state = state._replace(actions=(*state.actions, action), answers=(*state.answers, *answers))
         return self._after(state, instance, observation)
 
+    def truncation_reward(self, state: ReplayState, end: str, action: Parsed | None) -> float:
+        """What the instance earns at a limit of the run, 0 without its method; it is closed."""
+        instance: Any = self._instances.take(_key(state))
+        if instance is None:
+            if self._instances.rewarding is False:
+                return 0.0
+            instance = self._restart(state)
+        try:
+            return instance.truncation_reward(end, action) if _rewards(instance) else 0.0
+        finally:
+            _close(instance)
+
     def close(self) -> None:
         """Closes the waiting instances. Every state can continue, with new instances."""
         self._instances.close()
@@ -188,22 +204,27 @@ class Replay:
 
 
 class _Waiting:
-    """Instances by the state at which they stand, the longest wait first; several may share one."""
+    """Instances by the state at which they stand, the longest wait first; several may share one.
+
+    ``rewarding`` is whether any instance so far has ``truncation_reward``; None before the first.
+    """
 
     def __init__(self, most: int):
         self._most, self._lock = most, threading.Lock()
+        self.rewarding: bool | None = None
         self._waiting: list[tuple[bytes, Instance]] = []
 
     def take(self, key: bytes) -> Instance | None:
+        """The one that waits shortest: the world outside may have ended an older one."""
         with self._lock:
-            for i, (other, instance) in enumerate(self._waiting):
-                if other == key:
-                    del self._waiting[i]
-                    return instance
+            for i in reversed(range(len(self._waiting))):
+                if self._waiting[i][0] == key:
+                    return self._waiting.pop(i)[1]
         return None
 
     def put(self, key: bytes, instance: Instance) -> None:
         with self._lock:
+            self.rewarding = self.rewarding or _rewards(instance)
             self._waiting.append((key, instance))
             excess = len(self._waiting) - self._most
             closing = [self._waiting.pop(0) for _ in range(excess)]
@@ -232,8 +253,14 @@ def _close(instance: Instance) -> None:
         instance.close()
 
 
+def _rewards(instance: Any) -> bool:
+    # Of its class: an instance may pass any name on to a server.
+    return hasattr(type(instance), "truncation_reward")
+
+
 def _key(state: ReplayState) -> bytes:
-    return pickle.dumps((state.task, state.seed, state.actions, state.answers))
+    # With what was seen: randomness that the seed does not control tells instances apart.
+    return pickle.dumps((state.task, state.seed, state.actions, state.seen, state.answers))
 
 
 def _fingerprint(observation: Observation) -> str:

@@ -176,7 +176,6 @@ class Subgoals:
     ) -> tuple[SubgoalState, Observation] | Awaitable[tuple[SubgoalState, Observation]]:
         """The inner environment's answer to the action; async where that is."""
         parts = turn_parts(action.text)
-        text = action.text if parts.action is None else parts.action
         said = _PATTERNS[SWITCH].search(action.text)
         valid = said is not None and said[1].strip().upper() in ("KEEP", "SWITCH")
         valid = valid and len(parts.spans) == len(_TAGS)
@@ -189,7 +188,7 @@ class Subgoals:
             )
             return after, _shown(seen, after)
 
-        answer = self.env.step(state.inner, action._replace(text=text))
+        answer = self.env.step(state.inner, _inner(action))
         if not isinstance(answer, Awaitable):
             return answered(*answer)
 
@@ -197,6 +196,21 @@ class Subgoals:
             return answered(*await answer)
 
         return later()
+
+    def truncation_reward(
+        self, state: SubgoalState, end: str, action: Parsed | None
+    ) -> float | Awaitable[float]:
+        """That of the inner environment; 0 if it has none."""
+        method = getattr(self.env, "truncation_reward", None)
+        if method is None:
+            return 0.0
+        return method(state.inner, end, None if action is None else _inner(action))
+
+
+def _inner(action: Parsed) -> Parsed:
+    """A turn as the inner environment gets it."""
+    text = turn_parts(action.text).action
+    return action if text is None else action._replace(text=text)
 
 
 def _shown(seen: Observation, state: SubgoalState, *more: str) -> Observation:

@@ -181,10 +181,8 @@ class ToolEnv:
     The reward grades the answer, with the reasoning before it between ``<think>`` tags, as in a run
     without an environment. If this environment ends an episode without an answer, because the turn
     was cut off or the last one made another call, it earns what the reward gives the empty text, at
-    most 0. An episode that ends at a limit of the run (``length``, ``context``, ``turns``) earns
-    the sum so far, which is 0. For a reward below 0, avoid these ends: set ``turn_tokens`` of
-    ``EpisodeOptions``, no fewer turns than ``max_turns``, and ``max_new_tokens`` with room for all
-    turns and the replies of the tools. An invalid call is answered by an error message.
+    most 0. So does an episode that ends at a limit of the run (``length``, ``context``, ``turns``).
+    An invalid call is answered by an error message.
 
     Args:
       tools: The tools that the policy may call.
@@ -253,6 +251,11 @@ class ToolEnv:
         if problem is not None:
             messages.append({"role": "tool", "name": "error", "content": f"Error: {problem}"})
         return state, Observation(messages)
+
+    def truncation_reward(self, state: ToolState, end: str, action: Parsed | None) -> float:
+        """What an episode without an answer earns, whichever limit of the run ended it."""
+        del end, action
+        return self._no_answer(state.task)
 
     def _grade(self, task: Mapping[str, Any], completion: str) -> tuple[float, dict[str, float]]:
         value = self.reward(task["text"], completion, task)

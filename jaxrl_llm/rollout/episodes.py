@@ -16,6 +16,9 @@ An episode ends with one of :data:`ENDS`: "done" by the environment; "stopped" i
 cut it off; "length" in the middle of a turn that reached the maximum length; "context" if no tokens
 are left for the next observation and a reply; "turns" after the maximum number of turns;
 "env_error" and "env_timeout" if the environment failed: such an episode has no reward.
+
+At "length", "context" and "turns", which are limits of the run, the last turn also earns what
+``truncation_reward`` of the environment returns, if it has that method.
 """
 
 import asyncio
@@ -47,9 +50,12 @@ from jaxrl_llm.rollout.subagent import CallRecord, SubagentPlayer
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP
 
 ENDS = ("done", "stopped", "length", "context", "turns", "env_error", "env_timeout")
+_LIMITS = ("length", "context", "turns")  # of the run, not of the environment
 _FAILED = ("env_error", "env_timeout")
 # The name under which the details of scores hold episodes.
 EPISODES = "episodes"
+# Of a reward: batches are in float32.
+_LARGEST = float(np.finfo(np.float32).max)
 # Times a deadline is checked before it passes, and seconds between two checks at the most.
 _CHECKS, _CHECK_SECONDS = 20, 0.5
 
@@ -62,7 +68,7 @@ class EpisodeOptions:
       max_turns: Maximum number of turns of the policy.
       turn_tokens: Maximum tokens of a turn; a turn that reaches it ends there, and the environment
         sees that it is incomplete. None for only the limit of the episode.
-      seconds: Deadline of one ``reset`` or ``step``.
+      seconds: Deadline of one ``reset``, ``step`` or ``truncation_reward``.
       workers: Number of environments that step at one time.
     """
 
@@ -207,6 +213,8 @@ class _Play:
         self.prompt, self.messages = point.prompt, list(point.messages)
         self.turns, self.sampled = list(point.turns), list(point.sampled)
         self.starts, self.length = list(point.starts), sum(map(len, point.sampled))
+        if point.turns:  # a branch, whose point has the starts before its own
+            self.starts.append(TurnStart(self.length, point))
         self.places, self.left, self.read = list(point.places), list(point.left), read
         self.end: str | None = None
         self.error = ""
@@ -350,7 +358,13 @@ class Episodes:
             state, observation = done
             if observation.done or observation.stopped:
                 raise RuntimeError(f"environment: prompt {name} has ended before its first turn.")
-            prompt = self._renderer.prompt(observation.messages, tuple(self._env.tools))
+            try:
+                prompt = self._renderer.prompt(observation.messages, tuple(self._env.tools))
+            except Exception as error:  # a text that the tokenizer or the template refuses
+                raise RuntimeError(
+                    f"environment: the first observation of prompt {name} cannot be read: "
+                    f"{_said(error)}."
+                ) from error
             messages = tuple(observation.messages)
             self._starts[place] = Start(state, _name(observation), tuple(prompt), messages)
         return self._starts[place]
@@ -398,7 +412,7 @@ class Episodes:
                     )
                 )
                 return failed
-            return self._after_turn(play, completion, self._what("step", place))
+            return self._after_turn(play, completion, place)
 
         return follow
 
@@ -429,7 +443,7 @@ class Episodes:
         self._begins[request] = starts[0].play, np.asarray(response.tokens)[places]
         return places
 
-    def _after_turn(self, play: _Play, completion: Completion, what: str) -> Future:
+    def _after_turn(self, play: _Play, completion: Completion, place: int) -> Future:
         tokens = completion.tokens[len(play.read) :].tolist()
         play.read = completion.tokens
         play.add(len(tokens), sampled=True)
@@ -442,33 +456,71 @@ class Episodes:
         if not stopped and play.length >= self._most:
             play.turns.append(turn)
             play.end = "length"
-            following.set_result(None)
+            self._end_at_limit(play, place, following, action)
             return following
-        answer = self._workers.run(what, lambda: self._step(play, request, action))
+        what = self._what("step", place)
 
-        def enter(answer: Future) -> None:
+        def enter(result: Any) -> None:
+            calls: tuple[CallRecord, ...] = ()
+            if not isinstance(result, BaseException):
+                result, calls = result
+            entered = self._enter(play, completion, tokens, turn._replace(calls=calls), result)
+            if self._no_rewrites and entered and entered.keep != len(completion):
+                raise ValueError(
+                    f"environment: after {what} the chat template, or Observation.instead, "
+                    f"rewrites earlier turns, but {self._no_rewrites}."
+                )
+            if play.end in _LIMITS:
+                self._end_at_limit(play, place, following, None)
+            else:
+                following.set_result(entered)
+
+        self._run(what, lambda: self._step(play, request, action), enter, following)
+        return following
+
+    def _end_at_limit(
+        self, play: _Play, place: int, following: Future, action: Parsed | None
+    ) -> None:
+        """Adds what an episode earns that a limit of the run ended; then nothing follows."""
+        method = getattr(self._env, "truncation_reward", None)
+        if method is None:
+            following.set_result(None)
+            return
+        state, end, what = play.state, play.end, self._what("truncation_reward", place)
+
+        def enter(result: Any) -> None:
+            failed = isinstance(result, BaseException)
+            if wrong := _said(result) if failed else _wrong_number(result):
+                play.end = "env_timeout" if isinstance(result, DeadlineError) else "env_error"
+                play.error = f"truncation_reward failed: {wrong}"
+            else:
+                last = play.turns[-1]
+                play.turns[-1] = last._replace(reward=last.reward + float(result))
+            following.set_result(None)
+
+        self._run(what, lambda: _await(method(state, end, action)), enter, following)
+
+    def _run(
+        self,
+        what: str,
+        call: Callable[[], Any],
+        enter: Callable[[Any], None],
+        following: Future,
+    ) -> None:
+        """Makes a call and enters its result, or its exception; that resolves ``following``."""
+
+        def entered(answer: Future) -> None:
             if answer.cancelled():
                 following.cancel()
                 return
             try:
-                result, calls = answer.result(), ()
-                if not isinstance(result, BaseException):
-                    result, calls = result
-                played = turn._replace(calls=calls)
-                entered = self._enter(play, completion, tokens, played, result)
-                if self._no_rewrites and entered and entered.keep != len(completion):
-                    raise ValueError(
-                        f"environment: after {what} the chat template, or Observation.instead, "
-                        f"rewrites earlier turns, but {self._no_rewrites}."
-                    )
-                following.set_result(entered)
+                enter(answer.result())
             except InvalidStateError:
                 pass  # cancelled
             except BaseException as error:
                 following.set_exception(error)
 
-        answer.add_done_callback(enter)
-        return following
+        self._workers.run(what, call).add_done_callback(entered)
 
     def _step(
         self, play: _Play, request: int, action: Parsed
@@ -651,16 +703,19 @@ class Workers:
     def run(self, what: str, call: Callable[[], Any]) -> Future:
         """A future of what the call returns or raises: an exception is a result as well.
 
-        ``what`` names the call where it holds the interpreter.
+        ``what`` names the call where it holds the interpreter. After :meth:`close` it is cancelled.
         """
         job = _Job(what, call, Future())
         with self._lock:
+            if self._closed.is_set():  # by a call that returned after the batch had ended
+                job.done.cancel()
+                return job.done
             if self._threads < self._count:
                 self._begin_thread()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._end_late, daemon=True)
                 self._thread.start()
-        self._queue.put(job)
+            self._queue.put(job)
         return job.done
 
     def close(self) -> None:
@@ -756,6 +811,15 @@ def _name(observation: Observation) -> str:
     return repr([(m["role"], m["content"]) for m in observation.messages])
 
 
+def _wrong_number(value: Any) -> str | None:
+    """What is wrong with a reward or a number of ``info``; None where nothing is."""
+    try:
+        finite = math.isfinite(value) and abs(float(value)) <= _LARGEST
+    except (TypeError, ValueError, OverflowError):
+        finite = False
+    return None if finite else f"{value!r}, which is no finite number in float32"
+
+
 def _wrong(result: Any) -> str | None:
     """What is wrong with a state and an observation; None where nothing is."""
     if not isinstance(result, tuple) or len(result) != 2:
@@ -765,6 +829,8 @@ def _wrong(result: Any) -> str | None:
         return f"{type(observation).__name__}, where an Observation is needed"
     if not isinstance(observation.messages, Sequence) or isinstance(observation.messages, str):
         return f"messages {observation.messages!r}, which are no sequence"
+    if not (observation.state is None or isinstance(observation.state, str)):
+        return f"state of type {type(observation.state).__name__}, which is no text"
     if not (observation.instead is None or isinstance(observation.instead, str)):
         return f"instead {observation.instead!r}, which is no text"
     if not isinstance(observation.info, Mapping):
@@ -776,14 +842,12 @@ def _wrong(result: Any) -> str | None:
             return f"a message with content {message['content']!r}, which is no text"
         if message["role"] not in ("tool", "user", "system"):
             return f"a message of role {message['role']!r}; it may be tool, user or system"
-    numbers = {"reward": observation.reward, **observation.info}
-    for name, value in numbers.items():
-        try:
-            finite = math.isfinite(value)
-        except (TypeError, ValueError, OverflowError):
-            finite = False
-        if not finite:
-            return f"{name} {value!r}, which is no finite number"
+    for name in observation.info:
+        if not isinstance(name, str):
+            return f"info with the name {name!r}, which is no text"
+    for name, value in (("reward", observation.reward), *observation.info.items()):
+        if wrong := _wrong_number(value):
+            return f"{name} {wrong}"
     if not observation.messages and not (observation.done or observation.stopped):
         return "no messages, and has not ended"
     return None

@@ -5,16 +5,18 @@ import contextlib
 import contextvars
 import inspect
 import json
-import math
 import numbers
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jaxrl_llm.environments import Env, Observation, Parsed
+import numpy as np
+
+from jaxrl_llm.environments import Env, Observation, Parsed, answered_by
 
 _ROLES = ("tool", "user", "system")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_env(
@@ -31,14 +33,16 @@ def check_env(
     - ``step`` does not change its arguments: a state can be stepped again, with the same or another
       action. A pickled copy of the state can be stepped too.
     - Messages contain text and have the role tool or user. ``reset`` may also use the role system.
-    - Rewards and ``info`` are finite; the reward of ``reset`` is 0. ``done`` and ``stopped`` are
-      bool and not both True. ``state`` and ``instead`` are texts or None; ``instead`` is None at
-      ``reset``.
+    - Rewards and ``info`` are finite in float32, and names in ``info`` are texts; the reward of
+      ``reset`` is 0. ``done`` and ``stopped`` are bool and not both True. ``state`` and ``instead``
+      are texts or None; ``instead`` is None at ``reset``.
+    - ``truncation_reward``, if there is one, returns the same finite number twice and does not
+      change the state.
     - An episode that has ended stays ended: another step raises ValueError or ends the episode too.
     - Tools have distinct names and a JSON schema of type "object".
 
     Args:
-      env: The environment; ``step`` may be async.
+      env: The environment; its ``step`` and ``truncation_reward`` may be async.
       tasks: Rows to start episodes from.
       actions: Replies, as texts or parsed. An episode uses them in order, repeats them if it lasts
         longer, and also tries every other reply at each state.
@@ -83,10 +87,14 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
             raise AssertionError(
                 f"check_env: {where}: the state cannot be pickled: {error}"
             ) from error
+        for end in ("length", "context", "turns") if k else ("length",):
+            unfinished = action._replace(complete=False) if end == "length" else None
+            _check_limit(env, state, end, unfinished, copy, f"{where}, {end}")
         after, seen = _step(env, state, action)
         _check_observation(seen, where, reset=False)
         for other in replies:
-            _step(env, state, other)
+            what = f"{where}, reply {other.text!r}"
+            _check_observation(_step(env, state, other)[1], what, reset=False)
         _expect(
             _same(seen, _step(env, state, action)[1]),
             where,
@@ -112,6 +120,25 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
             return
 
 
+def _check_limit(
+    env: Env, state: Any, end: str, action: Parsed | None, copy: bytes, place: str
+) -> None:
+    """Checks what an episode earns that a limit of the run ends at a state, pickled as a copy."""
+    method: Any = getattr(env, "truncation_reward", None)
+    if method is None:
+        return
+    with answered_by(None):  # no subagent answers there
+        reward, again = (_in_thread(lambda: method(state, end, action)) for _ in range(2))
+    _check_number("truncation_reward", reward, place)
+    _expect(pickle.dumps(state) == copy, place, "truncation_reward changes its state")
+    _expect(reward == again, place, "a second truncation_reward of the same state differs")
+
+
+def _check_number(name: str, value: Any, place: str) -> None:
+    finite = isinstance(value, numbers.Real) and abs(float(value)) <= _LARGEST
+    _expect(finite, place, f"{name} is {value!r}, not a finite number")
+
+
 def _check_observation(observation: Observation, place: str, *, reset: bool) -> None:
     """Checks one observation from ``reset`` or ``step``."""
     roles = _ROLES if reset else _ROLES[:2]
@@ -129,9 +156,10 @@ def _check_observation(observation: Observation, place: str, *, reset: bool) -> 
         _expect(observation.reward == 0, place, f"reset earns {observation.reward!r}")
     elif not any(ended):
         _expect(bool(observation.messages), place, "an episode goes on without a message")
-    for name, value in {"reward": observation.reward, **observation.info}.items():
-        finite = isinstance(value, numbers.Real) and math.isfinite(value)
-        _expect(finite, place, f"{name} is {value!r}, not a finite number")
+    for name in observation.info:
+        _expect(isinstance(name, str), place, f"info has the name {name!r}, not a text")
+    for name, value in (("reward", observation.reward), *observation.info.items()):
+        _check_number(name, value, place)
     other = observation.instead
     _expect(
         other is None or (isinstance(other, str) and not reset),
@@ -143,10 +171,14 @@ def _check_observation(observation: Observation, place: str, *, reset: bool) -> 
 
 
 def _step(env: Env, state: Any, action: Parsed) -> tuple[Any, Observation]:
-    """Steps in a thread of its own, as episodes do: a notebook's has a loop that runs."""
+    return _in_thread(lambda: env.step(state, action))
 
-    def step():
-        result: Any = env.step(state, action)
+
+def _in_thread(call: Callable[[], Any]) -> Any:
+    """Calls in a thread of its own, as episodes do: a notebook's has a loop that runs."""
+
+    def resolved():
+        result = call()
         if not inspect.isawaitable(result):
             return result
 
@@ -157,7 +189,7 @@ def _step(env: Env, state: Any, action: Parsed) -> tuple[Any, Observation]:
 
     with ThreadPoolExecutor(1) as thread:
         # With the context variables of the caller, such as the subagent of answered_by.
-        return thread.submit(contextvars.copy_context().run, step).result()
+        return thread.submit(contextvars.copy_context().run, resolved).result()
 
 
 def _same(a: Observation, b: Observation) -> bool:

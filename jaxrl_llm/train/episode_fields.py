@@ -23,13 +23,14 @@ def episode_fields(
 
     K is the maximum number of turns, rounded up to a power of two. Equal states, actions and
     subgoals in the batch have equal ids, -1 for none. Subgoals and switches are parsed from the
-    text of a turn after its reasoning, see ``environments.turn_parts``. Any other field of turns is
-    read from the information that the environment returns for each turn (``Observation.info``), 0
-    for a last turn that was cut off or failed.
+    text of a turn after its reasoning, see ``environments.turn_parts``. Any other field of turns,
+    and a name that only the recipe defines, is read from the information that the environment
+    returns for each turn (``Observation.info``), 0 for a last turn that was cut off or failed.
 
     Args:
       batch: P groups of G.
-      names: Names of the extras that the recipe needs.
+      names: Names of the extras that the recipe needs. Of those that only the recipe defines, the
+        ones that neither the data nor the reward has.
       scores: ``[P * G]``, with the episodes in their details.
       decode: Text of token ids.
 
@@ -85,15 +86,17 @@ def episode_fields(
                 )
         made["token_roles"] = roles.reshape(P, G, T)
     for name in sorted(set(names) - set(made)):
-        if name not in EXTRAS or EXTRAS[name].axes != "PGK":
+        spec = EXTRAS.get(name)
+        if spec is not None and spec.axes != "PGK":
             continue
         # The environment says nothing of a turn that it did not see, or that failed.
         seen = [turn for each in episodes if each is not None for turn in _answered(each)]
         if absent := [turn for turn in seen if name not in turn.info]:
+            about = "" if spec is None else f" ({spec.about})"
             raise ValueError(
-                f"the recipe needs {name!r} ({EXTRAS[name].about}) of each turn, but the info of "
-                f"the environment has {sorted(absent[0].info) or 'nothing'} for the turn "
-                f"{absent[0].text[:40]!r}."
+                f"the recipe needs {name!r}{about} of each turn, but the info of the environment "
+                f"has {sorted(absent[0].info) or 'nothing'} for the turn {absent[0].text[:40]!r}"
+                + ("." if spec is not None else ", and no prompt has it in its metadata.")
             )
         made[name] = of_turns(lambda turn, name=name: turn.info.get(name, 0.0), np.float32)
     return {name: array for name, array in made.items() if name in names}

@@ -18,7 +18,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     GRADED_BY_RUN,
     HINTED,
     UNFINISHED,
-    collector_needs,
+    declares,
 )
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
@@ -113,7 +113,7 @@ def needs_environment(recipe: Recipe) -> bool:
       False
     """
     names = host_fields(recipe) - {*_TURNS, *_PREFIXES}
-    asks = collector_needs(recipe.collector, "needs_environment")
+    asks = declares(recipe.collector, "needs_environment")
     asks = asks or recipe.subagent is not None
     return asks or any(_axes(name) == "PGK" for name in names)
 
@@ -126,7 +126,7 @@ def check_fields(
     Reward components and an environment's turn data are known only after the first call, so they
     are checked with the first batch.
     """
-    if not environment and collector_needs(recipe.collector, "needs_environment"):
+    if not environment and declares(recipe.collector, "needs_environment"):
         raise ValueError(
             f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
             f"set config.environment, or replace the collector {recipe.collector!r}."
@@ -135,11 +135,11 @@ def check_fields(
     made |= {*_KNOWN, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
     made |= set() if recipe.likelihood is None else {*recipe.likelihood.fields}
     made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())} | {*(_PARTS if environment else ())}
-    if collector_needs(recipe.collector, "values_prefixes"):
+    if declares(recipe.collector, "values_prefixes"):
         made |= {*_PREFIXES}
     if recipe.collector is not None:
         made.add("steered")
-    ungraded = not environment and collector_needs(recipe.collector, "lacks_components")
+    ungraded = not environment and declares(recipe.collector, "lacks_components")
     if not ungraded:
         made |= {*_TURNS}
     for name in sorted(host_fields(recipe) - made):
@@ -208,8 +208,9 @@ def attach_fields(
 
     A field with one number per rollout comes from the reward component of that name, and one with
     a number per prompt from the prompts' metadata. A name that only the recipe defines may come
-    from either. Turns and unit tests come from lists that the reward returns. Entries that the
-    recipe computes from "responses" come from the texts of the responses.
+    from either, or from what an environment returns for each turn. Turns and unit tests come from
+    lists that the reward returns. Entries that the recipe computes from "responses" come from the
+    texts of the responses.
 
     Args:
       batch: P groups of G.
@@ -256,7 +257,8 @@ def attach_fields(
         known["segment_ids"] = lambda: segments.ids[..., : batch.mask.shape[-1]]
     made = _from_texts(batch, recipe, scores, questions, texts) | dict(draws or {})
     if EPISODES in scores.details:
-        made |= episode_fields(batch, names, scores, decode=texts.decode)
+        of_turns = names - made.keys() - _own_elsewhere(names, scores, questions)
+        made |= episode_fields(batch, of_turns, scores, decode=texts.decode)
     elif turns := names & set(_TURNS):
         made |= _from_turns(batch, recipe, turns, scores, questions, texts)
     made |= {name: known[name]() for name in names & known.keys()}
@@ -274,6 +276,14 @@ def attach_fields(
 def _may_be_component(name: str) -> bool:
     """Whether the reward may give a field: one number a rollout, or a name of the recipe's own."""
     return _axes(name) in (None, "PG")
+
+
+def _own_elsewhere(
+    names: Collection[str], scores: Scores, questions: Sequence[Question]
+) -> set[str]:
+    """The names that only the recipe defines and that the reward or a prompt of the batch has."""
+    there = set(scores.reward_components).union(*(x.prompt.metadata for x in questions))
+    return {name for name in names if name not in EXTRAS} & there
 
 
 def _from_scores(
@@ -343,7 +353,8 @@ def _from_texts(
         for name, function in recipe.computed_from("responses").items()
     }
     if ANSWER_TEXTS in made:
-        made |= _answers(recipe, made.pop(ANSWER_TEXTS), questions, texts)
+        read = np.asarray(batch.prompt_mask).sum(-1)
+        made |= _answers(recipe, made.pop(ANSWER_TEXTS), questions, read, texts)
     if TEACHER_TEXTS not in made:
         return made
     messages = [message for row in made.pop(TEACHER_TEXTS) for message in row]
@@ -373,9 +384,14 @@ def _answers(
     recipe: Recipe,
     pairs: Sequence[tuple[str, str]],
     questions: Sequence[Question],
+    read: np.ndarray,
     texts: Texts,
 ) -> dict[str, np.ndarray]:
-    """Tokens ``[P, L]`` of the reference answers, each after its preceding text, and their mask."""
+    """Tokens ``[P, L]`` of the reference answers, each after its preceding text, and their mask.
+
+    ``read`` ``[P]`` is the number of tokens of each prompt as the model reads it; with an
+    environment, those of its first observation.
+    """
     if len(pairs) != len(questions):
         raise ValueError(
             f"recipe {recipe.name!r}: {ANSWER_TEXTS} has {len(pairs)} pairs, but the batch has "
@@ -384,16 +400,16 @@ def _answers(
     every = [(list(texts.write(before)), list(texts.write(answer))) for before, answer in pairs]
     width = max(_SHORTEST_ROW, power_of_two(max(len(a) + len(b) for a, b in every)))
     tokens, mask = np.zeros((len(every), width), np.int32), np.zeros((len(every), width), bool)
-    for row, answered, question, (before, answer) in zip(
-        tokens, mask, questions, every, strict=True
+    for row, answered, question, length, (before, answer) in zip(
+        tokens, mask, questions, read, every, strict=True
     ):
         end, prompt = len(before) + len(answer), question.prompt
         name = f"prompt {prompt.name!r}"
         if not answer:
             raise ValueError(f"recipe {recipe.name!r}: the answer of {name} has no token.")
-        if len(question.tokens) + end > texts.context:
+        if length + end > texts.context:
             raise ValueError(
-                f"recipe {recipe.name!r}: {name} has {len(question.tokens)} tokens and its answer "
+                f"recipe {recipe.name!r}: {name} has {length} tokens and its answer "
                 f"{end}, but the model's context leaves room for {texts.context} of both before "
                 "and after a response."
             )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from jaxrl_llm.curation.collectors.protocol import (
-    collector_needs,
     collector_parts,
+    declares,
     parts_with_groups,
     width_of,
 )
@@ -18,6 +18,7 @@ from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.episodes import rewrites_reasoning
 from jaxrl_llm.rollout.sampler import prompt_room
@@ -107,7 +108,7 @@ def check_data(
 
     Held-out prompts need the responses that an evaluation compares.
     """
-    other_text = collector_needs(recipe.collector, "sends_text")
+    other_text = declares(recipe.collector, "sends_text")
     other_text = other_text or recipe.computed_from("responses")
     several = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if several is not None and (other_text or config.environment is not None):
@@ -116,14 +117,19 @@ def check_data(
             f"{recipe.name!r} or the environment reads only the text of a prompt."
         )
     for name, what in _NOT_IN_EPISODES.items():
-        if config.environment is not None and collector_needs(recipe.collector, name):
+        if config.environment is not None and declares(recipe.collector, name):
             raise ValueError(
                 f"config: {recipe.collector!r} {what}; use another recipe with an environment."
             )
+    if config.environment is not None and TEACHER_TEXTS in recipe.computed_from("responses"):
+        raise ValueError(
+            f"config: recipe {recipe.name!r} writes the prompts of its teacher from the text of "
+            "the data, not from the first observation of an environment; use another recipe."
+        )
     rows = [Question(prompt, []) for prompt in prompts]
     if not recipe.forward_only:
         check_fields(recipe, rows, environment=config.environment is not None)
-    compares = collector_needs(recipe.collector, "offline")
+    compares = declares(recipe.collector, "offline")
     for part, groups in parts_with_groups(recipe.collector, config.prompts_per_step):
         if not groups:
             raise ValueError(
@@ -239,7 +245,7 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
     wanted = config.sampling.prompt_length
     if config.environment is not None:
         return _prompt_length(config, model, _OBSERVATION_ROOM)
-    sends = collector_needs(recipe.collector, "sends_text")
+    sends = declares(recipe.collector, "sends_text")
     teaches = recipe.has_teacher and not recipe.learns_from_model
     if wanted is not None and not sends and not teaches:
         raise ValueError(

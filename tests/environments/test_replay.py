@@ -152,6 +152,80 @@ def test_an_environment_that_draws_elsewhere_is_reported():
         env.step(state, Parsed("1"))
 
 
+class Numbered(Counter):
+    """Says how many were started before it, which no seed decides."""
+
+    def __init__(self, broken=False):
+        self.broken, self.number = broken, len(STARTED)
+        super().__init__(0)
+
+    def step(self, action):
+        if self.broken:
+            raise OSError("the server has closed the session")
+        return Observation([{"role": "user", "content": f"number {self.number}"}])
+
+
+def test_an_episode_never_goes_on_with_the_instance_of_another():
+    class Serial(Replay):
+        def start(self, task, seed):
+            instance = Numbered()
+            return instance, instance.step(Parsed(""))
+
+    env, action = Serial(), Parsed("1")
+    states = [env.reset({}, 0)[0] for _ in range(2)]
+    states = [env.step(state, action)[0] for state in states]
+    for number in (1, 0):
+        _, seen = env.step(states[number], action)
+        assert seen.messages[0]["content"] == f"number {number}"
+    assert len(STARTED) == 2
+
+
+def test_of_several_waiting_instances_the_newest_goes_on():
+    class Expiring(Replay):
+        def start(self, task, seed):
+            first = Observation([{"role": "user", "content": "begin"}])
+            return Numbered(broken=not STARTED), first
+
+    env = Expiring()
+    states = [env.reset({}, 0)[0] for _ in range(2)]
+    assert states[0] == states[1]
+    assert env.step(states[1], Parsed("1"))[1].messages[0]["content"] == "number 1"
+
+
+class Costing(Counter):
+    def truncation_reward(self, end, action):
+        return -self.total - 10.0 * (end == "length") - (0 if action is None else int(action.text))
+
+
+class Costs(Counting):
+    def start(self, task, seed):
+        instance = Costing(self.offset + seed)
+        return instance, Observation([{"role": "user", "content": str(instance.total)}])
+
+
+@pytest.mark.parametrize("live", [256, 0])
+def test_a_limit_of_the_run_asks_the_instance_and_closes_it(live):
+    env = Costs(live=live)
+    state, _ = env.step(env.reset({}, 3)[0], Parsed("2"))
+    for end, action, reward in (("turns", None, -5), ("length", Parsed("1"), -16)):
+        assert env.truncation_reward(state, end, action) == reward
+        assert not OPEN
+    assert env.step(state, Parsed("1"))[1].messages[0]["content"] == "6"
+    # A state of another process goes on with a new instance.
+    other = pickle.loads(pickle.dumps(env))
+    assert other.truncation_reward(state, "context", None) == -5
+
+
+def test_a_limit_of_the_run_closes_an_instance_that_says_nothing_of_it():
+    env = Counting()
+    state, _ = env.reset({}, 0)
+    assert env.truncation_reward(state, "length", Parsed("1")) == 0
+    assert not OPEN and len(STARTED) == 1
+    assert env.truncation_reward(state, "length", Parsed("1")) == 0
+    assert len(STARTED) == 1  # nobody waits, and a new one would say nothing either
+    check_env(env, [{}], ["1"])
+
+
 def test_closes_with_the_environment_and_goes_on_after_close():
     env = Counting()
     state, _ = env.reset({}, 0)

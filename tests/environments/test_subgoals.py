@@ -1,5 +1,7 @@
 """Turns of a switch, a subgoal and an action: what they are made of, and who asks for them."""
 
+import dataclasses
+
 import pytest
 
 from jaxrl_llm.environments import NumberGuess, Parsed, Subgoals, token_roles, turn_parts
@@ -88,6 +90,23 @@ def test_the_inner_environment_gets_the_action_and_the_policy_sees_its_subgoal()
     state, seen = env.step(state, Parsed("then 3"))
     assert seen.done and seen.reward == 0.5 and seen.info["valid"] == 0
     assert state.subgoal == "halve it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Costly(NumberGuess):
+    """A limit of the run costs as much as the last number of the turn, or as 9."""
+
+    def truncation_reward(self, state, end, action):
+        return -9.0 if action is None else -float(action.text)
+
+
+def test_a_limit_of_the_run_earns_what_it_earns_inside():
+    for env, costs in ((Costly(), (-4.0, -5.0, -9.0)), (NumberGuess(), (0.0, 0.0, 0.0))):
+        env = Subgoals(env)
+        state, _ = env.reset({"secret": 3}, 0)
+        turns = (Parsed(TURN.format("4")), Parsed("5"), None)
+        ends = ("length", "length", "context")
+        assert tuple(map(env.truncation_reward, (state,) * 3, ends, turns)) == costs
 
 
 class Later(NumberGuess):

@@ -26,6 +26,7 @@ from jaxrl_llm.rewards import (
     think_format,
     weighted_sum,
 )
+from jaxrl_llm.testing import check_env
 
 
 @tool
@@ -293,6 +294,16 @@ def test_no_answer_earns_no_more_than_a_wrong_one():
             _, seen = env.step(state, action)
             assert (seen.reward, seen.done, seen.stopped, seen.info) == (value, False, True, {})
     assert calls == ["", ""]
+
+
+def test_a_limit_of_the_run_earns_what_no_answer_does():
+    state, _ = ToolEnv([calculator], dapo_math).reset(TASK, seed=0)
+    for reward, value in ((dapo_math, -1.0), (last_integer, 0.0)):
+        env = ToolEnv([calculator], reward)
+        cut = Parsed("Answer: 144", complete=False)
+        assert env.truncation_reward(state, "length", cut) == value
+        assert env.truncation_reward(state, "turns", None) == value
+        check_env(env, [TASK], ["144", Parsed("", calls=(CALL,))])
 
 
 def test_what_is_unfinished_earns_nothing():

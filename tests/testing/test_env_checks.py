@@ -38,6 +38,12 @@ def message(role="user", content="x"):
         (lambda s: s._replace(reward=float("nan")), "reward is nan, not a finite number"),
         (lambda s: s._replace(reward=None), "reward is None, not a finite number"),
         (lambda s: s._replace(info={"x": float("inf")}), "x is inf, not a finite number"),
+        (lambda s: s._replace(info={"x": 1e39}), r"x is 1e\+39, not a finite number"),
+        (lambda s: s._replace(info={1: 0.5}), "info has the name 1, not a text"),
+        (
+            lambda s: s._replace(reward=float("nan"), info={"reward": 1.0}),
+            "reward is nan, not a finite number",
+        ),
         (lambda s: s._replace(done=1), "not bool"),
         (lambda s: s._replace(done=True, stopped=True), "both done and stopped"),
         (lambda s: s._replace(state=3), "state is 3, not a text or None"),
@@ -105,6 +111,64 @@ def test_an_episode_that_goes_on_after_its_end():
 
     with pytest.raises(AssertionError, match="turn 1: the episode has ended, .* must return done"):
         check_env(Reviving(), [{}], ["a"])
+
+
+class Limited(Listing):
+    """What a limit costs is a law that a test changes."""
+
+    def step(self, state, action):
+        state = [*state, action.text]
+        return state, Observation(message(content=str(len(state))), done=len(state) >= 3)
+
+    def truncation_reward(self, state, end, action):
+        CALLS.append((len(state), end, action))
+        return LAW[0](state)
+
+
+CALLS, LAW = [], [len]
+
+
+def test_what_a_limit_earns():
+    CALLS.clear()
+    LAW[0] = lambda state: -float(len(state))
+    check_env(Limited(), [{}], ["a"], seeds=(0,))
+    cut = Parsed("a", complete=False)
+    expected = [(0, "length", cut)]
+    for n in (1, 2):
+        expected += [(n, "length", cut), (n, "context", None), (n, "turns", None)]
+    assert CALLS[::2] == CALLS[1::2] == expected
+
+    class Awaited(Limited):
+        async def truncation_reward(self, state, end, action):
+            return Limited.truncation_reward(self, state, end, action)
+
+    check_env(Awaited(), [{}], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("law", "reason"),
+    [
+        (lambda state: None, "truncation_reward is None, not a finite number"),
+        (lambda state: float("nan"), "truncation_reward is nan, not a finite number"),
+        (lambda state: random.random(), "a second truncation_reward of the same state differs"),
+        (lambda state: state.append("x") or 0.0, "truncation_reward changes its state"),
+    ],
+)
+def test_a_limit_that_breaks_a_law(law, reason):
+    LAW[0] = law
+    place = "task 0, seed 0, turn 0, length"
+    with pytest.raises(AssertionError, match=f"^check_env: {place}: {reason}"):
+        check_env(Limited(), [{}], ["a"])
+
+
+def test_every_reply_at_a_state_is_checked():
+    class Picky(Listing):
+        def step(self, state, action):
+            reward = float("nan") if action.text == "b" else 1.0
+            return [*state, action.text], Observation([], reward=reward, done=True)
+
+    with pytest.raises(AssertionError, match="turn 0, reply 'b': reward is nan, not a finite"):
+        check_env(Picky(), [{}], ["a", "b"])
 
 
 def test_an_async_step_and_parsed_replies():

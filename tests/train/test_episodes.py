@@ -38,6 +38,10 @@ from jaxrl_llm.train.setup import load_experiment
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
+REWARDS = {"too large": 1e39, "no reward": None}
+INFOS = {"a large info": {"low": -1e39}, "an info without a name": {1: 0.5, "low": 1.0}}
+
+
 class State(NamedTuple):
     seed: int
     turn: int
@@ -76,6 +80,14 @@ class Letters:
                 return None
             if self.fault == "one message":
                 return state, Observation("low")
+            if self.fault == "list for state":
+                return state, Observation([], done=True, state=[1, 2])
+            if self.fault == "nan behind info":
+                return state, Observation([], float("nan"), done=True, info={"reward": 1.0})
+            if self.fault in REWARDS:
+                return state, Observation([], REWARDS[self.fault], done=True)
+            if self.fault in INFOS:
+                return state, Observation([], done=True, info=INFOS[self.fault])
             if self.fault == "no instead":
                 return state, Observation([{"role": "user", "content": ""}], instead=5)
             if self.fault == "no text":
@@ -200,9 +212,15 @@ def test_slow_and_async_steps_change_nothing(batch, tmp_path):
         ("no state", "env_error", "where a state and an Observation are needed"),
         ("one message", "env_error", "messages 'low'"),
         ("no text", "env_error", "which is no text"),
+        ("list for state", "env_error", "state of type list, which is no text"),
+        ("nan behind info", "env_error", "reward nan, which is no finite number"),
         ("no instead", "env_error", "instead 5, which is no text"),
         ("no room for text", "env_error", "the observation cannot be read: Unicode"),
         ("no info", "env_error", "info None"),
+        ("too large", "env_error", "reward 1e+39, which is no finite number in float32"),
+        ("no reward", "env_error", "reward None, which is no finite number in float32"),
+        ("a large info", "env_error", "low -1e+39, which is no finite number in float32"),
+        ("an info without a name", "env_error", "info with the name 1, which is no text"),
     ],
 )
 def test_a_fault_ends_its_episode_alone(tmp_path, fault, end, said):
@@ -221,6 +239,27 @@ def test_a_fault_ends_its_episode_alone(tmp_path, fault, end, said):
 def test_a_reset_that_fails_names_the_prompt(tmp_path):
     with pytest.raises(RuntimeError, match=r"reset of prompt .* failed: OSError: no such level"):
         one_batch(tmp_path, Letters(fault="reset"))
+
+
+def test_a_first_observation_that_cannot_be_read_names_the_prompt():
+    class Surrogate(Letters):
+        def reset(self, task, seed):
+            return State(0, 0), Observation([{"role": "user", "content": "\ud83d"}])
+
+    tokenizer = jr.testing.ByteTokenizer()
+    episodes = Episodes(
+        Surrogate(), make_renderer(tokenizer), decode=tokenizer.decode, seed=(0,), max_new_tokens=64
+    )
+    message = r"environment: the first observation of prompt 'a' cannot be read: UnicodeEncodeError"
+    with pytest.raises(RuntimeError, match=message):
+        episodes.start(0, {"text": ""}, "'a'")
+    episodes.close()
+
+
+@pytest.mark.parametrize("recipe", ["sdpo", "srpo"])
+def test_a_teacher_of_the_texts_of_the_data_is_refused(tmp_path, recipe):
+    with pytest.raises(ValueError, match=f"recipe '{recipe}' writes the prompts of its teacher"):
+        load_experiment(config(tmp_path, Letters(), recipe=recipe))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +305,38 @@ def test_ends_are_told_apart(tmp_path, changes, end, turns):
     assert collected.metrics["truncated"] > 0.5
 
 
+class Costly(Letters):
+    """A limit of the run costs something."""
+
+    cost = 2.0
+
+    def truncation_reward(self, state, end, action):
+        return -self.cost
+
+
+class Free(Costly):
+    cost = 0.0
+
+
+def test_an_evaluation_and_a_batch_have_what_a_limit_costs(tmp_path):
+    options = {"episodes": dataclasses.replace(TURNS, max_turns=2), "recipe": TROLL}
+    options["evaluation"] = EvaluationConfig(every=0, samples=1)
+    means, batches = [], []
+    for env in (Letters(), Free(), Costly()):
+        experiment, params, made = one_batch(tmp_path, env, **options)
+        assert made.metrics["end/turns"] == 1
+        results, _ = experiment.evaluate(params, jax.random.key(1))
+        means.append([results[kind].mean for kind in ("greedy", "sampled")])
+        batches.append(jax.tree.map(np.asarray, made.batch))
+    jax.tree.map(np.testing.assert_array_equal, batches[0], batches[1])
+    assert means[0] == means[1]
+    np.testing.assert_allclose(np.subtract(means[0], means[2]), 2, atol=1e-6)
+    cost = batches[0].extras["turn_rewards"] - batches[2].extras["turn_rewards"]
+    assert cost.shape == (4, 4, 2)
+    np.testing.assert_allclose(cost, np.broadcast_to([0, 2], cost.shape), atol=1e-6)
+    np.testing.assert_allclose(batches[0].rewards - batches[2].rewards, 2, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_run_trains_evaluates_and_resumes_exactly(tmp_path):
     evaluation = EvaluationConfig(every=0, samples=2)
@@ -280,11 +351,16 @@ def test_a_run_trains_evaluates_and_resumes_exactly(tmp_path):
     assert_same(resumed.state, whole.state)
 
 
+class Graded(Letters):
+    truncation_reward = -1.0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"reward": lambda p, c, m: 0.0}, "reward has no effect"),
         ({"environment": object()}, "reset and step"),
+        ({"environment": Graded()}, "truncation_reward of an environment must be a function"),
         ({"environment": None, "reward": lambda p, c, m: 0.0}, "episodes has no effect"),
         ({"recipe": "eggroll"}, "cannot use an environment"),
         ({"reward_deadline": 3.0}, "episodes.seconds"),
@@ -335,6 +411,8 @@ def test_a_greedy_baseline_is_an_episode_that_begins_as_its_group(tmp_path):
     rewards, baselines = made.batch.rewards, made.batch.extras["greedy_rewards"]
     assert np.ptp(baselines) > 0
     np.testing.assert_array_equal(rewards, np.broadcast_to(baselines[:, None], rewards.shape))
+    # What the policy sampled, without what it was told, of the groups of four and of the baselines.
+    assert made.metrics["tokens_sampled"] == np.sum(made.batch.mask) * (4 + 1) / 4
 
 
 def test_branches_need_an_environment_and_a_turn(tmp_path):

@@ -14,6 +14,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import PRESETS, Batch, Computed, Recipe, catalog
 from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout.episodes import EPISODES, Episode, Turn
 from jaxrl_llm.train import train
 from jaxrl_llm.train.fields import (
     Texts,
@@ -74,6 +75,7 @@ def bring(
     greedy=None,
     room=1000,
     asked=None,
+    prompt_length=2,
     **rollout,
 ):
     tokens = np.zeros((P, G, T), np.int32)
@@ -86,8 +88,8 @@ def bring(
         mask=kept,
         rewards=REWARDS.reshape(P, G),
         where=kept[..., 0],
-        prompt_tokens=np.ones((P, 2), np.int32),
-        prompt_mask=np.ones((P, 2), bool),
+        prompt_tokens=np.ones((P, prompt_length), np.int32),
+        prompt_mask=np.ones((P, prompt_length), bool),
     )
     reward_components = {k: np.asarray(x, np.float32) for k, x in dict(reward_components).items()}
     return attach_fields(
@@ -98,7 +100,9 @@ def bring(
             reward_components,
             np.arange(P * G) < failures,
             details={
-                name: tuple(x if isinstance(x, str | None) else np.float32(x) for x in entries)
+                name: tuple(
+                    x if isinstance(x, str | Episode | None) else np.float32(x) for x in entries
+                )
                 for name, entries in dict(details).items()
             },
         ),
@@ -219,6 +223,43 @@ def test_names_of_ones_own_come_from_either():
         "no mapping that has it",
     ):
         bring(recipe)
+
+
+def episodes(*infos, end="done"):
+    """Episodes for all responses, whose first turn has all tokens, with the info of each turn."""
+    turns = tuple(Turn(T, f"turn {i}", info=info) for i, info in enumerate(infos))
+    return {EPISODES: (Episode(turns, end),) * (P * G)}
+
+
+def test_names_of_ones_own_come_from_the_turns_of_an_environment():
+    recipe = needing("progress", "turn_where", inputs=("progress",))
+    check_fields(recipe, questions(), environment=True)
+    turns = ({"progress": 0.25}, {"progress": 0.5, "low": 1.0}, {"progress": 1.0})
+    extras = bring(recipe, details=episodes(*turns)).extras
+    expected = np.broadcast_to(np.float32([0.25, 0.5, 1.0, 0.0]), (P, G, 4))
+    np.testing.assert_array_equal(extras["progress"], expected)
+    np.testing.assert_array_equal(extras["turn_where"], expected > 0)
+    # The environment did not answer to a turn that was cut off; it may be the only one.
+    extras = bring(recipe, details=episodes(turns[2], {}, end="length")).extras
+    np.testing.assert_array_equal(extras["progress"], np.broadcast_to([1.0, 0.0], (P, G, 2)))
+    assert not bring(recipe, details=episodes({}, end="length")).extras["progress"].any()
+    for lacks, has in (((turns[0], {"low": 1.0}), r"\['low'\]"), (({},), "nothing")):
+        told = f"'progress' of each turn, but the info of the environment has {has} for the turn"
+        with pytest.raises(ValueError, match=f"{told} .*, and no prompt has it in its metadata"):
+            bring(recipe, details=episodes(*lacks))
+
+
+def test_an_environment_does_not_hide_what_else_has_a_name_of_ones_own():
+    recipe, details = needing("mine", inputs=("mine",)), episodes({"mine": 0.25})
+    extras = bring(recipe, metadata={"mine": [1.0, 2.0]}, details=details).extras
+    assert extras["mine"].tolist() == [1.0, 2.0]
+
+    def lengths(texts):
+        return np.float32([[len(text) for text in row] for row in texts])
+
+    computed = (Computed("mine", lengths, "responses"),)
+    extras = bring(needing("mine", computed=computed), details=details).extras
+    np.testing.assert_array_equal(extras["mine"], [[4, 4, 4], [4, 4, 1]])
 
 
 @pytest.mark.parametrize(
@@ -457,6 +498,10 @@ def test_an_answer_stands_behind_what_a_recipe_puts_before_it():
     assert bytes(tokens[0, :4].tolist()) == b"A: x" and mask.sum() == 2
     with pytest.raises(ValueError, match="'igpo': prompt 'q0' has 2 tokens and its answer 4, .* 5"):
         bring(recipe, details=turns, asked=asked, room=5)
+    # What the model reads of an episode is its first observation, not the text of the row.
+    bring(recipe, details=turns, asked=asked, room=6)
+    with pytest.raises(ValueError, match="'igpo': prompt 'q0' has 3 tokens and its answer 4, .* 6"):
+        bring(recipe, details=turns, asked=asked, room=6, prompt_length=3)
     with pytest.raises(ValueError, match="answer_texts: prompt 'q0' has the answer None"):
         bring(recipe, details=turns)
     blank = Computed("answer_texts", lambda texts: [("", "")] * P, "responses")
@@ -467,7 +512,7 @@ def test_an_answer_stands_behind_what_a_recipe_puts_before_it():
 def test_srpo_has_the_prompts_of_sdpo_from_its_threshold_on():
     extras = bring(jr.recipes.srpo()).extras
     assert teacher_texts(extras) == teacher_texts(bring(jr.recipes.sdpo()).extras)
-    assert not bring(jr.recipes.srpo(correct_at=1.5)).extras["has_teacher"].any()
+    assert not bring(jr.recipes.srpo(success=1.5)).extras["has_teacher"].any()
 
 
 def test_what_is_computed_of_the_responses():
