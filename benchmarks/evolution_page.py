@@ -161,8 +161,8 @@ def _task(result: Mapping[str, Any], folder: Path) -> str:
     title = (
         f"Held-out accuracy ({result['runs'][0]['questions']} questions), {result['device']} "
         f"(`{work['config']}` of commit {short(result['commit'])}, "
-        "`python -m benchmarks.es_quickstart RUNS`); the last two columns count to the first evaluation "
-        f"at which greedy accuracy had risen by {work['rise']:g}:"
+        "`python -m benchmarks.es_quickstart RUNS`); the last two columns count to the first "
+        f"evaluation at which greedy accuracy had risen by {work['rise']:g}:"
     )
     spent = (f"tokens to +{work['rise']:g}", f"seconds to +{work['rise']:g}")
     columns = ("run", "steps", "minutes", "generated tokens", *WAYS, *spent)

@@ -15,7 +15,8 @@ folder, at the place that the config says, and is in none of the figures. A run 
 `--folder` already is not made again, so a benchmark that was stopped goes on. A run whose command
 fails, such as one that stops learning anything, is stored as failed. `--save` writes
 benchmarks/results/leaderboard_TASK-DEVICE.json. Runs that are in it already stay, unless they were
-made again. Each run names the commit that made it.
+made again; if the task was another then, on any device, nothing is run. Each run names the commit
+that made it.
 """
 
 import argparse
@@ -119,6 +120,28 @@ def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list
     return [runs[key] for key in sorted(runs)]
 
 
+def workload_of(task: str) -> dict[str, str]:
+    """What a task runs, as the result names it."""
+    options = " ".join(TASKS[task].options)
+    return {"config": TASKS[task].config} | ({"options": options} if options else {})
+
+
+def check_saved(task: str) -> None:
+    """Refuses a task of which results are stored that are of other options or another config.
+
+    Those of all devices count: the page shows them as one task, and to ask jax for the device of
+    this machine would take it from the runs.
+    """
+    for path in sorted(harness.RESULTS.glob(f"leaderboard_{task}-*.json")):
+        stored = json.loads(path.read_text())["workload"]
+        if stored != workload_of(task):
+            was, now = (" ".join(each.values()) for each in (stored, workload_of(task)))
+            raise SystemExit(
+                f"benchmarks.leaderboard: {path} is of {was}, and {task} is now {now}; "
+                "remove the file, or run without --save."
+            )
+
+
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Make the runs and print one JSON line last."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -130,6 +153,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options, extra = options.parse_known_args(argv)
     if extra and options.save:
         raise SystemExit(f"benchmarks.leaderboard: {' '.join(extra)} would not be the task")
+    if options.save:
+        check_saved(options.task)
     runs = []
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.folder or Path(scratch)).resolve()
@@ -141,12 +166,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for recipe, seed in wanted:
             runs.append(once(options.task, recipe, seed, root, extra))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    workload = {"config": TASKS[options.task].config}
-    if changed := TASKS[options.task].options:
-        workload["options"] = " ".join(changed)
     result: dict[str, Any] = {
         "name": f"leaderboard_{options.task}",
-        "workload": workload,
+        "workload": workload_of(options.task),
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
         "commit": harness.commit(),

@@ -11,11 +11,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.stats import t
-
 from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.quickstart import WAYS
+from jaxrl_llm.train.intervals import t_quantile
 
 PAGE = ROOT / "docs" / "leaderboard.md"
 COLUMNS = ("recipe", "seeds", "steps", "tokens", "minutes", *(f"{way}, gain" for way in WAYS))
@@ -145,7 +144,8 @@ def _task(result: Mapping[str, Any]) -> list[str]:
     options = f" with `{workload['options']}`" if workload.get("options") else ""
     title = (
         f"## {task}\n\n`{workload['config']}`{options}, {questions} held-out questions, "
-        f"{' / '.join(result['devices'])} (`python -m benchmarks.leaderboard {task} --recipes NAMES`):"
+        f"{' / '.join(result['devices'])} "
+        f"(`python -m benchmarks.leaderboard {task} --recipes NAMES`):"
     )
     rows = [_row(name, runs, result["devices"]) for name, runs in recipes.items()]
     failed = [f"`{x['recipe']}` on seed {x['seed']}" for x in result["runs"] if "failed" in x]
@@ -185,7 +185,7 @@ def _spread(gains: Sequence[float]) -> str:
 def _half(gains: Sequence[float]) -> float:
     """Half of the 95% interval of the mean, by Student's t over the seeds."""
     n = len(gains)
-    return float(t.ppf(0.975, n - 1)) * stdev(gains) / math.sqrt(n)
+    return t_quantile(n) * stdev(gains) / math.sqrt(n)
 
 
 def main(argv: list[str] | None = None) -> int:

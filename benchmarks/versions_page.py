@@ -26,7 +26,10 @@ def measured(folder: Path = RESULTS) -> str:
         (title, *(_outcome(each["checks"][title]) for each in environments))
         for title in environments[0]["checks"]
     ]
-    title = f"{result['device']}, commit {result['commit']} (`python -m benchmarks.versions --python PATH`):"
+    title = (
+        f"{result['device']}, commit {result['commit']} "
+        "(`python -m benchmarks.versions --python PATH`):"
+    )
     columns = ("", *(f"Python {each['versions']['python']}" for each in environments))
     return pages.table(title, columns, rows)
 

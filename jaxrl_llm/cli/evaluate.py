@@ -11,7 +11,6 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train import TrainConfig
-from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.run_models import load_reference
@@ -99,7 +98,8 @@ def run(arguments: Sequence[str]) -> int:
     rows = [*results.items(), *((x.name, x) for x in at_k)]
     for kind, value in rows:
         print(f"{kind:<8} {value}")
-    if args.k and not any(kind.startswith("maj@") for kind, _ in rows):
+    plays = config.environment is not None  # which has no reward that could
+    if args.k and not plays and not any(kind.startswith("maj@") for kind, _ in rows):
         print("maj@k: the reward does not name how an answer is extracted (rewards.answer_of)")
     for kind, value in results.items():
         if value.failed:
@@ -113,7 +113,7 @@ def _ranks_pairs(config: TrainConfig, target: options.Target) -> bool:
     Raises:
       UsageError: If there is nothing else to evaluate.
     """
-    recipe = find_recipe(config.recipe, config.sampling)
+    recipe = config.resolved_recipe
     if not config.compares_held_out or target.run_dir is None or recipe.reference is None:
         return config.compares_held_out
     told = (

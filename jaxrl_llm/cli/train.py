@@ -20,7 +20,7 @@ from jaxrl_llm.core.runtime.terminal import visible
 from jaxrl_llm.core.secrets import find_secrets, remember
 from jaxrl_llm.train import DistributedConfig, TrainConfig
 from jaxrl_llm.train.logging.run_folder import without_secrets
-from jaxrl_llm.train.loop import finish
+from jaxrl_llm.train.loop import run_to_end
 from jaxrl_llm.train.run import begin
 
 
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
             )
             run = stack.enter_context(begun)
         try:
-            result = finish(run)
+            result = run_to_end(run)
         except SystemExit as error:
             text = f"What the config calls ends the program, with sys.exit({error.code!r})."
             raise RuntimeError(text) from error

@@ -83,21 +83,32 @@ class Passes(NamedTuple):
 
 # How metrics of several optimizer steps become one per batch; others are the mean over all steps.
 _SUMS = ("tokens", "pairs")
-_OF_REWARDS = ("reward", "reward_std", "informative")
-_FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
+# Means over the first pass, and what they are means of: minibatches may have unequal numbers of it.
+_MEANS_OF = {
+    "reward": "rollouts",
+    "reward_std": "groups",
+    "informative": "groups",
+    "length": "responses",
+    "entropy": "tokens",
+    "pair_accuracy": "pairs",
+    "pair_margin": "pairs",
+    "pair_chosen": "pairs",
+    "pair_rejected": "pairs",
+}
 _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
 
 
 def summarize_updates(
-    history: dict[str, Array], minibatches: int, there: Array, rewarded: Array
+    history: dict[str, Array], minibatches: int, there: Array, sizes: dict[str, Array]
 ) -> dict[str, Array]:
     """Combines the metrics ``[updates]`` of the optimizer steps of one batch.
 
     Only those of minibatches that are ``there``, as they have a token to train on; all are 0 if
-    none is. Rewards count where a rollout takes part, ``rewarded``, whatever of it trains.
+    none is. Rewards count where a rollout takes part, whatever of it trains. ``sizes`` are the
+    numbers ``[updates]`` of rollouts, groups and responses of the minibatches.
 
-    - Metrics of the rollouts and the policy's entropy: the mean over the first pass; for ``tokens``
-      and ``pairs`` the sum.
+    - Metrics of the rollouts and of pairs, and the policy's entropy: the mean over all rollouts,
+      groups, responses, pairs or tokens of the first pass; for ``tokens`` and ``pairs`` the sum.
     - ``sampler_*`` and ``ref_kl``: from the first minibatch, before any update of the batch.
     - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``updates`` and
       ``skipped``: the sum.
@@ -105,19 +116,25 @@ def summarize_updates(
     """
     first, last = jnp.argmax(there), there.size - 1 - jnp.argmax(there[::-1])
     picked = dict.fromkeys(_BEFORE_UPDATE, first) | {"approx_kl": last}
+    counts = history | sizes
 
     def summarize(name: str, x: Array) -> Array:
-        counts = rewarded if name in _OF_REWARDS else there
-        x = jnp.where(counts, x, 0.0)
+        unit = _MEANS_OF.get(name)
+        count = there if unit is None else counts[unit]
+        if unit not in ("rollouts", "groups"):
+            count = jnp.where(there, count, 0)
+        x = jnp.where(count > 0, x, 0.0)
         if name in picked:
             return x[picked[name]]
         if name in ("updates", "skipped"):
             return jnp.sum(x)
         if name == "ratio_max":
             return jnp.max(x)
-        passes = slice(minibatches if name in (*_FIRST_PASS, *_SUMS) else None)
-        count = 1 if name in _SUMS else jnp.maximum(jnp.sum(counts[passes]), 1)
-        return jnp.sum(x[passes]) / count
+        if name in _SUMS:
+            return jnp.sum(x[:minibatches])
+        if unit is not None:
+            count, x = count[:minibatches], x[:minibatches]
+        return jnp.sum(count * x) / jnp.maximum(jnp.sum(count), 1)
 
     return {name: summarize(name, x) for name, x in history.items()}
 
@@ -141,7 +158,7 @@ def run_passes(
 
     def update_part(carry, part: Batch):
         carry, (metrics, logp) = update(carry, part, jnp.any(part.mask))
-        return carry, (metrics, logp, _is_there(metrics), jnp.any(part.where))
+        return carry, (metrics, logp, _is_there(metrics), _sizes(part))
 
     if passes.updates == 1:
         part = batch if of_pass is None else of_pass(batch, jnp.int32(0))
@@ -155,15 +172,25 @@ def run_passes(
         part = batch if count == 1 else jax.tree.map(lambda x: keep_apart(x[step % count]), parts)
         return update_part(carry, part if of_pass is None else of_pass(part, step // count))
 
-    carry, (history, logp, there, rewarded) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
+    carry, (history, logp, there, sizes) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
     if logp is not None:
         logp = join_microbatches(logp[:count])
-    return carry, (summarize_updates(history, count, there, rewarded), logp)
+    return carry, (summarize_updates(history, count, there, sizes), logp)
 
 
 def _is_there(metrics: dict[str, Array]) -> Array:
     """Whether an update had anything to train on: its step was then made, or skipped."""
     return metrics["updates"] + metrics["skipped"] > 0
+
+
+def _sizes(part: Batch) -> dict[str, Array]:
+    """Numbers of rollouts and groups that take part, and of responses with a token to train on."""
+    present = {
+        "rollouts": part.where,
+        "groups": jnp.any(part.where, axis=-1),
+        "responses": jnp.any(part.mask, axis=-1),
+    }
+    return {name: jnp.sum(x, dtype=jnp.float32) for name, x in present.items()}
 
 
 def run_turns(
@@ -209,8 +236,8 @@ def run_turns(
     (carry, _, _), (history, there) = jax.lax.scan(one, start, order)
     # The responses are as long as they are, not as one of their turns.
     lengths, trains = masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)
-    rewarded = jnp.broadcast_to(jnp.any(batch.where), there.shape)
-    metrics = summarize_updates(history, count, there, rewarded)
+    sizes = jax.tree.map(lambda n: jnp.broadcast_to(n, there.shape), _sizes(batch))
+    metrics = summarize_updates(history, count, there, sizes)
     metrics |= {"length": masking.masked_mean(lengths, trains)}
     return carry, (metrics, first)
 

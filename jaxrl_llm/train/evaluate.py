@@ -19,11 +19,11 @@ from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.train.at_k import AtK, at_k
 from jaxrl_llm.train.grading import Grader, sample_rows
-from jaxrl_llm.train.intervals import Z, wilson
+from jaxrl_llm.train.intervals import t_quantile, wilson
 
 
 class Accuracy(NamedTuple):
-    """A mean reward and its 95% interval."""
+    """A mean reward and its 95% interval, whose ends are NaN if there is none."""
 
     mean: float  # over all graded completions
     low: float
@@ -38,15 +38,18 @@ class Accuracy(NamedTuple):
     brier: float | None = None
 
     def record(self) -> dict:
-        """A mapping for JSON, with any pass@k and maj@k by name."""
+        """A mapping for JSON, with any pass@k and maj@k by name; no interval is null."""
         values = self._replace(at_k=())._asdict() | {
             x.name: {k: v for k, v in x._asdict().items() if k != "name"} for x in self.at_k
         }
         del values["at_k"]
-        return {name: value for name, value in values.items() if value is not None}
+        known = {name: value for name, value in values.items() if value is not None}
+        ends = {name: None for name in ("low", "high") if math.isnan(known[name])}
+        return known | ends
 
     def __str__(self) -> str:
-        text = f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        ends = f"{self.low:.3f}, {self.high:.3f}"
+        text = f"{self.mean:.3f} [{'no interval' if math.isnan(self.low) else ends}]"
         if self.calibration_error is None:
             return text
         return f"{text}, calibration error {self.calibration_error:.3f}, Brier {self.brier:.3f}"
@@ -60,8 +63,9 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
 
         n = p (1 - p) / Var(mean),   Var(mean) = var(means of questions) / Q,   Q <= n <= Q S
 
-    Other rewards use the normal interval of the question means. If completions are missing, each
-    question is weighted by its number of graded completions, N_q of N in total:
+    Other rewards use Student's t of the question means, with Q - 1 degrees of freedom; one question
+    has no interval. If completions are missing, each question is weighted by its number of graded
+    completions, N_q of N in total:
 
         Var(mean) = Q / (Q - 1) sum of (N_q (mean_q - mean))^2 / N^2,   Q' <= n <= N
 
@@ -102,8 +106,8 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
         n = mean * (1 - mean) / variance if variance > 0 else least
         low, high = wilson(mean, min(max(n, least), N))
     else:
-        half = Z * math.sqrt(variance)
-        low, high = mean - half, mean + half
+        half = t_quantile(Q) * math.sqrt(variance)
+        low, high = (mean - half, mean + half) if Q > 1 else (math.nan, math.nan)
     return Accuracy(mean, low, high, Q, S, bool(np.isin(values, (0.0, 1.0)).all()), failed)
 
 
@@ -164,7 +168,7 @@ def evaluate(
     checks.check_positive("evaluate", batch_size=batch_size)
     if not questions:
         raise ValueError("evaluate: there are no questions.")
-    rows, graded, answers = [], [], []
+    rows, graded, answers, answered = [], [], [], False
     for start in range(0, len(questions), batch_size):
         part = list(questions[start : start + batch_size])
         filled = part + [part[-1]] * (batch_size - len(part))
@@ -172,7 +176,11 @@ def evaluate(
         completions = texts_of(rollout, tokenizer.decode)[: len(part)]
         scores = Grader(reward, deadline, on_error)(part, completions)
         graded.append(scores)
-        answers += answer_ids(reward, completions, scores) if k else []
+        ids = answer_ids(reward, completions, scores) if k else []
+        answered |= bool(ids)
+        if scores.unanswered.all():  # a reward that reports answers then reports none
+            ids = [np.full(len(texts), -1) for texts in completions]
+        answers += ids
         rows += sample_rows(part, completions, scores)
     check_answered(graded, " of the evaluation")
     rewards, failed = (
@@ -181,8 +189,7 @@ def evaluate(
     )
     result = accuracy(rewards, ~failed)
     if k:
-        # A batch in which every call failed may have no answers.
-        table = np.stack(answers) if len(answers) == len(questions) else None
+        table = np.stack(answers) if answered and len(answers) == len(questions) else None
         result = result._replace(at_k=at_k(rewards >= success, k, answers=table, where=~failed))
     return result, rows
 

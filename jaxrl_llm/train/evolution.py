@@ -50,9 +50,10 @@ def make_evolution_step(
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``reward``, the mean
       score; ``reward_std``, over the members of a prompt; ``member_std``, of the members' means
       over prompts; ``informative``, the share of prompts on which members differ; ``missing``,
-      scores that count as the worst; ``flat``, 1 if all fitness values are equal and the gradient
-      is therefore zero; ``length`` and ``tokens`` of the responses; ``loss``, minus the mean score;
-      ``grad_norm``, ``update_norm``, ``updates`` and ``skipped`` as in :func:`make_step`.
+      scores that count as the worst, as they do in the previous three; ``flat``, 1 if all fitness
+      values are equal and the gradient is therefore zero; ``length`` and ``tokens`` of the
+      responses; ``loss``, minus the mean score; ``grad_norm``, ``update_norm``, ``updates`` and
+      ``skipped`` as in :func:`make_step`. A member with several tries has their outcome.
 
     Raises:
       ValueError: When called, if the members do not match the recipe, or it moves no leaf.
@@ -138,10 +139,14 @@ def population_metrics(
 ) -> dict[str, Array]:
     """Metrics of a population's scores; see :func:`make_evolution_step`."""
     where = batch.where & jnp.isfinite(batch.rewards)
-    scores = masking.zero_masked(batch.rewards, where)
-    spread = diagnostics.group_spread(scores, where=where)
+    scores, _ = evolution.fill_missing(batch.rewards, where=batch.where)
+    if recipe.tries > 1:
+        scores = recipe.outcome(scores.reshape(scores.shape[0], -1, recipe.tries))
+    # Every member has a score, except on prompts without any.
+    scored = jnp.broadcast_to(jnp.any(where, axis=-1, keepdims=True), scores.shape)
+    spread = diagnostics.group_spread(scores, where=scored)
     metrics = {
-        "reward": masking.masked_mean(scores, where),
+        "reward": masking.masked_mean(batch.rewards, where),
         "reward_std": spread.mean_std,
         "informative": spread.informative,
         "missing": missing,
@@ -150,7 +155,7 @@ def population_metrics(
         "tokens": jnp.sum(batch.mask),
     }
     if recipe.shared:
-        metrics["member_std"] = jnp.std(masking.masked_mean(scores, where, axis=0))
+        metrics["member_std"] = jnp.std(masking.masked_mean(scores, scored, axis=0))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
 
 

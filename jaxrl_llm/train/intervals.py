@@ -1,10 +1,22 @@
-"""Intervals of measured shares."""
+"""Intervals of measured shares and means."""
 
 import math
+
+from scipy.special import stdtrit
 
 from jaxrl_llm.core import checks
 
 Z = 1.959963984540054  # 97.5% quantile of the normal distribution
+
+
+def t_quantile(n: int) -> float:
+    """97.5% quantile of Student's t for the mean of n values; NaN for one, which has no spread.
+
+    Example:
+      >>> round(t_quantile(4), 3), t_quantile(1)
+      (3.182, nan)
+    """
+    return float(stdtrit(n - 1, 0.975)) if n > 1 else math.nan
 
 
 def wilson(mean: float, n: float) -> tuple[float, float]:

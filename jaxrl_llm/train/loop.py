@@ -116,10 +116,10 @@ def train(
         files=files or {},
     )
     with begun as run:
-        return finish(run)
+        return run_to_end(run)
 
 
-def finish(run: Run) -> Result:
+def run_to_end(run: Run) -> Result:
     """Runs the steps and evaluations of a run that has begun."""
     config, folder = run.config, run.folder
     with run.signals():

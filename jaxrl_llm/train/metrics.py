@@ -34,9 +34,9 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
       rewards, in nats, or of the rewards of a head.
     - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and maximum of
       ``|logp - behavior_logp|``, an estimate of KL(behavior || policy), and the effective sample
-      size, if the batch has ``behavior_logp``. Both log-probabilities are over the batch's support,
-      so these metrics show older weights and numerical differences of the sampler, but not the
-      effect of top-k, top-p or min-p.
+      size, over the tokens whose ``behavior_logp`` is known (extra ``behavior_known``), if the
+      batch has it. Both log-probabilities are over the batch's support, so these metrics show older
+      weights and numerical differences of the sampler, but not the effect of top-k, top-p or min-p.
 
     Args:
       recipe: The method, which sets the clip bounds.
@@ -70,12 +70,11 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics |= {f"pair_{name}": value for name, value in order._asdict().items()}
         metrics["pairs"] = metrics.pop("pair_pairs")
     if batch.behavior_logp is not None:
-        gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
+        known = batch.mask & batch.extras.get("behavior_known", True)
+        gap = diagnostics.mismatch(logp, batch.behavior_logp, known)
         metrics["sampler_gap"], metrics["sampler_gap_max"] = gap.mean_abs, gap.max_abs
         metrics["sampler_kl"] = gap.kl
-        metrics["sampler_ess"] = diagnostics.effective_sample_size(
-            logp, batch.behavior_logp, batch.mask
-        )
+        metrics["sampler_ess"] = diagnostics.effective_sample_size(logp, batch.behavior_logp, known)
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
 
 
@@ -182,14 +181,18 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
       sampled; ``sampled_reward``: the mean reward of the policy's rollouts among them (no judges,
       drafts or continuations that estimate a value), whereas ``reward`` is the mean of the batch.
     - ``tokens_sampled``: number of tokens of all rollouts that finished meanwhile, also of dropped
-      groups and of those that were sampled ahead and then not needed.
+      groups and of those that were sampled ahead and then not needed, and of greedy baselines.
     - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
       ``tokens_continued``: tokens of continued responses sampled before this batch, if any.
     - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.
     - For episodes, the metrics of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
+
+    Those of rewards and responses are over the rollouts that take part; if none does, over those
+    that have a reward.
     """
     where, scores = collected.where, collected.scores
-    present = where.reshape(-1) if where.any() else np.ones(where.size, bool)
+    present = where.reshape(-1) if where.any() else ~scores.failed
+    present = present if present.any() else np.ones(where.size, bool)
     components = scores.reward_components.items()
     values = {}
     for name, x in components:
@@ -197,7 +200,7 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
         values[f"reward/{name}"] = float(apply.mean()) if apply.size else float("nan")
     values["reward_failures"] = float(collected.failures)
     values["truncated"] = float(np.mean(rollout.finish[present.reshape(where.shape)] == 0))
-    ages = ages[rollout.mask & (np.asarray(rollout.version) >= 0)]
+    ages = ages[rollout.mask & where[..., None] & (np.asarray(rollout.version) >= 0)]
     known = ages if ages.size else np.zeros(1)
     values |= {"staleness": float(known.mean()), "staleness_max": float(known.max())}
     counts = np.bincount(collected.roles[where], minlength=len(_ROLES))

@@ -151,7 +151,7 @@ def collect_rollouts(
     )
     check_answered([collected.scores], f" of step {number + 1}")
     next_state = _next_state(experiment.collector, state_before, collected.state)
-    start = time.perf_counter()
+    start, sampled = time.perf_counter(), collected.seconds["sample"]
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
     if recipe.likelihood is None:
         collected = collected._replace(rollout=trim(collected.rollout, least=MIN_SAVED))
@@ -169,7 +169,8 @@ def collect_rollouts(
         batch = batch.replace(called=called)
     rows = _shown_rows(config, collected) if number % config.samples_every == 0 else []
     seconds = dict(collected.seconds)
-    seconds["reward"] += time.perf_counter() - start
+    baselines = seconds["sample"] - sampled
+    seconds["reward"] += time.perf_counter() - start - baselines
     metrics = rollout_metrics(
         collected, collected.rollout, ages=number - np.asarray(collected.rollout.version)
     )
@@ -254,6 +255,15 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
     return batch.replace(extras={**batch.extras, **said})
 
 
+class _Baselines(NamedTuple):
+    """The greedy response, or episode, to each of P questions."""
+
+    rewards: np.ndarray
+    failed: np.ndarray
+    tokens: int  # that were sampled
+    seconds: float  # spent on sampling
+
+
 def _baselines(
     experiment: Experiment,
     collected: Collected,
@@ -262,14 +272,16 @@ def _baselines(
     *,
     number: int,
     subagent: SubagentPlayer | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards of a greedy response, or episode, to each question, and which have failed."""
+) -> _Baselines:
+    """Samples and grades a greedy response, or episode, to each question."""
     config, tokenizer = experiment.config, experiment.tokenizer
+    start = time.perf_counter()
     if config.environment is None:
         tokens = [question.tokens for question in collected.questions]
-        likely = experiment.samplers.baseline(params, key, tokens)
+        likely = processes.to_host(experiment.samplers.baseline(params, key, tokens))
+        seconds = time.perf_counter() - start
         scores = experiment.grader(collected.questions, texts_of(likely, tokenizer.decode))
-        return scores.rewards, scores.failed
+        return _Baselines(scores.rewards, scores.failed, _num_sampled([likely]), seconds)
     groups = play_groups(
         experiment.samplers.engine,
         params,
@@ -283,8 +295,17 @@ def _baselines(
         max_new_tokens=config.sampling.max_new_tokens,
         pad_id=tokenizer.pad_id,
     )
-    rewards = np.concatenate([group.scores.rewards for group in groups])
-    return rewards, np.concatenate([group.scores.failed for group in groups])
+    return _Baselines(
+        np.concatenate([group.scores.rewards for group in groups]),
+        np.concatenate([group.scores.failed for group in groups]),
+        _num_sampled([group.rollout for group in groups]),
+        time.perf_counter() - start,
+    )
+
+
+def _num_sampled(rollouts: Sequence[Rollout]) -> int:
+    """How many tokens the policy sampled; those that an environment wrote have no version."""
+    return sum(int((rollout.version[rollout.mask] >= 0).sum()) for rollout in rollouts)
 
 
 def _with_fields(
@@ -299,16 +320,17 @@ def _with_fields(
 ) -> tuple[Collected, Batch]:
     """The batch with the fields that its recipe reads, some of which have to be sampled.
 
-    A group whose greedy baseline fails does not take part, which ``collected`` counts.
+    A group whose greedy baseline fails does not take part, which ``collected`` counts, as it does
+    the tokens of baselines and the seconds of their sampling.
     """
     questions = collected.questions
-    no_baseline = np.zeros(len(questions), bool)
+    sampled: list[_Baselines] = []
 
     def greedy_rewards() -> np.ndarray:
-        rewards, no_baseline[:] = _baselines(
-            experiment, collected, params, key, number=number, subagent=subagent
+        sampled.append(
+            _baselines(experiment, collected, params, key, number=number, subagent=subagent)
         )
-        return rewards
+        return sampled[-1].rewards
 
     batch = attach_fields(
         batch,
@@ -326,11 +348,14 @@ def _with_fields(
         draws=_draws(experiment, batch, questions, key, number=number),
         sums=getattr(experiment.config.reward, "weights_of_sum", None) is not None,
     )
-    if no_baseline.any():  # such a group would train as if its baseline were 0
-        where = collected.where & ~no_baseline[:, None]
-        failures = collected.failures + int(no_baseline.sum())
-        collected = collected._replace(where=where, failures=failures)
-        batch = batch.replace(where=where)
+    for each in sampled:
+        seconds = {**collected.seconds, "sample": collected.seconds["sample"] + each.seconds}
+        collected = collected._replace(tokens=collected.tokens + each.tokens, seconds=seconds)
+        if each.failed.any():  # such a group would train as if its baseline were 0
+            where = collected.where & ~each.failed[:, None]
+            failures = collected.failures + int(each.failed.sum())
+            collected = collected._replace(where=where, failures=failures)
+            batch = batch.replace(where=where)
     return collected, batch
 
 

@@ -88,13 +88,14 @@ class Run:
             settings=settings(self.config),
             changed=changed,
             about=about,
+            evaluates=self._evaluates_start(),
         )
         folder.log(experiment.describe(state.policy))
         if folder.resumes:
             folder.log(f"The run continues after step {int(state.step)} of {self.config.steps}.")
         pending = restore_pending(checkpoints, experiment, state, folder.log)
         self.rollouts = make_rollouts(experiment, state, pending)
-        self._guard = NonFiniteGuard(
+        self._guard = UpdateGuard(
             folder,
             limit=self.config.max_skipped,
             tokenizer=experiment.tokenizer,
@@ -164,7 +165,7 @@ class Run:
         self.folder.step(step, values, rollouts.rows)
         self._guard(step, values, self.state, batch)
         if _idle(values):
-            self._check_signal(step, rollouts)
+            self._check_idle(step, rollouts)
         self._check_gradient(step, values)
         reward = values.get("sampled_reward", values["reward"])
         self.checkpoints.set_score(step, {"reward": reward})  # other scores are of evaluations
@@ -174,10 +175,10 @@ class Run:
         bar.update()
         # Evaluated once for both tests below: a signal may come at any time.
         stops = step == self.config.steps or self.stopped()
-        if not stops and every(self.config.evaluation.every, step):
+        if not stops and is_due(self.config.evaluation.every, step):
             self.evaluate()
             stops = self.stopped()
-        if stops or every(self.config.checkpoint.every, step):
+        if stops or is_due(self.config.checkpoint.every, step):
             self.save(self.state, required=stops)
         return stops
 
@@ -195,12 +196,17 @@ class Run:
         evaluation, so that the step's program is compiled meanwhile, and a reward that returns too
         little ends the run at once.
         """
-        config, step = self.config.evaluation, int(self.state.step)
-        due = every(config.every, step) or (config.enabled and not step)
-        if due and step < self.config.steps:
+        step = int(self.state.step)
+        if self._evaluates_start() and step < self.config.steps:
             if not self.folder.accuracy_at(step) and not self.experiment.recipe.forward_only:
                 self._prepare()
             self.evaluate()
+
+    def _evaluates_start(self) -> bool:
+        """Whether the state at the start of the session is evaluated, as the last one always is."""
+        config, step = self.config.evaluation, int(self.state.step)
+        due = not step or step >= self.config.steps or is_due(config.every, step)
+        return config.enabled and due
 
     def _prepare(self) -> None:
         """Makes and scores the first batch, and begins to compile its step."""
@@ -262,7 +268,7 @@ class Run:
             results["pairs"] = evaluate_pairs(self.experiment, score, check=check)
         return results, rows
 
-    def _check_signal(self, step: int, rollouts: RolloutBatch) -> None:
+    def _check_idle(self, step: int, rollouts: RolloutBatch) -> None:
         """Logs that a step made no update, and ends the run after too many such steps in a row.
 
         Raises:
@@ -344,7 +350,7 @@ def has_nonfinite_update(values: Mapping[str, float]) -> bool:
     return not np.isfinite(norms).all()
 
 
-class NonFiniteGuard:
+class UpdateGuard:
     """Counts steps without an update, and ends the run after too many in a row.
 
     ``in_a_row`` is how many the last steps were: skipped, without a rollout that takes part, or
@@ -471,6 +477,6 @@ def _arrays(batch: Batch) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
 
 
-def every(period: int, step: int) -> bool:
+def is_due(period: int, step: int) -> bool:
     """Whether an event that happens every ``period`` steps is due after this step; 0 is never."""
     return period > 0 and step % period == 0

@@ -83,6 +83,24 @@ def test_a_changed_task_is_not_saved():
         leaderboard.main(["textworld", "--recipes", "grpo", "--save", "--steps", "2"])
 
 
+def test_runs_of_another_task_are_not_joined(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(quickstart, "once", lambda *args, **options: made.append(args))
+    stored = {"workload": {"config": "configs/reasoning.py:gcd", "options": "--steps 2"}}
+    (tmp_path / "leaderboard_gcd-D.json").write_text(json.dumps(stored | {"runs": []}))
+    told = r"D\.json is of configs/reasoning.py:gcd --steps 2, and gcd is now configs/reasoning"
+    with pytest.raises(SystemExit, match=told):
+        leaderboard.main(["gcd", "--recipes", "grpo", "--save", "--folder", str(tmp_path / "runs")])
+    assert not made
+    leaderboard.check_saved("quickstart")  # of which nothing is stored
+
+
+@pytest.mark.parametrize("task", leaderboard.TASKS)
+def test_stored_runs_are_of_the_task(task):
+    leaderboard.check_saved(task)
+
+
 def test_runs_of_earlier_commands_stay_unless_they_are_made_again():
     old = [_run(seed=0), _run(seed=1, after=0.5), _run("gigpo", seed=1)]
     again = leaderboard.joined(old, [_run(seed=1, after=0.75)])

@@ -6,19 +6,22 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from jaxrl_llm import cli, rewards
-from jaxrl_llm.cli import COMMANDS, main, train, trust
+from jaxrl_llm.cli import COMMANDS, evaluate, main, train, trust
 from jaxrl_llm.cli.options import load_config, load_target, parse_config, use_compilation_cache
 from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
 from jaxrl_llm.rewards.scoring import name_of
-from jaxrl_llm.train import DataConfig, TrainConfig
+from jaxrl_llm.train import DataConfig, TrainConfig, accuracy
+from jaxrl_llm.train.at_k import at_k
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -302,6 +305,17 @@ def test_which_process_this_is_is_no_setting_of_the_run():
     words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
     kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
     assert train.config_words(words, "a.py") == kept
+
+
+@pytest.mark.parametrize(("config", "told"), [("config", True), ("game", False)])
+def test_only_a_reward_is_asked_how_an_answer_is_extracted(capsys, monkeypatch, config, told):
+    right = np.eye(4)
+    found = accuracy(right)._replace(at_k=at_k(right > 0, [1]))
+    experiment = SimpleNamespace(collector=None, evaluate=lambda *x, **y: ({"sampled": found}, []))
+    monkeypatch.setattr(evaluate, "load_experiment", lambda config, trains: (experiment, None))
+    code, out, err = run(capsys, "evaluate", f"{ROOT}/configs/tiny.py:{config}", "--k", "1")
+    assert code == 0, err
+    assert "pass@1   0.250 [" in out and ("maj@k: the reward does not" in out) is told
 
 
 @pytest.mark.slow

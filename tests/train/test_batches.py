@@ -26,11 +26,47 @@ from jaxrl_llm.train.batches import (
     accumulate_gradients,
     least_saved_in,
     pack_batch,
+    run_passes,
 )
 from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.metrics import batch_metrics
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
+
+
+def test_metrics_of_unequal_minibatches_are_those_of_the_batch():
+    """The mean over all rollouts, groups, responses, tokens or pairs, not over the minibatches."""
+    recipe, batch = jr.recipes.brain(), make_batch(prompts=4, group=8)
+    ones = jnp.ones(batch.mask.shape)
+    where = jnp.ones((4, 8), bool).at[0].set(jnp.arange(8) < 1).at[2].set(False)
+    rewards = jnp.ones((4, 8)).at[0].set(0.0).at[3, :3].set(0.0)
+    batch = batch.replace(
+        where=where,
+        mask=batch.mask & where[..., None],
+        rewards=rewards,
+        ref_logp=-ones * jnp.arange(4.0)[:, None, None],
+    )
+
+    def update(carry, part, there):
+        made = there.astype(jnp.float32)
+        logp = -jnp.ones(part.mask.shape) * part.tokens / 256 - carry
+        metrics = batch_metrics(recipe, logp, -logp, part)
+        metrics |= {"updates": made, "skipped": 0 * made}
+        return carry, (metrics, None)
+
+    def of(**passes):
+        return run_passes(Passes(**passes), update, 0.0, batch)[1][0]
+
+    whole = of()
+    assert whole["informative"] == np.float32(1 / 3) and whole["pairs"] == 15
+    np.testing.assert_allclose(whole["reward"], 13 / 17, rtol=1e-6)
+    names = whole.keys() - {"updates", "ref_kl"}  # which is that of the first minibatch
+    assert {"pair_accuracy", "pair_margin", "length", "entropy", "reward_std"} <= names
+    for passes in ({"minibatches": 2}, {"minibatches": 4, "epochs": 2}):
+        parts = of(**passes)
+        for name in names:
+            np.testing.assert_allclose(parts[name], whole[name], rtol=1e-6, err_msg=name)
 
 
 def batch_of(lengths, size):

@@ -89,9 +89,11 @@ def test_intervals_beside_a_curve():
     curve = Series("batch", [(0, 0.2), (10, 0.4)])
     dots = Series("held out", [(0, 0.3), (10, 0.5)], [(0.1, 0.4), (0.4, 0.9)])
     lost = Series("lost", [(0, None)], [(0.1, 0.4)])
-    tree = drawn(curve, dots, lost)
+    bare = Series("bare", [(0, 0.3)], [(None, None)])  # one question has no interval
+    tree = drawn(curve, dots, lost, bare)
     whiskers = found(tree, "whisker")
-    assert len(whiskers) == 2 and "sc1" in whiskers[0].get("class").split()
+    assert [len(each.findall("path")) for each in whiskers] == [1, 1, 0]
+    assert "sc1" in whiskers[0].get("class").split() and "bare, step 0: 0.3" in titles(tree)
     assert "held out, step 10: 0.5 [0.4, 0.9]" in titles(tree)
     labels = [e.text for e in tree.iter("text")]
     assert "0.8" in labels  # the ends are within the picture

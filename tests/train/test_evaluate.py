@@ -1,3 +1,5 @@
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -54,12 +56,27 @@ def test_completions_of_one_question_are_not_independent():
 def test_certain_and_unbounded_rewards():
     assert accuracy(np.ones((10, 2)))[:3] == pytest.approx((1.0, wilson(1, 10)[0], 1.0))
     found = accuracy(np.array([[1.0, 3.0], [-2.0, 0.0]]))  # means 2 and -1
-    half = 1.959964 * np.sqrt(4.5 / 2)
+    half = 12.706205 * np.sqrt(4.5 / 2)  # Student's t with one degree of freedom
     assert found[:3] == pytest.approx((0.5, 0.5 - half, 0.5 + half), rel=1e-6)
     with pytest.raises(ValueError, match="accuracy: there are no rewards"):
         accuracy(np.zeros((0, 2)))
     with pytest.raises(ValueError, match="accuracy: rewards must have 2 axes"):
         accuracy(np.zeros(3))
+
+
+def test_the_interval_of_few_returns_covers_in_95_of_100_cases():
+    """That of a normal distribution would in 86."""
+    draws = np.random.default_rng(0).normal(3.0, 1.0, (4000, 4, 1))
+    found = [accuracy(rewards) for rewards in draws]
+    assert 0.94 < np.mean([each.low <= 3.0 <= each.high for each in found]) < 0.96
+
+
+def test_one_return_has_no_interval():
+    found = accuracy(np.array([[5.0, 6.0]]))
+    assert found.mean == 5.5 and np.isnan(found[1:3]).all() and str(found) == "5.500 [no interval]"
+    record = json.loads(json.dumps(found.record(), allow_nan=False))
+    assert (record["low"], record["high"]) == (None, None) and record["questions"] == 1
+    assert accuracy(np.array([[1.0]]))[1:3] == wilson(1.0, 1)  # which needs no spread
 
 
 def test_evaluate_covers_each_question_once():
@@ -139,6 +156,29 @@ class Flaky:
             failed = self.calls % self.every == 0
             values.append(FAILED if failed else float(text[:1] < "`"))
         return values
+
+
+async def answered(prompt, completion, metadata):
+    """Fails on the questions after the fourth."""
+    if prompt > "q03":
+        raise ValueError("x")
+    return {"reward": 1.0, "answer_ids": 0}
+
+
+@pytest.mark.parametrize("on_error", ["drop", "zero"])
+def test_a_batch_whose_calls_all_fail_has_no_answers_and_the_others_do(on_error):
+    model, params = tiny_model(num_layers=1)
+    tokenizer = ByteTokenizer()
+    sampler = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
+    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)[:8]
+    options = {"tokenizer": tokenizer, "batch_size": 4, "k": (1,), "on_error": on_error}
+    with pytest.warns(match="failed on"):
+        found, _ = evaluate(
+            sampler, params, jax.random.key(0), questions, reward=answered, **options
+        )
+    by_name = {x.name: x for x in found.at_k}
+    assert found.failed == 8 * (on_error == "drop")
+    assert list(by_name) == ["pass@1", "maj@1"] and by_name["maj@1"][1] == by_name["pass@1"][1]
 
 
 def test_evaluate_at_k_without_failed_calls():

@@ -26,6 +26,7 @@ from jaxrl_llm.train import (
     make_mesh,
     train,
 )
+from jaxrl_llm.train.evolution import population_metrics
 
 RECIPE = jr.recipes.eggroll(sigma=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None)
@@ -102,6 +103,23 @@ def test_missing_scores_count_as_the_worst_and_are_counted(tiny, scores):
         found, metrics = step(state, batch_of(broken, kept))
         assert metrics["missing"] == 1 and np.isfinite(metrics["reward"])
         assert_same(found.params, expected.params)
+
+
+def test_metrics_are_of_the_members_as_their_fitness_is():
+    def of(recipe, rewards):
+        batch = batch_of(jnp.array(rewards))
+        fitness, missing = recipe.shape(batch.rewards, where=batch.where)
+        found = population_metrics(recipe, batch, fitness, missing)
+        return [float(found[x]) for x in ("reward_std", "informative", "member_std", "flat")]
+
+    tries = jr.recipes.eggroll(temperature=1.0).replace(tries=2)  # the better of two
+    assert of(tries, [[1.0, 0.0, 1.0, 0.0]]) == [0, 0, 0, 1]
+    assert of(tries, [[1.0, 0.0, 0.0, 0.0]]) == pytest.approx([0.5**0.5, 1, 0.5, 0])
+    # A missing score is the worst of its prompt; a prompt without any score tells nothing.
+    nan = float("nan")
+    assert of(RECIPE, [[-10.0, nan]]) == [0, 0, 0, 1]
+    found = of(RECIPE, [[3.0, 1.0], [nan, nan], [nan, 4.0]])
+    assert found == pytest.approx([0.5**0.5, 0.5, 0.5, 0])
 
 
 def test_members_alike_give_a_zero_step_and_it_is_said(tiny):

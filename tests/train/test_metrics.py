@@ -1,4 +1,5 @@
 import inspect
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +9,13 @@ from helpers import make_batch
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits, traits_of
 from jaxrl_llm.recipes import catalog
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout.types import LENGTH, STOP
 from jaxrl_llm.train.metrics import (
     batch_metrics,
     clip_metrics,
     rejection_metrics,
+    rollout_metrics,
     scored_items,
 )
 
@@ -66,6 +70,67 @@ def test_numbers_of_a_batch():
     positive = np.asarray(prepared.advantages > 0)[..., None] & np.asarray(prepared.mask)
     share = positive.sum() / np.asarray(prepared.mask).sum()
     np.testing.assert_allclose(found["clip_fraction"], share, rtol=1e-5)
+
+
+def test_the_gap_to_the_sampler_is_over_tokens_with_known_behavior():
+    """Elsewhere ``behavior_logp`` is that of the policy itself, a gap of 0."""
+    batch = make_batch(prompts=2, group=2, length=4)
+    mask, recipe = jnp.ones((2, 2, 4), bool), jr.recipes.rollout_correction()
+    known = mask.at[:, 1].set(False).at[1, 0, 2:].set(False)
+    logp = jnp.full(mask.shape, -1.0)
+    batch = batch.replace(
+        mask=mask,
+        behavior_logp=jnp.where(known, -1.5, -1.0),
+        extras={"behavior_known": known},
+    )
+    prepared, _ = recipe.prepare(batch.replace(old_logp=logp), recipe.init())
+    found = batch_metrics(recipe, logp, jnp.zeros(mask.shape), prepared)
+    assert found["sampler_gap"] == found["sampler_gap_max"] == 0.5
+    assert found["sampler_kl"] == -0.5
+    # Of the two sequences with known tokens, the weights are exp(4 / 2) and exp(2 / 2).
+    weights = np.exp([2.0, 1.0])
+    share = weights.sum() ** 2 / (2 * (weights**2).sum())
+    np.testing.assert_allclose(found["sampler_ess"], share, rtol=1e-6)
+    none = prepared.replace(extras={"behavior_known": jnp.zeros_like(mask)})
+    found = batch_metrics(recipe, logp, jnp.zeros(mask.shape), none)
+    assert found["sampler_gap"] == found["sampler_ess"] == 0
+
+
+def of_rollouts(where, failed, finish, versions):
+    """Metrics of four rollouts of one prompt, of two tokens each, in batch 5."""
+    scores = Scores(
+        np.array([1, 0, 1, 0], np.float32),
+        {"right": np.array([1, 0, 1, 0], np.float32)},
+        np.array(failed),
+    )
+    collected = SimpleNamespace(
+        where=np.array([where]), scores=scores, failures=0, roles=np.zeros((1, 4), np.int32),
+        continued=0, groups=1, rollouts=4, tokens=8, reward=0.5,
+    )  # fmt: skip
+    version = np.broadcast_to(np.array(versions)[None, :, None], (1, 4, 2))
+    mask = np.ones((1, 4, 2), bool)
+    rollout = SimpleNamespace(finish=np.array([finish]), mask=mask, version=version)
+    return rollout_metrics(collected, rollout, ages=5 - version)
+
+
+def test_the_age_of_the_weights_is_over_the_rollouts_that_take_part():
+    where = [True, True, False, False]
+    found = of_rollouts(where, [False] * 4, [STOP] * 4, [5, 4, 1, 0])
+    assert (found["staleness"], found["staleness_max"]) == (0.5, 1)
+    none = of_rollouts([False] * 4, [False] * 4, [STOP] * 4, [5, 4, 1, 0])
+    assert none["staleness"] == none["staleness_max"] == 0 and none["no_signal"] == 1
+
+
+def test_a_batch_without_signal_describes_the_rollouts_that_have_a_reward():
+    """A call that failed and a cell without a rollout have none: their components are 0."""
+    options = {"where": [False] * 4, "finish": [STOP, LENGTH, STOP, LENGTH], "versions": [5] * 4}
+    found = of_rollouts(failed=[False, True, False, True], **options)
+    assert (found["reward/right"], found["truncated"]) == (1, 0)
+    found = of_rollouts(failed=[True] * 4, **options)
+    assert (found["reward/right"], found["truncated"]) == (0.5, 0.5)
+    options["where"] = [False, False, False, True]
+    found = of_rollouts(failed=[False] * 4, **options)
+    assert (found["reward/right"], found["truncated"]) == (0, 1)
 
 
 def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():

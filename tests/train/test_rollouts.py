@@ -634,6 +634,27 @@ def test_a_baseline_is_sampled_where_the_rollouts_are(experiment_and_params):
     np.testing.assert_array_equal(greedy, expected.batch.extras["greedy_rewards"])
 
 
+def test_a_baseline_counts_as_sampled(experiment_and_params):
+    experiment, params = experiment_and_params
+    samplers, spent = experiment.samplers, []
+
+    def slow(*arguments):
+        start = time.perf_counter()
+        rollout = samplers.baseline(*arguments)
+        time.sleep(0.5)
+        spent.append((int(rollout.mask.sum()), time.perf_counter() - start))
+        return rollout
+
+    experiment = dataclasses.replace(experiment, samplers=samplers._replace(baseline=slow))
+    plain = collected(experiment, params, jr.recipes.dr_grpo(length=4), number=0, version=0)
+    assert not spent
+    found = collected(experiment, params, jr.recipes.remax(), number=0, version=0)
+    [(tokens, seconds)] = spent
+    assert 4 <= tokens <= 4 * 4  # of four prompts
+    assert found.metrics["tokens_sampled"] == plain.metrics["tokens_sampled"] + tokens
+    assert 0 <= found.seconds["reward"] < seconds < found.seconds["sample"]
+
+
 def first_byte(text):
     return text[:1] or None
 

@@ -23,7 +23,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.rollouts import AsyncRollouts, SyncRollouts
-from jaxrl_llm.train.run import NonFiniteGuard
+from jaxrl_llm.train.run import UpdateGuard
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -174,7 +174,7 @@ def guard(folder, inspect=None, limit=1):
     def fails(state, batch):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    return NonFiniteGuard(folder, limit=limit, tokenizer=ByteTokenizer(), inspect=inspect or fails)
+    return UpdateGuard(folder, limit=limit, tokenizer=ByteTokenizer(), inspect=inspect or fails)
 
 
 def test_a_batch_that_cannot_be_inspected_is_written_as_it_was_sampled(tmp_path):
@@ -206,7 +206,7 @@ def test_steps_without_signal_are_in_the_row(tmp_path):
         note(3, NUMBERS, None, make_batch(prompts=2))
     history = [{"skipped": 0.0}, {"skipped": 1.0}, {"held_out": {}}, idle]
     options = {"limit": 3, "tokenizer": ByteTokenizer(), "inspect": None, "history": history}
-    assert NonFiniteGuard(Folder(tmp_path), **options).in_a_row == 2
+    assert UpdateGuard(Folder(tmp_path), **options).in_a_row == 2
 
 
 def test_only_a_row_of_them_ends_the_run(tmp_path):

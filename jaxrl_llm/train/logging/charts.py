@@ -186,16 +186,21 @@ def _curve(series: Series, points, color: str, place_x, place_y) -> list[str]:
 
 
 def _intervals(series: Series, color: str, place_x, place_y) -> list[str]:
-    """Dots with the interval of each."""
+    """Dots with the interval of each, if it has one."""
     html = []
     for (step, value), (low, high) in zip(series.points, series.intervals, strict=True):
-        if not (_finite(value) and _finite(low) and _finite(high)):
+        if not _finite(value):
             continue
-        x, top, bottom = place_x(step), place_y(high), place_y(low)
-        about = f"step {step:g}: {number(value)} [{number(low)}, {number(high)}]"
+        x, about, whisker = place_x(step), f"step {step:g}: {number(value)}", ""
+        if _finite(low) and _finite(high):
+            top, bottom = place_y(high), place_y(low)
+            about += f" [{number(low)}, {number(high)}]"
+            whisker = (
+                f'<path d="M{x:.1f},{top:.1f}V{bottom:.1f}M{x - 4:.1f},'
+                f'{top:.1f}h8M{x - 4:.1f},{bottom:.1f}h8"/>'
+            )
         html.append(
-            f'<g class="s{color} whisker"><path d="M{x:.1f},{top:.1f}V{bottom:.1f}M{x - 4:.1f},'
-            f'{top:.1f}h8M{x - 4:.1f},{bottom:.1f}h8"/>'
+            f'<g class="s{color} whisker">{whisker}'
             f'<circle class="f{color}" cx="{x:.1f}" cy="{place_y(value):.1f}" r="3.5">'
             f"<title>{text(series.name)}, {about}</title></circle></g>"
         )

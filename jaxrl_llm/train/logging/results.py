@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +27,13 @@ class JsonLines:
         """How many lines are not written yet."""
         return len(self._unwritten)
 
-    def keep_up_to(self, step: int) -> None:
-        """Removes the lines of later steps, which a resumed run will write again."""
+    def keep_up_to(self, step: int, *, but: Callable[[dict], bool] = lambda row: False) -> None:
+        """Removes the lines of later steps, and those that ``but`` names.
+
+        A resumed run will write them again.
+        """
         rows = read_jsonl(self.path) if self.path.exists() and step else []
-        lines = [json.dumps(row) for row in rows if row["step"] <= step]
+        lines = [json.dumps(row) for row in rows if row["step"] <= step and not but(row)]
         write_whole(self.path, "".join(f"{line}\n" for line in lines))
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -166,11 +169,10 @@ def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "
         held_out = [(r["step"], r["held_out"][kind]) for r in rows if kind in r.get("held_out", {})]
         if held_out:
             steps = [step for step, _ in held_out]
-            means = [value["mean"] for _, value in held_out]
-            below = [value["mean"] - value["low"] for _, value in held_out]
-            above = [value["high"] - value["mean"] for _, value in held_out]
-            label = f"held out, {kind}, 95% interval"
-            axes.errorbar(steps, means, (below, above), fmt=marker, capsize=4, label=label)
+            values = [[value[x] for x in ("low", "mean", "high")] for _, value in held_out]
+            low, means, high = np.array(values, np.float64).T  # null, of no interval, is NaN
+            ends, label = (means - low, high - means), f"held out, {kind}, 95% interval"
+            axes.errorbar(steps, means, ends, fmt=marker, capsize=4, label=label)
     axes.set(xlabel="step", ylabel="mean reward", title=title)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

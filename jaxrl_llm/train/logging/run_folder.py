@@ -1,6 +1,7 @@
 """The folder of a run: its files, and the lines for the user."""
 
 import contextlib
+import math
 import shutil
 import signal
 import tempfile
@@ -23,7 +24,11 @@ from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.logging.contents import holds_steps, other_files, results_of
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.results import JsonLines, damage_of, plot_reward, samples_table
-from jaxrl_llm.train.logging.settings import changed_settings, fixed_settings
+from jaxrl_llm.train.logging.settings import (
+    changed_evaluation,
+    changed_settings,
+    fixed_settings,
+)
 from jaxrl_llm.train.logging.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
@@ -198,11 +203,10 @@ class RunFolder:
             return {}
 
         def find() -> tuple[dict[str, tuple], list[str]] | None:
-            rows = self.sessions.rows() if self.sessions.path.is_file() else []
-            known = [row["settings"] for row in rows if isinstance(row.get("settings"), dict)]
-            if not known:
+            known = self._last_settings()
+            if known is None:
                 return None
-            return changed_settings(known[-1], settings), fixed_settings(known[-1], settings)
+            return changed_settings(known, settings), fixed_settings(known, settings)
 
         found, name = processes.from_first(find), repr(str(self.path))
         if found is None:
@@ -222,6 +226,12 @@ class RunFolder:
             f"train: the run in {name} had other settings: {text}. Resume it with the same "
             f"settings{remedy}."
         )
+
+    def _last_settings(self) -> dict[str, Any] | None:
+        """The settings of the last session, or None if sessions.jsonl has none."""
+        rows = self.sessions.rows() if self.sessions.path.is_file() else []
+        known = [row["settings"] for row in rows if isinstance(row.get("settings"), dict)]
+        return known[-1] if known else None
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -256,6 +266,7 @@ class RunFolder:
         settings: Mapping[str, Any] | None = None,
         changed: Mapping[str, tuple[Any, Any]] | None = None,
         about: Mapping[str, str] | None = None,
+        evaluates: bool = False,
     ) -> None:
         """Begins the files, or drops what a run wrote after the checkpoint it resumes from.
 
@@ -265,9 +276,13 @@ class RunFolder:
           settings: The configuration; see :func:`~jaxrl_llm.train.logging.settings.settings`.
           changed: Settings that a resumed run changes, see :meth:`changed`.
           about: Versions and devices.
+          evaluates: Whether the session evaluates the state that it begins with. An evaluation of
+            it that the last session made with other settings is then dropped.
         """
         if not self._writes:
             return
+        last = self._last_settings() if step and evaluates else None
+        again = changed_evaluation(last or {}, settings or {})
         if self._replaces:
             for path in list(results_of(self.path)):
                 with writing(path):
@@ -286,8 +301,22 @@ class RunFolder:
                 self.log(told)
             with writing(lines.path):
                 lines.keep_up_to(step)
+        if again:
+            self._drop_evaluation(step, again)
         self._step = step
         self._sinks = Sinks(self._makers, RunInfo(self.path, step, settings or {}))
+
+    def _drop_evaluation(self, step: int, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        """Drops the evaluation after a step, which is made again since settings of it changed."""
+
+        def is_old(row: Mapping[str, Any]) -> bool:
+            return row["step"] == step and "held_out" in row
+
+        if any(map(is_old, self.metrics.rows())):
+            text = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in changed.items())
+            self.log(f"The evaluation after step {step} is made again: {text}.")
+            with writing(self.metrics.path):
+                self.metrics.keep_up_to(step, but=is_old)
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:
         """Writes the metrics and some completions of a step."""
@@ -339,8 +368,8 @@ class RunFolder:
         return {
             kind: Accuracy(
                 mean=value["mean"],
-                low=value["low"],
-                high=value["high"],
+                low=math.nan if value["low"] is None else value["low"],
+                high=math.nan if value["high"] is None else value["high"],
                 questions=value["questions"],
                 samples=value["samples"],
                 binary=value["binary"],
