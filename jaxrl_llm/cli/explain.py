@@ -129,7 +129,10 @@ def slots(name: str, beside: str = "grpo") -> list[Slot]:
 
 def _about(name: str) -> Iterator[str]:
     """The paper of a preset, by its row in the catalog, and what peers call it."""
-    method = next(method for method in catalog.CATALOG if method.preset == name)
+    method = next((method for method in catalog.CATALOG if method.preset == name), None)
+    if method is None:  # a preset that is being written
+        yield "no row in the catalog yet: recipes/catalog/methods.py"
+        return
     if method.arxiv:
         yield f"https://arxiv.org/abs/{method.arxiv}, read from {method.confidence}"
     for peer, names in catalog.names_at_peers(method.key).items():

@@ -46,7 +46,11 @@ from jaxrl_llm.train import (
     TrainConfig,
 )
 from jaxrl_llm.train.checkpoint.record import digest_of_files
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, without_precision
+from jaxrl_llm.train.checkpoint.serialization import (
+    base_fingerprint,
+    config_text,
+    without_precision,
+)
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import with_mesh_sizes
@@ -319,7 +323,7 @@ def load_target(name: str, *, trust: bool = False) -> Target:
     if not path.is_dir():
         file, config_name = split_config(named_config(name))
         return Target(load_config(file, name=config_name), None)
-    if not is_run(name):
+    if not names_run(name):
         what = "no run.json in it"
         if (path / "config.json").is_file():
             what = "its config.json is that of a model"
@@ -370,7 +374,7 @@ def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
     return parse(TrainConfig, overrides, command="train", default=config)
 
 
-def is_run(name: str) -> bool:
+def names_run(name: str) -> bool:
     """Whether a name is the folder of a run; a folder with a model's config.json is a model."""
     path = Path(name)
     return bool(name) and (path / "run.json").is_file() and not (path / "config.json").is_file()
@@ -439,7 +443,7 @@ class Policy(NamedTuple):
     def function(self) -> tuple[str, LoRAConfig]:
         """What computes the model's results from its parameters, in any precision."""
         lora = LoRAConfig() if self.config is None else self.config.lora
-        return without_precision(repr(self.model.config)), lora
+        return without_precision(config_text(self.model.config)), lora
 
 
 def load_policy(
@@ -454,12 +458,12 @@ def load_policy(
     configuration of a run, before anything is loaded.
     """
     name = choice.target
-    if not is_run(name):
+    if not names_run(name):
         from jaxrl_llm import data, models
 
         choice.check(None)
         beside = Path(name).parent if not Path(name).exists() and "/" in name else None
-        if beside is not None and any(is_run(str(x)) for x in beside.glob("*")):
+        if beside is not None and any(names_run(str(x)) for x in beside.glob("*")):
             raise UsageError(f"There is no run {name!r}.")  # and it is not looked for on the hub
         with usage_errors():
             model, params = models.load_model(name, dtype=dtype or "float32")

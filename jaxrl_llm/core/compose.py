@@ -332,7 +332,8 @@ class Transform(NamedTuple):
     Attributes:
       init: ``init() -> state``; a pytree of arrays, checkpointed with the train state.
       update: ``update(x, state, **context) -> (x, state)``. It takes context entries by keyword and
-        ignores the others.
+        ignores the others. It names those that cost something, such as ``last_kl``, ``ref_logp`` or
+        ``key``: they are computed only for a function whose signature has them.
       learn: ``learn(state, **context) -> state``, called after the optimizer step that used ``x``,
         with its results, such as the losses; None for a state that only ``update`` changes.
     """

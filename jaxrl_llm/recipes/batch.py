@@ -21,9 +21,10 @@ from jaxrl_llm.recipes.records import replace_fields
 class Batch:
     """The rollouts of a training step; groups lie along axis 1, and P is the sharded axis.
 
-    A field that is None is absent from the pytree. ``Recipe.prepare`` fills the last three, and
-    adds the recipe's computed numbers to ``extras``; numbers for the full batch have the shape
-    ``[P, 1, 1]`` there, so that they can be divided into microbatches and shards.
+    A field that is None is absent from the pytree. ``Recipe.prepare`` fills ``advantages``,
+    ``weights`` and ``correction``, and adds the recipe's computed numbers to ``extras``; numbers
+    for the full batch have the shape ``[P, 1, 1]`` there, so that they can be divided into
+    microbatches and shards.
 
     Attributes:
       tokens: int32 ``[P, G, T]``, the response.

@@ -19,7 +19,7 @@ from jaxrl_llm.core import (
     traits_of,
 )
 from jaxrl_llm.curation import Collector
-from jaxrl_llm.curation.collectors.protocol import collector_needs
+from jaxrl_llm.curation.collectors.protocol import declares
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
@@ -265,7 +265,7 @@ class Recipe:
     def _samples(self) -> bool:
         """Whether some weights sample the responses; those of the data are right at any step."""
         nothing = getattr(self.collector, "samples_nothing", False)
-        return not (nothing or collector_needs(self.collector, "offline"))
+        return not (nothing or declares(self.collector, "offline"))
 
     @property
     def _only_on_policy(self) -> bool:
@@ -339,7 +339,7 @@ class Recipe:
                 f"recipe {self.name!r} estimates likelihoods under the current weights only, "
                 f"without a comparison to older weights (max_staleness {max_staleness}); use 0."
             )
-        if collector_needs(self.collector, "needs_fresh_weights"):
+        if declares(self.collector, "needs_fresh_weights"):
             raise ValueError(
                 f"recipe {self.name!r} trains each window of a response once and knows it by the "
                 f"version of its weights, which batches may share (max_staleness {max_staleness}); "
@@ -427,7 +427,9 @@ class Recipe:
         if self.draws and key is None:
             raise ValueError(f"Recipe {self.name!r}.prepare draws random numbers; give it a key.")
         state = AlgoState._make(algo_state)
-        step = {"last_kl": state.last_kl} | ({} if key is None else {"key": key})
+        step = {} if key is None else {"key": key}
+        if self.reads_last_kl:  # else the train step does not measure it
+            step["last_kl"] = state.last_kl
         rewards = jnp.asarray(batch.rewards, jnp.float32)
 
         def call(function: Callable, *arrays: Any) -> Any:

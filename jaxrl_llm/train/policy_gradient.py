@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core import checks, masking
+from jaxrl_llm.core import checks, masking, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind, call_with
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
@@ -228,7 +228,7 @@ def make_step(
 class _StepParts:
     """The step of :func:`make_step` and the functions that it consists of.
 
-    ``weights`` are the parameters of ``teacher``, and ``base`` the frozen parameters under LoRA.
+    ``teacher_params`` are those of ``teacher``, and ``base`` the frozen parameters under LoRA.
     """
 
     recipe: Recipe
@@ -249,7 +249,7 @@ class _StepParts:
         batch: Batch,
         key: Array | None,
         base: ArrayTree,
-        weights: ArrayTree,
+        teacher_params: ArrayTree,
     ) -> tuple[TrainState, dict[str, Array]]:
         """The state after the updates of a batch, without its ``base``, and their metrics."""
         state = state._replace(base=base)
@@ -257,9 +257,10 @@ class _StepParts:
         of_critic: dict[str, Array] = {}
         if (prm := self.recipe.prm) is not None:
             state, batch, of_critic = self.update_prm(prm, state, batch)
-        batch, algo_state = self.prepare(state, batch, key, weights)
+        batch, algo_state = self.prepare(state, batch, key, teacher_params)
+        algo_state = _next_state(self.recipe, algo_state, state.algo_state)
         before = self.logp_at_start(state, batch)
-        state, metrics, logp = self.update_policy(state, batch, algo_state, key, weights)
+        state, metrics, logp = self.update_policy(state, batch, algo_state, key, teacher_params)
         applied = (metrics["updates"] > 0) | (metrics["skipped"] == 0)
         applied &= stays_finite(state.algo_state, algo_state)
         algo_state = self.learn(state, batch, algo_state, logp, before)
@@ -275,7 +276,7 @@ class _StepParts:
         return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
 
     def prepare(
-        self, state: TrainState, batch: Batch, key: Array | None, weights: ArrayTree
+        self, state: TrainState, batch: Batch, key: Array | None, teacher_params: ArrayTree
     ) -> tuple[Batch, AlgoState]:
         """The batch with all that is known before the update, and the recipe's next state."""
         self.passes.check("make_step", batch.tokens.shape[0], self.shards)
@@ -290,7 +291,7 @@ class _StepParts:
             score_old=self.passes.updates > 1,
             stale=self.stale,
             critic_model=self.critic_model,
-            teacher=self.teacher_with(weights),
+            teacher=self.teacher_from(teacher_params),
         )
         drawn = prepare_key(key, state.step) if recipe.draws else None
         batch, rules = apply_rules(
@@ -311,7 +312,7 @@ class _StepParts:
         batch: Batch,
         algo_state: AlgoState,
         key: Array | None,
-        weights: ArrayTree,
+        teacher_params: ArrayTree,
     ) -> tuple[TrainState, dict[str, Array], Array | None]:
         """The policy after the optimizer steps of a prepared batch, their metrics, and ``logp``.
 
@@ -319,7 +320,7 @@ class _StepParts:
         with turn updates before the first step of the batch; None if nothing reads them.
         """
         recipe, passes, turns = self.recipe, self.passes, self.recipe.turn_updates
-        scorer = self.gradient_scorer(state, weights)
+        scorer = self.gradient_scorer(state, teacher_params)
         accumulated = passes.of(batch.packing).accumulated
         finite = stays_finite(state.algo_state, algo_state)
         reweighs = passes.minibatches > 1 or turns is not None
@@ -387,6 +388,7 @@ class _StepParts:
             algo_state = algo_state._replace(last_kl=last_kl)
         if recipe.learns:
             learned = recipe.learn(batch, algo_state, logp=logp)
+            learned = _next_state(recipe, learned, state.algo_state)
             algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
         return algo_state
 
@@ -466,17 +468,36 @@ class _StepParts:
         """Log-probabilities ``[P, G, T]`` of a batch."""
         return map_microbatches(lambda x: self.scorer(policy, x).logp, batch, self.slices(batch))
 
-    def teacher_with(self, weights: ArrayTree) -> Teacher | None:
+    def teacher_from(self, teacher_params: ArrayTree) -> Teacher | None:
         """The teacher with its parameters, or None."""
-        return None if self.teacher is None else Teacher(self.teacher, weights)
+        return None if self.teacher is None else Teacher(self.teacher, teacher_params)
 
-    def gradient_scorer(self, state: TrainState, weights: ArrayTree) -> PolicyScorer:
+    def gradient_scorer(self, state: TrainState, teacher_params: ArrayTree) -> PolicyScorer:
         """The scorer under the gradient, with the teacher's matrix if the recipe reads logits."""
         if not self.recipe.reads_teacher_logits:
             return self.scorer
-        teacher = self.teacher_with(weights)
+        teacher = self.teacher_from(teacher_params)
         reader, params = teacher_of(self.recipe, self.scorer, state, teacher)
         return reads_logits_of(self.scorer, reader.model, params)
+
+
+def _next_state(recipe: Recipe, new: AlgoState, old: AlgoState) -> AlgoState:
+    """The state that the recipe's Transforms return, as arrays.
+
+    Raises:
+      ValueError: If it has another structure, shape or dtype than the state before. It would be
+        promoted or broadcast, and a resumed run, which begins with ``init``, could not read it.
+    """
+    name, new = f"Recipe {recipe.name!r}", trees.as_arrays(new)
+    trees.check_alike(name, "a Transform's state before and after an update", old, new)
+    rows = zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new), strict=True)
+    for (path, before), after in rows:
+        if before.dtype != after.dtype and jnp.result_type(before, after) != before.dtype:
+            raise ValueError(
+                f"{name}: {trees.path_str(path)} is {before.dtype} in the state of a Transform's "
+                f"init and {after.dtype} after an update; both must be of one dtype."
+            )
+    return new
 
 
 def _with_smaller_rows(batch: Batch, *, least_saved: int) -> Batch | None:
@@ -569,17 +590,17 @@ def make_gradients(
         shared_prefix_len=shared_prefix_len,
     )
 
-    def gradients(params: ArrayTree, base: ArrayTree, batch: Batch, weights) -> Gradients:
+    def gradients(params: ArrayTree, base: ArrayTree, batch: Batch, teacher_params) -> Gradients:
         check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
         trained = scorer
         if teacher is not None and recipe.reads_teacher_logits:
-            trained = reads_logits_of(scorer, teacher.model, weights)
+            trained = reads_logits_of(scorer, teacher.model, teacher_params)
         found = _policy_gradients(trained, recipe, base, params, batch, microbatches)
         return found._replace(scale=_update_scale(recipe, batch))
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
-    weights = None if teacher is None else teacher.params
-    return lambda state, batch: compiled(state.params, state.base, batch, weights)
+    teacher_params = None if teacher is None else teacher.params
+    return lambda state, batch: compiled(state.params, state.base, batch, teacher_params)
 
 
 _apply = jax.jit(apply_if_finite, static_argnums=0)

@@ -11,7 +11,7 @@ import optax
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.curation import in_order
-from jaxrl_llm.curation.collectors.protocol import collector_needs, width_of
+from jaxrl_llm.curation.collectors.protocol import declares, width_of
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.lora import Adapted
@@ -20,7 +20,12 @@ from jaxrl_llm.rollout.sampler import bucket_of, count_shared_prefix
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
+from jaxrl_llm.train.checkpoint.serialization import (
+    base_fingerprint,
+    config_text,
+    shapes_of,
+    values_digest,
+)
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import make_evolution, moving_only
@@ -100,9 +105,9 @@ def load_experiment(
     check_reads_rows("train", model, config.layout)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = recipe.collector
-    sends_text = collector_needs(collector, "sends_text")
+    sends_text = declares(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
-    sets_prompts = collector_needs(collector, "sets_prompts")
+    sets_prompts = declares(collector, "sets_prompts")
     if sends_text or sets_prompts or config.environment or not is_causal(model):
         shared_prefix_len = 0
     longest = text_room(config, recipe, model, max(len(q.tokens) for q in train))
@@ -179,7 +184,7 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
         mesh=mesh,
     )
     about = {
-        "reference model": f"{values_digest(reference)} {model.config!r}",
+        "reference model": f"{values_digest(reference)} {config_text(model.config)}",
         "temperature": config.sampling.temperature,
     }
     questions = [*experiment.train, *experiment.unlimited]

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.lora import Adapted, merge_adapter, trainable
@@ -157,7 +158,9 @@ def init_state(
         raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")
     base = params.base if isinstance(params, Adapted) else ()
     params = trainable(params)
-    rest = (recipe.init(output_shape), key, jnp.zeros((), jnp.int32))
+    # As the step will return it: a checkpoint is read into arrays of the same types.
+    algo_state = trees.as_arrays(recipe.init(output_shape))
+    rest = (algo_state, key, jnp.zeros((), jnp.int32))
     if recipe.second_model is None and (critic is not None or critic_optimizer is not None):
         raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is passed.")
     if recipe.second_model is not None and (critic is None or critic_optimizer is None):
@@ -236,7 +239,7 @@ def _optimizer_state(
         return optimizer.init(jax.tree.map(statistics, params))
 
     if mesh is None:
-        return init(params)
+        return trees.as_arrays(init(params))
     shardings = optimizer_shardings(jax.eval_shape(init, params), recipe, mesh, rules)
     return jax.jit(init, out_shardings=shardings)(params)
 

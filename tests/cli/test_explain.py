@@ -100,3 +100,15 @@ def test_what_is_no_preset_is_one_short_sentence(capsys, name, words):
 
 def test_a_method_is_explained_by_its_key(capsys):
     assert shown(capsys, "dapo_clip") == shown(capsys, "dapo")
+
+
+def test_a_preset_without_a_row_in_the_catalog_is_explained(capsys, monkeypatch):
+    def unlisted():
+        """A method that is being written."""
+        return jaxrl_llm.recipes.rloo()
+
+    monkeypatch.setitem(PRESETS, "unlisted", unlisted)
+    code, out, _ = shown(capsys, "unlisted")
+    assert code == 0 and out.startswith("unlisted: A method that is being written.\n")
+    assert "no row in the catalog yet: recipes/catalog/methods.py" in out
+    assert shown(capsys, "dapo", "--beside", "unlisted")[0] == 0

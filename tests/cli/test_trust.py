@@ -100,7 +100,7 @@ def test_trust_without_a_run_has_no_effect(capsys, tmp_path):
 
 def test_a_model_folder_is_data(tmp_path, folder):
     (folder / "config.json").write_text("{}")
-    assert not options.is_run(str(folder))
+    assert not options.names_run(str(folder))
     with pytest.raises(UsageError, match=r"its config\.json is that of a model"):
         options.load_target(str(folder))
     assert not (tmp_path / "traces").exists()

@@ -546,6 +546,20 @@ def test_last_kl_goes_from_the_state_to_who_names_it():
     assert (np.asarray(ready.extras["dial"]) == 0.25).all() and float(after.last_kl) == 0.25
 
 
+def test_a_function_that_takes_the_whole_context_has_no_last_kl_that_is_never_measured():
+    def update(rewards, state, **context):
+        return context["last_kl"], state
+
+    opaque = of("dial", jr.Transform(tuple, update), "controller")
+    with pytest.raises(KeyError, match="last_kl"):
+        prepare(loose(computed=(opaque,)), make_batch())
+
+    def named(advantages, *, last_kl):
+        return last_kl
+
+    prepare(loose(computed=(opaque, of("again", named))), make_batch())  # since this one names it
+
+
 def test_random_choices_take_the_key():
     def drop(advantages, mask, *, key):
         return jax.random.bernoulli(key, 0.5, mask.shape)

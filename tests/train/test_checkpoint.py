@@ -8,7 +8,9 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from orbax.checkpoint import v1
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.cli.options import Policy
 from jaxrl_llm.core.runtime import files as runtime_files
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
@@ -170,6 +173,65 @@ def test_a_model_of_another_precision_reads_the_same_parameters(tmp_path):
     with pytest.raises(ValueError, match="another model: .*'float32'.* not .*'bfloat16'.*int8"):
         found.restore(like)
     assert_same(found.restore(like, any_precision=True), states[1])
+
+
+class _PlainConfig:
+    """Without a ``repr``, as a user may write one, with a field that is a function."""
+
+    vocab_size, max_length, num_layers, num_kv_heads, head_dim = 259, 64, 1, 2, 8
+    dtype = "float32"
+
+    def __init__(self, activation):
+        self.activation = activation
+
+
+@dataclasses.dataclass(frozen=True)
+class _ConfigWithFunctions:
+    activation: Callable
+    inner: Any
+    vocab_size: int = 259
+    dtype: str = "float32"
+
+
+def plain_config():
+    return _PlainConfig(jax.nn.gelu)
+
+
+def config_with_functions():
+    return _ConfigWithFunctions(lambda x: x, _PlainConfig(lambda x: x))
+
+
+@pytest.mark.parametrize("make", [plain_config, config_with_functions])
+def test_a_config_that_shows_memory_addresses_is_the_same_in_every_process(tmp_path, make):
+    model, state = make_state(step=1)
+    first, again = make(), make()
+    assert repr(first) != repr(again)  # as in two processes
+    jr.train.save(tmp_path, state, model=model._replace(config=first))
+    model = model._replace(config=again)
+    assert_same(jr.train.restore(tmp_path, make_state(seed=9)[1], model=model), state)
+    checkpoints = Checkpoints(tmp_path, model=model)
+    assert_same(checkpoints.restore(make_state(seed=9)[1], any_precision=True), state)
+    assert_same(checkpoints.restore_policy(make_state(seed=9)[1].params), state.params)
+    policies = [Policy(model._replace(config=x), (), None) for x in (first, again)]
+    assert policies[0].function() == policies[1].function()
+
+
+def test_the_text_of_a_config_names_no_address_and_no_module_but_what_differs():
+    text = serialization.config_text
+    config = tiny_model(num_layers=1)[0].config
+    assert text(config) == repr(config)  # as in checkpoints of earlier versions
+    plain = "_PlainConfig(vocab_size=259, max_length=64, num_layers=1, num_kv_heads=2, head_dim=8, "
+    plain += "dtype='float32', activation="
+    assert text(plain_config()) == f"{plain}gelu)"
+    assert text(_PlainConfig(jax.nn.silu)) == f"{plain}silu)"
+    with_functions = config_with_functions()
+    start = "_ConfigWithFunctions(activation=<lambda>, inner=<_PlainConfig object>, "
+    assert text(with_functions) == f"{start}vocab_size=259, dtype='float32')"
+    other = dataclasses.replace(with_functions, dtype="bfloat16")
+    assert text(with_functions) != text(other)
+    assert serialization.without_precision(text(with_functions)) == (
+        serialization.without_precision(text(other))
+    )
 
 
 def test_another_optimizer_is_refused(tmp_path):

@@ -447,6 +447,20 @@ def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
         train(wide)
 
 
+@pytest.mark.parametrize("first", [np.zeros(2), 0.1])
+def test_a_recipe_whose_state_begins_as_no_array_of_jax_resumes(tmp_path, first):
+    def update(rewards, state, **context):
+        return rewards - rewards.mean(-1, keepdims=True), state + 1.0
+
+    advantage = jr.Transform(lambda: first, update)
+    recipe = jr.recipes.dr_grpo(length=4).replace(advantage=advantage)
+    config = tiny_run(tmp_path, steps=2, recipe=recipe)
+    assert train(config).state.step == 2
+    state = train(dataclasses.replace(config, steps=3), resume=True).state
+    assert state.step == 3 and state.algo_state.advantage.dtype == jnp.float32
+    np.testing.assert_allclose(state.algo_state.advantage, np.asarray(first) + 3.0, rtol=1e-6)
+
+
 def test_a_reference_may_come_with_a_resumed_run(tmp_path):
     train(tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.0), steps=1))
     config = tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.1), steps=2)

@@ -180,6 +180,22 @@ def test_a_minibatch_without_a_token_to_train_on_makes_no_step():
         np.testing.assert_allclose(metrics[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_pairs_count_alike_in_any_minibatches():
+    """The second minibatch has a group of equal rewards, which trains and has no pair."""
+    recipe, rewards = jr.recipes.brain(), jnp.array([[1.0, 0.0], [1.0, 1.0]])
+    batch = make_batch(prompts=2, group=2, rewards=rewards)
+    model, params = one_layer()
+    logp = shared_scorer(model)(params, batch)
+    # The policy prefers the better response.
+    ref_logp = logp - jnp.array([1.0, -1.0])[:, None]
+    batch = batch.replace(ref_logp=ref_logp, behavior_logp=logp)
+    found = [run(recipe, batch, optimizer=sgd(1e-3), minibatches=m)[1] for m in (1, 2)]
+    for name in ("pairs", "pair_accuracy", "pair_margin", "pair_chosen", "pair_rejected"):
+        values = [float(metrics[name]) for metrics in found]
+        np.testing.assert_allclose(*values, rtol=1e-4, err_msg=name)
+    assert found[1]["pairs"] == found[1]["pair_accuracy"] == 1
+
+
 @pytest.mark.slow
 def test_minibatches_are_the_same_on_a_mesh():
     recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)
@@ -724,6 +740,54 @@ def test_a_controller_sees_how_far_the_last_update_went():
     # Measured after the last of the three, so beyond what the last saw before it.
     assert float(state.algo_state.last_kl) > float(metrics["approx_kl"]) > 0
     assert int(state.algo_state.controllers["watched"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        (
+            jnp.int32(1),
+            lambda x: x * 1.5,
+            "controllers/dial is int32 in the state of a Transform's init and float32 after an upd",
+        ),
+        (jnp.zeros(()), lambda x: jnp.zeros(2), r"shapes; controllers/dial has \(\) and \(2,\)"),
+        (
+            {"a": jnp.zeros(())},
+            lambda x: {"b": x["a"]},
+            "structure; 'controllers/dial/a' is only in the first",
+        ),
+    ],
+)
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_transform_that_changes_the_type_of_its_state_is_refused(learns, first, then, message):
+    def update(rewards, state, **context):
+        return 1.0, state if learns else then(state)
+
+    def learn(state, **context):
+        return then(state)
+
+    def term(dial, mask):
+        return jnp.where(mask, dial, 0.0)
+
+    dial = jr.Transform(lambda: first, update, learn if learns else None)
+    recipe = plain(computed=(Computed("dial", dial, "controller"),), regularizers=(term,))
+    with pytest.raises(ValueError, match=f"Recipe 'plain': .*{message}"):
+        run_steps(recipe, batch_of(recipe, old_logp=None))
+
+
+def test_integers_that_a_state_of_floats_holds_are_no_other_type():
+    def update(rewards, state, mask, **context):
+        return rewards, {"count": jnp.sum(mask), "last": 0.5}
+
+    advantage = jr.Transform(lambda: {"count": np.zeros(()), "last": 0}, update)
+    recipe = plain(advantage=jr.Transform(lambda: {"count": np.zeros(()), "last": 0.0}, update))
+    state, _ = run_steps(recipe, batch_of(recipe, old_logp=None))
+    assert {k: x.dtype for k, x in state.algo_state.advantage.items()} == {
+        "count": jnp.float32,
+        "last": jnp.float32,
+    }
+    with pytest.raises(ValueError, match="advantage/last is int32 in the state of .* and float32"):
+        run_steps(plain(advantage=advantage), batch_of(recipe, old_logp=None))
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from jaxrl_llm.train.checkpoint.restore import CheckpointError, read_last
 from jaxrl_llm.train.checkpoint.serialization import (
     UNFINISHED,
     Extras,
+    config_text,
     fingerprint,
     from_arrays,
     orbax,
@@ -334,7 +335,7 @@ class Checkpoints:
         """
         wanted = fingerprint(self.model, like) | self.run
         if any_precision:
-            wanted["model"] = without_precision(repr(self.model.config))
+            wanted["model"] = without_precision(config_text(self.model.config))
         return from_arrays(self._load(to_arrays(like), wanted, step), like)
 
     def restored_updates(self) -> int:
@@ -372,7 +373,7 @@ class Checkpoints:
 
         Arguments as in :meth:`restore`.
         """
-        model = without_precision(repr(self.model.config))
+        model = without_precision(config_text(self.model.config))
         wanted = {"params": shapes_digest(like), "model": model}
         checked = ("lora", "base", "questions")
         wanted |= {name: mark for name, mark in self.run.items() if name in checked}

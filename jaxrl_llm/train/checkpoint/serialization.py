@@ -16,6 +16,8 @@ import numpy as np
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.core.secrets import is_secret
 from jaxrl_llm.models.lora import Adapted, LoRAConfig
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
@@ -27,6 +29,8 @@ FORMAT = 5
 
 # What the text of a model's configuration says of the precision of its products.
 _PRECISION = re.compile(r", (dtype|quantization)=('\w+'|None)")
+# What every model's configuration has; see ``Model.config``.
+_FIELDS = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
 
 
 class Extras(NamedTuple):
@@ -49,7 +53,7 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that reads it."""
     return {
         "format": FORMAT,
-        "model": repr(model.config),
+        "model": config_text(model.config),
         "params": shapes_digest(state.params),
         "state": shapes_digest(
             (
@@ -63,6 +67,27 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
             )
         ),
     }
+
+
+def config_text(config: Any) -> str:
+    """The text of a model's configuration, equal in every process.
+
+    It is the ``repr`` wherever that has no memory address. Functions are shown by name, and an
+    object without a ``repr`` by its type, the fields that every configuration has, and those that
+    its constructor takes. The name of its module is left out: a command may load the file that
+    defines it under another one.
+    """
+    kind = type(config)
+    if kind.__repr__ is object.__repr__:
+        names = dict.fromkeys((*_FIELDS, *accepted(kind)))
+        fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        shown = [f"{k}={stable_repr(v)}" for k, v in fields.items() if not is_secret(k, v)]
+        text = f"{kind.__qualname__}({', '.join(shown)})"
+    elif " at 0x" in (text := repr(config)):
+        text = stable_repr(config)
+    else:
+        return text
+    return re.sub(rf"(?<![\w.]){re.escape(kind.__module__)}\.", "", text)
 
 
 def without_precision(model: str) -> str:
