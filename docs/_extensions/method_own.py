@@ -49,7 +49,8 @@ def capo() -> tuple[Figure, str]:
         )
         return jr.curation.capo_selection(
             jnp.asarray(advantages), square > 0, old_logp=jnp.log(chance) + 0 * square,
-            sum_pi_sq=square, sum_pi_cubed=cube, hidden_sq=5.0, lr=0.01, tau_h=tau_h, tau_f=tau_f,
+            sum_pi_sq=square, sum_pi_cubed=cube, hidden_sq=5.0, learning_rate=0.01,
+            tau_h=tau_h, tau_f=tau_f,
         ).astype(jnp.float32)  # fmt: skip
 
     figure, axis = plt.subplots(figsize=(5, 2.8), layout="constrained")

@@ -265,12 +265,12 @@ def dcpo_distribution(
     where: Array | None = None,
     target_entropy: float = 0.5,
     max_gap: float = 0.1,
-    good_above: float = 0.05,
+    threshold: float = 0.05,
 ) -> Array:
     """Advantages mixed with a term that moves good rollouts toward another temperature.
 
         T' = hot where H <= target_entropy, else cold;   rho = exp(logp at T' - old_logp)
-        good_i = 1[r_i > good_above],   x = min(|target_entropy - H|, max_gap) / mean(good)
+        good_i = 1[r_i > threshold],   x = min(|target_entropy - H|, max_gap) / mean(good)
         a = x / (1 + x),   A'[i, t] = (1 - a) A[i, t] + a good_i rho[i, t]
 
     Below the target entropy, the hotter policy favors rare tokens; above it, the colder policy
@@ -287,7 +287,7 @@ def dcpo_distribution(
         scalar, or ``[..., 1, 1]`` from a controller.
       target_entropy: In nats per token, not negative.
       max_gap: Upper bound of the distance from the target, in nats, not negative.
-      good_above: Rewards above this are good.
+      threshold: Rewards above this are good.
 
     Returns:
       Advantages ``[..., G, T]``.
@@ -323,7 +323,7 @@ def dcpo_distribution(
         raise ValueError(
             f"{name}: policy_entropy must be a scalar or of shape {each}; got {jnp.shape(entropy)}."
         )
-    good = masking.zero_masked(rewards, where) > good_above
+    good = masking.zero_masked(rewards, where) > threshold
     good = good if where is None else good & where
     share = masking.masked_mean(good, where)
     gap = jnp.minimum(jnp.abs(target_entropy - entropy), max_gap)

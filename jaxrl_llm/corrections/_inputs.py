@@ -20,14 +20,14 @@ def clamped(log_ratio: Array) -> Array:
     return jnp.clip(log_ratio, -masking.LOG_RATIO_CLAMP, masking.LOG_RATIO_CLAMP)
 
 
-def sequence_sum(x: Array) -> Array:
+def sum_over_tokens(x: Array) -> Array:
     """Sum over the tokens of a sequence, ``[..., 1]``; ``x`` is 0 where masked."""
     return masking.row_sum(x, keepdims=True)
 
 
-def sequence_mean(x: Array, mask: Array) -> Array:
+def mean_over_tokens(x: Array, mask: Array) -> Array:
     """Mean over the unmasked tokens of a sequence, ``[..., 1]``; 0 for an empty one."""
-    return sequence_sum(x) / jnp.maximum(masking.lengths(mask), 1.0)[..., None]
+    return sum_over_tokens(x) / jnp.maximum(masking.lengths(mask), 1.0)[..., None]
 
 
 def check_around_one(function: str, **bounds) -> None:

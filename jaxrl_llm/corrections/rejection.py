@@ -86,9 +86,9 @@ def rejection_mask(
     else:
         value = kl.estimate(-log_ratio, statistic)
     if level == "sequence_sum":
-        value = _inputs.sequence_sum(value)
+        value = _inputs.sum_over_tokens(value)
     elif level == "sequence_mean":
-        value = _inputs.sequence_mean(value, mask)
+        value = _inputs.mean_over_tokens(value, mask)
     inside = (value >= lower) & (value <= upper)
     if level == "sequence_max":
         inside = jnp.all(inside | ~mask, axis=-1, keepdims=True)
@@ -214,7 +214,7 @@ def off_policy_sequence_mask(
     """
     checks.check_non_negative("off_policy_sequence_mask", threshold=threshold)
     log_ratio = _inputs.log_ratio("off_policy_sequence_mask", old_logp, behavior_logp, mask)
-    gap = -_inputs.sequence_mean(log_ratio, mask)
+    gap = -_inputs.mean_over_tokens(log_ratio, mask)
     advantages = jax.lax.stop_gradient(
         masking.spread("off_policy_sequence_mask", "advantages", advantages, mask)
     )

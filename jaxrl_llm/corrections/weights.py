@@ -130,9 +130,9 @@ def _raw(function: str, old_logp: Array, behavior_logp: Array, mask: Array, leve
     checks.check_option(function, "level", level, LEVELS)
     log_weight = _inputs.log_ratio(function, old_logp, behavior_logp, mask)
     if level == "sequence":
-        log_weight = _inputs.sequence_sum(log_weight)
+        log_weight = _inputs.sum_over_tokens(log_weight)
     elif level == "geometric":
-        log_weight = _inputs.sequence_mean(log_weight, mask)
+        log_weight = _inputs.mean_over_tokens(log_weight, mask)
     return jnp.exp(_inputs.clamped(log_weight))
 
 

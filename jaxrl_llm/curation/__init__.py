@@ -110,8 +110,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     in_order,
-    refill,
 )
+from jaxrl_llm.curation.collectors.refill import refill
 from jaxrl_llm.curation.collectors.replayed import (
     ReplayedState,
     StoredGroups,

@@ -6,7 +6,7 @@ and its advantage.
 
 - ``advantages``: ``[..., T]``, or ``[...]`` for one value per sequence.
 - ``mask``: bool ``[..., T]``, True = keep; masked entries are not read.
-- ``lr``: learning rate of the step, not negative.
+- ``learning_rate``: lr, that of the step, not negative.
 - ``fisher``: "sample" for the squared score of the sampled token, as released; "full" for its
   expectation, which is the KL divergence to second order.
 - ``tau_h``, ``tau_f``: bounds of the change of the objective and of the policy, above 0.
@@ -94,7 +94,7 @@ def capo_scores(
     advantages: Array,
     mask: Array,
     *,
-    lr: float | Array,
+    learning_rate: float | Array,
     fisher: Fisher = "sample",
     moments: CapoMoments | None = None,
     support: Array | None = None,
@@ -112,7 +112,7 @@ def capo_scores(
     change. Tokens are then processed one by one, since each has a matrix ``[K, D]``.
 
     Args:
-      advantages, mask, lr, fisher: See the module.
+      advantages, mask, learning_rate, fisher: See the module.
       hidden: ``[..., T, D]``, floating point, last hidden states, the input of the output matrix.
       probs: ``[..., T, K]``, floating point: the distribution, or its K most likely tokens.
       actions: int ``[..., T]``, index of the sampled token in ``probs``.
@@ -129,7 +129,8 @@ def capo_scores(
       >>> import jaxrl_llm as jr
       >>> hidden, probs = jnp.array([[1.0, 2.0]]), jnp.array([[0.7, 0.2, 0.1]])
       >>> actions, mask = jnp.array([0]), jnp.ones(1, bool)
-      >>> scores = jr.curation.capo_scores(hidden, probs, actions, jnp.array([1.5]), mask, lr=0.01)
+      >>> scores = jr.curation.capo_scores(
+      ...     hidden, probs, actions, jnp.array([1.5]), mask, learning_rate=0.01)
       >>> scores.objective.round(4).tolist()
       [0.015...]
 
@@ -146,7 +147,7 @@ def capo_scores(
     checks.check_shape(function, "probs", probs, (*shape, *jnp.shape(probs)[-1:]))
     checks.check_same_shape(function, probs=probs, support=support)
     checks.check_option(function, "fisher", fisher, ("sample", "full"))
-    checks.check_non_negative(function, finite=True, lr=lr)
+    checks.check_non_negative(function, finite=True, learning_rate=learning_rate)
     if moments is None:
         changed = {
             "support": support is not None,
@@ -162,14 +163,14 @@ def capo_scores(
     if moments is None:
         p = jnp.take_along_axis(probs, actions[..., None], axis=-1)[..., 0]
         powers = tuple(jnp.sum(probs**k, axis=-1) for k in (2, 3))
-        scores = _sgd(advantages, lr, jnp.sum(hidden**2, axis=-1), p, powers, fisher)
+        scores = _sgd(advantages, learning_rate, jnp.sum(hidden**2, axis=-1), p, powers, fisher)
     else:
         tokens = probs.shape[-1]
         places = jnp.broadcast_to(jnp.arange(tokens), probs.shape) if support is None else support
         places = jnp.where(mask[..., None], places, 0)
         scores = jax.nn.one_hot(actions, tokens) - probs
         slope, spread = adam(hidden, probs, scores, advantages, places, moments, betas, eps)
-        scores = _scores(advantages, lr, slope, spread, fisher)
+        scores = _scores(advantages, learning_rate, slope, spread, fisher)
     return CapoScores(*(masking.zero_masked(x, mask) for x in scores))
 
 
@@ -241,14 +242,14 @@ class _CapoAdam:
     tau_h: float
     tau_f: float
     symmetric: bool
-    lr: float | None
+    learning_rate: float | None
     top: int
     betas: tuple[float, float]
     eps: float
 
     @property
     def reads_rate(self) -> bool:
-        return self.lr is None
+        return self.learning_rate is None
 
     def init(self, vocab_size: int, width: int) -> CapoMoments:
         zeros = jnp.zeros((vocab_size, width), jnp.float32)
@@ -258,7 +259,7 @@ class _CapoAdam:
         return CapoSums(jnp.zeros((vocab_size, width), jnp.float32), jnp.zeros(vocab_size))
 
     def __call__(self, state, hidden, logits, targets, *, advantages, mask, learning_rate=None):
-        rate = learning_rate if self.lr is None else self.lr
+        rate = learning_rate if self.learning_rate is None else self.learning_rate
         hidden = masking.zero_masked(hidden.astype(jnp.float32), mask[..., None])
         advantages = masking.zero_masked(advantages, mask)
         top, places = jax.lax.top_k(logits, min(self.top, logits.shape[-1]))
@@ -293,7 +294,7 @@ def capo_adam(
     tau_h: float = 0.01,
     tau_f: float = 1e-4,
     symmetric: bool = True,
-    lr: float | None = None,
+    learning_rate: float | None = None,
     top: int = 50,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
@@ -309,7 +310,7 @@ def capo_adam(
 
     Args:
       tau_h, tau_f, symmetric: See the module; tokens out of bounds are not in the means.
-      lr: Learning rate of the scores; None for the learning rate of the update.
+      learning_rate: That of the scores; None for the learning rate of the update.
       top: Number of most likely tokens to which a distribution is cut.
       betas: Adam's decay rates.
       eps: Adam's epsilon.
@@ -320,7 +321,7 @@ def capo_adam(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> rule = jr.curation.capo_adam(lr=0.01, tau_h=1.0, tau_f=1.0)
+      >>> rule = jr.curation.capo_adam(learning_rate=0.01, tau_h=1.0, tau_f=1.0)
       >>> state = rule.init(3, 2)
       >>> effects, sums = rule(
       ...     state, jnp.ones((1, 2)), jnp.zeros((1, 3)), jnp.array([0]),
@@ -334,11 +335,11 @@ def capo_adam(
     """
     function = "capo_adam"
     checks.check_positive(function, finite=True, tau_h=tau_h, tau_f=tau_f, eps=eps)
-    checks.check_non_negative(function, finite=True, lr=lr)
+    checks.check_non_negative(function, finite=True, learning_rate=learning_rate)
     checks.check_count(function, top=top)
     for beta in betas:
         checks.check_share(function, betas=beta)
-    return _CapoAdam(tau_h, tau_f, symmetric, lr, top, tuple(betas), eps)
+    return _CapoAdam(tau_h, tau_f, symmetric, learning_rate, top, tuple(betas), eps)
 
 
 def capo_bounds(
@@ -385,7 +386,7 @@ def capo_selection(
     sum_pi_sq: Array,
     sum_pi_cubed: Array,
     hidden_sq: float | Array,
-    lr: float | Array,
+    learning_rate: float | Array,
     tau_h: float = 0.01,
     tau_f: float = 1e-4,
     symmetric: bool = True,
@@ -397,7 +398,7 @@ def capo_selection(
         u = A |h|^2 v,  and m_F, m_H and the mask as in capo_scores and capo_mask
 
     Args:
-      advantages, mask, lr, tau_h, tau_f, symmetric, fisher: See the module.
+      advantages, mask, learning_rate, tau_h, tau_f, symmetric, fisher: See the module.
       old_logp: ``[..., G, T]``, nats: log p of the sampled token.
       sum_pi_sq: ``[..., G, T]``, sum of the squared probabilities of the vocabulary.
       sum_pi_cubed: ``[..., G, T]``, sum of their cubes; see :func:`sum_pi_cubed`.
@@ -414,7 +415,7 @@ def capo_selection(
       >>> mask, logp = jnp.ones((2, 1), bool), jnp.log(jnp.full((2, 1), 0.7))
       >>> jr.curation.capo_selection(
       ...     jnp.array([1.5, 0.1]), mask, old_logp=logp, sum_pi_sq=jnp.full((2, 1), 0.54),
-      ...     sum_pi_cubed=jnp.full((2, 1), 0.352), hidden_sq=5.0, lr=0.01).tolist()
+      ...     sum_pi_cubed=jnp.full((2, 1), 0.352), hidden_sq=5.0, learning_rate=0.01).tolist()
       [[False], [True]]
 
     References:
@@ -427,14 +428,16 @@ def capo_selection(
         function, mask, old_logp=old_logp, sum_pi_sq=sum_pi_sq, sum_pi_cubed=sum_pi_cubed
     )
     checks.check_option(function, "fisher", fisher, ("sample", "full"))
-    checks.check_non_negative(function, finite=True, lr=lr, hidden_sq=hidden_sq)
+    checks.check_non_negative(
+        function, finite=True, learning_rate=learning_rate, hidden_sq=hidden_sq
+    )
     if jnp.ndim(hidden_sq) > 0:
         checks.check_same_shape(function, hidden_sq=hidden_sq, mask=mask)
         hidden_sq = masking.zero_masked(hidden_sq, mask)
     values = masking.spread(function, "advantages", advantages, mask)
     p = jnp.exp(masking.zero_masked(old_logp, mask))
     sums = (masking.zero_masked(x, mask) for x in (sum_pi_sq, sum_pi_cubed))
-    scores = _sgd(values, jnp.max(jnp.asarray(lr)), hidden_sq, p, sums, fisher)
+    scores = _sgd(values, jnp.max(jnp.asarray(learning_rate)), hidden_sq, p, sums, fisher)
     return capo_mask(scores, mask, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
 
 

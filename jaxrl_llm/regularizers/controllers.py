@@ -28,7 +28,7 @@ class First:
         return jnp.float32(self.value)
 
 
-def sequence_mean(x: Array, mask: Array) -> Array:
+def mean_of_sequence_means(x: Array, mask: Array) -> Array:
     """Mean over non-empty sequences of the mean over their tokens: ``[]`` float32."""
     return masking.masked_mean(masking.masked_mean(x, mask, axis=-1), jnp.any(mask, axis=-1))
 
@@ -119,7 +119,8 @@ class _AdaptiveKL:
         where: Array | None = None,
     ) -> tuple[Array, Array]:
         valid = mask if where is None else mask & where[..., None]
-        kl = sequence_mean(kl_token(old_logp, ref_logp, valid, estimator=self.estimator), valid)
+        of_tokens = kl_token(old_logp, ref_logp, valid, estimator=self.estimator)
+        kl = mean_of_sequence_means(of_tokens, valid)
         samples = jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.float32)
         return state, adaptive_kl_update(
             state, kl, target=self.target, horizon=self.horizon, samples=samples

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, checks, masking
-from jaxrl_llm.regularizers.controllers import sequence_mean
+from jaxrl_llm.regularizers.controllers import mean_of_sequence_means
 from jaxrl_llm.regularizers.kl import k1
 
 _WINDOW = 50
@@ -273,8 +273,8 @@ class _Safe:
         where: Array,
     ) -> tuple[Array, SafeState]:
         valid = mask & where[..., None]
-        kl = sequence_mean(k1(old_logp, ref_logp, valid), valid)
-        entropy = sequence_mean(old_entropy, valid)
+        kl = mean_of_sequence_means(k1(old_logp, ref_logp, valid), valid)
+        entropy = mean_of_sequence_means(old_entropy, valid)
         reward = masking.masked_mean(rewards, where)
         after, control = self.step(state, kl, entropy, reward)
         # Without a token there is no entropy to scale by, and nothing to penalize.
@@ -451,7 +451,7 @@ class _Asymmetric:
         where: Array,
     ) -> tuple[Array, AsymmetricState]:
         valid = mask & where[..., None]
-        kl = sequence_mean(k1(old_logp, ref_logp, valid), valid)
+        kl = mean_of_sequence_means(k1(old_logp, ref_logp, valid), valid)
         options = dataclasses.asdict(self)
         state = _if_measured(valid, asymmetric_step(state, kl, **options)[0], state)
         return _asymmetric_control(state, **options).coef, state

@@ -5,11 +5,11 @@
 - ``has_teacher``: bool ``[...]``, False for sequences without a teacher, whose teacher arrays are
   not read; None, where allowed, if all have one.
 - ``teacher_entropy``: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
-- ``rewards``: ``[...]``, one per rollout; ``correct_at``: smallest reward of a correct rollout.
+- ``rewards``: ``[...]``, one per rollout; ``success``: smallest reward of a correct rollout.
 - ``alpha``: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
 - ``rest``: Treatment of the tokens outside the support: "tail" makes them one event, "renormalize"
   makes the support add up to 1, "none" is for a support of the full vocabulary.
-- ``is_clip``: Cap of the ratio that weighs each token, above 0; None for no weight.
+- ``cap``: Largest ratio that weighs each token, above 0; None for no weights, so 1 each.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
 """
@@ -134,11 +134,11 @@ def sdpo(
     has_teacher: Array | None = None,
     alpha: float = 0.5,
     rest: Rest = "tail",
-    is_clip: float | None = 2.0,
+    cap: float | None = 2.0,
 ) -> Array:
     """Divergence of each token's distribution from that of the same model with more context.
 
-        loss[t] = stop_gradient(min(r[t], is_clip)) * divergence(student[t], teacher[t]; alpha)
+        loss[t] = stop_gradient(min(r[t], cap)) * divergence(student[t], teacher[t]; alpha)
 
     The divergence (:func:`distillation_divergence`) is summed over the student's most probable
     tokens and their tail. The teacher is the model itself with a successful sibling or feedback in
@@ -149,7 +149,7 @@ def sdpo(
     Args:
       logp, old_logp, mask: See the package; only the ratio reads the log-probabilities.
       advantages: Checked and not used: every surrogate receives them.
-      student_logp, teacher_logp, has_teacher, alpha, rest, is_clip: See the module.
+      student_logp, teacher_logp, has_teacher, alpha, rest, cap: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -170,7 +170,7 @@ def sdpo(
     x = _inputs.prepare("sdpo", logp, old_logp, advantages, mask)
     valid = _taught_mask("sdpo", mask, has_teacher)
     loss = token_divergence("sdpo", student_logp, teacher_logp, valid, alpha, rest)
-    return masking.zero_masked(capped_ratio("sdpo", x, is_clip) * loss, valid)
+    return masking.zero_masked(capped_ratio("sdpo", x, cap) * loss, valid)
 
 
 @traits(policy_gradient=False)
@@ -182,11 +182,11 @@ def sdpo_sampled(
     *,
     teacher_token_logp: Array,
     has_teacher: Array | None = None,
-    is_clip: float | None = 2.0,
+    cap: float | None = 2.0,
 ) -> Array:
     """Self-distillation from the sampled tokens only, without the full distributions.
 
-        loss[t] = stop_gradient(min(r[t], is_clip) * (logp[t] - teacher_token_logp[t])) * logp[t]
+        loss[t] = stop_gradient(min(r[t], cap) * (logp[t] - teacher_token_logp[t])) * logp[t]
 
     On policy its expected gradient is that of KL(student || teacher) at each token: the log-ratio
     to the teacher is a cost in the policy gradient.
@@ -195,7 +195,7 @@ def sdpo_sampled(
       logp, old_logp, mask: See the package.
       advantages: Checked and not used: every surrogate receives them.
       teacher_token_logp: ``[..., T]`` of the same tokens under the teacher, a constant.
-      has_teacher, is_clip: See the module.
+      has_teacher, cap: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -216,7 +216,7 @@ def sdpo_sampled(
     checks.check_float("sdpo_sampled", teacher_token_logp=teacher_token_logp)
     checks.check_same_shape("sdpo_sampled", logp=logp, teacher_token_logp=teacher_token_logp)
     cost = masking.safe_log_ratio(x.logp, teacher_token_logp, valid)
-    weight = jax.lax.stop_gradient(capped_ratio("sdpo_sampled", x, is_clip) * cost)
+    weight = jax.lax.stop_gradient(capped_ratio("sdpo_sampled", x, cap) * cost)
     return masking.zero_masked(masking.product(weight, x.logp), valid)
 
 
@@ -224,21 +224,21 @@ def _taught_mask(function: str, mask: Array, has_teacher: Array | None) -> Array
     return mask if has_teacher is None else mask & taught(function, has_teacher, mask)[..., None]
 
 
-def capped_ratio(function: str, x: _inputs.Inputs, is_clip: float | None) -> Array | float:
-    """The constant weight ``min(r, is_clip)`` of each token, or 1."""
-    checks.check_positive(function, is_clip=is_clip)
-    return 1.0 if is_clip is None else jax.lax.stop_gradient(jnp.minimum(x.ratio, is_clip))
+def capped_ratio(function: str, x: _inputs.Inputs, cap: float | None) -> Array | float:
+    """The constant weight ``min(r, cap)`` of each token, or 1."""
+    checks.check_positive(function, cap=cap)
+    return 1.0 if cap is None else jax.lax.stop_gradient(jnp.minimum(x.ratio, cap))
 
 
-def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -> Array:
+def srpo_route(rewards: Array, has_teacher: Array, *, success: float = 1.0) -> Array:
     """The rollouts that learn from their teacher: failed rollouts that have one.
 
-        route[i] = rewards[i] < correct_at and has_teacher[i]
+        route[i] = rewards[i] < success and has_teacher[i]
 
     All others learn from their rewards.
 
     Args:
-      rewards, has_teacher, correct_at: See the module.
+      rewards, has_teacher, success: See the module.
 
     Returns:
       bool ``[...]``.
@@ -256,7 +256,7 @@ def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -
     checks.check_float("srpo_route", rewards=rewards)
     checks.check_bool("srpo_route", has_teacher=has_teacher)
     checks.check_same_shape("srpo_route", rewards=rewards, has_teacher=has_teacher)
-    return (rewards < correct_at) & has_teacher
+    return (rewards < success) & has_teacher
 
 
 def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.0) -> Array:
@@ -303,7 +303,7 @@ def srpo_weights(
     teacher_entropy: Array,
     mask: Array,
     beta: float = 1.0,
-    correct_at: float = 1.0,
+    success: float = 1.0,
 ) -> Array:
     """:func:`entropy_weights` of the tokens that :func:`srpo_route` assigns to the teacher.
 
@@ -312,7 +312,7 @@ def srpo_weights(
     Args:
       advantages: Not used: every function computed from the batch receives them.
       mask: See the package.
-      rewards, has_teacher, teacher_entropy, correct_at: See the module.
+      rewards, has_teacher, teacher_entropy, success: See the module.
       beta: As in :func:`entropy_weights`.
 
     Returns:
@@ -331,7 +331,7 @@ def srpo_weights(
     """
     checks.check_mask("srpo_weights", mask)
     checks.check_shape("srpo_weights", "rewards", rewards, jnp.shape(mask)[:-1])
-    routed = srpo_route(rewards, has_teacher, correct_at=correct_at)
+    routed = srpo_route(rewards, has_teacher, success=success)
     return entropy_weights(teacher_entropy, mask & routed[..., None], beta=beta)
 
 
@@ -347,12 +347,12 @@ def srpo(
     student_logp: Array,
     teacher_logp: Array,
     distillation_weights: Array,
-    correct_at: float = 1.0,
+    success: float = 1.0,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     alpha: float = 0.5,
     rest: Rest = "tail",
-    is_clip: float | None = 2.0,
+    cap: float | None = 2.0,
 ) -> Array:
     """Failed rollouts that have a teacher learn from it, all others from their rewards.
 
@@ -363,8 +363,7 @@ def srpo(
 
     Args:
       logp, old_logp, advantages, mask, eps_low, eps_high: See the package.
-      rewards, has_teacher, student_logp, teacher_logp, correct_at, alpha, rest, is_clip: See the
-        module.
+      rewards, has_teacher, student_logp, teacher_logp, success, alpha, rest, cap: See the module.
       distillation_weights: ``[..., T]``, from :func:`srpo_weights`, a constant.
 
     Returns:
@@ -391,11 +390,9 @@ def srpo(
     x = _inputs.prepare("srpo", logp, old_logp, advantages, mask)
     checks.check_float("srpo", rewards=rewards)
     checks.check_shape("srpo", "rewards", rewards, jnp.shape(mask)[:-1])
-    routed = srpo_route(rewards, taught("srpo", has_teacher, mask), correct_at=correct_at)[
-        ..., None
-    ]
+    routed = srpo_route(rewards, taught("srpo", has_teacher, mask), success=success)[..., None]
     weight = masking.spread("srpo", "distillation_weights", distillation_weights, mask & routed)
     distilled = token_divergence("srpo", student_logp, teacher_logp, mask & routed, alpha, rest)
-    distilled = jax.lax.stop_gradient(weight) * capped_ratio("srpo", x, is_clip) * distilled
+    distilled = jax.lax.stop_gradient(weight) * capped_ratio("srpo", x, cap) * distilled
     rewarded = _inputs.clipped_loss(x.ratio, x.advantages, eps_low, eps_high)
     return x.finish(jnp.where(routed, distilled, rewarded))

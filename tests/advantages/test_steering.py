@@ -34,9 +34,9 @@ def call(x, function=compiled):
     return function(x.pop("advantages"), x.pop("mask"), **x)
 
 
-def reference(x, *, target=0.5, max_gap=0.1, good_above=0.05):
+def reference(x, *, target=0.5, max_gap=0.1, threshold=0.05):
     entropy, where = float(np.ravel(x["policy_entropy"])[0]), x["where"]
-    good = (x["rewards"] > good_above) & where
+    good = (x["rewards"] > threshold) & where
     share = good.sum() / max(where.sum(), 1)
     a0 = min(abs(target - entropy), max_gap) / share if share else 0.0
     a = a0 / (1 + a0)

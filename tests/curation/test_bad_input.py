@@ -65,27 +65,31 @@ BAD_VALUES = {
     ),
     # curvature
     r"capo_scores: hidden must have shape \(2, 3, 4\)": lambda: cur.capo_scores(
-        TOKENS[:1], *CAPO[1:], lr=0.1
+        TOKENS[:1], *CAPO[1:], learning_rate=0.1
     ),
     "fisher must be one of 'sample', 'full'": lambda: cur.capo_scores(
-        *CAPO, lr=0.1, fisher="exact"
+        *CAPO, learning_rate=0.1, fisher="exact"
     ),
-    "eps has no effect without moments": lambda: cur.capo_scores(*CAPO, lr=0.1, eps=1e-6),
-    "betas has no effect without moments": lambda: cur.capo_scores(*CAPO, lr=0.1, betas=(0.8, 0.9)),
+    "eps has no effect without moments": lambda: cur.capo_scores(
+        *CAPO, learning_rate=0.1, eps=1e-6
+    ),
+    "betas has no effect without moments": lambda: cur.capo_scores(
+        *CAPO, learning_rate=0.1, betas=(0.8, 0.9)
+    ),
     "support has no effect without moments": lambda: cur.capo_scores(
-        *CAPO, lr=0.1, support=jnp.zeros((2, 3, 5), int)
+        *CAPO, learning_rate=0.1, support=jnp.zeros((2, 3, 5), int)
     ),
     "capo_mask: tau_f must be above 0": lambda: cur.capo_mask(
         cur.CapoScores(REWARDS, REWARDS), WHERE, tau_h=1.0, tau_f=0.0
     ),
     "capo_selection: these must have the same shape: old_logp": lambda: cur.capo_selection(
-        REWARDS, MASK, **SUMS | {"old_logp": TOKENS[0]}, lr=0.1
+        REWARDS, MASK, **SUMS | {"old_logp": TOKENS[0]}, learning_rate=0.1
     ),
-    "capo_selection: lr must not be negative": lambda: cur.capo_selection(
-        REWARDS, MASK, **SUMS, lr=-1.0
+    "capo_selection: learning_rate must not be negative": lambda: cur.capo_selection(
+        REWARDS, MASK, **SUMS, learning_rate=-1.0
     ),
     "capo_selection: hidden_sq must not be negative": lambda: cur.capo_selection(
-        REWARDS, MASK, **SUMS | {"hidden_sq": -1.0}, lr=0.1
+        REWARDS, MASK, **SUMS | {"hidden_sq": -1.0}, learning_rate=0.1
     ),
     # groups
     r"rewards \(2, 3\), metric \(3,\)": lambda: cur.informative_groups(REWARDS, metric=THREE),
@@ -181,10 +185,10 @@ BAD_TYPES = {
     ),
     "rollout_priority: count must hold integers": lambda: cur.rollout_priority(THREE, THREE, 3),
     "capo_scores: actions must hold integers": lambda: cur.capo_scores(
-        *CAPO[:2], REWARDS, *CAPO[3:], lr=0.1
+        *CAPO[:2], REWARDS, *CAPO[3:], learning_rate=0.1
     ),
     "capo_selection: old_logp must be an array; got NoneType": lambda: cur.capo_selection(
-        REWARDS, MASK, **SUMS | {"old_logp": None}, lr=0.1
+        REWARDS, MASK, **SUMS | {"old_logp": None}, learning_rate=0.1
     ),
     "informative_groups: rewards must be floating point": lambda: cur.informative_groups(INTS),
     "compact_groups: keep must be bool": lambda: cur.compact_groups(THREE, THREE, n_target=1),

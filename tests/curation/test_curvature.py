@@ -19,7 +19,7 @@ H, PI = np.array([1.0, 2.0]), np.array([0.7, 0.2, 0.1])
 
 
 def worked(**options):
-    lead = {"lr": 0.01} | options
+    lead = {"learning_rate": 0.01} | options
     scores = capo_scores(
         jnp.array([H], jnp.float32),
         jnp.array([PI], jnp.float32),
@@ -36,7 +36,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(policy, 5.5125e-5, rtol=1e-5)
     np.testing.assert_allclose(objective, 0.0156369, rtol=1e-5)
     np.testing.assert_allclose(worked(fisher="full")[1], 1.305e-4, rtol=1e-4)
-    np.testing.assert_allclose(worked(lr=0.02)[1], 4 * policy, rtol=1e-5)
+    np.testing.assert_allclose(worked(learning_rate=0.02)[1], 4 * policy, rtol=1e-5)
 
 
 def test_full_fisher_is_the_kl_of_the_step():
@@ -95,7 +95,9 @@ def test_equals_the_float64_reference(optimizer, fisher):
     arrays = batch()
     hidden, probs, actions, advantages, mask = arrays
     moments = state() if optimizer == "adam" else None
-    function = jax.jit(lambda *x: capo_scores(*x, lr=0.03, fisher=fisher, moments=moments))
+    function = jax.jit(
+        lambda *x: capo_scores(*x, learning_rate=0.03, fisher=fisher, moments=moments)
+    )
     scores = function(*arrays)
     step = (
         (lambda g: g)
@@ -120,7 +122,7 @@ def test_the_prospective_step_is_that_of_optax():
         _, optimizer_state = optimizer.update(gradient, optimizer_state)
     moments = CapoMoments(optimizer_state.mu, optimizer_state.nu, optimizer_state.count)
     scores = capo_scores(
-        hidden, probs, actions, advantages, jnp.ones(1, bool), lr=0.1, moments=moments
+        hidden, probs, actions, advantages, jnp.ones(1, bool), learning_rate=0.1, moments=moments
     )
 
     def step(gradient):
@@ -136,17 +138,26 @@ def test_a_support_takes_its_rows_of_the_moments():
     moments = state(vocabulary=9)
     support = np.broadcast_to([8, 2, 5, 0, 3], probs.shape)
     out = capo_scores(
-        hidden, probs, actions, advantages, mask, lr=0.1, moments=moments, support=support
+        hidden,
+        probs,
+        actions,
+        advantages,
+        mask,
+        learning_rate=0.1,
+        moments=moments,
+        support=support,
     )
     rows = CapoMoments(moments.mu[support[0, 0]], moments.nu[support[0, 0]], moments.count)
-    expected = capo_scores(hidden, probs, actions, advantages, mask, lr=0.1, moments=rows)
+    expected = capo_scores(
+        hidden, probs, actions, advantages, mask, learning_rate=0.1, moments=rows
+    )
     np.testing.assert_allclose(out.objective, expected.objective, rtol=1e-5)
     np.testing.assert_allclose(out.policy, expected.policy, rtol=1e-5)
 
 
 def test_no_advantage_no_step():
     hidden, probs, actions, _, mask = batch(4)
-    scores = capo_scores(hidden, probs, actions, jnp.zeros(2), mask, lr=1.0)
+    scores = capo_scores(hidden, probs, actions, jnp.zeros(2), mask, learning_rate=1.0)
     assert not scores.objective.any() and not scores.policy.any()
     np.testing.assert_array_equal(capo_mask(scores, mask, tau_h=1e-9, tau_f=1e-9), mask)
 
@@ -171,9 +182,11 @@ def test_the_mask_and_its_two_forms():
 
 def test_masked_cells_are_never_read():
     hidden, probs, actions, advantages, mask = batch(5)
-    clean = capo_scores(hidden, probs, actions, advantages, mask, lr=0.1)
+    clean = capo_scores(hidden, probs, actions, advantages, mask, learning_rate=0.1)
     moments = state()
-    clean_adam = capo_scores(hidden, probs, actions, advantages, mask, lr=0.1, moments=moments)
+    clean_adam = capo_scores(
+        hidden, probs, actions, advantages, mask, learning_rate=0.1, moments=moments
+    )
     for junk in (np.nan, np.inf, 1e4):
         dirty = (
             np.where(mask[..., None], hidden, np.float32(junk)),
@@ -181,14 +194,14 @@ def test_masked_cells_are_never_read():
             np.where(mask, actions, -(10**6)),
         )
         for moment, expected in ((None, clean), (moments, clean_adam)):
-            found = capo_scores(*dirty, advantages, mask, lr=0.1, moments=moment)
+            found = capo_scores(*dirty, advantages, mask, learning_rate=0.1, moments=moment)
             for a, b in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
 def test_the_selection_of_a_recipe_needs_four_numbers_a_token():
     hidden, probs, actions, advantages, mask = batch(6, lead=(2, 4, 3))
-    scores = capo_scores(hidden, probs, actions, advantages, mask, lr=0.05)
+    scores = capo_scores(hidden, probs, actions, advantages, mask, learning_rate=0.05)
     options = {"tau_h": 0.1, "tau_f": 0.002, "symmetric": False}
     expected = capo_mask(scores, mask, **options)
     kept = np.asarray(expected)[mask].mean()
@@ -202,7 +215,7 @@ def test_the_selection_of_a_recipe_needs_four_numbers_a_token():
             sum_pi_sq=jnp.where(m, (probs**2).sum(-1), jnp.inf),
             sum_pi_cubed=jnp.asarray((probs**3).sum(-1)),
             hidden_sq=jnp.asarray((hidden**2).sum(-1)),
-            lr=lr,
+            learning_rate=lr,
             **options,
         )
     )

@@ -8,7 +8,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import JUDGE, OWN, Collection, Outcome, predicted
-from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
+from jaxrl_llm.curation.collectors.protocol import declares, sized
 
 G, T = 2, 16
 DATA = [{"text": f"question {i}"} for i in range(10)]
@@ -122,8 +122,8 @@ def test_gate_and_cutoff_are_options_of_their_own():
 
 def test_what_a_run_is_told():
     plain, cut = predicted(PARSE, REWARD), predicted(PARSE, REWARD, cutoff=CUTOFF)
-    assert collector_needs(plain, "sends_text") and not collector_needs(plain, "needs_slots")
-    assert collector_needs(cut, "needs_slots")
+    assert declares(plain, "sends_text") and not declares(plain, "needs_slots")
+    assert declares(cut, "needs_slots")
     assert repr(cut) == ("predicted(parse_meta_answer, meta_answer_rewards, cutoff=length_cutoff)")
     with pytest.raises(TypeError, match="predicted: gate must be a function; got 3"):
         predicted(PARSE, REWARD, gate=3)

@@ -59,7 +59,7 @@ def capo(adam=False):
     def run(a):
         moments = curation.CapoMoments(a["mu"], a["nu"], a["count"]) if adam else None
         rows = (a["hidden"], a["probs"], a["actions"], a["advantages"], a["mask"])
-        found = curation.capo_scores(*rows, lr=0.01, moments=moments)
+        found = curation.capo_scores(*rows, learning_rate=0.01, moments=moments)
         return {"objective": found.objective, "policy": found.policy}
 
     return Ours(run)

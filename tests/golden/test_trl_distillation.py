@@ -42,13 +42,13 @@ def support(alpha, rest, count):
             teacher_logp=surrogates.support_log_probs(a["teacher_logits"], support=tokens),
             alpha=alpha,
             rest=rest,
-            is_clip=None,
+            cap=None,
         )
 
     return distilled(each)
 
 
-def sampled(is_clip):
+def sampled(cap):
     def each(logits, a):
         logp = chosen(logits, a["targets"])
         return surrogates.sdpo_sampled(
@@ -57,7 +57,7 @@ def sampled(is_clip):
             jnp.zeros(logp.shape),
             jnp.ones(logp.shape, bool),
             teacher_token_logp=chosen(a["teacher_logits"], a["targets"]),
-            is_clip=is_clip,
+            cap=cap,
         )
 
     return distilled(each)
@@ -92,7 +92,7 @@ def sent(rest):
             teacher_logp=surrogates.top_log_probs(a["teacher_logits"], count=3),
             alpha=0.0,
             rest=rest,
-            is_clip=None,
+            cap=None,
         )
         return loss.mean()
 

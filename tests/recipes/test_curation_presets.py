@@ -15,7 +15,7 @@ OPTIONS = {
     "capo": {
         "direction": "ascent",
         "hidden_sq": 30.0,
-        "lr": 0.005,
+        "learning_rate": 0.005,
         "tau_h": 0.05,
         "tau_f": 0.0025,
     },
@@ -101,7 +101,7 @@ def advantages_of(name, batch):
 
 def selected(name, batch, advantages, mask):
     if name == "capo":
-        lr, w = OPTIONS["capo"]["lr"], OPTIONS["capo"]["hidden_sq"]
+        lr, w = OPTIONS["capo"]["learning_rate"], OPTIONS["capo"]["hidden_sq"]
         keep = mask.copy()
         for place in np.argwhere(mask):
             i = tuple(place)

@@ -269,7 +269,7 @@ def test_the_gradient_is_the_derivative(name):
         ("ace", {"dual_clip": 1.01}),
         ("dcpo_distribution", {"target_entropy": 9.0}),
         ("dcpo_distribution", {"max_gap": 0.01}),
-        ("dcpo_distribution", {"good_above": 1.5}),
+        ("dcpo_distribution", {"threshold": 1.5}),
         ("dcpo_distribution", {"eps_high": 0.01}),
         ("hbpo", {"length": 5.0}),
         ("hbpo", {"intra_weight": 2.0}),

@@ -194,7 +194,7 @@ def test_the_ratio_weighs_up_to_its_cap():
         "teacher_logp": jnp.repeat(single(T[:2]), 3, 0),
     }
     logp = jnp.log(jnp.array([0.5, 1.5, 8.0]))
-    plain = sdpo(logp, jnp.zeros(3), zero, mask, **arrays, is_clip=None)
+    plain = sdpo(logp, jnp.zeros(3), zero, mask, **arrays, cap=None)
     capped = sdpo(logp, jnp.zeros(3), zero, mask, **arrays)
     np.testing.assert_allclose(capped / plain, [0.5, 1.5, 2.0], rtol=1e-5)
 
@@ -294,7 +294,7 @@ def test_routes():
     rewards, has_teacher = jnp.array([1.0, 0.0, 0.0]), jnp.array([True, True, False])
     np.testing.assert_array_equal(srpo_route(rewards, has_teacher), [False, True, False])
     np.testing.assert_array_equal(
-        srpo_route(rewards, has_teacher, correct_at=2.0), [True, True, False]
+        srpo_route(rewards, has_teacher, success=2.0), [True, True, False]
     )
     weights = srpo_weights(
         None,

@@ -37,7 +37,12 @@ from jaxrl_llm.train.logging.results import (
     samples_table,
     training_reward,
 )
-from jaxrl_llm.train.logging.settings import changed_settings, fixed_settings, settings
+from jaxrl_llm.train.logging.settings import (
+    changed_settings,
+    fixed_settings,
+    recipe_settings,
+    settings,
+)
 from jaxrl_llm.train.mesh import MeshConfig
 from jaxrl_llm.train.teachers import AlignedTeacher, ServerTeacher
 
@@ -66,6 +71,15 @@ def test_only_a_share_of_right_answers_is_called_accuracy(tmp_path, kind, reward
         assert folder.accuracy_at(0) == {kind: accuracy(np.array(rewards))}
     sentence = f"{what} on 2 held-out questions after step 0: {kind} 0.500 ["
     assert any(line.startswith(sentence) for line in lines)
+
+
+def test_a_mean_without_an_interval_is_read_as_it_was_written(tmp_path):
+    lines, found = [], {"greedy": accuracy(np.array([[5.0]]))}
+    with RunFolder(tmp_path, resume=False, log=lines.append) as folder:
+        folder.start(0, {})
+        folder.held_out(0, found, [])
+        assert folder.accuracy_at(0) == found
+    assert any("greedy 5.000 [no interval]" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +191,57 @@ def test_a_run_whose_recipe_had_a_status_resumes():
     now = settings(tiny_run("run"))
     assert "recipe.status" not in now
     assert changed_settings(now | {"recipe.status": "experimental"}, now) == {}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "slot", "old"),
+    [
+        ("sdpo", "surrogate", "sdpo(alpha=0.5, is_clip=2.0)"),
+        (
+            "srpo",
+            "surrogate",
+            "srpo(alpha=0.5, correct_at=1.0, eps_high=0.2, eps_low=0.2, is_clip=2.0)",
+        ),
+        (
+            "dcpo_distribution",
+            "advantage",
+            "chain(stateless(grpo), stateless(dcpo_distribution(good_above=0.05, max_gap=0.1, "
+            "target_entropy=0.5)))",
+        ),
+        (
+            "rollout_gdro",
+            "collector",
+            "two_phase(gdro_extra_rollouts(arms=(2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), eta=0.65, "
+            "explore=0.01), max_rollouts=12, first=2, memory=rollout_gdro_memory(arms=(2, 3, 4, 5, "
+            "6, 7, 8, 9, 10, 11, 12), edges=(0.4, 0.75), window=50, hysteresis=0.03, rate=0.05, "
+            "correct=0.5))",
+        ),
+        (
+            "capo",
+            "computed",
+            "(Computed('step_effects', _CapoAdam(tau_h=0.01, tau_f=0.0001, symmetric=True, "
+            "lr=None, top=50, betas=(0.9, 0.999), eps=1e-08), 'optimizer'),)",
+        ),
+    ],
+)
+def test_a_run_whose_options_had_other_names_resumes(recipe, slot, old):
+    now, slot = recipe_settings(recipe, length=8), f"recipe.{slot}"
+    assert now[slot] != old
+    assert changed_settings(now | {slot: old}, now) == {}
+    pair = (old.replace("5", "7"), now[slot])  # another value is a change
+    assert changed_settings(now | {slot: pair[0]}, now) == {slot: pair}
+
+
+def test_options_of_other_functions_keep_their_names():
+    for name, old, new, changed in (
+        ("recipe.surrogate", "f(is_clip=1)", "f(cap=1)", True),
+        ("recipe.surrogate", "my_sdpo(is_clip=1)", "my_sdpo(cap=1)", True),
+        ("recipe.surrogate", "sdpo(the_is_clip=1)", "sdpo(the_cap=1)", True),
+        ("reward", "sdpo(is_clip=1)", "sdpo(cap=1)", True),
+        ("recipe.surrogate", "sdpo(is_clip=1)", "sdpo(is_clip=1)", False),
+        ("recipe.selection", "capo_selection(lr=1)", "capo_selection(learning_rate=1)", False),
+    ):
+        assert bool(changed_settings({name: old}, {name: new})) == changed
 
 
 def within(prompt, completion, metadata, *, tol=0.0):
@@ -359,6 +424,37 @@ def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path
         train(slower, resume=True)
     assert int(train(slower, resume=True, allow_changed=True).state.step) == 2
     assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
+
+
+def test_an_evaluation_with_other_settings_is_made_again(tmp_path):
+    config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig())
+    assert train(config).after["sampled"].samples == 2
+    more = dataclasses.replace(config, evaluation=EvaluationConfig(samples=3))
+    lines = []
+    result = train(more, resume=True, log=lines.append)
+    assert result.after["sampled"].samples == 3 and result.before["sampled"].samples == 2
+    assert "The evaluation after step 1 is made again: evaluation.samples was 2, is 3." in lines
+    assert sum(row["step"] == 1 and "held_out" in row for row in result.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "evaluates", "dropped"),
+    [
+        ({"evaluation.limit": 1}, True, True),
+        ({"evaluation.limit": 1}, False, False),  # at this step, which is no longer due
+        ({"evaluation.samples": 2}, True, False),  # the group size
+        ({"evaluation.every": 1}, True, False),
+    ],
+)
+def test_only_an_evaluation_that_is_made_again_is_dropped(tmp_path, changes, evaluates, dropped):
+    named = settings(tiny_run(tmp_path, evaluation=EvaluationConfig()))
+    with RunFolder(tmp_path, resume=False) as folder:
+        folder.start(0, {}, settings=named)
+        for step in (0, 1):
+            folder.held_out(step, {"greedy": accuracy(np.ones((2, 1)))}, [])
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.start(1, {}, settings=named | changes, evaluates=evaluates)
+        assert folder.accuracy_at(0) and bool(folder.accuracy_at(1)) is not dropped
 
 
 def begun_with(folder, config):
@@ -550,6 +646,7 @@ def test_table_and_curve(tmp_path):
     history = [{"step": 0, "held_out": {"greedy": accuracy, "sampled": accuracy}}]
     history += [{"step": 1, "reward": 0.2}, {"step": 2, "reward": None}, {"step": 3, "loss": 0.1}]
     history += [{"step": 3, "held_out": {"pairs": accuracy}}]
+    history += [{"step": 4, "held_out": {"pairs": accuracy | {"low": None, "high": None}}}]
     plot_reward(history, tmp_path / "reward.png", title="t")
     plot_reward([], tmp_path / "empty.png")
     for name in ("reward.png", "empty.png"):

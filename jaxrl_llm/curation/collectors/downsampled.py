@@ -15,7 +15,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Row,
-    collector_needs,
+    declares,
     for_batch_of,
     in_order,
     on_host,
@@ -118,7 +118,7 @@ class _Downsampled:
         return Decision(rows=tuple(chosen)), DownsampledState(state.key, source)
 
     def _check_component(self, name: str) -> None:
-        if name in accepted(self.rule) and collector_needs(self.source, "lacks_components"):
+        if name in accepted(self.rule) and declares(self.source, "lacks_components"):
             raise ValueError(
                 f"{self!r}: the rule reads the component {name!r}, but the run's reward does not "
                 f"grade all responses of the source. {GRADED_BY_RUN}"

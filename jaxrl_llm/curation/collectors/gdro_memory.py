@@ -45,7 +45,7 @@ class _GdroMemory:
     window: int
     hysteresis: float
     rate: float
-    correct: float
+    threshold: float
 
     def init(self, num_prompts: int) -> RolloutGdroState:
         history = pass_history_init(num_prompts, self.window)
@@ -91,7 +91,7 @@ class _GdroMemory:
             history=pass_history_update(
                 PassHistory(jnp.asarray(state.history.hits), jnp.asarray(state.history.count)),
                 prompts,
-                np.any((rewards > self.correct) & where, axis=-1),
+                np.any((rewards > self.threshold) & where, axis=-1),
                 where=where.any(axis=-1),
             ),
             bins=jnp.asarray(state.bins).at[prompts].set(bins),
@@ -112,7 +112,7 @@ class _GdroMemory:
     def __repr__(self) -> str:
         return (
             f"rollout_gdro_memory(arms={self.arms}, edges={self.edges}, window={self.window}, "
-            f"hysteresis={self.hysteresis}, rate={self.rate}, correct={self.correct})"
+            f"hysteresis={self.hysteresis}, rate={self.rate}, threshold={self.threshold})"
         )
 
 
@@ -123,7 +123,7 @@ def rollout_gdro_memory(
     window: int = 50,
     hysteresis: float = 0.03,
     rate: float = 0.05,
-    correct: float = 0.5,
+    threshold: float = 0.5,
 ) -> Memory:
     """The memory of Rollout-GDRO: bins of prompts, scores of their arms, the price of a rollout.
 
@@ -137,7 +137,7 @@ def rollout_gdro_memory(
       window: Number of recent groups of a prompt that count.
       hysteresis: As in :func:`~jaxrl_llm.curation.difficulty_bins`.
       rate: Update rate of the price, as in :func:`~jaxrl_llm.curation.shadow_price`.
-      correct: A reward above it counts as a right answer.
+      threshold: A reward above it counts as a right answer.
 
     Returns:
       A Memory with :class:`RolloutGdroState`, for :func:`~jaxrl_llm.curation.two_phase`.
@@ -169,5 +169,5 @@ def rollout_gdro_memory(
         window=window,
         hysteresis=hysteresis,
         rate=rate,
-        correct=correct,
+        threshold=threshold,
     )

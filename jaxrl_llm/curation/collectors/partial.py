@@ -16,7 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
-    collector_needs,
+    declares,
     groups_of,
     in_order,
     joined_outcome,
@@ -377,7 +377,7 @@ def partial_rollouts(
 
 def _source(name: str, source: Collector | None) -> Collector:
     source = prompt_source(name, source)
-    if collector_needs(source, "counts_groups"):
+    if declares(source, "counts_groups"):
         raise ValueError(
             f"{name}: source {source!r} counts the groups of a batch, but groups end in later "
             "batches here, so prompts would be asked twice and others never; use in_order, whose "

@@ -21,7 +21,7 @@ depend on which groups have finished, but not on their order; the number of requ
 batch thus depends only on key, state and weights.
 
 Attributes of a collector declare what its requests need from a run before the model is loaded; a
-collector built of others has their attributes (:func:`collector_needs`):
+collector built of others has their attributes (:func:`declares`):
 
 - ``sends_text = True``: requests with a ``text``. The prompt length is increased for it. The
   prompts of an environment are its first observations, so a run with one is rejected.
@@ -37,6 +37,10 @@ collector built of others has their attributes (:func:`collector_needs`):
   episode, so a run with an environment is rejected.
 - ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the
   whole-batch sampler does not support; the run decodes in slots.
+- ``needs_environment = True``: episodes that branch after their turns, so a run without an
+  environment is rejected.
+- ``needs_fresh_weights = True``: it tells what a batch sampled by the current version of the
+  weights, so a run whose ``max_staleness`` is not 0 is rejected.
 - ``fixes_tokens = True``: requests with ``fixed`` tokens, which only a denoising model supports.
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
   ``records_runner_up = True``: further features of the slots.
@@ -60,6 +64,10 @@ A collector that follows quantities learned in training has ``follows(algo_state
 them from the recipe's state, and ``follow(state, learned)``; a run calls them before each batch,
 with the state that came with the newest weights. It cannot be a part of another collector.
 
+A mixture, a collector that divides a batch between others, has ``sources``, a tuple of these, and
+``groups_of_sources(num_groups)``, which returns the number of groups of each. The parts of a
+collector without these two count as if each had all groups.
+
 A collector that reads columns of the data has ``check_data(data)``, which raises ValueError for a
 row that lacks them; a run calls it before it samples. An ``offline`` collector also has
 ``check_rows(data)``, for the held-out rows.
@@ -74,14 +82,36 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, call_with, checks
-from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core import Array, ArrayTree, checks
 
 # Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
 # policy; sampled for an earlier batch; an answer to a question about other rollouts.
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
 # Attributes that a collector built of others has only if all of them do.
 _OF_ALL_SOURCES = ("offline", "has_rewards")
+# The attributes above, without ``samples_nothing``, which a collector says of itself alone.
+DECLARATIONS = (
+    *_OF_ALL_SOURCES,
+    "sends_text",
+    "mixes_texts",
+    "sets_prompts",
+    "stores_responses",
+    "lacks_components",
+    "brings_responses",
+    "needs_slots",
+    "needs_environment",
+    "needs_fresh_weights",
+    "fixes_tokens",
+    "varies_temperature",
+    "records_entropy",
+    "records_model_entropy",
+    "records_runner_up",
+    "values_prefixes",
+    "asks_again",
+    "counts_groups",
+    "draft_steps",
+    "entropy_tau",
+)
 # How a recipe gets all that the run's reward gives, where a collector has ``lacks_components``.
 GRADED_BY_RUN = (
     "Leave that collector out; replayed needs regrade=True, and demonstrations no reward=."
@@ -480,19 +510,23 @@ def width_of(collector: Collector, group_size: int) -> int:
     return group_size if width is None else width(group_size)
 
 
-def collector_needs(collector: Any, name: str) -> bool:
-    """Whether a collector, or one that it is built of, has an attribute that is True.
+def declares(collector: Any, name: str) -> bool:
+    """Whether a collector, or one that it is built of, has this attribute, and not as False.
 
     One that is built of several is ``offline`` or ``has_rewards`` only if all of them are.
 
+    Raises:
+      ValueError: If no collector may have an attribute of this name.
+
     Example:
-      >>> collector_needs(in_order(), "sends_text")
+      >>> declares(in_order(), "sends_text")
       False
     """
+    checks.check_option("declares", "name", name, DECLARATIONS)
     if name not in _OF_ALL_SOURCES:
         return any(getattr(each, name, False) for each in collector_parts(collector))
     sources = [source for source, _ in _sources_with_groups(collector, 0)]
-    of_sources = bool(sources) and all(collector_needs(source, name) for source in sources)
+    of_sources = bool(sources) and all(declares(source, name) for source in sources)
     return bool(getattr(collector, name, False)) or of_sources
 
 
@@ -571,7 +605,8 @@ def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:
     return stacked
 
 
-def _full_row(request: int, rollouts: int, takes_part: bool = True) -> Row:
+def full_row(request: int, rollouts: int, takes_part: bool = True) -> Row:
+    """All rollouts of a request, in their order."""
     return Row(tuple((request, member) for member in range(rollouts)), takes_part)
 
 
@@ -593,7 +628,7 @@ class _InOrder:
         if collection.waiting:
             return Decision(), state
         requests = enumerate(collection.requests)
-        return Decision(rows=tuple(_full_row(i, each.rollouts) for i, each in requests)), state
+        return Decision(rows=tuple(full_row(i, each.rollouts) for i, each in requests)), state
 
     def __repr__(self) -> str:
         return "in_order()"
@@ -628,154 +663,12 @@ def prompt_source(name: str, source: Collector | None) -> Collector:
     source = in_order() if source is None else source
     if not all(callable(getattr(source, f, None)) for f in ("init", "propose", "observe")):
         raise TypeError(f"{name}: source must be a collector; got {source!r}.")
-    if collector_needs(source, "asks_again"):
+    if declares(source, "asks_again"):
         raise ValueError(
             f"{name}: source must ask for each group once, as in_order and prioritized do; "
             f"{source!r} also decides what becomes of groups that have finished."
         )
     return source
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Refill:
-    """Made by :func:`refill`."""
-
-    rule: Callable
-    oversample: float
-    max_rounds: int
-    source: Collector
-
-    asks_again = True
-
-    # What the rule said of the outcomes of this batch, so that each is asked once: by identity.
-    judged: dict[int, tuple[Outcome, bool]] = dataclasses.field(
-        default_factory=dict, init=False, compare=False
-    )
-
-    def for_run(self, group_size: int, max_new_tokens: int) -> "_Refill":
-        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
-        return dataclasses.replace(self, source=source)
-
-    def init(self, num_prompts: int) -> ArrayTree:
-        return self.source.init(num_prompts)
-
-    def propose(self, state, key, collection: Collection, count: int):
-        return self.source.propose(state, key, collection, count)
-
-    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        target, asked = collection.num_groups, len(collection.requests)
-        most = target * self.max_rounds
-        if not asked:
-            self.judged.clear()
-            return Decision(ask=min(groups_of(self.oversample, target, up=True), most)), state
-        passed = self._passed(collection)
-        # The first P in the order of requests, whichever finished first.
-        waits = collection.outcomes[: passed[target - 1]] if len(passed) >= target else (None,)
-        if None not in waits:
-            return self._complete(state, collection, passed[:target])
-        missing = target - len(passed) - collection.waiting
-        if missing <= 0:
-            return Decision(), state
-        if asked < most:
-            return Decision(ask=min(missing, most - asked)), state
-        if collection.waiting:
-            return Decision(), state
-        return self._complete(state, collection, passed)
-
-    def _passed(self, collection: Collection) -> list[int]:
-        """The requests that have finished and pass the rule."""
-        finished = [(i, x) for i, x in enumerate(collection.outcomes) if x is not None]
-        new = [x for _, x in finished if id(x) not in self.judged]
-        # A multiple of P rows, so that the rule meets few shapes.
-        rows = -(-len(new) // collection.num_groups) * collection.num_groups
-        arrays = stack_outcomes(new, rows=rows)
-        keep = np.zeros_like(arrays.where)
-        if arrays.where.any():
-            with on_host():
-                keep = call_with(self.rule, arrays.rewards, context=arrays._asdict())
-            checks.check_shape(repr(self), "the rule's result", keep, arrays.rewards.shape)
-            checks.check_bool(repr(self), rule=keep)
-        passes = (np.asarray(keep) & arrays.where).any(axis=-1).tolist()
-        pairs = zip(new, passes[: len(new)], strict=True)
-        self.judged.update({id(outcome): (outcome, verdict) for outcome, verdict in pairs})
-        return [i for i, outcome in finished if self.judged[id(outcome)][1]]
-
-    def _complete(self, state, collection, passed: list[int]):
-        self.judged.clear()
-        sizes, whole = [request.rollouts for request in collection.requests], set(passed)
-        dropped = [i for i in range(len(sizes)) if i not in whole]
-        filler = dropped[: collection.num_groups - len(passed)]
-        rows = [_full_row(i, sizes[i], takes_part=i in whole) for i in sorted(passed + filler)]
-        # The source learns from the groups up to the last of the batch: which of those behind it
-        # have finished depends on timing.
-        count = passed[-1] + 1 if not filler else len(sizes)
-        seen = collection._replace(
-            requests=collection.requests[:count], outcomes=collection.outcomes[:count]
-        )
-        return Decision(rows=tuple(rows)), self.source.observe(state, seen)[1]
-
-    def __repr__(self) -> str:
-        text = stable_repr(self.rule)
-        if self.oversample != 1.0:
-            text += f", oversample={self.oversample}"
-        source = "" if self.source == _InOrder() else f", source={self.source!r}"
-        return f"refill({text}, max_rounds={self.max_rounds}{source})"
-
-
-def refill(
-    rule: Callable,
-    *,
-    oversample: float = 1.0,
-    max_rounds: int = 10,
-    source: Collector | None = None,
-) -> Collector:
-    """Replaces each group that a rule drops with another group: dynamic sampling.
-
-        batch = the first P groups, in the order of requests, that pass the rule
-        requests <= max_rounds * P
-
-    A replacement is requested as soon as a group is dropped, while the others are still being
-    sampled. No more groups are requested than necessary, and the batch does not depend on timing.
-    With ``oversample`` above 1 the first requests are more than P; the batch is the same but
-    complete sooner, and extra groups are discarded. If the bound is reached, the batch is filled
-    with dropped groups that take no part, and if no group passed, the step makes no update.
-
-    Args:
-      rule: ``rewards [n, G] -> keep [n, G]``, bool, such as
-        :func:`~jaxrl_llm.curation.informative_groups`; a group passes if any rollout is kept,
-        whatever the other groups are. It may also have parameters ``where``, ``reward_components``,
-        ``lengths`` and ``truncated``.
-      oversample: Number of first groups as a multiple of P; at least 1 and at most ``max_rounds``.
-      max_rounds: Bound of all requested groups as a multiple of P.
-      source: The collector that proposes the groups; None for :func:`in_order`.
-
-    Returns:
-      A collector; its state is that of ``source``.
-
-    Raises:
-      TypeError: If the rule is not a function, or ``max_rounds`` not an integer.
-      ValueError: If ``max_rounds`` is below 1 or ``oversample`` out of its range, or the source
-        requests more after groups have finished.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.curation.refill(jr.curation.informative_groups, max_rounds=4)
-      refill(informative_groups, max_rounds=4)
-
-    References:
-      Yu et al., DAPO (arXiv:2503.14476). The released trainer samples three times the batch at once
-      (``oversample=3.0``), again as often as needed, and ends the run after 10 rounds.
-    """
-    if not callable(rule):
-        raise TypeError(f"refill: rule must be a function; got {rule!r}.")
-    if isinstance(max_rounds, bool) or not isinstance(max_rounds, int):
-        raise TypeError(f"refill: max_rounds must be an integer; got {max_rounds!r}.")
-    checks.check_positive("refill", max_rounds=max_rounds)
-    if not 1.0 <= oversample <= max_rounds:
-        raise ValueError(
-            f"refill: oversample must be from 1 to max_rounds {max_rounds}; got {oversample!r}."
-        )
-    return _Refill(rule, float(oversample), max_rounds, prompt_source("refill", source))
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
-    collector_needs,
     collector_parts,
+    declares,
     for_batch_of,
     in_order,
     on_host,
@@ -586,7 +586,7 @@ def replayed(
     if until is not None and until <= start:
         raise ValueError(f"{name}: until must be above start {start}; got {until}.")
     source = in_order() if source is None else source
-    if collector_needs(source, "values_prefixes"):
+    if declares(source, "values_prefixes"):
         raise ValueError(
             f"{name}: source {source!r} values prefixes of its responses, but the buffer stores no "
             "segments of responses."

@@ -35,7 +35,7 @@ class _Solved:
 
     capacity: int
     length: int
-    correct: float
+    threshold: float
 
     def init(self, num_prompts: int) -> SolvedExamples:
         size = min(self.capacity, num_prompts)
@@ -61,7 +61,7 @@ class _Solved:
     ) -> SolvedExamples:
         places, bytes_, lengths = (np.array(x) for x in state[:3])
         following = int(state.next)
-        solved = (rewards > self.correct) & where
+        solved = (rewards > self.threshold) & where
         for p in np.flatnonzero(solved.any(axis=-1)):
             encoded = texts[p][int(np.argmax(solved[p]))].encode()[: self.length]
             if (at := np.flatnonzero(places == prompts[p])).size:
@@ -75,18 +75,18 @@ class _Solved:
 
     def __repr__(self) -> str:
         text = f"capacity={self.capacity}, length={self.length}"
-        if self.correct != 0.5:
-            text += f", correct={self.correct}"
+        if self.threshold != 0.5:
+            text += f", threshold={self.threshold}"
         return f"solved_examples({text})"
 
 
-def solved_examples(*, capacity: int = 1024, length: int = 4096, correct: float = 0.5) -> Memory:
+def solved_examples(*, capacity: int = 1024, length: int = 4096, threshold: float = 0.5) -> Memory:
     """A memory of right responses, for the message of prompts that fail: :func:`seeded_message`.
 
     Args:
       capacity: C, maximum number of stored prompts; the oldest entry is replaced first.
       length: L, maximum bytes of a solution, above 0; longer ones are truncated.
-      correct: A reward above it counts as right.
+      threshold: A reward above it counts as right.
 
     Returns:
       A Memory with :class:`SolvedExamples`, for :func:`~jaxrl_llm.curation.two_phase`.
@@ -104,8 +104,8 @@ def solved_examples(*, capacity: int = 1024, length: int = 4096, correct: float 
     """
     name = "solved_examples"
     checks.check_count(name, capacity=capacity, length=length)
-    checks.check_real(name, finite=True, correct=correct)
-    return _Solved(capacity=capacity, length=length, correct=float(correct))
+    checks.check_real(name, finite=True, threshold=threshold)
+    return _Solved(capacity=capacity, length=length, threshold=float(threshold))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ class _Gdro:
     explore: float
     rate: float
     most: float
-    correct: float
+    threshold: float
 
     def bins(self, state, prompt_ids, rewards, where):
         """The bin ``[P]`` of each prompt of a batch, -1 for none; and which rollouts take part."""
@@ -195,7 +195,7 @@ class _GdroLearn:
             signal = clipped_losses(logp, old_logp, plain, mask, eps_low=low, eps_high=high)
         means, present = options.means(signal, bins, valid)
         size = state.bins.shape[0]
-        hit = jnp.any((rewards > options.correct) & valid, axis=-1)
+        hit = jnp.any((rewards > options.threshold) & valid, axis=-1)
         visited = jnp.any(valid, axis=-1)
         return PromptGdroState(
             pass_history_update(state.history, prompt_ids, hit, where=visited),
@@ -263,7 +263,7 @@ def prompt_gdro(
     explore: float = 0.01,
     rate: float = 0.12,
     most: float = 15.0,
-    correct: float = 0.5,
+    threshold: float = 0.5,
 ) -> Transform:
     """Weights advantages by an adversary that raises the bins with the largest loss.
 
@@ -293,7 +293,7 @@ def prompt_gdro(
       explore: As in :func:`exponential_weights`.
       rate: As in :func:`bin_scores_update`.
       most: As in :func:`bin_advantage_weights`.
-      correct: A reward above it counts as a correct answer.
+      threshold: A reward above it counts as a correct answer.
 
     Returns:
       A Transform ``advantages [P, G] or [P, G, T] -> the same`` with :class:`PromptGdroState`,
@@ -337,7 +337,7 @@ def prompt_gdro(
         explore=explore,
         rate=rate,
         most=most,
-        correct=correct,
+        threshold=threshold,
     )
     first = _GdroInit(num_prompts, window, len(edges) + 1)
     return Transform(first, _GdroUpdate(options), _GdroLearn(options))

@@ -123,7 +123,7 @@ def dars(
 def capo(
     *,
     direction: Literal["adam", "ascent"] = "adam",
-    lr: float | None = None,
+    learning_rate: float | None = None,
     hidden_sq: float | None = None,
     tau_h: float = 0.01,
     tau_f: float = 1e-4,
@@ -144,7 +144,7 @@ def capo(
 
     Args:
       direction: "adam"; or "ascent", A |h|^2 (onehot - pi), from two sums over the vocabulary.
-      lr: Learning rate in the scores; None for that of the update, with "adam".
+      learning_rate: lr, that of the scores; None for that of the update, with "adam".
       hidden_sq: |h / T|^2 with "ascent" and temperature T, one number for all tokens; None uses
         that of each token, which the train step computes.
       tau_h: Bound of the change of the objective.
@@ -160,13 +160,19 @@ def capo(
     if direction == "adam":
         checks.check_no_effect("capo", 'with direction "adam"', hidden_sq=hidden_sq)
         selection = bind(curation.capo_bounds, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
-        rule = curation.capo_adam(lr=lr, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
+        rule = curation.capo_adam(
+            learning_rate=learning_rate, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric
+        )
         computed = (Computed("step_effects", rule, "optimizer"),)
     else:
-        if lr is None:
-            raise ValueError('capo: direction "ascent" takes lr, the learning rate.')
+        if learning_rate is None:
+            raise ValueError('capo: direction "ascent" takes learning_rate.')
         selection = bind(
-            curation.capo_selection, lr=lr, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric
+            curation.capo_selection,
+            learning_rate=learning_rate,
+            tau_h=tau_h,
+            tau_f=tau_f,
+            symmetric=symmetric,
         )
         if hidden_sq is not None:
             selection = bind(selection, hidden_sq=hidden_sq)

@@ -47,7 +47,7 @@ def gkd(
     Example:
       >>> import jaxrl_llm as jr
       >>> jr.recipes.gkd(beta=1.0, top=20).surrogate
-      sdpo(alpha=1.0, is_clip=None, rest='tail')
+      sdpo(alpha=1.0, cap=None, rest='tail')
 
     References:
       Agarwal et al., on-policy distillation of language models (arXiv:2306.13649); the options are
@@ -64,7 +64,7 @@ def gkd(
         surrogate, computed = surrogates.gkd, (Computed("divergence", divergence, "policy"),)
     else:
         log_probs = given(surrogates.support_log_probs, support="top_ids")
-        surrogate = bind(surrogates.sdpo, alpha=beta, rest=rest, is_clip=None)
+        surrogate = bind(surrogates.sdpo, alpha=beta, rest=rest, cap=None)
         computed = (
             Computed("student_logp", log_probs, "policy"),
             Computed("top_ids", bind(surrogates.top_tokens, count=top), "teacher"),

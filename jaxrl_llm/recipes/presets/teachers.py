@@ -93,14 +93,14 @@ def sdpo(
     *,
     alpha: float = 0.5,
     top: int = 100,
-    is_clip: float | None = 2.0,
+    cap: float | None = 2.0,
     teacher_rate: float = 0.05,
     success: float = 0.5,
 ) -> Recipe:
     """Self-distillation policy optimization.
 
         teacher = average of the policy's weights, after a prompt with a solution or feedback
-        loss = mean over taught tokens of min(ratio, is_clip) divergence(student, teacher; alpha)
+        loss = mean over taught tokens of min(ratio, cap) divergence(student, teacher; alpha)
 
     The divergence is over the ``top`` most likely tokens of the policy at the start of the
     step, and their tail. The teacher reads a right response of the group, or else the text that the
@@ -108,17 +108,17 @@ def sdpo(
     do not count, and neither do those whose teacher prompt does not fit into the model's context.
 
     Args:
-      success: Smallest reward of a right response.
       alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
       top: Size of the support.
-      is_clip: Cap of the ratio that weighs each token; None for no weight.
+      cap: Largest ratio that weighs each token; None for no weights, so 1 each.
       teacher_rate: Share of the policy in the teacher's weights at each step.
+      success: Smallest reward of a right response.
 
     Example:
       >>> import jaxrl_llm as jr
       >>> feedback = jr.recipes.sdpo(alpha=1.0, top=20, teacher_rate=0.01)
       >>> feedback.surrogate
-      sdpo(alpha=1.0, is_clip=2.0)
+      sdpo(alpha=1.0, cap=2.0)
 
     References:
       Hübotter et al., Reinforcement Learning via Self-Distillation (arXiv:2601.20802). The defaults
@@ -134,7 +134,7 @@ def sdpo(
         name="sdpo",
         advantage=stateless(no_advantages),
         selection=surrogates.keep_taught,
-        surrogate=bind(surrogates.sdpo, alpha=alpha, is_clip=is_clip),
+        surrogate=bind(surrogates.sdpo, alpha=alpha, cap=cap),
         computed=(
             Computed(TEACHER_TEXTS, messages, "responses"),
             Computed("student_logp", log_probs, "policy"),
@@ -149,44 +149,44 @@ def sdpo(
 
 def srpo(
     *,
-    correct_at: float = 1.0,
+    success: float = 1.0,
     beta: float = 1.0,
     alpha: float = 0.5,
     top: int = 100,
-    is_clip: float | None = 2.0,
+    cap: float | None = 2.0,
     teacher_rate: float = 0.05,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
     """Sample-routed policy optimization: :func:`sdpo` for failed rollouts, GRPO for the others.
 
-        routed = reward < correct_at and there is a teacher
+        routed = reward < success and there is a teacher
         token loss = w sdpo where routed
         w = exp(-beta H_teacher) over its mean over the routed tokens
 
     The advantages are over the full group. The teacher has the same prompt as in :func:`sdpo`.
 
     Args:
-      correct_at: Smallest reward of a correct rollout, which may teach its siblings.
+      success: Smallest reward of a correct rollout, which may teach its siblings.
       beta: Strength of the weight of a confident teacher; 0 weighs all tokens equally.
-      alpha, top, is_clip, teacher_rate: As in :func:`sdpo`.
+      alpha, top, cap, teacher_rate: As in :func:`sdpo`.
 
     References:
       Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
       (arXiv:2604.02288), PAPER; the clip is ours.
     """
-    weights = bind(surrogates.srpo_weights, beta=beta, correct_at=correct_at)
-    messages = bind(curation.solution_messages, success=correct_at)
+    weights = bind(surrogates.srpo_weights, beta=beta, success=success)
+    messages = bind(curation.solution_messages, success=success)
     log_probs = given(surrogates.support_log_probs, support="top_ids")
     return from_base(
         name="srpo",
         surrogate=bind(
             surrogates.srpo,
-            correct_at=correct_at,
+            success=success,
             eps_low=eps_low,
             eps_high=eps_high,
             alpha=alpha,
-            is_clip=is_clip,
+            cap=cap,
         ),
         computed=(
             Computed(TEACHER_TEXTS, messages, "responses"),

@@ -179,7 +179,7 @@ def dcpo_distribution(
     *,
     target_entropy: float = 0.5,
     max_gap: float = 0.1,
-    good_above: float = 0.05,
+    threshold: float = 0.05,
     hot: float = 1.2,
     cold: float = 0.8,
     eps_low: float = 0.2,
@@ -188,7 +188,7 @@ def dcpo_distribution(
 ) -> Recipe:
     """GRPO whose advantages keep the entropy near a target.
 
-        A[t] = (1 - a) A + a 1[r > good_above] p_T'(token) / p(token)
+        A[t] = (1 - a) A + a 1[r > threshold] p_T'(token) / p(token)
         T' = hot while the entropy is at or below the target, else cold
         a = x / (1 + x),  x = min(|target_entropy - entropy|, max_gap) / share of good rollouts
 
@@ -199,7 +199,7 @@ def dcpo_distribution(
     Args:
       target_entropy: In nats per token.
       max_gap: Upper bound of the distance from the target.
-      good_above: Rewards above this are good.
+      threshold: Rewards above this are good.
       hot: The temperature that flattens, above ``cold``.
       cold: The temperature that sharpens.
 
@@ -214,7 +214,7 @@ def dcpo_distribution(
         advantages.dcpo_distribution,
         target_entropy=target_entropy,
         max_gap=max_gap,
-        good_above=good_above,
+        threshold=threshold,
     )
     tempered = advantages.temperature_logp
     return from_base(

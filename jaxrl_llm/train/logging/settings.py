@@ -152,6 +152,30 @@ _SUFFIXES = (".gguf", ".json", ".jsonl", ".npz", ".parquet")
 # What earlier versions wrote for the name of a reward with bound options in a pool or a vote.
 _UNNAMED = re.compile(r"(?:majority_vote\()?(Bound|partial)\)?")
 
+# Options that earlier versions wrote under another name: the functions, the old name, the new one.
+_RENAMED = (
+    ("sdpo|sdpo_sampled|srpo", "is_clip", "cap"),
+    ("srpo|srpo_route|srpo_weights", "correct_at", "success"),
+    ("dcpo_distribution", "good_above", "threshold"),
+    ("rollout_gdro_memory|solved_examples", "correct", "threshold"),
+    ("_CapoAdam|capo_selection", "lr", "learning_rate"),
+)
+
+
+def _with_new_names(text: str) -> str:
+    """The text of a recipe's slot with the names that its options have now."""
+    for functions, old, new in _RENAMED:
+
+        def renamed(match: re.Match, old: str = old, new: str = new) -> str:
+            options = re.split(r", (?=\w+=)", match[2])
+            is_sorted = options == sorted(options)  # as those of `bind` are
+            options = [re.sub(rf"^{old}=", f"{new}=", option) for option in options]
+            return f"{match[1]}({', '.join(sorted(options) if is_sorted else options)})"
+
+        # Values may be tuples, so up to one parenthesis lies inside.
+        text = re.sub(rf"\b({functions})\(((?:[^()]|\([^()]*\))*)\)", renamed, text)
+    return text
+
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and that a resumed run should not change, by name, with both values.
@@ -179,6 +203,10 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
             re.fullmatch(re.escape(values[0]).replace(unnamed[1], ".+"), values[1])
         )
 
+    def is_renamed(name: str, values: tuple[Any, Any]) -> bool:
+        texts = name.startswith("recipe.") and all(isinstance(value, str) for value in values)
+        return texts and _with_new_names(values[0]) == values[1]
+
     # Earlier versions did not resolve these.
     unknown = [name for name in (*_PASSES, _EVALUATES) if old.get(name) is None]
     names = [name for name in {**new, **old} if not is_free(name) and name not in unknown]
@@ -188,7 +216,28 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
         if None not in pair and pair[0] != pair[1]:  # earlier versions wrote the name alone
             values[name.removesuffix(_IN_FULL)] = pair
     changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-    return {k: pair for k, pair in changed.items() if not (is_moved(k, pair) or is_named(k, pair))}
+    same = (is_moved, is_named, is_renamed)
+    return {k: pair for k, pair in changed.items() if not any(rule(k, pair) for rule in same)}
+
+
+def changed_evaluation(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ of those that say how much an evaluation samples, as above.
+
+    Example:
+      >>> old = {"evaluation.samples": None, "sampling.group_size": 4}
+      >>> changed_evaluation(old, old | {"evaluation.samples": 64})
+      {'evaluation.samples': (4, 64)}
+    """
+
+    def values(settings: Mapping[str, Any]) -> dict[str, Any]:
+        samples = settings.get("evaluation.samples") or settings.get("sampling.group_size")
+        return {"evaluation.limit": settings.get("evaluation.limit"), "evaluation.samples": samples}
+
+    pairs = {name: (value, values(new)[name]) for name, value in values(old).items()}
+    known = [name for name in pairs if name in old and name in new]
+    return {name: pairs[name] for name in known if pairs[name][0] != pairs[name][1]}
 
 
 def fixed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

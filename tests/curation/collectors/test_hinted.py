@@ -22,8 +22,8 @@ from jaxrl_llm.curation import (
 )
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, _drawn_alike
 from jaxrl_llm.curation.collectors.protocol import (
-    collector_needs,
     collector_parts,
+    declares,
     more_of,
     parts_with_groups,
     sized,
@@ -293,12 +293,12 @@ def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
     ],
 )
 def test_a_policy_that_mixes_texts_in_a_row_says_so(policy, mixes):
-    assert collector_needs(curation.hinted(policy), "mixes_texts") == mixes
+    assert declares(curation.hinted(policy), "mixes_texts") == mixes
 
 
 def test_budgets_mix_texts_if_there_are_several():
-    assert collector_needs(curation.budgeted((64, 128)), "mixes_texts")
-    assert not collector_needs(curation.budgeted((64,)), "mixes_texts")
+    assert declares(curation.budgeted((64, 128)), "mixes_texts")
+    assert not declares(curation.budgeted((64,)), "mixes_texts")
 
 
 def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():

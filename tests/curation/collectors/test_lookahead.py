@@ -12,7 +12,7 @@ from batches_of_collectors import RecordingSource, play_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, lookahead
-from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, declares, sized
 
 P, G, T, V, STOP = 3, 6, 14, 6, 5
 RULES = {"min_prob": 0.2, "max_gap": 0.2, "ages": (3, 4), "max_distance": 0.5, "limit": 10}
@@ -224,8 +224,8 @@ def test_tokens_of_a_tree_have_no_log_probability_of_the_sampler():
 
 def test_it_says_what_slots_must_do_and_prints_what_differs():
     for name in ("needs_slots", "varies_temperature", "records_runner_up"):
-        assert collector_needs(STEPWISE, name)
-    assert not collector_needs(STEPWISE, "records_entropy")
+        assert declares(STEPWISE, name)
+    assert not declares(STEPWISE, "records_entropy")
     assert repr(lookahead()) == "lookahead()"
     assert repr(COPIES) == "lookahead(min_prob=0.9, ages=(2,), limit=4)"
     schedule = {"starts": (0, 10, 20, 80, 200), "shares": (1.0, 0.75, 0.5, 0.25, 0.0)}

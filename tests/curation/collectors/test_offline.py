@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
-from jaxrl_llm.curation.collectors.protocol import collector_needs
+from jaxrl_llm.curation.collectors.protocol import declares
 from jaxrl_llm.preferences import degrade_mask
 from jaxrl_llm.rewards import step_ends
 from jaxrl_llm.rollout.collect import DataRows
@@ -277,11 +277,11 @@ def test_a_mixture_samples_nothing_only_if_no_part_does():
         (sampled, False),
         (nested, False),
     ):
-        assert collector_needs(collector, "offline") is there
-        assert collector_needs(collector, "has_rewards") is there
+        assert declares(collector, "offline") is there
+        assert declares(collector, "has_rewards") is there
     graded = curation.only_demonstrations(reward=1.0)
     mixture = curation.mixed((graded, 0.5), (pairs, 0.5))
-    assert collector_needs(mixture, "has_rewards") and not collector_needs(mixture, "offline")
+    assert declares(mixture, "has_rewards") and not declares(mixture, "offline")
     # One part is enough for what a run must do besides.
-    assert collector_needs(nested, "brings_responses")
-    assert collector_needs(None, "offline") is False
+    assert declares(nested, "brings_responses")
+    assert declares(None, "offline") is False

@@ -10,7 +10,7 @@ from batches_of_collectors import RecordingSource, play_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, forked, pruned
-from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, declares, sized
 from jaxrl_llm.curation.collectors.trees.rounds import branch_counts, rule_arrays
 from jaxrl_llm.rollout.backends import tokens_of
 from jaxrl_llm.rollout.slots import Tokens
@@ -301,12 +301,10 @@ def test_a_small_share_of_a_group_is_one_response(ended):
 
 def test_what_the_slots_must_do_is_said():
     collector = COLLECTORS["forked"]
-    assert collector_needs(collector, "needs_slots") and collector_needs(
-        collector, "records_entropy"
-    )
-    assert not collector_needs(SEGMENTS, "records_entropy")
-    assert collector_needs(COLLECTORS["quality"], "records_entropy")
-    assert not collector_needs(COLLECTORS["pruned"], "records_entropy")
+    assert declares(collector, "needs_slots") and declares(collector, "records_entropy")
+    assert not declares(SEGMENTS, "records_entropy")
+    assert declares(COLLECTORS["quality"], "records_entropy")
+    assert not declares(COLLECTORS["pruned"], "records_entropy")
 
 
 def nothing(lengths):
