@@ -171,7 +171,7 @@ def split_distinct(
         if keep_repeats or not same:
             same.append(prompt)
         else:
-            others += prompt.answer != same[0].answer
+            others += row_text(prompt) != row_text(same[0])
     if len(distinct) < 2:
         raise ValueError(
             f"split_distinct: {source} has {len(distinct)} distinct text; a split needs at least "
@@ -180,7 +180,7 @@ def split_distinct(
     if others:
         warnings.warn(
             f"split_distinct: {others} prompts of {source} are left out: the same text comes "
-            "before them with another answer.",
+            "before them with another answer or other columns.",
             stacklevel=2,
         )
 

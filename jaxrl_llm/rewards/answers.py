@@ -44,7 +44,8 @@ def answer_of(reward: Any) -> Extract | None:
       >>> rewards.answer_of(rewards.boxed_math)(r"so \boxed{ \dfrac12 }")
       '\\frac{1}{2}'
     """
-    return getattr(without_options(reward), "answer", None)
+    answer = getattr(without_options(reward), "answer", None)
+    return answer if callable(answer) else None  # else an attribute of the reward's own
 
 
 def without_options(reward: Any) -> Any:

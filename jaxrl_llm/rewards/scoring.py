@@ -175,7 +175,7 @@ def in_batch(
     watch: Watchdog | None = None,
 ) -> list[Any]:
     """Values of a `BatchReward`, under a deadline unless it enforces its own."""
-    if hasattr(reward, "patience"):
+    if has_patience(reward):
         return reward.score_batch(prompts, completions, metadata)
     deadline = _BATCH_SECONDS if deadline is None else deadline
     where = f"{len(prompts)} completions, of which the first is of {describe(0, metadata[0])}"
@@ -367,18 +367,18 @@ def join_scores(calls: Sequence[Scores]) -> Scores:
     """
     answered = [call for call in calls if not call.unanswered.all()]
     names = answered[0].reward_components.keys() if answered else ()
-    spoken = answered[0].details.keys() if answered else ()
+    detail_names = answered[0].details.keys() if answered else ()
     for call in answered:
-        if call.reward_components.keys() != set(names) or call.details.keys() != set(spoken):
+        if call.reward_components.keys() != set(names) or call.details.keys() != set(detail_names):
             raise RewardError(
                 f"The reward gave the names {sorted({*call.reward_components, *call.details})} for "
-                f"one prompt and {sorted({*names, *spoken})} for another."
+                f"one prompt and {sorted({*names, *detail_names})} for another."
             )
     details = {
         name: tuple(
             entry for call in calls for entry in call.details.get(name, (None,) * len(call.rewards))
         )
-        for name in spoken
+        for name in detail_names
     }
     components = {
         name: np.concatenate(
@@ -410,6 +410,11 @@ class BatchReward(Protocol):
     ) -> list[Any]:
         """One value, or a `Failure` such as `FAILED`, per completion."""
         ...
+
+
+def has_patience(reward: Any) -> bool:
+    """Whether a reward enforces its own deadlines and warns of calls that fail."""
+    return isinstance(reward, BatchReward) and hasattr(reward, "patience")
 
 
 def score(
@@ -464,7 +469,7 @@ def score(
     """
     scores = grade(reward, prompts, completions, metadata, deadline=deadline, on_error=on_error)
     # What has a patience decides by that how long it goes on without a value.
-    if not hasattr(reward, "patience"):
+    if not has_patience(reward):
         check_answered([scores])
     return scores
 
@@ -519,7 +524,7 @@ def grade(
     else:
         raise TypeError(f"score: reward must be callable, got {type(reward).__name__}.")
     scores = _table(reward, values, metadata, on_error)
-    if scores.error and not hasattr(reward, "patience"):  # a pool has warned already
+    if scores.error and not has_patience(reward):  # a pool has warned already
         warnings.warn(
             f"Reward {name_of(reward)} failed on {scores.failures} of {len(values)} completions; "
             f"the first {scores.error}.",
@@ -648,7 +653,7 @@ def _table(
             error = error or clause
             continue
         try:
-            numbers, said = _entries(reward, value, row)
+            numbers, row_details = _entries(reward, value, row)
         except RewardError:
             raise
         except Exception as fault:  # of the value itself, such as a broken __float__
@@ -658,10 +663,10 @@ def _table(
             ) from fault
         if not components and not details:
             components = {name: np.zeros(len(values), np.float32) for name in numbers}
-            details = {name: [None] * len(values) for name in said}
-        elif numbers.keys() | said.keys() != components.keys() | details.keys():
+            details = {name: [None] * len(values) for name in row_details}
+        elif numbers.keys() | row_details.keys() != components.keys() | details.keys():
             raise RewardError(
-                f"Reward {name_of(reward)} gave {_kind({**numbers, **said})} for {row} "
+                f"Reward {name_of(reward)} gave {_kind({**numbers, **row_details})} for {row} "
                 f"but {_kind({**components, **details})} before."
             )
         elif changed := numbers.keys() ^ components.keys():
@@ -671,14 +676,14 @@ def _table(
             )
         for name, number in numbers.items():
             components[name][position] = number
-        for name, detail in said.items():
+        for name, detail in row_details.items():
             details[name][position] = detail
         rewards[position] = _total(reward, numbers, row)
     named = {name: c for name, c in components.items() if name is not None}
-    spoken = {name: tuple(entries) for name, entries in details.items()}
+    named_details = {name: tuple(entries) for name, entries in details.items()}
     zeroed = failed if on_error == "zero" else None
     dropped = failed if zeroed is None else np.zeros_like(failed)
-    return Scores(rewards, named, dropped, zeroed, error, spoken)
+    return Scores(rewards, named, dropped, zeroed, error, named_details)
 
 
 def _kind(names: Mapping[str | None, Any]) -> str:

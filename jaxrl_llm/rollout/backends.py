@@ -183,7 +183,12 @@ def own_scores(asked: Asked, texts: Sequence[str]) -> Scores:
             f"The reward of a request for prompt {asked.question} returned shape {rewards.shape} "
             f"for {len(texts)} texts; it must return one number per text."
         )
-    return Scores(np.nan_to_num(rewards, nan=0.0), {}, np.isnan(rewards))
+    if (infinite := np.isinf(rewards)).any():
+        raise ValueError(
+            f"The reward of a request for prompt {asked.question} returned "
+            f"{rewards[infinite][0]:g}; it must return finite numbers, or NaN for none."
+        )
+    return Scores(np.where(np.isnan(rewards), 0, rewards), {}, np.isnan(rewards))
 
 
 def all_scores(asked: Asked, members: list[int], scores: Scores | None) -> Scores:

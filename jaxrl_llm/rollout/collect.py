@@ -23,7 +23,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
-    collector_needs,
+    declares,
     width_of,
 )
 from jaxrl_llm.data.questions import Question, TextEncoder
@@ -293,9 +293,11 @@ class _Book:
         return new
 
     def ahead(self, count: int) -> list[Asked]:
-        """The ``count`` groups that would be asked for next and that nothing samples yet."""
-        requests, _ = self.propose(self._planned + count)
-        resolved = self._resolve(requests)
+        """At most ``count`` groups that would be asked for next and that nothing samples yet."""
+        most = self._planned + count
+        # There may be fewer: a batch that is complete without them needs none of them.
+        requests, _ = self.collector.propose(self.state, self._key, self.collection(), most)
+        resolved = self._resolve(requests[:most])
         # A reward of a request's own is not compared.
         new = [x for x in resolved if x not in self._submitted and x.request.reward is None][:count]
         self._submitted.update(new)
@@ -348,26 +350,33 @@ class _Book:
             text = request.text
             text = text(self._start.data[place]) if callable(text) else text
             request = request._replace(text=text)
-            prompt = None
-            if text is not None:
-                if self._limits is None or not collector_needs(self.collector, "sends_text"):
-                    raise ValueError(
-                        f"collector {self.collector!r} sends a text; set its attribute sends_text "
-                        "to True, so that prompts have room for the text."
-                    )
-                if (prompt := self._texts.get((place, text))) is None:
-                    name = f"{self._name(place)}, with the text of collector {self.collector!r},"
-                    prompt = tuple(self._limits.encoder.prompt(text, name))
-                    self._texts[place, text] = prompt
-            if request.prompt_tokens:
-                prompt = request.prompt_tokens
-            if self._limits is not None and self._limits.episodes is not None:
-                prompt = self._first_observation(request, place)
+            prompt = self._prompt_of_request(request, text, place)
             responses = self._responses(request, place)
             content = _content(request, responses)
             resolved.append(Asked(place, numbers, request, prompt, responses, content))
             number += 0 if request.draws_of else request.rollouts
         return resolved
+
+    def _prompt_of_request(
+        self, request: Request, text: str | None, place: int
+    ) -> tuple[int, ...] | None:
+        """The tokens of a prompt with this text, or of another that is not the question's own."""
+        prompt = None
+        if text is not None:
+            if self._limits is None or not declares(self.collector, "sends_text"):
+                raise ValueError(
+                    f"collector {self.collector!r} sends a text; set its attribute sends_text "
+                    "to True, so that prompts have room for the text."
+                )
+            if (prompt := self._texts.get((place, text))) is None:
+                name = f"{self._name(place)}, with the text of collector {self.collector!r},"
+                prompt = tuple(self._limits.encoder.prompt(text, name))
+                self._texts[place, text] = prompt
+        if request.prompt_tokens:
+            prompt = request.prompt_tokens
+        if self._limits is not None and self._limits.episodes is not None:
+            prompt = self._first_observation(request, place)
+        return prompt
 
     def _prompt_of(self, asked: Asked) -> tuple[int, ...]:
         prompt = asked.prompt
@@ -451,7 +460,7 @@ class _Book:
     def _check_declared(self, request: Request, i: int, start: str) -> None:
         """Raises ValueError if request i needs an attribute that the collector does not have."""
         if request.prompt_tokens:
-            if not collector_needs(self.collector, "sets_prompts"):
+            if not declares(self.collector, "sets_prompts"):
                 raise ValueError(
                     f"{start} prompt_tokens in request {i}; its attribute sets_prompts must be "
                     "True."
@@ -459,11 +468,11 @@ class _Book:
             if self._limits is not None:
                 size = self._limits.vocab_size
                 check_tokens(f"{start} prompt_tokens", request.prompt_tokens, size)
-        if request.fixed and not collector_needs(self.collector, "fixes_tokens"):
+        if request.fixed and not declares(self.collector, "fixes_tokens"):
             raise ValueError(
                 f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
             )
-        if request.draft and not collector_needs(self.collector, "draft_steps"):
+        if request.draft and not declares(self.collector, "draft_steps"):
             raise ValueError(f"{start} a draft in request {i}; it must have draft_steps.")
 
     def check(self, rows: Sequence[Row]) -> None:
@@ -572,7 +581,7 @@ class _Book:
 
     def _is_rollout_of_policy(self, request: Request) -> bool:
         """Whether the responses are answers of the policy: no verdicts, drafts, value estimates."""
-        values = collector_needs(self.collector, "values_prefixes") and request.extends is not None
+        values = declares(self.collector, "values_prefixes") and request.extends is not None
         return request.sampled and request.role != JUDGE and not request.draft and not values
 
 
@@ -604,14 +613,13 @@ class _Member(NamedTuple):
 
 def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     """A digest of all of a request but prompt, rollouts and reward; empty for a plain one."""
-    options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
-    options = (*options, request.train_as_prompt, request.role, request.reward is None)
-    options = (*options, request.entropy_stats, request.draft, request.draws_of)
-    options = (*options, request.prompt_tokens, request.turns)
-    plain = options == (None, True, None, False, None, False, OWN, True, None, False, (), (), None)
-    if plain and not responses and not request.fixed:
+    options = request._replace(
+        rollouts=0, prompt=None, extends=None, round=0, responses=(), reward=None, fixed=()
+    )
+    has_reward = request.reward is not None
+    if options == Request(0) and not (has_reward or responses or request.fixed):
         return b""
-    digest = hashlib.blake2b(repr(options).encode(), digest_size=16)
+    digest = hashlib.blake2b(repr((*options, has_reward)).encode(), digest_size=16)
     for x in request.fixed:
         digest.update(f"{len(x)}:".encode() + np.asarray(x, np.int32).tobytes())
     for response in responses:
@@ -902,7 +910,7 @@ def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
     calls = list({id(each.done): each.done for group in groups for each in group}.values())
     graded = [done.scores for done in calls if done.by_run]
     names = {name for scores in graded for name in scores.reward_components}
-    spoken = {name for done in calls for name in done.scores.details}
+    detail_names = {name for done in calls for name in done.scores.details}
     sizes = [len(done.texts) for done in calls]
     first = dict(zip(map(id, calls), np.cumsum([0, *sizes[:-1]]), strict=True))
     rows = np.full((len(groups), size), -1)
@@ -913,10 +921,10 @@ def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
         """Scores in which a group that the run's reward did not grade has NaN, or None."""
         if done.by_run:
             return done.scores
-        absent, unsaid = np.full(len(done.texts), np.nan, np.float32), (None,) * len(done.texts)
+        absent, no_detail = np.full(len(done.texts), np.nan, np.float32), (None,) * len(done.texts)
         return done.scores._replace(
             reward_components=dict.fromkeys(names, absent),
-            details={name: done.scores.details.get(name, unsaid) for name in spoken},
+            details={name: done.scores.details.get(name, no_detail) for name in detail_names},
         )
 
     return join_scores([scores(done) for done in calls]).take(rows.reshape(-1))

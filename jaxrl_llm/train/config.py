@@ -8,13 +8,13 @@ from typing import Any
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
-from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts, width_of
+from jaxrl_llm.curation.collectors.protocol import collector_parts, declares, width_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
-from jaxrl_llm.rewards.scoring import ON_ERROR, OnError
+from jaxrl_llm.rewards.scoring import ON_ERROR, OnError, has_patience
 from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
@@ -502,8 +502,7 @@ class TrainConfig:
                 raise ValueError("config: reward_on_error has no effect without a reward.")
             if self.episodes != EpisodeOptions():
                 raise ValueError("config: episodes has no effect without an environment.")
-            has_deadline = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
-            if self.reward_deadline is not None and has_deadline:
+            if self.reward_deadline is not None and has_patience(self.reward):
                 raise ValueError(
                     "config: reward_deadline has no effect on a reward that has its own, such as a "
                     "VerifierPool; set the deadline there."
@@ -511,6 +510,11 @@ class TrainConfig:
             return
         if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
             raise TypeError(f"config: environment must have reset and step; got {env!r}.")
+        limit = getattr(env, "truncation_reward", None)
+        if limit is not None and not callable(limit):
+            raise TypeError(
+                f"config: truncation_reward of an environment must be a function; got {limit!r}."
+            )
         if not isinstance(getattr(env, "tools", None), Sequence):
             raise TypeError(f"config: environment must have a sequence `tools`; got {env!r}.")
         if self.reward is not None:
@@ -648,7 +652,7 @@ class TrainConfig:
                 )
         if self.sampling.slots is not None:
             raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
-        if collector_needs(recipe.collector, "needs_slots"):
+        if declares(recipe.collector, "needs_slots"):
             raise ValueError(
                 f"config: the collector of {recipe.name!r} decodes in slots, which a population "
                 f"does not; got {recipe.collector!r}."
@@ -715,7 +719,7 @@ class TrainConfig:
             because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"
         elif not self.offline:
             because = f"recipe {recipe.name!r} samples its responses"
-        elif collector_needs(recipe.collector, "sends_text"):
+        elif declares(recipe.collector, "sends_text"):
             because = f"the prompts of recipe {recipe.name!r} change with each batch"
         if because is not None:
             raise ValueError(f"config: reference_logp has no effect: {because}.")
@@ -759,7 +763,7 @@ class TrainConfig:
     def offline(self) -> bool:
         """Whether the data contain the training responses and their rewards."""
         recipe = self.resolved_recipe
-        return collector_needs(getattr(recipe, "collector", None), "offline")
+        return declares(getattr(recipe, "collector", None), "offline")
 
     @property
     def reads_columns(self) -> bool:
@@ -772,7 +776,7 @@ class TrainConfig:
     def _has_rewards(self) -> bool:
         """Whether all responses that are trained on come with their rewards."""
         recipe = self.resolved_recipe
-        return collector_needs(getattr(recipe, "collector", None), "has_rewards")
+        return declares(getattr(recipe, "collector", None), "has_rewards")
 
     def with_model(self, model: str | Callable) -> "TrainConfig":
         """The config by which another model of the run is loaded, such as its teacher.

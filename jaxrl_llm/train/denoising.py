@@ -23,7 +23,7 @@ from jaxrl_llm.models.sharding import over_context
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.train.flows import FlowScorer
-from jaxrl_llm.train.score import Scorer, Scores
+from jaxrl_llm.train.score import ModelScores, Scorer
 
 
 def draw_masks(likelihood: Likelihood, key: Array, batch: Batch) -> dict[str, Array]:
@@ -134,7 +134,7 @@ class DenoisingScorer:
         statistics: Mapping[str, Callable] | None = None,
         *,
         of_hidden: tuple[str, ...] = (),
-    ) -> Scores:
+    ) -> ModelScores:
         """Estimates ``[P, G, T]`` for the responses of a batch with draws in its extras.
 
         The entropy of a token is the mean over the draws that mask it, or 0 if none does. There are
@@ -164,7 +164,7 @@ class DenoisingScorer:
             logp, draws, extras["written"], advantages=_of_rows(self.likelihood, batch)
         )
         each = masking.zero_masked(logp, masked) / jnp.where(masked, t[..., None], 1.0)
-        return Scores(
+        return ModelScores(
             masking.zero_masked(tokens, batch.mask),
             masking.zero_masked(entropy, batch.mask),
             {DRAW_LOGP: jnp.moveaxis(each, 0, -1)} if self.each_draw else {},

@@ -10,7 +10,7 @@ import jax
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.curation import Collector, in_order
-from jaxrl_llm.curation.collectors.protocol import collector_needs, sized, width_of
+from jaxrl_llm.curation.collectors.protocol import declares, sized, width_of
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.lora import describe_params
@@ -209,7 +209,7 @@ class Experiment:
         if self.sampler_mesh is not None or samplers.engine is not None:
             return
         widths = {bucket_of(len(question.tokens)) for question in self.train}
-        if len(widths) == 1 and not collector_needs(recipe.collector, "sends_text"):
+        if len(widths) == 1 and not declares(recipe.collector, "sends_text"):
             params, key = self.on_rollout_mesh((params, key))
             size = self.config.prompts_per_step
             compile_sampler(samplers.rollouts, params, key, self.train, size)

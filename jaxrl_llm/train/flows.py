@@ -13,7 +13,7 @@ from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.text_flow import writer_of
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.score import Scores, score
+from jaxrl_llm.train.score import ModelScores, score
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FlowScorer:
         statistics: Mapping[str, Callable] | None = None,
         *,
         of_hidden: tuple[str, ...] = (),
-    ) -> Scores:
+    ) -> ModelScores:
         """Log-densities and entropies ``[P, G, T]`` of the steps, a mean or sum over dimensions.
 
         The only statistics are those of ``FlowLikelihood.statistics``.
@@ -87,7 +87,7 @@ class FlowScorer:
                 jnp.concatenate(pair, axis=-1) for pair in zip(text, (logp, entropy), strict=True)
             )
             statistics = {name: _behind(length, x) for name, x in statistics.items()}
-        return Scores(
+        return ModelScores(
             masking.zero_masked(logp, batch.mask),
             masking.zero_masked(entropy, batch.mask),
             statistics,

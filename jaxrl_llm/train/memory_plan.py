@@ -22,7 +22,7 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.core.sizes import power_of_two
-from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
+from jaxrl_llm.curation.collectors.protocol import declares, in_order, width_of
 from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
@@ -234,9 +234,7 @@ def check_memory(config: TrainConfig) -> None:
     if available is None:
         return
     model, params, _ = abstract_model(config)
-    subagent = _abstract_subagent(
-        config, config.resolved_recipe, model, params
-    )
+    subagent = _abstract_subagent(config, config.resolved_recipe, model, params)
     state = _state_bytes(_make_run(config, PlanInputs(model, params, 0, 0, subagent=subagent)))
     total = sum(state.values())
     if total > available:
@@ -536,7 +534,7 @@ class _Run(NamedTuple):
     @property
     def length(self) -> int:
         """Tokens of a row of a batch: T, plus those of a collector's text before the response."""
-        sends_text = collector_needs(self.recipe.collector, "sends_text")
+        sends_text = declares(self.recipe.collector, "sends_text")
         before = self.inputs.longest_prompt if sends_text else 0
         return self.config.sampling.max_new_tokens + before
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.curation.collectors.protocol import collector_needs, draft_steps_of, entropy_tau_of
+from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of, entropy_tau_of
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
@@ -196,7 +196,7 @@ def engine_grid(config: TrainConfig, recipe: Any, *, longest: int) -> tuple[int,
     """
     sampling = config.sampling
     if sampling.slots is None:
-        if config.environment is None and not collector_needs(recipe.collector, "needs_slots"):
+        if config.environment is None and not declares(recipe.collector, "needs_slots"):
             return None
         every = config.prompts_per_step * sampling.group_size
         sampling = dataclasses.replace(sampling, slots=every)
@@ -222,7 +222,7 @@ def _rollout_engine(
         renderer = make_renderer(tokenizer, chat=config.data.chat)
         stop_ids = tuple(dict.fromkeys((*stop_ids, *renderer.stop_ids)))
     # An evaluation of episodes decodes greedily in the same slots.
-    varies = config.environment is not None or collector_needs(collector, "varies_temperature")
+    varies = config.environment is not None or declares(collector, "varies_temperature")
     return make_engine(
         behavior,
         mesh=mesh,
@@ -237,9 +237,9 @@ def _rollout_engine(
         stop_ids=stop_ids,
         pad_id=tokenizer.pad_id,
         vary=("temperature",) if varies else (),
-        entropy=collector_needs(collector, "records_entropy"),
-        runner_up=collector_needs(collector, "records_runner_up"),
-        model_entropy=collector_needs(collector, "records_model_entropy"),
+        entropy=declares(collector, "records_entropy"),
+        runner_up=declares(collector, "records_runner_up"),
+        model_entropy=declares(collector, "records_model_entropy"),
         entropy_tau=entropy_tau_of(collector),
         record_experts=config.router_replay,
     )
@@ -284,13 +284,13 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             raise ValueError(
                 f"sampling: denoising has no effect with a causal model; got {sampling.denoising}."
             )
-        if collector_needs(recipe.collector, "fixes_tokens"):
+        if declares(recipe.collector, "fixes_tokens"):
             raise ValueError(
                 f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
                 "denoising model (causal=False)."
             )
         return
-    if collector_needs(recipe.collector, "mixes_texts"):
+    if declares(recipe.collector, "mixes_texts"):
         raise ValueError(
             f"config: {recipe.collector!r} sends different messages for the members of a row. "
             "Where they differ, they would stand before the responses, and a denoising or flow "
@@ -311,7 +311,7 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             f"sampling: denoising has no effect with a flow model; got {sampling.denoising}."
         )
     collector = recipe.collector
-    if config.environment is not None or collector_needs(collector, "needs_slots"):
+    if config.environment is not None or declares(collector, "needs_slots"):
         raise ValueError(
             "config: a denoising model writes responses of a fixed length, which an environment or "
             "this collector cannot continue."

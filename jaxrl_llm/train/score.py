@@ -266,7 +266,7 @@ class Responses(NamedTuple):
     packing: Layout | None = None
 
 
-class Scores(NamedTuple):
+class ModelScores(NamedTuple):
     """The results of one forward pass on the responses of a batch; 0 where masked."""
 
     logp: Array  # float32 [P, G, T], log-probabilities in nats
@@ -294,7 +294,7 @@ class Scorer:
         statistics: Mapping[str, Callable] | None = None,
         *,
         of_hidden: tuple[str, ...] = (),
-    ) -> Scores:
+    ) -> ModelScores:
         """Scores of the responses of a batch.
 
         For a model with a head, the values of its first head after each token replace the
@@ -308,7 +308,7 @@ class Scorer:
         """
         if self.model.values is not None:
             values = self.values(params, batch)[..., 0]
-            return Scores(values, jnp.zeros_like(values), {})
+            return ModelScores(values, jnp.zeros_like(values), {})
         if "hidden_sq" in of_hidden:
             _check_linear_logits(self.model, "hidden_sq")
         hidden = self._hidden(params, batch)
@@ -501,11 +501,11 @@ class Scorer:
             experts=None if after else batch.experts,
         )
 
-    def _of_hidden(self, params, hidden, batch: Batch, statistics, packing) -> Scores:
+    def _of_hidden(self, params, hidden, batch: Batch, statistics, packing) -> ModelScores:
         responses = Responses(batch.tokens, batch.mask, batch.support, packing)
         rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
         computed = self.project_statistics(params, hidden, responses, statistics, rows)
-        return Scores(*self.project(params, hidden, responses), computed)
+        return ModelScores(*self.project(params, hidden, responses), computed)
 
     def project(
         self, params: ArrayTree, hidden: Array, responses: Responses

@@ -51,6 +51,16 @@ def test_rows_that_are_left_out_with_another_answer_are_told():
     assert len(train) + len(held_out) == 4
 
 
+def test_rows_that_are_left_out_with_other_columns_are_told():
+    """A reward may read them; the id of a row is no such column."""
+    prompts = [Prompt("a", metadata={"topic": x}, id=x) for x in ("art", "sport")]
+    prompts += [Prompt(x, metadata={"topic": "art"}, id=str(i)) for i, x in enumerate("abcb")]
+    told = "split_distinct: 1 prompts of prompts are left out: .* another answer or other columns"
+    with pytest.warns(UserWarning, match=told):
+        train, held_out = split_distinct(prompts)
+    assert {x.metadata["topic"] for x in (*train, *held_out)} == {"art"}
+
+
 def test_a_prompt_does_not_change_the_mapping_it_was_given():
     given = {"level": 3}
     Prompt("1 + 1 =", "2", given)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import jaxrl_llm as jr
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -16,3 +18,11 @@ def test_examples_run_as_pasted(name, capsys):
     for code in blocks:
         exec(compile(code, f"{name}.md", "exec"), {"__name__": "__main__"})
         assert capsys.readouterr().out.strip()
+
+
+def test_a_loop_by_hand_is_told_how_minibatches_are_weighed():
+    """Without it, their gradients are too small by their number."""
+    rows = re.findall(r"^\| (.*) \|$", (DOCS / "own_loop.md").read_text(), re.MULTILINE)
+    (row,) = [row for row in rows if row.startswith("`recipe.weigh(part)` | ")]
+    assert "minibatch" in row
+    assert callable(jr.recipes.Recipe.weigh)

@@ -392,6 +392,27 @@ def test_mistakes_of_the_code_are_raised_whatever_the_option(on_error):
             run(reward, on_error=on_error)
 
 
+class Unrelated:
+    """An async reward with an attribute that a pool has, too."""
+
+    patience = 5
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    async def __call__(self, prompt, completion, metadata):
+        if completion in self.fails:
+            raise OSError("the judge is away")
+        return 1.0
+
+
+def test_an_attribute_of_a_reward_does_not_make_it_a_pool():
+    with pytest.warns(VerifierWarning, match="Unrelated failed on 1 of 3 completions"):
+        assert run(Unrelated(["bb"])).failures == 1
+    with pytest.warns(VerifierWarning), pytest.raises(RewardError, match="on all 3 responses"):
+        run(Unrelated(["a", "bb", "ccc"]))
+
+
 class Partial:
     """A reward of batches one value of which is missing."""
 

@@ -323,6 +323,19 @@ def within(prompt, completion, metadata, *, tol=0.0, scale=1.0):
     return float(abs(float(completion) - metadata["answer"]) * scale <= tol)
 
 
+class Judge:
+    """A reward with an attribute that a verifier has, too."""
+
+    answer = "42"
+
+    def __call__(self, prompt, completion, metadata):
+        return float(self.answer in completion)
+
+
+def test_an_attribute_of_a_reward_that_is_no_function_extracts_no_answer():
+    assert answer_of(Judge()) is None and answer_of(bind(Judge())) is None
+
+
 def test_bound_options_hide_neither_the_extractor_nor_the_name():
     both = functools.partial(bind(within, tol=0.1), scale=2.0)
     for bound in (bind(within, tol=0.1), functools.partial(within, tol=0.1), both):

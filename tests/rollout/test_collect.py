@@ -537,6 +537,63 @@ class Demonstrated:
         return refill(jr.curation.informative_groups, max_rounds=9).observe(state, collection)
 
 
+@dataclasses.dataclass(frozen=True)
+class OnceEach:
+    """Each prompt once; there are no more than those of the data."""
+
+    size: int
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        places = range(self.size)[len(collection.requests) :][:count]
+        return tuple(Request(collection.group_size, place) for place in places), state
+
+    def observe(self, state, collection):
+        return in_order().observe(state, collection)
+
+
+def test_a_source_with_few_prompts_left_completes_its_batch():
+    """The sampler has seven rows to spare, and one prompt is left to sample ahead."""
+
+    def not_the_third(rewards):
+        return np.broadcast_to((np.arange(len(rewards)) != 2)[:, None], rewards.shape)
+
+    def round_of(prompts, ids):
+        rounds.append(ids[:, 0].tolist())
+        zeros = np.zeros((*ids.shape, 2), np.float32)
+        return Rollout(
+            prompt_tokens=np.int32(prompts),
+            prompt_mask=np.ones((len(prompts), 3), bool),
+            tokens=np.repeat(np.int32(ids)[..., None], 2, axis=-1),
+            mask=zeros == 0,
+            behavior_logp=zeros,
+            model_logp=zeros,
+            log_kept=zeros,
+            finish=np.ones(ids.shape, np.int32),
+            version=zeros.astype(np.int32),
+        )
+
+    rounds, size, more = [], 8, {"decode": str, "grade": grade}
+    backend = SamplerBackend(round_of, QUESTIONS, num_groups=size, group_size=G, **more)
+    collector = refill(not_the_third, max_rounds=2, source=OnceEach(10))
+    batch = collect(
+        collector,
+        collector.init(10),
+        KEY,
+        backend,
+        QUESTIONS[:10],
+        next_places=lambda count: list(range(count)),
+        num_groups=size,
+        group_size=G,
+        step=0,
+    )
+    assert batch.places == [0, 1, 3, 4, 5, 6, 7, 8] and batch.where.all()
+    # Of the second round, two rows are of groups, and the others repeat the first.
+    assert rounds[1] == [8 * G, 9 * G] + [8 * G] * 6 and len(rounds) == 2
+
+
 @pytest.mark.parametrize("spare", [0, 1, 4, 2 * P])
 def test_requests_with_arrays_are_sampled_ahead_once(spare):
     limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259)

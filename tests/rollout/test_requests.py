@@ -8,7 +8,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Decision, Request, Response, Row, in_order
-from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED, REPLAYED, collector_needs
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED, REPLAYED, declares
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import TextEncoder, encode_prompts
 from jaxrl_llm.rewards import Scores
@@ -327,6 +327,10 @@ ONE = Response("a")
             Request(1, 1, reward=lambda texts: [1.0, 2.0]),
             "prompt 1 returned shape (2,) for 1 texts",
         ),
+        (
+            Request(1, 1, reward=lambda texts: [-np.inf]),
+            "prompt 1 returned -inf; it must return finite numbers, or NaN for none",
+        ),
     ],
 )
 def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
@@ -365,12 +369,10 @@ def test_prompts_without_a_common_token_share_no_row(tiny):
 def test_a_collector_has_the_needs_of_those_it_is_built_of():
     inner = Plan((), ((),))
     outer = jr.curation.refill(jr.curation.informative_groups, source=inner)
-    assert collector_needs(outer, "sends_text") and collector_needs(outer, "needs_slots")
-    assert not collector_needs(outer, "records_entropy")
-    assert not collector_needs(jr.curation.refill(jr.curation.informative_groups), "sends_text")
-    assert not collector_needs(None, "sends_text") and not collector_needs(
-        in_order(), "needs_slots"
-    )
+    assert declares(outer, "sends_text") and declares(outer, "needs_slots")
+    assert not declares(outer, "records_entropy")
+    assert not declares(jr.curation.refill(jr.curation.informative_groups), "sends_text")
+    assert not declares(None, "sends_text") and not declares(in_order(), "needs_slots")
 
 
 def test_a_collector_sees_the_rows_of_the_data(tiny):

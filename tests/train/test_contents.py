@@ -8,7 +8,7 @@ from tiny_run import begun, tiny_run
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.train import OccupiedError, train
 from jaxrl_llm.train.logging import RunFolder
-from jaxrl_llm.train.logging.contents import holds_steps, is_run, other_files
+from jaxrl_llm.train.logging.contents import has_run, holds_steps, other_files
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -48,7 +48,7 @@ def test_what_a_system_puts_into_a_folder_is_no_file_of_others(tmp_path, name):
     (tmp_path / name).write_text("")
     with RunFolder(tmp_path, resume=False) as folder:
         folder.start(0, {})
-    assert is_run(tmp_path) and (tmp_path / name).read_text() == ""
+    assert has_run(tmp_path) and (tmp_path / name).read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_what_a_system_puts_into_a_folder_is_no_file_of_others(tmp_path, name):
 )
 def test_one_file_tells_that_a_run_began(tmp_path, name, text):
     (tmp_path / "notes.txt").write_text("mine")
-    assert not is_run(tmp_path) and other_files(tmp_path) == ["notes.txt"]
+    assert not has_run(tmp_path) and other_files(tmp_path) == ["notes.txt"]
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    assert is_run(tmp_path) and other_files(tmp_path) == []
+    assert has_run(tmp_path) and other_files(tmp_path) == []
     path.write_bytes(b"[" * 100_000)
-    assert is_run(tmp_path) == (name.endswith("record.json"))
+    assert has_run(tmp_path) == (name.endswith("record.json"))
 
 
 def test_a_lock_tells_that_a_run_began(tmp_path):
     FolderLock(tmp_path).release()
     (tmp_path / "reference.npz").write_text("")  # written before the first step
-    assert is_run(tmp_path)
+    assert has_run(tmp_path)
 
 
 def test_which_runs_have_steps(tmp_path):

@@ -13,7 +13,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.recipes import ProcessRewardModel
 from jaxrl_llm.testing import make_case, tiny_model
 from jaxrl_llm.train.critic import update_prm
-from jaxrl_llm.train.score import Scores
+from jaxrl_llm.train.score import ModelScores
 from jaxrl_llm.train.state import CriticState
 
 SGD, ADAMW = optax.sgd(0.3), optax.adamw(0.3, weight_decay=0.1)
@@ -136,7 +136,7 @@ def test_a_loss_that_takes_any_context_needs_no_pairs_unless_it_names_them(pairs
         return of_context(logp, old_logp, mask, rewards, **context)
 
     def scorer(params, part):
-        return Scores(jnp.broadcast_to(params, part.mask.shape), None, {})
+        return ModelScores(jnp.broadcast_to(params, part.mask.shape), None, {})
 
     batch = make_case().batch
     batch = batch.replace(rewards=jnp.ones_like(batch.rewards), extras={})

@@ -48,7 +48,7 @@ _PATIENCE = 0.05
 
 
 @dataclass(eq=False)
-class Turn:
+class PausedResponse:
     """A response between two of its turns.
 
     Attributes:
@@ -141,7 +141,7 @@ class Generation:
         self.segment = segment
         self._monitor = StopStringMonitor(stop_strings, decode_text, on_tokens)
         self.slots = engine.init()
-        self._turns: dict[int, Turn] = {}
+        self._turns: dict[int, PausedResponse] = {}
         self._scheduler = self._new_scheduler()
         self._nonfinite = self._no_slots()
         self._half_filled = False
@@ -497,7 +497,7 @@ class Generation:
                 if reason is not None:
                     done = Completion(request, slice_tokens(out, 0, n), reason)
                     if group.group.follow is not None and reason in (STOP, LENGTH):
-                        self._turns[request] = Turn(done, group.group.follow(done))
+                        self._turns[request] = PausedResponse(done, group.group.follow(done))
                         scheduler.between.add(request)
                     else:
                         scheduler.end(request, done)

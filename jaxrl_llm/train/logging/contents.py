@@ -12,7 +12,7 @@ from jaxrl_llm.train.logging.results import read_jsonl
 _SYSTEM = ("lost+found", "desktop.ini", "Thumbs.db")
 
 
-def is_run(folder: Path) -> bool:
+def has_run(folder: Path) -> bool:
     """Whether a run began in a folder, by any one of the files that tell.
 
     A kill may come before the others are written, and a copy may lack some: the lock of its
@@ -31,7 +31,7 @@ def is_run(folder: Path) -> bool:
 
 def other_files(folder: Path) -> list[str]:
     """The names in a folder that keep a run from beginning there; none where one began already."""
-    if not folder.is_dir() or is_run(folder):
+    if not folder.is_dir() or has_run(folder):
         return []
     names = [path.name for path in folder.iterdir() if path.name not in _SYSTEM]
     taken = [".lock"] if (folder / ".lock").is_dir() or _line(folder / ".lock") else []
