@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 
-from jaxrl_llm.rollout.episodes import DeadlineError, Workers
+from jaxrl_llm.rollout.workers import DeadlineError, Workers
 
 FAR = 60.0  # seconds
 
