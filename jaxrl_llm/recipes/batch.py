@@ -127,6 +127,10 @@ class Batch:
         """A copy with some fields changed."""
         return replace_fields(self, changes)
 
+    def with_extras(self, **arrays: Array) -> "Batch":
+        """A copy with more extras, or others of these names."""
+        return self.replace(extras={**self.extras, **arrays})
+
     def check(self) -> "Batch":
         """Checks ranks, shapes and dtypes, at no cost under ``jit``, and returns the batch.
 

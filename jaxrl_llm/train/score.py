@@ -1,5 +1,6 @@
 """Log-probabilities of responses under the model, with the prompt of a group computed once."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -155,42 +156,22 @@ def score_hidden(
     :func:`score`.
     """
     _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
-    P, G, T = tokens.shape
     tokens = _in_vocabulary(model, tokens)
     prompt_tokens = jnp.where(prompt_mask, _in_vocabulary(model, prompt_tokens), 0)
-
-    last = masking.last_token(prompt_mask)
-    prefix_mask = prompt_mask & ~last
-    first = jnp.sum(jnp.where(last, prompt_tokens, 0), axis=-1, dtype=tokens.dtype)
-    first = jnp.broadcast_to(first[:, None, None], (P, G, 1))
-    start = jnp.argmax(last, axis=-1).astype(jnp.int32)[:, None, None]
-    if isinstance(packing, Tree) and packing.parents is not None:
-        before = jnp.take_along_axis(tokens, jnp.maximum(packing.parents, 0), axis=-1)
-        inputs = jnp.where(packing.parents < 0, first, before)
-        positions = start + packing.depths
-    else:
-        inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
-        positions = jnp.broadcast_to(start + jnp.arange(T, dtype=jnp.int32), (P, G, T))
-    if after:  # then the prefix includes the prompt's last token
-        inputs, positions, prefix_mask = tokens, positions + 1, prompt_mask
+    inputs, positions, prefix_mask = _inputs_of_responses(
+        prompt_tokens, prompt_mask, tokens, packing, after
+    )
     inputs, positions = pack(packing, (inputs, positions))
     context = AttentionContext(
         jnp.ones(inputs.shape, bool), None, prefix_mask, experts=pack(packing, experts)
     )
+    apply = functools.partial(model.apply, params, delta=delta, remat=remat)
     if isinstance(packing, FlatPacking):
-        # The last token of a prompt that its responses attend to: the one before `first`.
-        behind = jnp.sum(prefix_mask, axis=-1, dtype=jnp.int32) - 1
-        leaves = jnp.take_along_axis(packing.prompt_cells, jnp.maximum(behind, 0)[:, None], axis=1)
-        leaves = jnp.where(behind < 0, -1, leaves[:, 0])
-        of_cells = leaves[jnp.maximum(packing.sources, 0) // (G * T)]
-        context = context._replace(
-            prefix_mask=packing.prompt_sources >= 0,
-            ends=packing.ends,
-            prompt_tree=PromptTree(packing.prompt_ends, of_cells),
-        )
+        cells = tokens.shape[1] * tokens.shape[2]
+        context = _flat_context(packing, context, cells)
         rows = _rows(pack_prompts(packing, prompt_tokens), inputs)
         places = _rows(jnp.maximum(packing.prompt_sources, 0) % prompt_tokens.shape[1], positions)
-        hidden, _ = model.apply(params, rows, places, context, delta=delta, remat=remat)
+        hidden, _ = apply(rows, places, context)
         return hidden[:, 0, packing.prompt_sources.shape[1] :].reshape(*inputs.shape, -1)
     if isinstance(packing, Tree):
         context = context._replace(ends=packing.ends)
@@ -199,8 +180,7 @@ def score_hidden(
     if model.takes_prompts and (spreads_batch() or not shared_prefix_len):
         length = prompt_tokens.shape[1]
         places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt_tokens.shape)
-        rows, places = _rows(prompt_tokens, inputs), _rows(places, positions)
-        hidden, _ = model.apply(params, rows, places, context, delta=delta, remat=remat)
+        hidden, _ = apply(_rows(prompt_tokens, inputs), _rows(places, positions), context)
         return hidden[:, 0, length:].reshape(*inputs.shape, -1)
     prefix = prefill(
         model,
@@ -211,9 +191,47 @@ def score_hidden(
         delta=delta,
         remat=remat,
     )
-    context = context._replace(prefix=prefix)
-    hidden, _ = model.apply(params, inputs, positions, context, delta=delta, remat=remat)
+    hidden, _ = apply(inputs, positions, context._replace(prefix=prefix))
     return hidden
+
+
+def _inputs_of_responses(
+    prompt_tokens: Array, prompt_mask: Array, tokens: Array, packing: Layout | None, after: bool
+) -> tuple[Array, Array, Array]:
+    """The token before each of a response and its position ``[P, G, T]``, and the rest of prompts.
+
+    The last token of a prompt is read with its responses, once for each; with ``after``, the tokens
+    themselves are read, and the whole prompt is what they attend to.
+    """
+    P, G, T = tokens.shape
+    last = masking.last_token(prompt_mask)
+    start = jnp.argmax(last, axis=-1).astype(jnp.int32)[:, None, None]
+    first = jnp.sum(jnp.where(last, prompt_tokens, 0), axis=-1, dtype=tokens.dtype)
+    first = jnp.broadcast_to(first[:, None, None], (P, G, 1))
+    if isinstance(packing, Tree) and packing.parents is not None:
+        before = jnp.take_along_axis(tokens, jnp.maximum(packing.parents, 0), axis=-1)
+        inputs = jnp.where(packing.parents < 0, first, before)
+        positions = start + packing.depths
+    else:
+        inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
+        positions = jnp.broadcast_to(start + jnp.arange(T, dtype=jnp.int32), (P, G, T))
+    if after:
+        return tokens, positions + 1, prompt_mask
+    return inputs, positions, prompt_mask & ~last
+
+
+def _flat_context(packing: FlatPacking, context: AttentionContext, cells: int) -> AttentionContext:
+    """The context of rows that prompts and responses share; a prompt has responses of ``cells``."""
+    # The last token of a prompt that its responses attend to.
+    behind = jnp.sum(context.prefix_mask, axis=-1, dtype=jnp.int32) - 1
+    leaves = jnp.take_along_axis(packing.prompt_cells, jnp.maximum(behind, 0)[:, None], axis=1)
+    leaves = jnp.where(behind < 0, -1, leaves[:, 0])
+    of_cells = leaves[jnp.maximum(packing.sources, 0) // cells]
+    return context._replace(
+        prefix_mask=packing.prompt_sources >= 0,
+        ends=packing.ends,
+        prompt_tree=PromptTree(packing.prompt_ends, of_cells),
+    )
 
 
 def _rows(of_prompts: Array, of_responses: Array) -> Array:

@@ -112,14 +112,10 @@ def score_batch(
     batch = _score_answers(batch, recipe, scorer, state, microbatches)
     if "kl_logp" in recipe.required_fields and "kl_logp" not in batch.extras:
         kl_logp = mismatched(scorer, state.policy, batch, microbatches)
-        batch = _with_extras(batch, {"kl_logp": kl_logp})
+        batch = batch.with_extras(kl_logp=kl_logp)
     batch = _score_earlier(batch, recipe, scorer, state, microbatches)
     body = critic_model or scorer.model
     return _score_second_model(batch, recipe, scorer, state, microbatches, body=body)
-
-
-def _with_extras(batch: Batch, extras: dict[str, Array]) -> Batch:
-    return batch.replace(extras={**batch.extras, **extras})
 
 
 def _absent(batch: Batch, recipe: Recipe, source: str) -> dict[str, Callable]:
@@ -170,7 +166,7 @@ def _score_old(
     computed = scores.statistics
     if recipe.likelihood is not None:
         computed = _constants(computed, besides)
-    return _with_extras(batch, computed | ({"old_entropy": scores.entropy} if entropy else {}))
+    return batch.with_extras(**computed, **({"old_entropy": scores.entropy} if entropy else {}))
 
 
 def _score_teacher(
@@ -198,7 +194,7 @@ def _score_teacher(
     values = map_microbatches(
         lambda part: reader.teacher(params, part, taught, states=states), batch, microbatches
     )
-    return _with_extras(batch, values)
+    return batch.with_extras(**values)
 
 
 def _score_answers(
@@ -214,7 +210,7 @@ def _score_answers(
             "extras, and no answer_logp computed from them."
         )
     answers = map_microbatches(lambda part: scorer.answers(state.policy, part), batch, microbatches)
-    return _with_extras(batch, {"answer_logp": answers})
+    return batch.with_extras(answer_logp=answers)
 
 
 def _score_earlier(
@@ -231,7 +227,7 @@ def _score_earlier(
             lambda part, policy=policy: scorer(policy, part).logp, unrouted, microbatches
         )
         total += share * jax.lax.stop_gradient(logp)
-    return _with_extras(batch, {"earlier_logp": total})
+    return batch.with_extras(earlier_logp=total)
 
 
 def _score_second_model(
@@ -251,12 +247,12 @@ def _score_second_model(
             lambda part: critic_values(body, params, part), batch, microbatches
         )
         both = {"old_values": values, "values": recipe.critic.combine(values)}
-        batch = _with_extras(batch, both)
+        batch = batch.with_extras(**both)
     if recipe.prm is not None and "prm_logp" not in batch.extras:
         reader = dataclasses.replace(scorer, model=body)
         chooses, params = batch.replace(experts=None), state.critic.params["model"]
         logp = map_microbatches(lambda part: reader(params, part).logp, chooses, microbatches)
-        batch = _with_extras(batch, {"prm_logp": logp})
+        batch = batch.with_extras(prm_logp=logp)
     return batch
 
 
@@ -484,7 +480,7 @@ def score_reference(
     functions = recipe.computed_from("reference")
     if "kl_ref_logp" in recipe.required_fields and "kl_ref_logp" not in batch.extras:
         kl_ref_logp = mismatched(scorer, params, batch, microbatches)
-        batch = batch.replace(extras={**batch.extras, "kl_ref_logp": kl_ref_logp})
+        batch = batch.with_extras(kl_ref_logp=kl_ref_logp)
     statistics = {name: f for name, f in functions.items() if name not in batch.extras}
     ref_logp = "ref_logp" in recipe.required_fields and batch.ref_logp is None
     besides = {k: name for k, name in of_likelihood(recipe, "ref").items() if k not in batch.extras}
@@ -495,7 +491,7 @@ def score_reference(
     if ref_logp:
         batch = batch.replace(ref_logp=scores.logp)
     computed = _constants(scores.statistics, {name: name for name in statistics} | besides)
-    return batch.replace(extras={**batch.extras, **computed})
+    return batch.with_extras(**computed)
 
 
 def _constants(statistics: dict[str, Array], names: dict[str, str]) -> dict[str, Array]:

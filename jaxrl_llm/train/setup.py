@@ -41,6 +41,7 @@ from jaxrl_llm.train.run_data import (
     load_prompts,
     text_room,
     warn_of_rewrites,
+    warn_of_warmup,
 )
 from jaxrl_llm.train.run_models import (
     head_key,
@@ -123,6 +124,7 @@ def load_experiment(
         check_responses(config, recipe, [*train, *compared], encoder)
         teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
         warn_of_rewrites(config, recipe, model, tokenizer, teacher)
+        warn_of_warmup(config, recipe)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(
