@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.core.runtime.compiler import copy_functions_late
 from jaxrl_llm.core.runtime.heap import keep_freed_memory
-from jaxrl_llm.core.runtime.terminal import text_of, visible
+from jaxrl_llm.core.runtime.terminal import str_or_type, visible
 from jaxrl_llm.core.runtime.threads import end_within
 from jaxrl_llm.core.secrets import mask
 
@@ -149,7 +149,7 @@ def _run(argv: Sequence[str] | None) -> int:
             print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
             return code
         prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
-        text = " ".join(text_of(error).split())
+        text = " ".join(str_or_type(error).split())
         clear = (UsageError, ValueError, TypeError, OSError, RuntimeError, ImportError)
         if not text or not isinstance(error, clear):  # the message alone does not tell
             text = f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")

@@ -117,7 +117,7 @@ def typed_lines() -> Iterator[str]:
             yield line.rstrip("\n")
 
 
-def text_of(ids: Sequence[int], tokenizer, stops: Sequence[str]) -> str:
+def text_to_stop(ids: Sequence[int], tokenizer, stops: Sequence[str]) -> str:
     """The text of token ids up to the first stop string."""
     text = tokenizer.decode(ids)
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
@@ -310,7 +310,7 @@ class Live:
         """New tokens."""
         del group_id, request, start
         self._ids += out.tokens.tolist()
-        text = text_of(self._ids, self._tokenizer, self._stops)
+        text = text_to_stop(self._ids, self._tokenizer, self._stops)
         # A character may still lack bytes, and a stop string its end.
         text = text.rstrip("\ufffd")
         # How many of the last characters may be the beginning of a stop string.

@@ -33,7 +33,7 @@ from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.runtime.files import parse_json, reason
 from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.core.runtime.processes import ProcessError
-from jaxrl_llm.core.runtime.terminal import text_of
+from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask
 from jaxrl_llm.models.lora import LoRAConfig, with_adapter
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
@@ -80,17 +80,17 @@ def usage_errors(prefix: str = "") -> Iterator[None]:
     try:
         yield
     except _WRONG as error:
-        raise UsageError(text_of(error).removeprefix(prefix)) from error
+        raise UsageError(str_or_type(error).removeprefix(prefix)) from error
     except CheckpointError as error:
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in _NAMES:
             raise
-        raise UsageError(text_of(error)) from error
+        raise UsageError(str_or_type(error)) from error
     except ProcessError as error:
         named = issubclass(error.kind, CheckpointError) and error.errno in _NAMES
         if not named and not issubclass(error.kind, _WRONG):
             raise
-        raise UsageError(text_of(error)) from error
+        raise UsageError(str_or_type(error)) from error
     except SystemExit as error:
         raise UsageError(f"the config ends the program, with sys.exit({error.code!r}).") from error
 
@@ -292,7 +292,8 @@ def _config_of(
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
-        raise UsageError(f"The config file {str(path)!r} fails: {kind}{text_of(error)}") from error
+        why = f"{kind}{str_or_type(error)}"
+        raise UsageError(f"The config file {str(path)!r} fails: {why}") from error
     config = getattr(module, name, None)
     if not isinstance(config, TrainConfig):
         problem = f"does not define `{name}`" if config is None else f"defines it as {config!r}"
@@ -359,7 +360,7 @@ def _command(path: Path) -> dict[str, Any]:
         record = parse_json(path.read_bytes())
     except ValueError as error:
         where = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
-        raise UsageError(f"{str(path)!r} is damaged: {where}{text_of(error)}.") from error
+        raise UsageError(f"{str(path)!r} is damaged: {where}{str_or_type(error)}.") from error
     names = {"config": str, "overrides": list}
     for name, kind in names.items():
         if not isinstance(record, dict) or not isinstance(record.get(name), kind):

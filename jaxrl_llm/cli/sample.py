@@ -20,7 +20,7 @@ from jaxrl_llm.cli.completions import (
     digest,
     digest_of_model,
     read_prompts,
-    text_of,
+    text_to_stop,
     to_row,
     typed_lines,
 )
@@ -363,7 +363,7 @@ class Tally:
     def _write(self, done: FinishedGroup, *, complete: bool) -> None:
         rows = []
         for each in done.completions:
-            text = text_of(each.tokens.tolist(), self._job.tokenizer, self._job.args.stop)
+            text = text_to_stop(each.tokens.tolist(), self._job.tokenizer, self._job.args.stop)
             sample = each.request // MOST_PROMPTS
             rows.append(to_row(self._prompts[done.id], sample, text, each, self._job.name))
             self.tokens += len(each)

@@ -322,6 +322,13 @@ def check_seconds(function: str, **values) -> None:
             )
 
 
+def check_key(function: str, key) -> None:
+    """Raises TypeError unless ``key`` is one typed key."""
+    typed = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
+    if not typed or jnp.shape(key) != ():
+        raise TypeError(f"{function}: key must be one typed key, made by jax.random.key(seed).")
+
+
 def check_seed(function: str, **values) -> None:
     """Raises unless every value is an integer from 0 to 2^64 - 1."""
     for name, seed in values.items():

@@ -1,19 +1,11 @@
 """Checks that the functions of this package share."""
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
 
 
-def check_key(function: str, key: Array) -> None:
-    """Raises TypeError unless ``key`` is one typed key."""
-    typed = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
-    if not typed or jnp.shape(key) != ():
-        raise TypeError(f"{function}: key must be one typed key, made by jax.random.key(seed).")
-
-
-def check_mask(function: str, name: str, mask: Array) -> None:
+def check_token_mask(function: str, name: str, mask: Array) -> None:
     """Raises unless ``mask`` is bool with at least one axis."""
     if mask is None:
         raise TypeError(f"{function}: {name} must be a bool array; got None.")
@@ -23,7 +15,7 @@ def check_mask(function: str, name: str, mask: Array) -> None:
 
 def check_draws(function: str, logp: Array, masked: Array) -> None:
     """Raises unless ``logp [J, ..., T]`` is floating and of the shape of the bool ``masked``."""
-    check_mask(function, "masked", masked)
+    check_token_mask(function, "masked", masked)
     checks.check_float(function, logp=logp)
     checks.check_same_shape(function, logp=logp, masked=masked)
     checks.check_min_rank(function, 2, logp=logp)

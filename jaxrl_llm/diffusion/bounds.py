@@ -50,7 +50,7 @@ def eubo(
       Wang et al., SPG (arXiv:2510.09541). Its released code averages over the covered tokens.
     """
     function = "eubo"
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "valid", valid)
     _inputs.check_draws(function, logp, masked)
     checks.check_shape(function, "logp", logp, (jnp.shape(logp)[0], *jnp.shape(valid)))
     checks.check_positive(function, finite=True, beta=beta)

@@ -233,7 +233,7 @@ def flow_kl(
     References:
       Liu et al., Flow-GRPO (arXiv:2505.05470). The divergence itself is larger by 1 / |dt|.
     """
-    _inputs.check_mask("flow_kl", "mask", mask)
+    _inputs.check_token_mask("flow_kl", "mask", mask)
     checks.check_non_negative("flow_kl", coef=coef)
     step_mean, ref_step_mean = (_read(x, mask) for x in (step_mean, ref_step_mean))
     std = jnp.where(mask, step_std, 1.0)
@@ -263,7 +263,7 @@ def flow_mse(
     References:
       UniGRPO (arXiv:2603.23500); confidence PAPER, from notes on it.
     """
-    _inputs.check_mask("flow_mse", "mask", mask)
+    _inputs.check_token_mask("flow_mse", "mask", mask)
     checks.check_non_negative("flow_mse", coef=coef)
     return coef * velocity_mse(velocity, ref_velocity, where=mask)
 
@@ -312,7 +312,7 @@ def flow_clip(
     """
     function = "flow_clip"
     checks.check_float(function, logp=logp, old_logp=old_logp, advantages=advantages)
-    _inputs.check_mask(function, "mask", mask)
+    _inputs.check_token_mask(function, "mask", mask)
     checks.check_same_shape(function, logp=logp, old_logp=old_logp, mask=mask)
     checks.check_positive(function, finite=True, eps=eps)
     checks.check_option(function, "reduce", reduce, ("mean", "sum"))

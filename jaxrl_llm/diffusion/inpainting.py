@@ -41,8 +41,8 @@ def hint_chunks(key: Array, trace: Array, *, shortest: int = 5, longest: int = 1
       a last chunk that is shorter, and its trace includes the final answer.
     """
     function = "hint_chunks"
-    _inputs.check_key(function, key)
-    _inputs.check_mask(function, "trace", trace)
+    checks.check_key(function, key)
+    _inputs.check_token_mask(function, "trace", trace)
     checks.check_count(function, shortest=shortest, longest=longest)
     if shortest > longest:
         raise ValueError(f"{function}: shortest {shortest} is above longest {longest}.")
@@ -82,7 +82,7 @@ def hint_mask(key: Array, chunk_ids: Array, share: Array | float) -> Array:
       shorter than a response can be, it also makes the gaps between chunks up to 1.5 times as long.
     """
     function = "hint_mask"
-    _inputs.check_key(function, key)
+    checks.check_key(function, key)
     checks.check_integer(function, chunk_ids=chunk_ids)
     checks.check_min_rank(function, 1, chunk_ids=chunk_ids)
     checks.check_share(function, share=share)
@@ -135,7 +135,7 @@ def draw_hints(
       both functions for what differs.
     """
     function = "draw_hints"
-    _inputs.check_key(function, key)
+    checks.check_key(function, key)
     checks.check_share(function, low=low, high=high)
     if low > high:
         raise ValueError(f"{function}: low {low} is above high {high}.")
@@ -210,7 +210,7 @@ def entropy_top_mask(entropy: Array, hint: Array, mask: Array, *, share: float =
       share of 0 too.
     """
     function = "entropy_top_mask"
-    _inputs.check_mask(function, "hint", hint)
+    _inputs.check_token_mask(function, "hint", hint)
     masking.check_tokens(function, mask, entropy=entropy)
     checks.check_same_shape(function, entropy=entropy, hint=hint)
     checks.check_share(function, share=share)

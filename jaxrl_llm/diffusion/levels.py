@@ -85,7 +85,7 @@ def mask_counts(
       spread evenly over the batch.
     """
     function = "mask_counts"
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_option(function, "least", least, (0, 1))
     u = _uniform(function, key, jnp.shape(valid)[:-1], samples, draws)
     length = masking.lengths(valid)
@@ -127,7 +127,7 @@ def quadrature_levels(samples: int) -> tuple[Array, Array]:
 
 def _uniform(function: str, key: Array, shape: tuple[int, ...], samples: int, draws: str) -> Array:
     """``[J, ...]`` numbers, each uniform in [0, 1]."""
-    _inputs.check_key(function, key)
+    checks.check_key(function, key)
     checks.check_count(function, samples=samples)
     checks.check_option(function, "draws", draws, DRAWS)
     if draws == "antithetic":

@@ -109,7 +109,7 @@ def mean_field(logp: Array, valid: Array) -> Array:
       Zhao et al., d1 (arXiv:2504.12216), diffu-GRPO.
     """
     function = "mean_field"
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_float(function, logp=logp)
     checks.check_min_rank(function, 2, logp=logp)
     checks.check_shape(function, "logp", logp, (jnp.shape(logp)[0], *jnp.shape(valid)))
@@ -148,7 +148,7 @@ def coupled(full_logp: Array, logp: Array, masked: Array, t: Array, valid: Array
       and t uniform in [0.2, 0.8].
     """
     function = "coupled"
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "valid", valid)
     scaled = _scaled(function, logp, masked, t)
     if jnp.shape(logp)[0] % 2:
         raise ValueError(f"{function}: logp must have pairs of draws; got {jnp.shape(logp)}.")

@@ -37,8 +37,8 @@ def mask_tokens(key: Array, valid: Array, t: Array | float) -> Array:
       Nie et al., LLaDA (arXiv:2502.09992); shared masks: Zhu et al., VRPO (arXiv:2505.19223).
     """
     function = "mask_tokens"
-    _inputs.check_key(function, key)
-    _inputs.check_mask(function, "valid", valid)
+    checks.check_key(function, key)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_share(function, t=t)
     t = _before_rows(function, "t", jnp.asarray(t, jnp.float32), valid)
     shape = jnp.broadcast_shapes(t.shape, jnp.shape(valid))
@@ -68,8 +68,8 @@ def mask_exact(key: Array, valid: Array, counts: Array) -> Array:
       Nie et al., LLaDA (arXiv:2502.09992), the form of lower variance.
     """
     function = "mask_exact"
-    _inputs.check_key(function, key)
-    _inputs.check_mask(function, "valid", valid)
+    checks.check_key(function, key)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_integer(function, counts=counts)
     counts = _before_rows(function, "counts", jnp.asarray(counts), valid)
     shape = jnp.broadcast_shapes(counts.shape, jnp.shape(valid))
@@ -108,8 +108,8 @@ def mask_blocks(key: Array, valid: Array, *, block: int, samples: int, p: float 
       different blocks and whose settings have p = 0.15.
     """
     function = "mask_blocks"
-    _inputs.check_key(function, key)
-    _inputs.check_mask(function, "valid", valid)
+    checks.check_key(function, key)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_count(function, block=block, samples=samples)
     checks.check_share(function, p=p)
     shape = (samples, *jnp.shape(valid))
@@ -151,8 +151,8 @@ def complementary(masked: Array, valid: Array) -> Array:
       (arXiv:2512.03759).
     """
     function = "complementary"
-    _inputs.check_mask(function, "masked", masked)
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "masked", masked)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_min_rank(function, 2, masked=masked)
     checks.check_shape(function, "masked", masked, (jnp.shape(masked)[0], *jnp.shape(valid)))
     return jnp.concatenate([valid & masked, valid & ~masked], axis=0)
@@ -184,8 +184,8 @@ def diffu_mask(key: Array, prompt: Array, valid: Array, *, p: float = 0.15) -> A
       Zhao et al., d1 (arXiv:2504.12216), diffu-GRPO, whose released settings use p = 0.15.
     """
     function = "diffu_mask"
-    _inputs.check_mask(function, "prompt", prompt)
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "prompt", prompt)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_same_shape(function, prompt=prompt, valid=valid)
     checks.check_share(function, p=p)
     return mask_tokens(key, prompt, p) | valid
@@ -215,8 +215,8 @@ def count_levels(masked: Array, valid: Array, *, least: int = 1) -> Array:
       counts from 0.
     """
     function = "count_levels"
-    _inputs.check_mask(function, "masked", masked)
-    _inputs.check_mask(function, "valid", valid)
+    _inputs.check_token_mask(function, "masked", masked)
+    _inputs.check_token_mask(function, "valid", valid)
     checks.check_option(function, "least", least, (0, 1))
     checks.check_shape(function, "masked", masked, (jnp.shape(masked)[0], *jnp.shape(valid)))
     length = masking.lengths(valid) + (1.0 - least)

@@ -101,7 +101,7 @@ def bgpo(
     del logp, old_logp
     checks.check_float(function, draw_logp=draw_logp, old_draw_logp=old_draw_logp)
     checks.check_same_shape(function, draw_logp=draw_logp, old_draw_logp=old_draw_logp)
-    _inputs.check_mask(function, "mask", mask)
+    _inputs.check_token_mask(function, "mask", mask)
     checks.check_shape(
         function, "draw_logp", draw_logp, (*jnp.shape(mask), jnp.shape(draw_logp)[-1])
     )

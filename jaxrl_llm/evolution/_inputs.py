@@ -3,20 +3,12 @@
 import math
 import numbers
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
 
 
-def check_key(function: str, key: Array) -> None:
-    """Raises TypeError unless ``key`` is one typed key."""
-    typed = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
-    if not typed or jnp.shape(key) != ():
-        raise TypeError(f"{function}: key must be one typed key, made by jax.random.key(seed).")
-
-
-def check_count(function: str, least: int, **values) -> None:
+def check_at_least(function: str, least: int, **values) -> None:
     """Raises unless every value (None is skipped) is an integer of at least ``least``."""
     for name, value in values.items():
         if value is None:
@@ -31,7 +23,7 @@ def check_matrix(function: str, shape: tuple[int, ...], rank: int, name: str = "
     """Raises ValueError unless ``shape`` is that of a matrix whose rank can be ``rank``."""
     if len(shape) != 2:
         raise ValueError(f"{function}: {name} must be that of a matrix; got {tuple(shape)}.")
-    check_count(function, 1, rank=rank)
+    check_at_least(function, 1, rank=rank)
     if rank > min(shape):
         raise ValueError(
             f"{function}: rank must be at most the smaller side of {name} {tuple(shape)}; "

@@ -128,7 +128,7 @@ def eggroll_grad(
     """
     leaves.check_evolution("eggroll_grad", params, classes, key, rank=rank, noise_reuse=noise_reuse)
     check_scale("eggroll_grad", scale, SCALES, sigma)
-    _inputs.check_count("eggroll_grad", 1, chunk=chunk)
+    _inputs.check_at_least("eggroll_grad", 1, chunk=chunk)
     fitness = _inputs.population("eggroll_grad", fitness, pairs=pairs)
     weights = weights_of(fitness, pairs=pairs)
     draws = jnp.arange(weights.shape[0]) if draws is None else draws

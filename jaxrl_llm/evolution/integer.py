@@ -62,8 +62,8 @@ def int8_table(key: Array, *, size: int = 2**20) -> Array:
     References:
       The integer form of EGGROLL (arXiv:2511.16652), app. G; its code has 2^30 entries.
     """
-    _inputs.check_key("int8_table", key)
-    _inputs.check_count("int8_table", 1, size=size)
+    checks.check_key("int8_table", key)
+    _inputs.check_at_least("int8_table", 1, size=size)
     if size & (size - 1):
         raise ValueError(f"int8_table: size must be a power of two; got {size}.")
     return saturate(jnp.trunc(2**ONE_BITS * jax.random.normal(key, (size,))).astype(jnp.int32))
@@ -134,11 +134,11 @@ def int8_noise(
 
 def check_table(function, table, key, shape, rank, noise_reuse) -> None:
     """Raises unless a leaf of this shape can read its noise from the table."""
-    _inputs.check_key(function, key)
+    checks.check_key(function, key)
     check_int8(function, table=table)
     checks.check_rank(function, 1, table=table)
-    _inputs.check_count(function, 1, rank=rank)
-    _inputs.check_count(function, 0, noise_reuse=noise_reuse)
+    _inputs.check_at_least(function, 1, rank=rank)
+    _inputs.check_at_least(function, 0, noise_reuse=noise_reuse)
     if len(shape) not in (1, 2):
         raise ValueError(f"{function}: shape must be that of a matrix or vector; got {shape}.")
     if len(shape) == 1 and rank != 1:
@@ -193,7 +193,7 @@ def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int =
       The integer form of EGGROLL (arXiv:2511.16652), app. G.
     """
     check_int8("egg_matmul", x=x, w=w)
-    _inputs.check_count("egg_matmul", 0, shift=shift)
+    _inputs.check_at_least("egg_matmul", 0, shift=shift)
     checks.check_min_rank("egg_matmul", 2, x=x)
     checks.check_rank("egg_matmul", 2, w=w)
     if x.shape[-1] != w.shape[1]:
@@ -236,7 +236,7 @@ def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: i
     check_int8("egg_embed", w=w)
     checks.check_integer("egg_embed", tokens=tokens)
     checks.check_min_rank("egg_embed", 1, tokens=tokens)
-    _inputs.check_count("egg_embed", 0, shift=shift)
+    _inputs.check_at_least("egg_embed", 0, shift=shift)
     rows = w[tokens]
     if perturbation is None:
         return rows
@@ -273,7 +273,7 @@ def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Arr
     """
     check_int8("egg_vector", w=w)
     checks.check_rank("egg_vector", 1, w=w)
-    _inputs.check_count("egg_vector", 0, shift=shift)
+    _inputs.check_at_least("egg_vector", 0, shift=shift)
     if perturbation is None:
         return w
     a, b = perturbation.a, perturbation.b

@@ -56,8 +56,8 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
     References:
       The integer form of EGGROLL (arXiv:2511.16652), app. G.
     """
-    _inputs.check_key("egg_init", key)
-    _inputs.check_count("egg_init", 1, vocab=vocab, width=width, layers=layers)
+    checks.check_key("egg_init", key)
+    _inputs.check_at_least("egg_init", 1, vocab=vocab, width=width, layers=layers)
     size = 2 * vocab * width + 12 * layers * width**2
     if layers > _MOST_LAYERS or size > _MOST_PARAMETERS:
         raise ValueError(

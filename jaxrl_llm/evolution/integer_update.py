@@ -95,7 +95,7 @@ def egg_step(w: Array, votes: Array, *, num_pairs: int, threshold: Array | int) 
     check_int8("egg_step", w=w)
     checks.check_integer("egg_step", votes=votes)
     checks.check_same_shape("egg_step", w=w, votes=votes)
-    _inputs.check_count("egg_step", 1, num_pairs=num_pairs)
+    _inputs.check_at_least("egg_step", 1, num_pairs=num_pairs)
     limit = jnp.asarray(threshold, jnp.int32) * (2**ONE_BITS * math.isqrt(num_pairs))
     move = jnp.where(jnp.abs(votes) >= limit, jnp.sign(votes), 0)
     return saturate(w.astype(jnp.int32) + move)
@@ -144,7 +144,7 @@ def egg_update(
     check_table("egg_update", table, key, w.shape, rank, noise_reuse)
     checks.check_integer("egg_update", signs=signs)
     checks.check_rank("egg_update", 1, signs=signs)
-    _inputs.check_count("egg_update", 1, chunk=chunk)
+    _inputs.check_at_least("egg_update", 1, chunk=chunk)
     if signs.shape[0] == 0:
         raise ValueError("egg_update: signs must be of at least one pair; got none.")
 
@@ -213,7 +213,7 @@ def unpack_ternary(packed: Array, count: int) -> Array:
     checks.check_min_rank("unpack_ternary", 1, packed=packed)
     if jnp.result_type(packed) != jnp.uint8:
         raise TypeError(f"unpack_ternary: packed must be uint8; got {jnp.result_type(packed)}.")
-    _inputs.check_count("unpack_ternary", 0, count=count)
+    _inputs.check_at_least("unpack_ternary", 0, count=count)
     if -(-count // _TRITS) != packed.shape[-1]:
         raise ValueError(f"unpack_ternary: {packed.shape[-1]} bytes do not hold {count} values.")
     digits = packed.astype(jnp.int32)[..., None] // 3 ** jnp.arange(_TRITS) % 3

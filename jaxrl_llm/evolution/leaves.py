@@ -155,8 +155,8 @@ def check_classes(function: str, params: ArrayTree, classes: ArrayTree, rank: in
 
 def check_evolution(function, params, classes, key, *, rank, noise_reuse, sigma=None) -> None:
     """Raises unless these arguments, which several functions share, are consistent."""
-    _inputs.check_key(function, key)
-    _inputs.check_count(function, 0, noise_reuse=noise_reuse)
+    checks.check_key(function, key)
+    _inputs.check_at_least(function, 0, noise_reuse=noise_reuse)
     check_classes(function, params, classes, rank)
     checks.check_non_negative(function, sigma=sigma)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxrl_llm.core import Array
+from jaxrl_llm.core import Array, checks
 from jaxrl_llm.evolution import _inputs
 
 
@@ -70,7 +70,7 @@ def leaf_key(key: Array, path: str) -> Array:
       Ours. The code of EGGROLL (arXiv:2511.16652) splits the key over the leaves in the order of
       the tree, so one more leaf changes all noise.
     """
-    _inputs.check_key("leaf_key", key)
+    checks.check_key("leaf_key", key)
     return leaf_keys(key, [path])[0]
 
 
@@ -113,7 +113,7 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
       EGGROLL (arXiv:2511.16652); ``baseline=2`` is the variant with a baseline in its repository.
     """
     _inputs.check_members("antithetic", members)
-    _inputs.check_count("antithetic", 0, baseline=baseline)
+    _inputs.check_at_least("antithetic", 0, baseline=baseline)
     if pairs and baseline % 2:
         raise ValueError(f"antithetic: baseline must not split a pair; got {baseline}.")
     xp = np if isinstance(members, np.ndarray) else jnp
@@ -211,9 +211,9 @@ def lowrank_noise(
       EGGROLL (arXiv:2511.16652), sec. 4. There the noise has the dtype of the leaf and
       ``noise_reuse`` is 0 by default; for the same key of a leaf the draws are the same.
     """
-    _inputs.check_key("lowrank_noise", key)
+    checks.check_key("lowrank_noise", key)
     _inputs.check_matrices("lowrank_noise", shape, rank, "shape")
-    _inputs.check_count("lowrank_noise", 0, noise_reuse=noise_reuse)
+    _inputs.check_at_least("lowrank_noise", 0, noise_reuse=noise_reuse)
     draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
     a, b = Draws(key, epoch, draw, dtype, noise_reuse).factors(tuple(shape), rank)
     return LowRank(a, b, sign)
@@ -251,8 +251,8 @@ def full_noise(
     References:
       OpenAI-ES (arXiv:1703.03864); the leaves of EGGROLL (arXiv:2511.16652) that are not matrices.
     """
-    _inputs.check_key("full_noise", key)
-    _inputs.check_count("full_noise", 0, noise_reuse=noise_reuse)
+    checks.check_key("full_noise", key)
+    _inputs.check_at_least("full_noise", 0, noise_reuse=noise_reuse)
     draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
     return Full(Draws(key, epoch, draw, dtype, noise_reuse).dense(shape), sign)
 

@@ -119,9 +119,9 @@ def sparse_noise(
     References:
       The sparse variant in the repository of EGGROLL (arXiv:2511.16652), written afresh.
     """
-    _inputs.check_key("sparse_noise", key)
+    checks.check_key("sparse_noise", key)
     _inputs.check_matrix("sparse_noise", shape, 1)
-    _inputs.check_count("sparse_noise", 0, noise_reuse=noise_reuse)
+    _inputs.check_at_least("sparse_noise", 0, noise_reuse=noise_reuse)
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
     rows, columns, values = _sparse(noise.Draws(key, epoch, draw, dtype, noise_reuse), shape)
     return Sparse(rows, columns, values, sign)
@@ -214,9 +214,9 @@ def sparse_grad(
       The sparse variant in the repository of EGGROLL (arXiv:2511.16652) multiplies by q, although
       an estimate of the gradient divides by it; its author marks this as to be verified.
     """
-    _inputs.check_key("sparse_grad", key)
+    checks.check_key("sparse_grad", key)
     _inputs.check_matrix("sparse_grad", shape, 1)
-    _inputs.check_count("sparse_grad", 0, noise_reuse=noise_reuse)
+    _inputs.check_at_least("sparse_grad", 0, noise_reuse=noise_reuse)
     gradient.check_scale("sparse_grad", scale, ("step", "gradient"), sigma)
     fitness = _inputs.population("sparse_grad", fitness, pairs=pairs)
     weights = gradient.weights_of(fitness, pairs=pairs)

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime import watchdog
-from jaxrl_llm.core.runtime.terminal import text_of
+from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.runtime.watchdog import Watchdog
 from jaxrl_llm.rewards.answers import without_options
 
@@ -121,7 +121,7 @@ class _Calls:
             except BaseException as error:
                 if stop_on_error or isinstance(error, RewardError):
                     self.error = self.error or (position, error)
-                text = one_line(text_of(error))
+                text = one_line(str_or_type(error))
                 result = Failure(f"raised {type(error).__name__}: {text}", error)
             self.values.setdefault(position, result)
             self.end(position)
@@ -290,7 +290,7 @@ def in_thread(
         position, error = calls.error
         raise RewardError(
             f"Reward {name_of(reward)} raised {type(error).__name__} on "
-            f"{describe(position, metadata[position])}: {one_line(text_of(error))}."
+            f"{describe(position, metadata[position])}: {one_line(str_or_type(error))}."
         ) from error
     return [calls.values[position] for position in range(len(prompts))]
 
@@ -659,7 +659,7 @@ def _table(
         except Exception as fault:  # of the value itself, such as a broken __float__
             raise RewardError(
                 f"Reward {name_of(reward)} gave for {row} a {type(value).__name__} that cannot be "
-                f"read: {type(fault).__name__}: {one_line(text_of(fault))}."
+                f"read: {type(fault).__name__}: {one_line(str_or_type(fault))}."
             ) from fault
         if not components and not details:
             components = {name: np.zeros(len(values), np.float32) for name in numbers}

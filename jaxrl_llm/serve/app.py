@@ -34,7 +34,7 @@ from jaxrl_llm.serve.chat import (
     TextStream,
     TokenTexts,
     read_chat,
-    text_of,
+    text_to_stop,
     to_message,
     token_entries,
 )
@@ -422,7 +422,7 @@ def _finish_of_text(completion: Completion, asked: ChatRequest, renderer: Render
     """The finish reason of a chat's text, which a stop may cut that only the renderer spells."""
     finish, sample = _finish(completion), asked.sample
     if finish == "length" and sample.stops:
-        _, cut = text_of(completion.tokens.tolist(), renderer, sample.stops, sample.least)
+        _, cut = text_to_stop(completion.tokens.tolist(), renderer, sample.stops, sample.least)
         return "stop" if cut else finish
     return finish
 

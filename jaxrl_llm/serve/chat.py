@@ -167,7 +167,7 @@ def _call_text(call: Any) -> str:
     return f"<tool_call>\n{value}\n</tool_call>"
 
 
-def text_of(
+def text_to_stop(
     tokens: Sequence[int], renderer: Renderer, stops: Sequence[str], least: int = 0
 ) -> tuple[str, bool]:
     """The text of a response up to the first stop text, and whether there is one.
@@ -186,7 +186,7 @@ def to_message(
     tokens: Sequence[int], renderer: Renderer, request: ChatRequest, name: str
 ) -> dict[str, Any]:
     """A response as an assistant message, with its tool calls if there are any."""
-    text, cut = text_of(tokens, renderer, request.sample.stops, request.sample.least)
+    text, cut = text_to_stop(tokens, renderer, request.sample.stops, request.sample.least)
     parsed = renderer.parse(tokens) if request.tools else Parsed(text)
     if not parsed.calls or parsed.error is not None:
         return {"role": "assistant", "content": text}
@@ -229,7 +229,7 @@ class TextStream:
         return self._send(self._text())
 
     def _text(self) -> str:
-        return text_of(self._tokens, self._renderer, self._stops, self._least)[0]
+        return text_to_stop(self._tokens, self._renderer, self._stops, self._least)[0]
 
     def _send(self, text: str) -> str:
         if len(text) <= len(self._sent) or not text.startswith(self._sent):

@@ -35,7 +35,7 @@ def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
       TypeError: If ``key`` is not one typed key or a size is not an integer.
       ValueError: If there are fewer than two sizes or one is below 1.
     """
-    _inputs.check_key("mlp_init", key)
+    checks.check_key("mlp_init", key)
     if len(sizes) < 2:
         raise ValueError(f"mlp_init: sizes must be of input and output at least; got {sizes}.")
     for size in sizes:

@@ -1,6 +1,6 @@
 import io
 
-from jaxrl_llm.core.runtime.terminal import for_stream, text_of, visible
+from jaxrl_llm.core.runtime.terminal import for_stream, str_or_type, visible
 
 
 class Terminal(io.StringIO):
@@ -20,5 +20,5 @@ def test_what_cannot_be_printed_has_a_type():
         def __str__(self):
             raise RuntimeError
 
-    assert text_of(BrokenError()) == "BrokenError that cannot be printed"
-    assert text_of(ValueError("a")) == "a"
+    assert str_or_type(BrokenError()) == "BrokenError that cannot be printed"
+    assert str_or_type(ValueError("a")) == "a"

@@ -22,7 +22,7 @@ def for_stream(text: str, stream: TextIO) -> str:
     return visible(text) if stream.isatty() else text
 
 
-def text_of(value: object) -> str:
+def str_or_type(value: object) -> str:
     """``str`` of a value, or its type if that fails, as for an error that cannot be printed."""
     try:
         return str(value)

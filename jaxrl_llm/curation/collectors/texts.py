@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree
-from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, text_of
+from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     Collection,
@@ -40,7 +40,7 @@ class _PlainTexts:
     def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row has no text."""
         for row in data:
-            if not text_of("plain_texts", row, self.column):
+            if not read_text("plain_texts", row, self.column):
                 raise ValueError(
                     f"plain_texts: {self.column!r} of prompt {prompt_name(row)} is empty."
                 )

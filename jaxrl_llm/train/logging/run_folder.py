@@ -16,7 +16,7 @@ import jax
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason, sync, with_home, write_whole
 from jaxrl_llm.core.runtime.locks import FolderLock
-from jaxrl_llm.core.runtime.terminal import text_of
+from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask, mask_known
 from jaxrl_llm.train.checkpoint import CheckpointError
 from jaxrl_llm.train.checkpoint.checkpoints import left_in, wait_for_saves
@@ -250,7 +250,7 @@ class RunFolder:
                 with _optional(lines.path):
                     lines.flush()
         if error is not None:
-            text = text_of(error)
+            text = str_or_type(error)
             self._note_end(f"{kind.__name__}: {mask(text)}" if text else kind.__name__)
         if kind is None or issubclass(kind, Exception):  # a second Ctrl-C should end at once
             sinks.close()

@@ -261,7 +261,7 @@ def read_column(function: str, row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def text_of(function: str, row: Mapping[str, Any], column: str) -> str:
+def read_text(function: str, row: Mapping[str, Any], column: str) -> str:
     """A column of a prompt's row that is a text.
 
     Raises:
@@ -403,6 +403,6 @@ def share_messages(
     check_template(function, template, "question", "hint")
     for share in shares:
         checks.check_share(function, shares=share)
-    solution = text_of(function, row, column)
+    solution = read_text(function, row, column)
     lengths = [round(len(solution) * share) for share in shares]
     return tuple(template.format(question=row["text"], hint=solution[:n]) for n in lengths)

@@ -15,7 +15,7 @@ from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     HintPolicy,
     prompt_name,
-    text_of,
+    read_text,
 )
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy
 from jaxrl_llm.curation.collectors.protocol import HINTED, Outcome, Request, on_host
@@ -45,10 +45,10 @@ class _Inpainted(HintedPolicy):
 
     def _trace(self, row: Mapping[str, Any]) -> str:
         """The reference up to its final answer."""
-        text = text_of(self.name, row, self.column)
+        text = read_text(self.name, row, self.column)
         if self.answer is None:
             return text
-        place = text.rfind(answer := text_of(self.name, row, self.answer))
+        place = text.rfind(answer := read_text(self.name, row, self.answer))
         if place < 0:
             raise ValueError(
                 f"{self.name}: {self.column!r} of prompt {prompt_name(row)} does not hold its "

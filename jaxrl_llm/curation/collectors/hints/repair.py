@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, HintPolicy, text_of
+from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, HintPolicy, read_text
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy, of_role
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
@@ -52,7 +52,7 @@ class _Repair(HintedPolicy):
 
     def check(self, row: Mapping[str, Any]) -> None:
         if self.teacher is None:
-            text_of(self.name, row, self.column)
+            read_text(self.name, row, self.column)
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         judged, plain = of_role(group, JUDGE), group.outcomes[0]

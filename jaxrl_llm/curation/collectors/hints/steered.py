@@ -14,8 +14,8 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     HintPolicy,
+    read_text,
     solution_of,
-    text_of,
 )
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy, rows_of
 from jaxrl_llm.curation.collectors.protocol import HINTED, Request, Response, on_host
@@ -159,7 +159,7 @@ class _ExamplesInPrompt(HintedPolicy):
 
     def check(self, row: Mapping[str, Any]) -> None:
         if self.examples is None:
-            text_of(self.name, row, self.column)
+            read_text(self.name, row, self.column)
 
     def ask(self, group: GuidedGroup) -> Sequence[Request]:
         if len(group.requests) > 1:
