@@ -77,7 +77,7 @@ def over(
 ) -> harness.Measure:
     """A quantity over that of an even allocation, claimed to be above 1 or below."""
     pair = (results[each][what] for each in (name, "evenly"))
-    estimate = harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+    estimate = harness.ratio(*pair, what="seeds")
     return harness.Measure(words, estimate, holds, 1.0)
 
 

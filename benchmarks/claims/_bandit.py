@@ -114,6 +114,7 @@ def train(
     *,
     seed: int,
     steps: int,
+    rollouts: int = 0,
     rate: float = 1.0,
     loss: Loss = on_policy,
     weigh=None,
@@ -121,6 +122,7 @@ def train(
     """Plain gradient steps with advantages of `grpo`.
 
     Args:
+      rollouts: After all steps, more follow until so many are sampled.
       weigh: A Transform after the advantage that reads prompt_ids, rewards and where, and learns.
     """
     task = make_task(seed)
@@ -136,8 +138,8 @@ def train(
     )
     state = None if weigh is None else weigh.init()
     accuracy, sampled, informative = [], [], []
-    for step in range(steps):
-        batch = run.batch(policy(params, task, step))
+    while len(sampled) < steps or sum(sampled) < rollouts:
+        batch = run.batch(policy(params, task, len(sampled)))
         answers = np.zeros(batch.rewards.shape, np.int32)
         behavior = np.zeros(batch.rewards.shape, np.float32)
         for p, row in enumerate(batch.responses()):
@@ -169,8 +171,9 @@ def train(
     )
 
 
-def cost(curve: Curve, accuracy: float, what: str = "sampled") -> float:
-    """Rollouts, or updates, until an accuracy is reached; all there were if it is not."""
+def cost(curve: Curve, accuracy: float, what: str = "sampled") -> tuple[float, bool]:
+    """Rollouts, or updates, until an accuracy is reached, or all; and whether it is reached."""
     reached = np.flatnonzero(curve.accuracy >= accuracy)
     place = reached[0] if reached.size else len(curve.accuracy) - 1
-    return float(curve.sampled[place]) if what == "sampled" else float(place + 1)
+    value = float(curve.sampled[place]) if what == "sampled" else float(place + 1)
+    return value, bool(reached.size)

@@ -33,7 +33,8 @@ def highest(name: str, grid: Sequence[float], means, *, quick: bool = False) -> 
     Raises:
       ValueError: If it is at an end of the grid.
     """
-    place = int(np.argmax(means))
+    # A setting whose runs diverge is never the best.
+    place = int(np.argmax(np.where(np.isnan(means), -np.inf, means)))
     if not quick and place in (0, len(grid) - 1):
         raise ValueError(f"{name}: the best of {list(grid)} is {grid[place]:g}, at its end.")
     return place

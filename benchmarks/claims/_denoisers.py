@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import diffusion_world
-from benchmarks.claims import harness
+from benchmarks.claims import _chosen, harness
 from jaxrl_llm import advantages, diffusion
 
 V, L = 3, 4
@@ -136,21 +136,30 @@ def rewards_of(key):
     return (jax.random.uniform(key, (len(RESPONSES),)) < 0.2).astype(jnp.float32)
 
 
-def accuracy(table, rewards):
-    """The exact chance of a right response."""
+def graded_rewards_of(key):
+    """Of all responses ``[V^L]``, from 0 to 1: the mean is a fifth, and few are near 1.
+
+    A rate can be too great for them: the policy settles on a response before it meets the best.
+    With right and wrong alone any right response is the best, and all great rates are as good.
+    """
+    return jax.random.uniform(key, (len(RESPONSES),)) ** 4
+
+
+def expected(table, rewards):
+    """The exact mean reward."""
     return jnp.sum(jnp.exp(log_likelihood(table, RESPONSES)) * rewards)
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "updates", "steps", "group"))
 def train(keys, rate, *, loss: Callable, updates: int, steps: int = 60, group: int = 16):
-    """Accuracy before each step and after the last ``[seeds, steps + 1]`` by gradient descent.
+    """Mean reward before each step and after the last ``[seeds, steps + 1]``, by gradient descent.
 
     ``loss(table, old table, tokens, advantages, key)``; ``updates`` of one batch, with its masks.
     """
 
     def run(key):
         first, second, third = jax.random.split(key, 3)
-        rewards = rewards_of(second)
+        rewards = graded_rewards_of(second)
         start = 0.5 * jax.random.normal(first, ((V + 1) ** L, L, V))
 
         def step(table, key):
@@ -164,10 +173,10 @@ def train(keys, rate, *, loss: Callable, updates: int, steps: int = 60, group: i
                 return table - rate * jax.grad(loss)(table, old, tokens, A, two), None
 
             table, _ = jax.lax.scan(update, old, None, length=updates)
-            return table, accuracy(old, rewards)
+            return table, expected(old, rewards)
 
         last, curve = jax.lax.scan(step, start, jax.random.split(third, steps))
-        return jnp.append(curve, accuracy(last, rewards))
+        return jnp.append(curve, expected(last, rewards))
 
     return jax.lax.map(run, keys)
 
@@ -175,16 +184,17 @@ def train(keys, rate, *, loss: Callable, updates: int, steps: int = 60, group: i
 def best(
     losses: Mapping[str, Callable], rates, *, seed: int, quick: bool, updates: int = 1
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Curves ``[seeds, steps + 1]`` of each loss at the rate of its best mean accuracy, and rates.
+    """Curves ``[seeds, steps + 1]`` of each loss at the rate of its best mean reward, and rates.
 
-    The rates are chosen on other seeds than those of the curves.
+    The rates are chosen on other seeds than those of the curves, and lie within their grid.
     """
     count = 6 if quick else 32
     choose, keys = (jax.random.split(jax.random.key(10 * seed + i), count) for i in (0, 1))
     curves, chosen = {}, {}
     for name, loss in losses.items():
         ends = [train(choose, r, loss=loss, updates=updates)[:, -1].mean() for r in rates]
-        chosen[name] = float(rates[int(np.argmax(ends))])
+        place = _chosen.highest(f"learning rate, {name}", rates, np.array(ends), quick=quick)
+        chosen[name] = float(rates[place])
         curves[name] = np.asarray(train(keys, chosen[name], loss=loss, updates=updates))
     return curves, chosen
 
@@ -198,10 +208,10 @@ def exact_masks(key, valid, samples, *, least=1):
 
 
 def curve_plot(curves: Mapping[str, np.ndarray]) -> harness.Plot:
-    """Accuracy by step."""
+    """Mean reward by step."""
     series = []
     for name, values in curves.items():
         centers = [harness.mean(x, "seeds") for x in values.T]
         value, low, high, _ = zip(*centers, strict=True)
         series.append(harness.Series(name, list(range(len(value))), value, low, high))
-    return harness.Plot("step", "exact chance of a right response", series)
+    return harness.Plot("step", "exact mean reward", series)

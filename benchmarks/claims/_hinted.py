@@ -61,7 +61,7 @@ def measure(
 
     def over(other: str):
         pair = (found[key][1] for key in (name, other))
-        return harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+        return harness.ratio(*pair, what="seeds")
 
     measures = [
         harness.Measure(

@@ -25,7 +25,7 @@ def at_best_rates(
 ) -> tuple[dict[str, list[_bandit.Curve]], dict[str, float]]:
     """:func:`runs` of each ``way(seed, rate)`` at its best rate, and the rates as facts.
 
-    The best has the greatest accuracy at the end, on three seeds that no measure uses.
+    The best has the greatest `last` accuracy, on three seeds that no measure uses.
     """
     rates = RATES[6:8] if quick else RATES
     trials = [1000 * seed + 500 + i for i in range(1 if quick else 3)]
@@ -47,28 +47,38 @@ def less(found, name: str, other: str, what: Callable[[_bandit.Curve], float]) -
     return harness.mean(np.subtract(*pair), "seeds")
 
 
-def over(found, name: str, other: str, what: Callable[[_bandit.Curve], float]) -> harness.Estimate:
-    """Ratio of means."""
-    pair = (np.array([what(curve) for curve in found[each]]) for each in (name, other))
-    return harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
-
-
 def cost_over(found, name: str, other: str, what: str) -> harness.Estimate:
-    """Rollouts or updates to the accuracy of ``other`` after three quarters of its updates."""
-    place = 3 * STEPS // 4
-    pair = [
-        np.array([_bandit.cost(x, y.accuracy[place], what) for x, y in zip(*curves, strict=True)])
-        for curves in ((found[name], found[other]), (found[other], found[other]))
-    ]
-    return harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+    """Rollouts or updates to the accuracy of ``other`` after three quarters of its updates.
+
+    A seed that never gets there counts with all of its own or of ``other``, whichever is more: to
+    have sampled little is no saving.
+    """
+    costs = []
+    for curve, plain in zip(found[name], found[other], strict=True):
+        value, reached = _bandit.cost(curve, _aim(plain), what)
+        if not reached:
+            value = max(value, _bandit.cost(plain, np.inf, what)[0])
+        costs.append((value, _bandit.cost(plain, _aim(plain), what)[0]))
+    return harness.ratio(*np.array(costs).T, what="seeds")
+
+
+def reaching(found, name: str, other: str) -> dict[str, float]:
+    """How many seeds get to the accuracy of `cost_over`, as a fact."""
+    pairs = zip(found[name], found[other], strict=True)
+    count = sum(_bandit.cost(curve, _aim(plain))[1] for curve, plain in pairs)
+    return {f"seeds that reach that accuracy, of {len(found[name])}, {name}": count}
+
+
+def _aim(curve: _bandit.Curve) -> float:
+    return curve.accuracy[3 * STEPS // 4]
 
 
 def last(curve: _bandit.Curve) -> float:
-    return float(curve.accuracy[-1])
+    return float(curve.accuracy[STEPS - 1])
 
 
 def informative(curve: _bandit.Curve) -> float:
-    return float(curve.informative.mean())
+    return float(curve.informative[:STEPS].mean())
 
 
 def facts(found) -> dict[str, float]:
@@ -76,7 +86,7 @@ def facts(found) -> dict[str, float]:
     for name, curves in found.items():
         words[f"accuracy after {STEPS} updates, {name}"] = np.mean([last(x) for x in curves])
         words[f"share of informative groups, {name}"] = np.mean([informative(x) for x in curves])
-        words[f"rollouts, {name}"] = np.mean([x.sampled[-1] for x in curves])
+        words[f"rollouts, {name}"] = np.mean([x.sampled[STEPS - 1] for x in curves])
     return words
 
 
@@ -84,7 +94,7 @@ def plot(found) -> harness.Plot:
     """Accuracy by rollouts."""
     series = []
     for name, curves in found.items():
-        places = np.arange(4, STEPS, 5)
+        places = np.arange(4, min(len(x.accuracy) for x in curves), 5)
         centers = [harness.mean([x.accuracy[i] for x in curves], "seeds") for i in places]
         value, low, high, _ = zip(*centers, strict=True)
         sampled = np.mean([x.sampled[places] for x in curves], axis=0)

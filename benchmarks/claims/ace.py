@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl_llm as jr
-from benchmarks.claims import harness
+from benchmarks.claims import _chosen, harness
 
 PAPER = "2602.21420"
 PROMPTS, ANSWERS, GROUP, STEPS = 64, 32, 8, 200
@@ -109,9 +109,9 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     }
     trained = {method: np.stack([after for _, after in each]) for method, each in runs.items()}
     before = runs["grpo"][0][0]
-    tuning, counted = slice(0, seeds // 3), slice(seeds // 3, None)
+    counted = _chosen.counted(seeds)
     chosen = {
-        method: int(np.argmax(pass_at(chance[:, tuning], 32).mean(-1)))
+        method: _chosen.best(f"learning rate, {method}", rates, pass_at(chance, 32), quick=quick)
         for method, chance in trained.items()
     }
     at_best = {method: trained[method][rate, counted] for method, rate in chosen.items()}

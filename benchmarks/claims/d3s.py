@@ -111,7 +111,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     variance, gain, cosine = ({name: found[name][i] for name in NAMES} for i in range(3))
 
     def over(x, other):
-        return harness.bootstrap(harness.ratio_of_means, x["batch"], x[other], what="batches")
+        return harness.ratio(x["batch"], x[other], what="batches")
 
     what = "variance of kept advantages, chosen over the batch, times that"
     gained = "gain of one step, chosen over the batch, times that"

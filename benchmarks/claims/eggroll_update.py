@@ -111,7 +111,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     ranks = (LOW, HIGH) if quick else RANKS
     keys = jax.random.split(first, populations)
     short = {rank: np.asarray(errors(keys, rank=rank, members=members)) for rank in ranks}
-    ratio = harness.bootstrap(harness.ratio_of_means, short[HIGH], short[LOW], what="populations")
+    ratio = harness.ratio(short[HIGH], short[LOW], what="populations")
     seeds, rates = (3, RATES[3:4]) if quick else (24, RATES)
     keys, taken = jax.random.split(second, seeds), _chosen.counted(seeds)
     last, best = {}, {}
@@ -127,7 +127,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
         ),
         harness.Measure(
             f"loss after {UPDATES} updates, rank 1 over full noise",
-            harness.bootstrap(harness.ratio_of_means, *last.values(), what="seeds"),
+            harness.ratio(*last.values(), what="seeds"),
             "below",
             1.1,
         ),

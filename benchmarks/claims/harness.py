@@ -20,11 +20,11 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 import benchmarks.claims
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
+from jaxrl_llm.train.intervals import t_quantile
 
 RESULTS = harness.RESULTS / "claims"
 # Modules of the package that are no claim.
@@ -57,7 +57,7 @@ def mean(values: Any, what: str) -> Estimate:
     """
     values = np.asarray(values, np.float64)
     center, error = values.mean(), values.std(ddof=1) / math.sqrt(values.size)
-    half = error * float(stdtrit(values.size - 1, 0.975))
+    half = error * t_quantile(values.size)
     how = f"Student's t, {values.size} {what}"
     return Estimate(float(center), float(center - half), float(center + half), how)
 
@@ -101,8 +101,31 @@ def bootstrap(
 
 
 def ratio_of_means(numerator: Any, denominator: Any) -> float:
-    """For `bootstrap`."""
+    """For `bootstrap` of many units, where the numerator may be below 0; else see `ratio`."""
     return float(np.mean(numerator) / np.mean(denominator))
+
+
+def ratio(numerator: Any, denominator: Any, *, what: str) -> Estimate:
+    """The ratio of two positive means, with the interval of Student's t for its logarithm.
+
+    The spread is that of jackknife values. The percentiles of a bootstrap cover in 86 of 100 cases
+    with six units, in 88 with eight and in 91 with sixteen.
+
+    Args:
+        numerator: ``[n, ...]``, of independent units.
+        denominator: ``[n, ...]``, of the same units.
+        what: What they are, in plural.
+    """
+    rows = [np.asarray(x, np.float64) for x in (numerator, denominator)]
+    rows = [x.reshape(len(x), -1).mean(-1) for x in rows]
+    rest = [x.sum() - x for x in rows]
+    if min(map(np.min, rest)) <= 0:
+        raise ValueError("a ratio needs means above 0, also without any one of its units.")
+    n, value = len(rows[0]), ratio_of_means(*rows)
+    spread = np.std(np.log(rest[0]) - np.log(rest[1]), ddof=1) * (n - 1)
+    factor = math.exp(spread / math.sqrt(n) * t_quantile(n))
+    how = f"Student's t, {n} {what}, jackknife of the logarithm"
+    return Estimate(value, value / factor, value * factor, how)
 
 
 @dataclasses.dataclass(frozen=True)

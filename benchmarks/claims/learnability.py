@@ -18,7 +18,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     collectors = {"learnability": jr.recipes.learnability().collector, "uniform": None}
     found = _drifting.runs(collectors, seed=seed, quick=quick)
     pair = (_drifting.column(found, name, "variance") for name in collectors)
-    ratio = harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+    ratio = harness.ratio(*pair, what="seeds")
     measures = [
         *_drifting.share_measures(found, "learnability"),
         harness.Measure("p (1 - p) of the prompts over that of chance", ratio, "above", 1.0),

@@ -60,7 +60,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     measures = [
         harness.Measure(
             f"squared error over that of the {name}, average of prior deviations, 4 rollouts",
-            harness.bootstrap(harness.ratio_of_means, fused, other, what="prompts"),
+            harness.ratio(fused, other, what="prompts"),
             "below",
             1.0,
         )
@@ -71,9 +71,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     measures.append(
         harness.Measure(
             "squared error over that of the better one, where they are closest, 4 rollouts",
-            harness.bootstrap(
-                harness.ratio_of_means, fused[:, middle], better[:, middle], what="prompts"
-            ),
+            harness.ratio(fused[:, middle], better[:, middle], what="prompts"),
             "below",
             1.0,
         )
@@ -82,9 +80,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     measures.append(
         harness.Measure(
             f"squared error over that of the prior, at deviation {GOOD:g}, 4 rollouts",
-            harness.bootstrap(
-                harness.ratio_of_means, fused[:, good], prior[:, good], what="prompts"
-            ),
+            harness.ratio(fused[:, good], prior[:, good], what="prompts"),
             "below",
             1.0,
         )

@@ -65,7 +65,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
         plays = [play(deviation, 1000 * seed + i) for i in range(2 if quick else 12)]
         errors, counts, fixed = (np.array(x) for x in zip(*plays, strict=True))
         alike = [np.interp(n, SIZES, curve) for n, curve in zip(counts, fixed, strict=True)]
-        ratio = harness.bootstrap(harness.ratio_of_means, errors, alike, what="seeds")
+        ratio = harness.ratio(errors, alike, what="seeds")
         what = f"squared error over that of a fixed size with as many rollouts, {words}"
         measures.append(harness.Measure(what, ratio, "below", 1.0))
         facts[f"rollouts a prompt, {words}"] = counts.mean()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.claims import __main__ as command
-from benchmarks.claims import _chosen, harness, table
+from benchmarks.claims import _bandit, _chosen, _trained, harness, table
 from jaxrl_llm.recipes.catalog import CATALOG
 
 NAMES = harness.names()
@@ -145,6 +145,64 @@ def test_verdicts():
         assert harness.Claim(measures, plot).verdict == verdict
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_saved_learning_rate_is_at_an_end_of_its_grid(name):
+    module = harness.load(name)
+    grid = getattr(module, "RATES", _trained.RATES if hasattr(module, "_trained") else None)
+    facts = _saved(name)["facts"]
+    rates = [v for what, v in facts.items() if what.startswith(("learning rate", "best learning"))]
+    assert bool(rates) or not hasattr(module, "_trained")
+    for rate in rates:
+        assert 1.001 * min(grid) < rate < 0.999 * max(grid), facts
+
+
+def test_only_what_has_no_sampling_error_is_listed_as_exact():
+    """Seeds that all agree have an interval without width, and are a sample all the same."""
+    agreed = {"low": 0.0, "high": 0.0, "interval": "normal, 9 seeds"}
+    assert table.interval(agreed) == "0 to 0"
+    for how in ("exact", "exact, by enumeration; 400 policies", "deterministic, full batch"):
+        assert table.interval(agreed | {"interval": how}) == "exact"
+
+
+def _curve(accuracy, batch):
+    accuracy = np.asarray(accuracy)
+    count = np.arange(1, len(accuracy) + 1)
+    return _bandit.Curve(accuracy, batch * count, np.ones(len(count)), np.zeros(1), np.ones(1))
+
+
+def test_a_seed_that_never_reaches_the_accuracy_is_not_the_cheapest():
+    never, plain = _curve([0.1] * 100, 128), _curve(np.linspace(0.1, 0.9, 100), 256)
+    found = {"a": [never] * 6, "b": [plain] * 6}
+    assert _trained.cost_over(found, "a", "b", "sampled").value == pytest.approx(100 / 76)
+    assert _trained.cost_over(found, "a", "b", "updates").value == pytest.approx(100 / 76)
+    (count,) = _trained.reaching(found, "a", "b").values()
+    assert count == 0
+    # With more rollouts of its own than the other has, all of them.
+    found["a"] = [_curve([0.1] * 300, 128)] * 6
+    assert _trained.cost_over(found, "a", "b", "sampled").value == pytest.approx(150 / 76)
+    found["a"] = [_curve(np.linspace(0.1, 0.9, 100), 128)] * 6
+    assert _trained.cost_over(found, "a", "b", "sampled").value == pytest.approx(0.5)
+    (count,) = _trained.reaching(found, "a", "b").values()
+    assert count == 6
+
+
+def test_what_is_measured_after_the_updates_leaves_out_those_that_follow():
+    curve = _curve([0.5] * _trained.STEPS + [0.9], 2)
+    curve = curve._replace(informative=np.append(np.ones(_trained.STEPS), 0.0))
+    assert _trained.last(curve) == 0.5 and _trained.informative(curve) == 1.0
+    assert _trained.facts({"a": [curve]})["rollouts, a"] == 2 * _trained.STEPS
+
+
+def test_a_training_goes_on_until_it_has_sampled_enough():
+    batch = _bandit.GROUPS * _bandit.SIZE
+    curves = [_bandit.train(None, seed=0, steps=2, rollouts=n) for n in (0, 2 * batch + 1)]
+    assert [curve.sampled.tolist() for curve in curves] == [
+        [batch, 2 * batch],
+        [batch, 2 * batch, 3 * batch],
+    ]
+    np.testing.assert_array_equal(curves[1].accuracy[:2], curves[0].accuracy)
+
+
 def test_a_measure_must_be_finite():
     with pytest.raises(ValueError, match="x: a measure must be finite"):
         _measure(0.0, math.nan, 1.0, above=1)
@@ -173,6 +231,8 @@ def test_a_grid_is_chosen_on_a_third_of_the_seeds_and_may_not_end_there():
     with pytest.raises(ValueError, match="rate: the best of .* is 10, at its end"):
         _chosen.best("rate", (0.1, 1.0, 10.0), scores[[0, 2, 1]])
     assert _chosen.best("rate", (0.1, 1.0, 10.0), scores[[0, 2, 1]], quick=True) == 2
+    # Runs that diverge are not the best.
+    assert _chosen.highest("rate", (0.1, 1.0, 10.0), [0.0, 1.0, math.nan]) == 1
 
 
 def test_intervals_cover_in_95_of_100_cases():
@@ -183,6 +243,33 @@ def test_intervals_cover_in_95_of_100_cases():
     for rows, low, high in cases:
         found = [harness.mean(row, "values") for row in rows]
         assert low < np.mean([each.low <= 0.0 <= each.high for each in found]) < high
+
+
+@pytest.mark.parametrize("count", [6, 8])
+@pytest.mark.parametrize("kind", ["log-normal", "counts"])
+def test_intervals_of_ratios_cover_in_95_of_100_cases(count, kind):
+    """With few units too, where the percentiles of a bootstrap cover in 86 (six) or 88 (eight)."""
+    generator = np.random.default_rng(2)
+    if kind == "counts":
+        pairs, truth = generator.poisson([[[30.0]], [[40.0]]], (2, 4000, count)), 0.75
+    else:
+        pairs, truth = np.exp(0.2 * generator.normal(size=(2, 4000, count))), 1.0
+    found = [harness.ratio(x, y, what="values") for x, y in zip(*pairs, strict=True)]
+    assert 0.93 < np.mean([each.low <= truth <= each.high for each in found]) < 0.97
+
+
+def test_a_ratio_of_means():
+    rows = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 5.0]])
+    estimate = harness.ratio(*rows, what="seeds")
+    assert estimate.value == pytest.approx(0.6)
+    assert estimate.low * estimate.high == pytest.approx(0.36)
+    # Columns of a unit are averaged.
+    wide = harness.ratio(np.stack([rows[0] - 0.5, rows[0] + 0.5], 1), rows[1], what="seeds")
+    assert wide[:3] == pytest.approx(estimate[:3])
+    none = harness.ratio(2 * rows[1], rows[1], what="seeds")
+    assert none[:3] == pytest.approx((2.0, 2.0, 2.0))
+    with pytest.raises(ValueError, match="a ratio needs means above 0"):
+        harness.ratio([0.0, 0.0, 1.0], rows[1], what="seeds")
 
 
 @pytest.mark.parametrize("kind", ["line", "bars"])
