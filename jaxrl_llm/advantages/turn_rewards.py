@@ -291,6 +291,36 @@ def place_turn_rewards(
     return turns.turns_to_tokens(share, ends, turn_ids=turn_ids)
 
 
+def turn_totals(
+    rewards: Array,
+    *,
+    turn_ids: Array,
+    turn_rewards: Array | None = None,
+    turn_where: Array | None = None,
+    won: Array | None = None,
+    mode: Literal["dense", "single"] = "dense",
+    max_total: float | Array | None = None,
+) -> Array:
+    """The sum ``[..., G]`` of the rewards that :func:`place_turn_rewards` places on an episode.
+
+        R = sum over turns k of turn_rewards_k / N,   N as in place_turn_rewards
+
+    Turns earn them whether their tokens train or not, so that a rollout that a correction rejects
+    counts in the baseline of its group with what it earned.
+    """
+    placed = place_turn_rewards(
+        rewards,
+        jnp.asarray(turn_ids) >= 0,
+        turn_ids=turn_ids,
+        turn_rewards=turn_rewards,
+        turn_where=turn_where,
+        won=won,
+        mode=mode,
+        max_total=max_total,
+    )
+    return jnp.sum(placed, axis=-1)
+
+
 def token_totals(token_rewards: Array, mask: Array) -> Array:
     """The sum of the rewards of the tokens of each rollout.
 

@@ -77,8 +77,10 @@ def paired(
       behavior_logp: ``[..., G, T]``, under the policy that sampled: the ``previous`` policy of a
         loss that names it, such as :func:`inpo`.
       win_rates: ``[..., G]``, one per rollout, for a loss that names them, such as :func:`sppo`.
-      center: ``[]`` or an array of one value, for a loss that names it; None for its default.
-      margins: ``[...]``, one per group, the ``margin`` of a loss that names it.
+      center: ``[]`` or an array of one value, for a loss that names it; None for its default. A
+        :func:`running_center` has the same ``excess``.
+      margins: ``[...]``, one per group, the ``margin`` of a loss that names it; those of
+        ``recipes.aot`` have the same ``excess``.
       alignment: ``[..., G]``, not negative, such as :func:`alignment_weights`; the weight of a pair
         is the product of its two values.
       from_reference: bool ``[..., G]``, True for responses that the reference sampled; a loss that
@@ -133,16 +135,9 @@ def paired(
     there, lengths = jnp.any(mask, axis=-1), jnp.maximum(masking.lengths(mask), 1.0)
     size = jnp.shape(lengths)[-1]
 
-    def spread(x: Array, axis: int) -> Array:
-        """Of each rollout ``[..., G]`` as of pairs ``[..., G, G]``."""
-        return jnp.repeat(jnp.expand_dims(x, axis), size, axis)
-
-    def sums(x: Array) -> Array:
+    def spread(x: Array) -> Array:
         """Of the first response of each pair ``[..., G, G]``."""
-        if excess == 1.0:
-            return spread(_sums(x, mask), -1)
-        tokens, taken = (jnp.repeat(y[..., None, :], size, -2) for y in (x, mask))
-        return desensitized_logp(tokens, taken, spread(lengths, -2), alpha=excess)
+        return jnp.repeat(x[..., None], size, -1)
 
     checks.check_share(function, excess=excess)
     others = there
@@ -156,21 +151,19 @@ def paired(
             extra[name] = jnp.broadcast_to(target[..., None, None], (*jnp.shape(x), size))
     shares = _pairs(function, advantages, others, from_reference)
     of_tokens = {"logp": logp, "ref_logp": ref_logp, "previous_logp": behavior_logp}
-    named = {name: sums(x) for name, x in of_tokens.items() if x is not None}
-    named["lengths"] = spread(lengths, -1)
+    named = {k: pair_sums(x, mask, excess=excess) for k, x in of_tokens.items() if x is not None}
+    named["lengths"] = spread(lengths)
     for name, x in (("win_rates", win_rates), ("alignment", alignment)):
         if x is not None:
             checks.check_alike(function, {name: x, "advantages": advantages})
     if win_rates is not None:
-        named["win_rate"] = spread(win_rates, -1)
-    for name, x in named.items():
-        extra |= {f"chosen_{name}": x, f"rejected_{name}": jnp.swapaxes(x, -1, -2)}
+        named["win_rate"] = spread(win_rates)
     if margins is not None:
         _check_named(function, "margins", "margin", loss)
         checks.check_shape(function, "margins", margins, jnp.shape(shares)[:-2])
         extra["margin"] = jnp.broadcast_to(margins[..., None, None], jnp.shape(shares))
     if from_reference is not None:
-        extra["policy_chosen"] = spread(~jnp.asarray(from_reference), -1)
+        extra["policy_chosen"] = spread(~jnp.asarray(from_reference))
     weights, compared = jnp.float32(1.0), shares > 0
     if alignment is not None:
         each = jax.lax.stop_gradient(masking.zero_masked(alignment, there))
@@ -178,7 +171,12 @@ def paired(
         if max_alignment is not None:
             weights = jnp.minimum(weights, max_alignment)
         compared &= ~(weights == 0)  # its gradient may be infinite; a NaN must reach the loss
-    losses = masking.product(weights, _call(function, loss, extra | {"where": compared}))
+    for name, x in named.items():  # pairs that are not compared may have an infinite loss
+        none = 1.0 if name == "lengths" else 0.0
+        extra[f"chosen_{name}"] = jnp.where(compared, x, none)
+        extra[f"rejected_{name}"] = jnp.where(compared, jnp.swapaxes(x, -1, -2), none)
+    losses = _call(function, loss, extra | {"where": compared})
+    losses = masking.product(weights, masking.zero_masked(losses, compared))
     value = jnp.sum(shares * losses, axis=(-1, -2))
     # A NaN advantage has no order and must reach the loss.
     unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, there)), axis=-1)
@@ -394,6 +392,20 @@ def _sums(logp: Array, mask: Array) -> Array:
     return jnp.sum(masking.zero_masked(logp, mask), axis=-1)
 
 
+def pair_sums(logp: Array, mask: Array, *, excess: float) -> Array:
+    """Sums ``[..., G, G]`` of the first response of each pair, from tokens ``[..., G, T]``.
+
+    Tokens past the length of the second response have the weight ``excess``.
+    """
+    size = jnp.shape(mask)[-2]
+    if excess == 1.0:
+        return jnp.repeat(_sums(logp, mask)[..., None], size, -1)
+    tokens, taken = (jnp.repeat(x[..., None, :], size, -2) for x in (logp, mask))
+    lengths = jnp.maximum(masking.lengths(mask), 1.0)
+    others = jnp.repeat(lengths[..., None, :], size, -2)
+    return desensitized_logp(tokens, taken, others, alpha=excess)
+
+
 def _scalar(function: str, name: str, x: float | Array, loss: Callable) -> Array:
     """A number that a loss names, without a gradient."""
     _check_named(function, name, name, loss)
@@ -557,7 +569,7 @@ class RunningCenter(NamedTuple):
     count: Array
 
 
-def running_center(*, beta: float = 0.1) -> Transform:
+def running_center(*, beta: float = 0.1, excess: float = 1.0) -> Transform:
     """The mean implicit reward of all pairs so far, the ``center`` of :func:`paired`.
 
         d = mean over groups of (mean x_w + mean x_l) / 2,   x = beta (old_logp - ref_logp)
@@ -566,6 +578,7 @@ def running_center(*, beta: float = 0.1) -> Transform:
 
     Args:
       beta: The ``beta`` of the loss, above 0.
+      excess: That of :func:`paired`, in [0, 1].
 
     Returns:
       A Transform ``rewards [..., G] -> []`` for ``Computed("center", ..., "controller")``; it takes
@@ -573,7 +586,7 @@ def running_center(*, beta: float = 0.1) -> Transform:
       :class:`RunningCenter`.
 
     Raises:
-      ValueError: If ``beta`` is not above 0.
+      ValueError: If ``beta`` is not above 0, or ``excess`` not in [0, 1].
 
     Example:
       >>> import jaxrl_llm as jr
@@ -585,6 +598,7 @@ def running_center(*, beta: float = 0.1) -> Transform:
       uses a moving average of it.
     """
     checks.check_positive("running_center", finite=True, beta=beta)
+    checks.check_share("running_center", excess=excess)
 
     def init() -> RunningCenter:
         return RunningCenter(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
@@ -592,8 +606,12 @@ def running_center(*, beta: float = 0.1) -> Transform:
     def update(rewards, state, *, where, old_logp, ref_logp, mask):
         best, worst = best_and_worst(rewards, where & jnp.any(mask, axis=-1))
         kept = mask & where[..., None]
-        implicit = beta * jnp.sum(masking.safe_log_ratio(old_logp, ref_logp, kept), axis=-1)
-        middle = jnp.sum(masking.product(best + worst, implicit), axis=-1) / 2
+        implicit = beta * pair_sums(
+            masking.safe_log_ratio(old_logp, ref_logp, kept), kept, excess=excess
+        )
+        pairs = best[..., :, None] * worst[..., None, :]
+        both = (implicit, jnp.swapaxes(implicit, -1, -2))
+        middle = sum(jnp.sum(masking.product(pairs, x), axis=(-1, -2)) for x in both) / 2
         there = jnp.any(best > 0, axis=-1)
         number = jnp.sum(there, dtype=jnp.float32)
         count = state.count + number

@@ -309,14 +309,15 @@ def paired_rewards(
     rewards, there = _of_responses("paired_rewards", values, advantages, mask)
     best, worst = best_and_worst(advantages, there)
     shares = best[..., :, None] * worst[..., None, :]
-    shape = jnp.shape(shares)
-    chosen = jnp.broadcast_to(rewards[..., :, None], shape)
-    rejected = jnp.broadcast_to(rewards[..., None, :], shape)
-    context = {"where": shares > 0}
+    shape, compared = jnp.shape(shares), shares > 0
+    # Pairs that are not compared may have an infinite loss.
+    chosen = masking.zero_masked(rewards[..., :, None], compared)
+    rejected = masking.zero_masked(rewards[..., None, :], compared)
+    context = {"where": compared}
     if margins is not None:
         checks.check_shape("paired_rewards", "margins", margins, shape[:-2])
         context["margin"] = jnp.broadcast_to(jnp.asarray(margins)[..., None, None], shape)
-    losses = call_with(loss, chosen, rejected, context=context)
+    losses = masking.zero_masked(call_with(loss, chosen, rejected, context=context), compared)
     return _over_tokens(jnp.sum(shares * losses, axis=(-1, -2))[..., None], mask)
 
 

@@ -50,7 +50,7 @@ class EvolutionRecipe:
       outcome: ``tries [..., S] -> [...]``: ``evolution.best_of`` for pass@k.
       chunk: Number of noise draws in memory during an update; it does not change the result.
       collector: Chooses the P prompts of a step; None for each once an epoch. All are requested at
-        once.
+        once, and the rows of a batch hold all members in order.
       paper: Reference.
 
     Raises:

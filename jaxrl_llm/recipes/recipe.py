@@ -302,8 +302,15 @@ class Recipe:
     def check_passes(self, epochs: int, minibatches: int) -> None:
         """Raises ValueError if a sampled batch has several optimizer steps and there is no ratio.
 
-        Also if each of its turns already is a step.
+        Also if each of its turns already is a step, or the likelihood draws masks for another
+        number of passes.
         """
+        if self.likelihood and self.likelihood.passes not in (1, epochs):
+            raise ValueError(
+                f"recipe {self.name!r} draws masks for {self.likelihood.passes} passes over a "
+                f"batch; got epochs {epochs}; give its preset that number, as in "
+                f"diffu_grpo(epochs={epochs}), or its likelihood passes={epochs}."
+            )
         if epochs * minibatches <= 1:
             return
         if self.turn_updates is not None:
@@ -316,11 +323,6 @@ class Recipe:
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
-            )
-        if epochs > 1 and self.likelihood and self.likelihood.passes not in (1, epochs):
-            raise ValueError(
-                f"recipe {self.name!r} draws masks for {self.likelihood.passes} passes over a "
-                f"batch; got epochs {epochs}."
             )
         if self.likelihood and self.likelihood.reads_advantages:
             raise ValueError(
@@ -406,7 +408,8 @@ class Recipe:
 
         In order: controllers; curation clears ``where`` and with it ``mask``; the correction drops
         tokens from ``mask``; advantages; the selection drops more tokens; entries computed from the
-        batch; the critic's returns; weights. All in float32.
+        batch; the critic's returns, with the mask from before the selection; weights. All in
+        float32.
 
         Args:
           batch: ``[P, G, T]`` arrays of all prompts of this update. The prepared batch may be
@@ -459,6 +462,7 @@ class Recipe:
         checks.check_float(f"Recipe {self.name!r}", advantages=advantages)
         per_token = jnp.ndim(advantages) == batch.mask.ndim
         advantages = masking.zero_masked(advantages, batch.mask if per_token else where)
+        unselected = batch.mask
         if self.selection is not None:
             keep = call(self.selection, advantages, batch.mask)
             batch = _without(self, "selection", batch, keep)
@@ -469,12 +473,18 @@ class Recipe:
             batch = _with_extra(batch, name, call(function, advantages))
         batch = self.measure(batch, batch.old_logp)
         if self.critic is not None:
-            returns = call(self.critic.returns, rewards)
+            # The rewards of tokens that the selection drops still count, as in the advantages.
+            whole = batch.replace(mask=unselected)
+            context = wiring.context(whole, wiring.PREPARE_CONTEXT)
+            returns = call_with(self.critic.returns, rewards, context=context | step)
             shapes = wiring.head_shapes(self, batch)
             wiring.check_output(self.name, "the critic's returns", returns, *shapes)
             if returns.shape == batch.mask.shape:
                 returns = jnp.broadcast_to(returns[..., None], shapes[1])
             batch = _with_extra(batch, "returns", returns)
+            if self.selection is not None:
+                places = _weights(self, self.critic.weights, whole, context, *shapes) != 0
+                batch = _with_extra(batch, "critic_places", places)
         batch = self.weigh(batch).check()
         return batch, AlgoState(advantage, curation, controllers, state.last_kl, state.rules)
 
@@ -533,6 +543,9 @@ class Recipe:
         if self.critic is not None:
             shapes = wiring.head_shapes(self, batch)
             weights = _weights(self, self.critic.weights, batch, context, *shapes)
+            if self.selection is not None:
+                # The first token that is left of a turn may not be the one that has its target.
+                weights = masking.zero_masked(weights, batch.extras["critic_places"])
             batch = _with_extra(batch, "critic_weights", weights)
         return batch
 

@@ -144,7 +144,7 @@ class Computed(NamedTuple):
 ((DRAW_LOGP, _),) = Likelihood.statistics
 # Names that mean something else already.
 _RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT})
-_OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights"})
+_OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights", "critic_places"})
 
 
 # What a slot hands over

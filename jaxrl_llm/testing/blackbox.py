@@ -123,8 +123,8 @@ def evolve(
     References:
       EGGROLL (arXiv:2511.16652); OpenAI-ES (arXiv:1703.03864).
     """
-    _inputs.check_count("evolve", 0, steps=steps)
-    _inputs.check_count("evolve", 2, population=population)
+    _inputs.check_at_least("evolve", 0, steps=steps)
+    _inputs.check_at_least("evolve", 2, population=population)
     if population % 2:
         raise ValueError(f"evolve: population must be even, for it is of pairs; got {population}.")
     classes = evolution.leaf_classes(params, others="full")

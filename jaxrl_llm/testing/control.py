@@ -39,7 +39,7 @@ def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
     if len(sizes) < 2:
         raise ValueError(f"mlp_init: sizes must be of input and output at least; got {sizes}.")
     for size in sizes:
-        _inputs.check_count("mlp_init", 1, sizes=size)
+        _inputs.check_at_least("mlp_init", 1, sizes=size)
 
     def layer(key: Array, inputs: int, outputs: int) -> dict:
         kernel = jax.random.normal(key, (inputs, outputs)) / math.sqrt(inputs)

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
@@ -610,8 +613,9 @@ class TrainConfig:
             self.sampling.grid(self.prompts_per_step)
         if recipe.forward_only:
             self._check_population(recipe)
-        recipe.check_passes(self.epochs or 1, self.minibatches or 1)
-        recipe.check_passes(self.passes.epochs, self.passes.minibatches)
+            recipe.check_passes(self.epochs or 1, self.minibatches or 1)
+        else:
+            recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
         self._check_subagent(recipe)
@@ -674,6 +678,14 @@ class TrainConfig:
                 f"config: {members} members cannot be divided evenly among the "
                 f"{self.mesh.shards} devices of the mesh axes data and fsdp."
             )
+        if recipe.noise == "full" and not recipe.shared and self.mesh.shards > 1:
+            raise ValueError(
+                f"config: members with full noise that are not shared answer one prompt at a time, "
+                f"which cannot be spread over the {self.mesh.shards} devices of the mesh axes data "
+                f"and fsdp; share the members of {recipe.name!r}, or use one device there."
+            )
+        scores = (self.prompts_per_step, self.sampling.group_size * recipe.tries)
+        jax.eval_shape(recipe.shape, jax.ShapeDtypeStruct(scores, jnp.float32))
 
     def _check_weights(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError if a recipe reads no weights, and the reward has some."""

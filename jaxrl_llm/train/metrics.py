@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm import corrections, diagnostics, preferences
 from jaxrl_llm.core import Array, masking, traits_of
+from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.rollout.episodes import EPISODES
@@ -29,6 +30,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: relative to
       ``old_logp``, if the batch has it; the fractions only for surrogates with such a clip.
     - ``ref_kl``: an estimate of KL(policy || reference), if the batch has ``ref_logp``.
+      Where a denoiser has one ratio per response, ``approx_kl``, ``ratio_max`` and ``ref_kl`` are
+      of the means of its estimates over each response.
     - ``pair_accuracy``, ``pair_margin``, ``pair_chosen``, ``pair_rejected``, ``pairs``: for a
       surrogate that orders responses, :func:`~jaxrl_llm.diagnostics.pair_order` of its implicit
       rewards, in nats, or of the rewards of a head.
@@ -54,13 +57,14 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         "entropy": diagnostics.mean_entropy(entropy, batch.mask),
     }
     if batch.old_logp is not None and not recipe.head:
-        old_logp = batch.old_logp
-        metrics["approx_kl"] = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
-        metrics["ratio_max"] = diagnostics.ratio_range(logp, old_logp, batch.mask).greatest
+        new, old = (_as_compared(recipe, x, batch.mask) for x in (logp, batch.old_logp))
+        metrics["approx_kl"] = diagnostics.approx_kl(new, old, batch.mask, estimator="k3")
+        metrics["ratio_max"] = diagnostics.ratio_range(new, old, batch.mask).greatest
         metrics |= clip_metrics(recipe.surrogate, logp, batch)
     if batch.ref_logp is not None:
         # The policy sampled the tokens, so it comes first in KL(policy || reference).
-        metrics["ref_kl"] = diagnostics.approx_kl(batch.ref_logp, logp, batch.mask, estimator="k3")
+        new, ref = (_as_compared(recipe, x, batch.mask) for x in (logp, batch.ref_logp))
+        metrics["ref_kl"] = diagnostics.approx_kl(ref, new, batch.mask, estimator="k3")
     if traits_of(recipe.surrogate).orders_responses:
         ref_logp = batch.ref_logp if recipe.uses_reference else None
         scored = scored_items(recipe, logp, ref_logp, batch)
@@ -76,6 +80,19 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics["sampler_kl"] = gap.kl
         metrics["sampler_ess"] = diagnostics.effective_sample_size(logp, batch.behavior_logp, known)
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
+
+
+def _as_compared(recipe: Recipe, logp: Array, mask: Array) -> Array:
+    """``logp [P, G, T]`` as the surrogate compares it.
+
+    A bound has no meaning token by token: the part of one is divided by its noise level, so the
+    exponential of a difference overflows. A ratio per response takes the mean over its tokens.
+    """
+    of_responses = traits_of(recipe.surrogate).level == "sequence"
+    if not (isinstance(recipe.likelihood, Likelihood) and of_responses):
+        return logp
+    mean = masking.masked_mean(logp, mask, axis=-1, keepdims=True)
+    return jnp.broadcast_to(mean, mask.shape)
 
 
 class ScoredItems(NamedTuple):

@@ -32,11 +32,15 @@ _FORMAT = 1
 
 
 class OfflineRows(NamedTuple):
-    """A batch of responses from the data: row indices, the host batch, the collected rollouts."""
+    """A batch of responses from the data: row indices, the host batch, the collected rollouts.
+
+    ``part`` is the number of the offline collector, of several in a mixture, that read them.
+    """
 
     places: list[int]
     batch: Batch
     collected: Collected
+    part: int = 0
 
 
 def offline_batches(
@@ -51,16 +55,16 @@ def offline_batches(
 ) -> Iterator[OfflineRows]:
     """Batches of equal size that cover every row of the data; the last may repeat some rows.
 
+    Each offline part of the collector reads every row, one part after the other.
+
     Args:
-      collector: A collector with a part that is ``offline``.
+      collector: A collector with parts that are ``offline``, at least one.
       questions: The rows of the data.
       examples: Other rows, from which a collector may draw examples.
       num_groups, group_size: Size of a batch.
       limits, pad_id: See :func:`~jaxrl_llm.rollout.collect.collect`.
     """
-    parts = collector_parts(collector)
-    offline = next(part for part in parts if getattr(part, "offline", False))
-    every = dataclasses.replace(offline, source=in_epochs())
+    parts = [part for part in collector_parts(collector) if getattr(part, "offline", False)]
     known = [*questions, *examples]
     backend = SamplerBackend(
         _unavailable,
@@ -70,29 +74,32 @@ def offline_batches(
         num_groups=num_groups,
         group_size=group_size,
     )
-    state, seen, rows = every.init(len(questions)), set(), DataRows(known)
-    while len(seen) < len(questions):
-        collected = collect(
-            every,
-            state,
-            jax.random.key(0),
-            backend,
-            known,
-            next_places=lambda count: [],
-            num_groups=num_groups,
-            group_size=group_size,
-            step=0,
-            limits=limits,
-            pad_id=pad_id,
-            rows=rows,
-        )
-        state = collected.state
-        rewards = collected.scores.rewards.reshape(collected.where.shape)
-        batch = Batch.from_rollout(collected.rollout, rewards, where=collected.where)
-        ids = [x.prompt.name for x in collected.questions]
-        batch = validate_batch(batch, vocab_size=limits.vocab_size, prompt_ids=ids)
-        seen.update(collected.places)
-        yield OfflineRows(collected.places, batch, collected)
+    rows = DataRows(known)
+    for number, part in enumerate(parts):
+        every = dataclasses.replace(part, source=in_epochs())
+        state, seen = every.init(len(questions)), set()
+        while len(seen) < len(questions):
+            collected = collect(
+                every,
+                state,
+                jax.random.key(0),
+                backend,
+                known,
+                next_places=lambda count: [],
+                num_groups=num_groups,
+                group_size=group_size,
+                step=0,
+                limits=limits,
+                pad_id=pad_id,
+                rows=rows,
+            )
+            state = collected.state
+            rewards = collected.scores.rewards.reshape(collected.where.shape)
+            batch = Batch.from_rollout(collected.rollout, rewards, where=collected.where)
+            ids = [x.prompt.name for x in collected.questions]
+            batch = validate_batch(batch, vocab_size=limits.vocab_size, prompt_ids=ids)
+            seen.update(collected.places)
+            yield OfflineRows(collected.places, batch, collected, number)
 
 
 def _unavailable(*args):
@@ -228,7 +235,7 @@ def reference_logp(
             )
     absent = {}
     for rows in batches():
-        absent |= {(rows.places[p], g): None for p, g in table.absent(rows.batch)}
+        absent |= {(rows.places[p], rows.part, g): None for p, g in table.absent(rows.batch)}
     if absent:
         prompt = questions[min(absent)[0]].prompt
         raise ValueError(

@@ -81,12 +81,13 @@ def evaluate_pairs(
       ValueError: If no row has responses with different rewards, or a denoising model is to score a
         text with its mask id.
     """
-    rows: dict[int, ScoredItems] = {}
+    rows: dict[tuple[int, int], ScoredItems] = {}  # by their place and the collector's part
     check()
     batches = experiment.offline_batches(experiment.held_out, experiment.train)
-    for number, (places, batch, collected) in enumerate(batches):
+    for number, read in enumerate(batches):
+        places, batch, collected, part = read
         if isinstance(experiment.recipe.likelihood, Likelihood):
-            batch = _masked(experiment, OfflineRows(places, batch, collected), number)
+            batch = _masked(experiment, read, number)
         if experiment.references is not None:
             batch = experiment.references.attach(batch)
         if experiment.recipe.head is not None:  # attaches the labels of steps
@@ -103,10 +104,10 @@ def evaluate_pairs(
             )
         items = ScoredItems(*map(np.asarray, processes.to_host(tuple(score(batch)))))
         for p, place in enumerate(places):
-            rows.setdefault(place, ScoredItems(*(x[p] for x in items)))
+            rows.setdefault((place, part), ScoredItems(*(x[p] for x in items)))
         check()
     of_prompt: dict[str, list[float]] = {}
-    for place, items in sorted(rows.items()):
+    for (place, _), items in sorted(rows.items()):
         order = diagnostics.pair_order(
             items.scores, items.rewards, where=items.where, sides=items.sides
         )

@@ -20,6 +20,8 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.kernels.products import row_products
 from jaxrl_llm.core.runtime.files import reason
+from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
+from jaxrl_llm.models.denoising import block_length_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 
@@ -164,6 +166,26 @@ def population_flops(
     return (one + none * (np.shape(lengths)[1] - 1)) / 3
 
 
+def denoising_flops(prompt_lengths, cells: int, *, size: ModelSize, frozen: bool = False) -> float:
+    """Operations of the model in the forward and backward passes of one draw of masks.
+
+        6 N U + 6 V D R + 12 A C
+        U = sum_r (l_r + T),   R = sum_r T,   C = sum_r (l_r + T)^2
+
+    with the letters of :func:`train_flops`. Each response is a row r with its own copy of the
+    prompt, of l_r tokens, and all T cells, also those past its end; all tokens of a row see each
+    other.
+
+    Example:
+      >>> from jaxrl_llm.train.profile import ModelSize, denoising_flops
+      >>> denoising_flops([2, 2], 3, size=ModelSize(100, 10, 4))
+      8760.0
+    """
+    lengths = np.asarray(prompt_lengths, np.float64) + cells
+    weights = size.matrices * lengths.sum() + size.projection * cells * lengths.size
+    return float((4 if frozen else 6) * weights + 12 * size.attention * (lengths**2).sum())
+
+
 @functools.cache
 def measured_peak(dtype: str, *, size: int = _MEASURED_SIZE) -> float:
     """Operations per second of the fastest of several matrix products on the default device.
@@ -205,6 +227,7 @@ class Meter:
       epochs: Passes over a batch.
       shared_prefix_len, frozen: See the module.
       forward_only: Whether batches are of a population, which has no backward pass.
+      likelihood: The recipe's, for a model that denoises.
     """
 
     def __init__(
@@ -217,8 +240,12 @@ class Meter:
         shared_prefix_len: int = 0,
         frozen: bool = False,
         forward_only: bool = False,
+        likelihood: Likelihood | FlowLikelihood | None = None,
     ):
         self._size, self._epochs = model_size(model), epochs
+        if block_length_of(model) is not None:  # what a token sees depends on its place
+            self._size = None
+        self._passes = likelihood.passes if isinstance(likelihood, Likelihood) else None
         self._shared_prefix_len = shared_prefix_len
         self._frozen, self._forward_only = frozen, forward_only
         self.peak = None if peak_flops is None else peak_flops * devices
@@ -242,9 +269,10 @@ class Meter:
           as the observations between turns, which the model reads.
         - ``unique_tokens_per_second``: over the phases wait, score and train.
         - ``flops_per_second``: :func:`train_flops` over the phase train. For a population,
-          :func:`population_flops` over wait and train.
+          :func:`population_flops` over wait and train; for a denoiser, :func:`denoising_flops` of
+          each draw of masks over train.
         - ``mfu``: model FLOP utilization, the ratio of ``flops_per_second`` to the peak. Both are
-          left out if the batch makes no update.
+          left out if the batch makes no update, and for a model that denoises block by block.
 
         ``batch`` is the batch as collected, on the host; ``seconds`` are by phase.
         """
@@ -263,6 +291,11 @@ class Meter:
                 prompts, responses, size=self._size, shared_prefix_len=self._shared_prefix_len
             )
             spent = seconds["wait"] + seconds["train"]
+        elif self._passes is not None:
+            rows = np.repeat(prompts, (responses > 0).sum(-1))
+            draws = batch.extras["masked"].shape[-1] // self._passes
+            one = denoising_flops(rows, mask.shape[-1], size=self._size, frozen=self._frozen)
+            flops, spent = self._epochs * draws * one, seconds["train"]
         else:
             flops = self._epochs * train_flops(
                 prompts,

@@ -369,8 +369,11 @@ def _nodes(experiment: Experiment, collected: Collected) -> np.ndarray | None:
             f"recipe {experiment.recipe.name!r} trains a flow policy, but "
             f"{experiment.collector!r} provides responses, which have no latents."
         )
-    _, group_size, steps = rollout.mask.shape
-    return np.broadcast_to(likelihood.node_ids(steps, group_size), rollout.mask.shape)
+    return likelihood.node_ids(
+        rollout.mask.shape[-1],
+        experiment.config.sampling.group_size,
+        members=collected.members,
+    )
 
 
 def _draws(
@@ -486,7 +489,7 @@ def _play_collector(
             num_groups=config.prompts_per_step,
             group_size=group_size,
         )
-    return collect(
+    collected = collect(
         experiment.collector,
         collector_state,
         jax.random.fold_in(key, _COLLECTOR),
@@ -507,6 +510,27 @@ def _play_collector(
         pad_id=experiment.tokenizer.pad_id,
         rows=experiment.rows,
     )
+    if recipe.forward_only:
+        _check_members(experiment, collected, group_size)
+    return collected
+
+
+def _check_members(experiment: Experiment, collected: Collected, group_size: int) -> None:
+    """Raises ValueError unless the rollouts of a population are in the order of its members.
+
+    An update draws the noise of a member again by its place in the batch. Members that all prompts
+    share may answer the prompts in any order.
+    """
+    first, place = np.moveaxis(collected.members, -1, 0)
+    numbers, expected = first + place, np.arange(len(place) * group_size).reshape(-1, group_size)
+    if experiment.recipe.shared:
+        numbers, expected = place, expected % group_size
+    if not np.array_equal(numbers, expected):
+        raise ValueError(
+            f"recipe {experiment.recipe.name!r} draws the noise of members again by their places "
+            f"in a batch, but {experiment.collector!r} drops, repeats or rearranges members; its "
+            "rows must hold all rollouts of each request in the order of their numbers."
+        )
 
 
 def _batch_sampler(

@@ -80,6 +80,7 @@ class Run:
             shared_prefix_len=0 if alone else experiment.shared_prefix_len,
             frozen=self.config.lora.rank is not None,
             forward_only=recipe.forward_only,
+            likelihood=recipe.likelihood,
         )
         about = surroundings() | self._meter.about()
         folder.start(

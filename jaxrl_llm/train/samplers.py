@@ -11,6 +11,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of, entropy_tau_of
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.data.rendering import make_renderer
+from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.mixture import mix_models
 from jaxrl_llm.models.protocol import Model
@@ -301,6 +302,14 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             raise ValueError(f"sampling: {name} has no effect with a denoising model.")
     if not recipe.forward_only:
         scorer_of(recipe, model, temperature=sampling.temperature)
+    flow = recipe.likelihood if isinstance(recipe.likelihood, FlowLikelihood) else None
+    begins_alike = flow is None or not (flow.splits or flow.text_length(sampling.max_new_tokens))
+    if draft_steps_of(recipe.collector) is not None and not begins_alike:
+        raise ValueError(
+            f"config: {recipe.collector!r} generates again from the noise of its drafts, but "
+            f"recipe {recipe.name!r} splits or writes a text first, so its trajectories begin from "
+            "other noise; use another collector."
+        )
     if model.velocity is not None and config.mesh.context != 1:
         raise ValueError(
             f"mesh: context {config.mesh.context} has no effect with a flow model, whose latents "

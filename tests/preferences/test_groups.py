@@ -124,6 +124,23 @@ def test_an_infinite_loss_of_weight_zero_is_zero():
         assert jnp.isfinite(jax.grad(lambda x, loss=loss: loss(x).sum())(logp)).all()
 
 
+def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
+    """Of a pair the wrong way round, the loss below is infinite."""
+
+    def exponential(chosen_logp, rejected_logp):
+        return jnp.exp(0.1 * (rejected_logp - chosen_logp)) - 0.01 * chosen_logp
+
+    def total(logp):
+        mask, signs = jnp.ones((2, 1), bool), jnp.array([1.0, -1.0])
+        options = {"ref_logp": None, "loss": exponential}
+        return preferences.paired(logp[:, None], None, signs, mask, **options)[0, 0]
+
+    sums = jnp.array([-60.0, -1200.0])
+    value, slope = jax.value_and_grad(total)(sums)
+    np.testing.assert_allclose(value, exponential(*sums), rtol=1e-6)
+    np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(sums), rtol=1e-6)
+
+
 def test_the_center_is_the_mean_of_all_pairs():
     transform = preferences.running_center(beta=0.5)
     state, middles = transform.init(), []

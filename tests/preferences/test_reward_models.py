@@ -129,6 +129,20 @@ def test_bad_input_is_one_sentence(run, error, words):
         run()
 
 
+def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
+    def exponential(chosen, rejected):
+        return jnp.exp(rejected - chosen) - 0.01 * chosen
+
+    def total(values):
+        mask, signs = jnp.ones((2, 1), bool), jnp.array([1.0, -1.0])
+        return paired_rewards(values[:, None], None, signs, mask, loss=exponential)[0, 0]
+
+    rewards = jnp.array([60.0, -60.0])
+    value, slope = jax.value_and_grad(total)(rewards)
+    np.testing.assert_allclose(value, exponential(*rewards), rtol=1e-6)
+    np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
+
+
 def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     rng = np.random.default_rng(5)
     mask = np.arange(5) < np.array([[3], [5], [1], [0]])

@@ -307,6 +307,43 @@ def test_aot_matches_the_ranks_of_a_batch_and_its_parts_add_up():
     np.testing.assert_allclose(total, want, rtol=1e-5)
 
 
+def halved(x, other):
+    """A sum in which tokens past the length of another response count half."""
+    both = min(len(x), len(other))
+    return x[:both].sum() + 0.5 * x[both:].sum()
+
+
+def test_aot_and_its_margins_count_long_responses_alike():
+    logp, batch, sides = batch_of_pairs(seed=5)
+    a, b = (
+        np.array([halved(side[i], side[i + 1]) - halved(side[i + 1], side[i]) for side in sides])
+        for i in (0, 2)
+    )
+    want = -log_sigmoid(0.3 * (np.sort(a) - np.sort(b))).mean()
+    loss, _ = loss_of(jr.recipes.aot(beta=0.3, excess=0.5), logp, batch)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    assert abs(loss_of(jr.recipes.aot(beta=0.3), logp, batch)[0] - want) > 1e-3
+    with pytest.raises(ValueError, match="aot: excess must be in"):
+        jr.recipes.aot(excess=2.0)
+
+
+def test_mpo_and_its_center_count_long_responses_alike():
+    logp, batch, sides = batch_of_pairs(seed=5)
+    x = 0.3 * np.array(
+        [
+            [halved(c, r) - halved(ref_c, ref_r), halved(r, c) - halved(ref_r, ref_c)]
+            for c, r, ref_c, ref_r, *_ in sides
+        ]
+    )
+    recipe = jr.recipes.mpo(beta=0.3, likelihood=0.0, excess=0.5)
+    loss, state = loss_of(recipe, logp, batch)
+    center = x.mean()
+    np.testing.assert_allclose(state.controllers["center"].mean, center, rtol=1e-5)
+    classes = -log_sigmoid(x[:, 0] - center) - log_sigmoid(center - x[:, 1])
+    want = -0.8 * log_sigmoid(x[:, 0] - x[:, 1]) + 0.2 * classes
+    np.testing.assert_allclose(loss, want.mean(), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("options", "cap"), [({}, 1.0), ({"cap": None}, np.inf)])
 def test_wpo_weighs_a_pair_by_how_likely_the_policy_is_to_write_it(options, cap):
     """The authors' code lets no pair count more than 1, TRL's does."""
@@ -545,7 +582,7 @@ def test_vlm_spo_pairs_the_best_and_the_worst_plan_of_three_criteria():
 
 
 def test_any_loss_of_pairs_or_lists_is_a_recipe():
-    names = ("hinge", "bco", "aot_unpaired", "apo_down", "sft")
+    names = ("hinge", "bco", "apo_down", "sft")
     logp, batch, _ = batch_of_pairs()
     for name in names:
         recipe = jr.recipes.pairwise(getattr(jr.preferences, name))
@@ -557,6 +594,14 @@ def test_any_loss_of_pairs_or_lists_is_a_recipe():
     with pytest.raises(ValueError, match="needs chosen_previous_logp, rejected_previous_logp"):
         recipe = jr.recipes.pairwise(jr.preferences.inpo)
         recipe.loss(jnp.asarray(logp, jnp.float32), recipe.prepare(batch, recipe.init())[0])
+
+
+def test_a_loss_that_ranks_all_pairs_at_once_is_no_recipe():
+    """The microbatches and minibatches of a step have ranks of their own."""
+    with pytest.raises(ValueError, match="pairwise: aot ranks all pairs .*; use recipes.aot"):
+        jr.recipes.pairwise(jr.bind(jr.preferences.aot, beta=0.3))
+    with pytest.raises(ValueError, match="pairwise: aot_unpaired ranks all pairs of a batch"):
+        jr.recipes.pairwise(jr.preferences.aot_unpaired, offline=False)
 
 
 def test_any_loss_of_single_responses_is_a_recipe():

@@ -212,6 +212,40 @@ def test_the_practitioners_compare_sums_of_placed_rewards(estimator):
     assert loss_of(recipe, logp, batch) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+def test_a_rollout_that_a_correction_rejects_keeps_its_reward_in_the_baseline(
+    estimator, dense, kl_coef
+):
+    rejects = jnp.arange(4)[:, None] == 3
+    logp = jnp.full((1, 4, 2), -1.0)
+    batch = Batch(
+        tokens=jnp.zeros((1, 4, 2), jnp.int32),
+        mask=jnp.ones((1, 4, 2), bool),
+        rewards=jnp.ones((1, 4)),
+        where=jnp.ones((1, 4), bool),
+        prompt_tokens=jnp.ones((1, 2), jnp.int32),
+        prompt_mask=jnp.ones((1, 2), bool),
+        old_logp=logp,
+        ref_logp=logp,
+        behavior_logp=logp,
+        extras={
+            "turn_ids": jnp.broadcast_to(jnp.arange(2), (1, 4, 2)),
+            "turn_rewards": jnp.broadcast_to(jnp.array([0.0, 1.0]), (1, 4, 2)),
+            "turn_where": jnp.ones((1, 4, 2), bool),
+            "won": jnp.broadcast_to(jnp.array([False, True]), (1, 4, 2)),
+        },
+    )
+    recipe = jr.recipes.practitioner_recipe(estimator=estimator, dense=dense, kl_coef=kl_coef)
+    recipe = recipe.replace(
+        correction=lambda old_logp, behavior_logp, mask: (jnp.ones(mask.shape), mask & ~rejects)
+    )
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    assert not prepared.mask[0, 3].any() and prepared.mask[0, :3].all()
+    np.testing.assert_allclose(prepared.advantages, 0.0, atol=1e-6)
+
+
 def test_the_practitioners_ppo_and_a_single_reward():
     recipe = jr.recipes.practitioner_recipe(estimator="ppo", dense=False)
     assert recipe.required_fields == {"old_logp", "ref_logp", "values", "old_values", "turn_ids"}

@@ -319,6 +319,50 @@ def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
     np.testing.assert_allclose(prepared.advantages, expected, atol=1e-5)
 
 
+def prepared_of_two_turns(recipe, dropped):
+    """The recipe and one episode of two turns, the second won; tokens ``dropped`` are left out."""
+    batch = Batch(
+        tokens=jnp.zeros((1, 1, 4), jnp.int32),
+        mask=jnp.ones((1, 1, 4), bool),
+        rewards=jnp.ones((1, 1)),
+        where=jnp.ones((1, 1), bool),
+        prompt_tokens=jnp.ones((1, 2), jnp.int32),
+        prompt_mask=jnp.ones((1, 2), bool),
+        old_logp=jnp.full((1, 1, 4), -1.0),
+        extras={
+            "turn_ids": jnp.array([[[0, 0, 1, 1]]]),
+            "turn_rewards": jnp.array([[[0.0, 1.0]]]),
+            "turn_where": jnp.ones((1, 1, 2), bool),
+            "values": jnp.zeros((1, 1, 4)),
+            "old_values": jnp.zeros((1, 1, 4, 1)),
+        },
+    )
+    keep = ~jnp.isin(jnp.arange(4), jnp.array(dropped))
+    recipe = recipe.replace(selection=lambda advantages, mask: mask & keep)
+    return recipe, recipe.prepare(batch, recipe.init())[0]
+
+
+@pytest.mark.parametrize("name", ["gae_token", "gae_turn", "poad", "pdppo"])
+def test_a_critic_learns_of_the_rewards_of_turns_that_are_left_out(name):
+    options = {"gamma": 1.0, "lam": 1.0, "whiten": False}
+    recipe = getattr(jr.recipes, name)(**options)
+    _, prepared = prepared_of_two_turns(recipe, [2, 3])
+    weights = np.asarray(prepared.extras["critic_weights"])[0, 0]
+    assert weights[:2].any() and not weights[2:].any()
+    returns = np.asarray(prepared.extras["returns"])[0, 0, :, 0]
+    np.testing.assert_allclose(returns[:2][weights[:2] > 0], 1.0)
+
+
+def test_a_critic_of_turns_learns_only_at_the_tokens_that_have_a_target():
+    """The first token that remains of a turn is not the first token of the turn."""
+    recipe, prepared = prepared_of_two_turns(jr.recipes.gae_turn(whiten=False), [0])
+    returns, weights = (prepared.extras[name][0, 0] for name in ("returns", "critic_weights"))
+    assert returns[..., 0].tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert (weights > 0).tolist() == [False, False, True, False]
+    again = recipe.weigh(prepared)  # as for a minibatch
+    np.testing.assert_array_equal(again.extras["critic_weights"][0, 0], weights)
+
+
 def test_bad_options():
     with pytest.raises(ValueError, match="gae_turn: value_eps must be above 0"):
         jr.recipes.gae_turn(value_eps=0.0)

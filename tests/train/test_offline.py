@@ -11,9 +11,12 @@ from test_checkpoint import assert_same
 from test_pairs import ROWS, of_pairs
 from tiny_run import model
 
+import jaxrl_llm as jr
 from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
-from jaxrl_llm.train.setup import init_experiment
+from jaxrl_llm.train.metrics import scored_items
+from jaxrl_llm.train.pairs import evaluate_pairs
+from jaxrl_llm.train.setup import init_experiment, load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -91,6 +94,26 @@ def test_neither_a_step_nor_memory_has_the_reference(tmp_path, rows):
     np.testing.assert_allclose(scored.ref_logp, expected.ref_logp, atol=1e-5)
     key = "kl_ref_logp"
     np.testing.assert_allclose(scored.extras[key], expected.extras[key], rtol=1e-5)
+
+
+def test_all_parts_of_a_mixture_are_scored_and_evaluated(tmp_path):
+    path, texts = tmp_path / "rows.jsonl", {"chosen": "a", "rejected": "b"}
+    texts |= {"better": "d", "worse": "c"}
+    path.write_text("".join(json.dumps({"prompt": f"q{n}", **texts}) + "\n" for n in range(6)))
+    others = jr.curation.offline_pairs(chosen="better", rejected="worse")
+    both = jr.curation.mixed((jr.curation.offline_pairs(), 0.5), (others, 0.5))
+    recipe, off = jr.recipes.dpo().replace(collector=both), EvaluationConfig(enabled=False)
+    config = of_pairs(tmp_path / "run", str(path), recipe=recipe, steps=1, evaluation=off)
+    stored = dataclasses.replace(config, reference_logp=str(tmp_path / "refs.npz"))
+    np.testing.assert_allclose(losses(train(stored)), [np.log(2)], rtol=1e-5)
+    experiment, _ = load_experiment(config)
+    experiment = dataclasses.replace(experiment, unlimited=experiment.train)
+
+    def by_letters(batch):
+        """The earlier letter is likelier: right for the first pair of a row, not the second."""
+        return scored_items(recipe, -1.0 * batch.tokens, None, batch)
+
+    assert evaluate_pairs(experiment, by_letters).mean == 0.5
 
 
 def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):

@@ -120,7 +120,7 @@ def test_held_out_rows_have_examples_of_the_training_rows(tmp_path):
     experiment, _ = load_experiment(config)
     assert len(experiment.held_out) == 4
     seen = set()
-    for places, batch, _ in experiment.offline_batches(experiment.held_out, experiment.train):
+    for places, batch, *_ in experiment.offline_batches(experiment.held_out, experiment.train):
         for place, tokens in zip(places, batch.prompt_tokens, strict=True):
             text = bytes(x for x in tokens.tolist() if x < 256).decode()
             assert text.count("Preferred answer") == 2 and place < 4

@@ -232,6 +232,12 @@ def test_a_run_whose_options_had_other_names_resumes(recipe, slot, old):
     assert changed_settings(now | {slot: pair[0]}, now) == {slot: pair}
 
 
+def test_a_run_whose_penalty_had_a_private_name_resumes():
+    now = recipe_settings(jr.recipes.rloo(kl_coef=0.5), length=8)
+    old = "chain(stateless(_penalized(kl_coef=0.5)), stateless(rloo))"
+    assert changed_settings(now | {"recipe.advantage": old}, now) == {}
+
+
 def test_options_of_other_functions_keep_their_names():
     for name, old, new, changed in (
         ("recipe.surrogate", "f(is_clip=1)", "f(cap=1)", True),

@@ -94,7 +94,8 @@ def drafted(rule: Callable, *, oversample: int = 4, steps: int = 6) -> Collector
 
     Raises:
       TypeError: If ``rule`` is not a function.
-      ValueError: If a number is not an integer above 0; in a run, if the rule selects more than G.
+      ValueError: If a number is not an integer above 0; in a run, if the rule selects more than G,
+        or the policy's trajectories split or follow a text, since they begin from other noise.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -23,7 +23,7 @@ from jaxrl_llm.curation.collectors.hints.hinted import (
     check_template,
     prompt_name,
     read_column,
-    text_of,
+    read_text,
 )
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
@@ -287,7 +287,7 @@ class _FewShot(Offline):
         for row in data:
             self.reader(row)
             for column in self.columns:
-                text_of(self.name, row, column)
+                read_text(self.name, row, column)
             user = read_column(self.name, row, self.user)
             if not isinstance(user, str | int | float):
                 raise ValueError(
@@ -348,9 +348,11 @@ class _FewShot(Offline):
                 return text
         return None
 
-    def __repr__(self) -> str:
-        source = "" if self.source == in_epochs() else f", source={self.source!r}"
-        return f"few_shot_pairs(shots={self.shots}, user={self.user!r}{source})"
+    def options(self) -> list[str]:
+        """Also the number of examples, the column of users, and templates of one's own."""
+        own = [f"shots={self.shots}", f"user={self.user!r}", *super().options()]
+        own += [] if self.shot == SHOT else [f"shot={self.shot!r}"]
+        return own + ([] if self.template == FEW_SHOT else [f"template={self.template!r}"])
 
 
 def only_demonstrations(

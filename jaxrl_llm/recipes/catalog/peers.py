@@ -282,7 +282,9 @@ PEER_NAMES = (
     PeerName("TRL", "DPOConfig.loss_type", "aot",
         "jr.recipes.aot()", ("aot",), "TRL ranks each microbatch, the preset the batch."),
     PeerName("TRL", "DPOConfig.loss_type", "aot_unpaired",
-        "jr.recipes.pairwise(jr.preferences.aot_unpaired)", ("aot",), "TRL ranks each microbatch."),
+        "jr.preferences.aot_unpaired", ("aot",),
+        "For a loop of your own; no recipe has it, since its ranks are over all pairs of a batch. "
+        "TRL ranks each microbatch."),
     PeerName("TRL", "DPOConfig.loss_type", "apo_zero", "jr.recipes.apo(variant='zero')", ("apo",)),
     PeerName("TRL", "DPOConfig.loss_type", "apo_down", "jr.recipes.apo(variant='down')", ("apo",)),
     PeerName("TRL", "DPOConfig.loss_type", "discopop", "jr.recipes.discopop()", ("discopop",)),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm import advantages, aggregate, curation, preferences
 from jaxrl_llm.core import Array, accepted, bind, checks, given, masking, stateless
 from jaxrl_llm.curation import Collector
-from jaxrl_llm.preferences.groups import best_and_worst
+from jaxrl_llm.preferences.groups import best_and_worst, pair_sums
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -74,6 +74,10 @@ def pairwise(
       name: Name of the recipe; None for the name of the loss.
       paper: Its reference.
 
+    Raises:
+      ValueError: For ``aot`` and ``aot_unpaired``, which rank all pairs of a batch at once. A step
+        computes its loss in parts, which would have ranks of their own.
+
     Example:
       >>> import jaxrl_llm as jr
       >>> jr.recipes.pairwise(jr.bind(jr.preferences.hinge, beta=0.05)).name
@@ -83,6 +87,12 @@ def pairwise(
       The losses of TRL's DPO trainer (arXiv:2305.18290).
     """
     function = getattr(loss, "function", loss)
+    if function in (preferences.aot, preferences.aot_unpaired):
+        remedies = {"aot": "use recipes.aot", "aot_unpaired": "use it in a loop of your own"}
+        raise ValueError(
+            f"pairwise: {function.__name__} ranks all pairs of a batch at once, but a step adds up "
+            f"losses of microbatches and minibatches; {remedies[function.__name__]}."
+        )
     return with_loss(
         name or function.__name__,
         bind(preferences.paired, loss=loss),
@@ -311,7 +321,7 @@ def apo(*, beta: float = 0.1, variant: Literal["zero", "down"] = "zero") -> Reci
     return pairwise(bind(function, beta=beta), name="apo", paper="arXiv:2408.06266")
 
 
-def aot(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
+def aot(*, beta: float = 0.1, label_smoothing: float = 0.0, excess: float = 1.0) -> Recipe:
     """Alignment by optimal transport: the policy's margins dominate those of the reference.
 
         a = logp_w - logp_l,   b = ref_logp_w - ref_logp_l
@@ -322,37 +332,51 @@ def aot(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
     Args:
       beta: Scale of the margins.
       label_smoothing: As in :func:`dpo`.
+      excess: Weight of a token past the length of the other response, in [0, 1], as in
+        :func:`ld_dpo`.
 
     References:
       Melnyk et al. (arXiv:2406.05882), of pairs.
     """
+    checks.check_share("aot", excess=excess)
     loss = bind(preferences.dpo, beta=beta, label_smoothing=label_smoothing)
+    margins = bind(transported_margins, beta=beta)
     return with_loss(
         "aot",
-        bind(preferences.paired, loss=loss),
+        _with_excess(bind(preferences.paired, loss=loss), excess),
         reads=("ref_logp",),
         paper="arXiv:2406.05882",
         collector=curation.offline_pairs(),
-        computed=(Computed("margins", bind(transported_margins, beta=beta), "batch"),),
+        computed=(Computed("margins", _with_excess(margins, excess), "batch"),),
     )
 
 
+def _with_excess(function: Callable, excess: float) -> Callable:
+    """The function with this option, unless it is the default, which earlier runs do not name."""
+    return function if excess == 1.0 else bind(function, excess=excess)
+
+
 def transported_margins(
-    advantages: Array, *, old_logp: Array, ref_logp: Array, mask: Array, beta: float
+    advantages: Array,
+    *,
+    old_logp: Array,
+    ref_logp: Array,
+    mask: Array,
+    beta: float,
+    excess: float = 1.0,
 ) -> Array:
     """Margins ``[P]`` of a batch's pairs for :func:`aot`, averaged over the pairs of a group."""
     best, worst = best_and_worst(advantages, jnp.any(mask, axis=-1))
+    pairs = best[..., :, None] * worst[..., None, :]
 
-    def sums(tokens: Array, shares: Array) -> Array:
-        return jnp.sum(shares * jnp.sum(masking.zero_masked(tokens, mask), axis=-1), axis=-1)
+    def means(tokens: Array) -> tuple[Array, Array]:
+        first = pair_sums(tokens, mask, excess=excess)
+        both = first, jnp.swapaxes(first, -1, -2)
+        chosen, rejected = (jnp.sum(masking.product(pairs, x), axis=(-1, -2)) for x in both)
+        return chosen, rejected
 
     return preferences.aot_margins(
-        sums(old_logp, best),
-        sums(old_logp, worst),
-        sums(ref_logp, best),
-        sums(ref_logp, worst),
-        beta=beta,
-        where=jnp.any(best > 0, axis=-1),
+        *means(old_logp), *means(ref_logp), beta=beta, where=jnp.any(best > 0, axis=-1)
     )
 
 
@@ -362,7 +386,8 @@ def ld_dpo(*, beta: float = 0.1, alpha: float = 0.5) -> Recipe:
         x = beta (logp - ref_logp), summed over the first min(l_w, l_l) tokens
             + alpha times the sum over the tokens after them
 
-    For any pairwise recipe use ``bind(recipe.surrogate, excess=alpha)`` as the surrogate.
+    For any pairwise recipe use ``bind(recipe.surrogate, excess=alpha)`` as the surrogate. ``aot``
+    and ``mpo``, which also compute margins and a center, take the option ``excess`` instead.
 
     Args:
       beta: Scale of the implicit rewards.
@@ -713,6 +738,7 @@ def mpo(
     preference: float = 0.8,
     quality: float = 0.2,
     likelihood: float = 1.0,
+    excess: float = 1.0,
 ) -> Recipe:
     """Mixed preference optimization on the best and the worst rollouts of each group.
 
@@ -727,6 +753,7 @@ def mpo(
     Args:
       beta: Scale of the implicit rewards.
       preference: Weight of the first term; ``quality`` and ``likelihood`` weigh the others.
+      excess: As in :func:`aot`.
 
     References:
       Wang et al. (arXiv:2411.10442), with the weights of TRL's documentation; Skywork R1V2
@@ -740,11 +767,13 @@ def mpo(
         quality=quality,
         likelihood=likelihood,
     )
+    center = preferences.running_center(beta=beta, excess=excess)
+    surrogate = bind(preferences.paired, behavior_logp=None, loss=loss)
     return from_base(
         name="mpo",
         advantage=stateless(advantages.dr_grpo),
-        computed=(Computed("center", preferences.running_center(beta=beta), "controller"),),
-        surrogate=bind(preferences.paired, behavior_logp=None, loss=loss),
+        computed=(Computed("center", center, "controller"),),
+        surrogate=_with_excess(surrogate, excess),
         weights=aggregate.group_mean,
         curation=stateless(curation.informative_groups),
         paper="arXiv:2504.16656",

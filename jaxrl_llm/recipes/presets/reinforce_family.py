@@ -33,7 +33,7 @@ def rloo(*, kl_coef: float = 0.0) -> Recipe:
     checks.check_non_negative("rloo", kl_coef=kl_coef)
     advantage = stateless(advantages.rloo)
     if kl_coef:
-        advantage = chain(stateless(_penalized, kl_coef=kl_coef), advantage)
+        advantage = chain(stateless(penalized, kl_coef=kl_coef), advantage)
     return from_base(
         name="rloo",
         advantage=advantage,
@@ -43,7 +43,7 @@ def rloo(*, kl_coef: float = 0.0) -> Recipe:
     )
 
 
-def _penalized(
+def penalized(
     rewards: Array, mask: Array, *, old_logp: Array, ref_logp: Array, kl_coef: float
 ) -> Array:
     """Rewards minus the divergence of each whole response, which an empty one does not have."""

@@ -10,10 +10,12 @@ them; the rewards of the rollouts are the sums of the turn rewards. Shared optio
 from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
+from jaxrl_llm.advantages.turn_rewards import turn_totals
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.curation.teachers import BEFORE_ANSWER
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.reinforce_family import penalized
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, Computed
 
@@ -294,6 +296,8 @@ def practitioner_recipe(
         reward of a token, minus kl_coef log(old / reference)
         rloo, grpo: the advantage of the sum over tokens;   ppo: gae over tokens, with a critic
 
+    A rollout that a correction rejects keeps its reward in that sum.
+
     With ``dense`` the batch holds ``won``, the turn at which an episode was won.
 
     Args:
@@ -313,27 +317,27 @@ def practitioner_recipe(
     if estimator != "ppo":
         because = f"with estimator={estimator!r}"
         checks.check_no_effect("practitioner_recipe", because, lam=lam, value_eps=value_eps)
+    rewards = turn_totals if estimator != "ppo" else advantages.place_turn_rewards
     if dense:
-        placed = bind(advantages.place_turn_rewards, max_total=max_total)
-        placed = given(placed, turn_rewards="turn_rewards", turn_where="turn_where", won="won")
+        rewards = bind(rewards, max_total=max_total)
+        rewards = given(rewards, turn_rewards="turn_rewards", turn_where="turn_where", won="won")
     else:
         checks.check_no_effect("practitioner_recipe", "without dense", max_total=max_total)
-        placed = bind(advantages.place_turn_rewards, mode="single", turn_rewards=None, won=None)
+        rewards = bind(rewards, mode="single", turn_rewards=None, won=None)
     coef = (0.001 if estimator == "rloo" else 0.01) if kl_coef is None else kl_coef
-    token_rewards = placed
-    if coef:
-        token_rewards = pipe(placed, bind(advantages.kl_shaped_rewards, kl_coef=coef))
     surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
     if estimator != "ppo":
         credit = advantages.rloo if estimator == "rloo" else advantages.grpo
+        penalty = (stateless(penalized, kl_coef=coef),) if coef else ()
         return from_base(
             name="practitioner_recipe",
-            advantage=chain(
-                stateless(token_rewards), stateless(advantages.token_totals), stateless(credit)
-            ),
+            advantage=chain(stateless(rewards), *penalty, stateless(credit)),
             surrogate=surrogate,
             paper="arXiv:2510.01132",
         )
+    token_rewards = rewards
+    if coef:
+        token_rewards = pipe(rewards, bind(advantages.kl_shaped_rewards, kl_coef=coef))
     value_eps, lam = 0.5 if value_eps is None else value_eps, 1.0 if lam is None else lam
     checks.check_positive("practitioner_recipe", value_eps=value_eps)
     return from_base(

@@ -10,8 +10,10 @@ from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
 from jaxrl_llm.curation.collectors.protocol import declares
 from jaxrl_llm.preferences import degrade_mask
+from jaxrl_llm.recipes import fspo
 from jaxrl_llm.rewards import step_ends
 from jaxrl_llm.rollout.collect import DataRows
+from jaxrl_llm.train.logging.settings import recipe_settings
 
 KEY = jax.random.key(0)
 
@@ -117,6 +119,25 @@ def test_examples_are_other_pairs_of_the_same_user():
     assert [shots_in(x) for x in less] == [shots_in(x)[:1] for x in requests]
     none = curation.few_shot_pairs(shots=0)
     assert {x.text for x in none.propose(none.init(6), KEY, collection, 6)[0]} == {None}
+
+
+def test_few_shot_pairs_print_what_differs_so_that_a_resume_notices_it():
+    made = curation.few_shot_pairs
+    assert repr(made(shots=2)) == "few_shot_pairs(shots=2, user='user')"
+    source = curation.in_epochs(seed=3)
+    assert repr(made(source=source)) == (
+        "few_shot_pairs(shots=4, user='user', source=in_epochs(seed=3))"
+    )
+    changes = (
+        {},
+        {"chosen": "better"},
+        {"rejected": "worse"},
+        {"shot": "{question} {chosen} {rejected}"},
+        {"template": "{shots} {question}"},
+    )
+    recipes = [fspo().replace(collector=made(**change)) for change in changes]
+    texts = {recipe_settings(recipe, length=8)["recipe.collector"] for recipe in recipes}
+    assert len(texts) == len({repr(recipe.collector) for recipe in recipes}) == len(changes)
 
 
 def test_examples_are_drawn_anew_and_do_not_depend_on_how_many_are_asked_for():
