@@ -76,10 +76,19 @@ class FlowLikelihood(NamedTuple):
         first, end = self.window or (0, steps)
         return (first <= np.arange(steps)) & (np.arange(steps) < end)
 
-    def node_ids(self, steps: int, group_size: int) -> np.ndarray:
+    def node_ids(
+        self, steps: int, group_size: int, *, members: np.ndarray | None = None
+    ) -> np.ndarray:
         """int32 ``[G, K]``, one id for each stretch of a tree between two splits.
 
         Members that share a latent have the same id.
+
+        Args:
+          steps: K.
+          group_size: G, members of a group that the sampler makes.
+          members: int ``[..., 2]``, other members than one group: the number of the first member
+            of a request, and the place of a member among those of its request. The result is
+            ``[..., K]`` then. None for a group.
 
         Raises:
           ValueError: If a split is out of range, no step trains, or the leaves of a tree do not
@@ -102,11 +111,14 @@ class FlowLikelihood(NamedTuple):
             raise ValueError(
                 f"{function}: window {self.window} begins behind the {steps} steps of a trajectory."
             )
-        member, ids = np.arange(group_size), []
+        if members is None:
+            members = np.stack([np.zeros(group_size, int), np.arange(group_size)], axis=-1)
+        first, place = np.moveaxis(members, -1, 0)
+        most, ids = np.max(first + place) + 1, []
         for step in range(steps):
             split = sum(s <= step for s in self.splits)
             shared = leaves // 2**split
-            ids.append(split * group_size + member // shared * shared)
+            ids.append(split * most + first + place // shared * shared)
         return np.stack(ids, axis=-1).astype(np.int32)
 
 

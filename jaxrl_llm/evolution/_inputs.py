@@ -25,9 +25,14 @@ def check_matrix(function: str, shape: tuple[int, ...], rank: int, name: str = "
         raise ValueError(f"{function}: {name} must be that of a matrix; got {tuple(shape)}.")
     check_at_least(function, 1, rank=rank)
     if rank > min(shape):
+        remedy = "Lower the rank"
+        if function == "perturb":  # a model takes full noise only for its biases and norms
+            remedy += ", freeze the leaf by a rule, or give it full noise"
+        elif name != "shape":
+            remedy += ", or freeze the leaf by a rule"
         raise ValueError(
             f"{function}: rank must be at most the smaller side of {name} {tuple(shape)}; "
-            f"got {rank}. Give the leaf full noise instead."
+            f"got {rank}. {remedy}."
         )
 
 

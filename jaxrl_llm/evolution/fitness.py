@@ -131,6 +131,8 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
 
         F = shape(mean_q S[q, n])
 
+    Means that differ by no more than rounding, 1e-6 of the greater (or of 1), become equal.
+
     Args:
       scores: See the module.
       shape: Shapes the means ``[N]``: any function of this module that keeps their number.
@@ -152,7 +154,17 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
       the two differ only by ``eps``.
     """
     checks.check_rank("mean_fitness", 2, scores=scores)
-    return shape(jnp.mean(_scores("mean_fitness", scores), axis=0))
+    # Sorted, so that a mean does not depend on the order of the questions.
+    return shape(_tied(jnp.mean(jnp.sort(_scores("mean_fitness", scores), axis=0), axis=0)))
+
+
+def _tied(means: Array) -> Array:
+    """Means ``[N]``, of which those that only rounding separates are the least of them."""
+    order, ranks = stats.order_and_ranks(means)
+    ordered = means[order]
+    lower = jnp.concatenate([ordered[:1], ordered[:-1]])
+    starts = jnp.where(stats.beyond_rounding(ordered, lower), jnp.arange(means.size), 0)
+    return ordered[jax.lax.cummax(starts)][ranks]
 
 
 def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -> Array:
@@ -286,7 +298,7 @@ def best_of(scores: Array, *, k: int | None = None) -> Array:
     scores = _scores("best_of", scores)
     tries = scores.shape[-1]
     k = tries if k is None else k
-    _inputs.check_count("best_of", 1, k=k)
+    _inputs.check_at_least("best_of", 1, k=k)
     if k > tries:
         raise ValueError(f"best_of: k must be at most the number of tries, {tries}; got {k}.")
     ways = [math.comb(i, k - 1) / math.comb(tries, k) for i in range(tries)]

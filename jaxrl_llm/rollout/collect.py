@@ -80,6 +80,8 @@ class Collected(NamedTuple):
         response or in it.
       nodes: int32 ``[P, G, T]``, the rollout that sampled each token, by its number in the batch;
         -1 for none. Responses that fork have the number of a token in common.
+      members: int32 ``[P, G, 2]``, the number of the first rollout of a member's request, and the
+        member's place in the request; -1 where a row has no such member.
       segments: Segments of the responses if the collector values prefixes; else None.
       questions: The P questions of the rows.
       places: Indices of these questions in the data set.
@@ -104,6 +106,7 @@ class Collected(NamedTuple):
     known: np.ndarray | None
     context: np.ndarray
     nodes: np.ndarray
+    members: np.ndarray
     segments: Segments | None
     questions: list[Question]
     places: list[int]
@@ -523,9 +526,11 @@ class _Book:
         groups = [[member(i, j) for i, j in row.members] for row in rows]
         places = [self.asked[row.members[0][0]].question for row in rows]
         where, roles = np.zeros((len(rows), G), bool), np.zeros((len(rows), G), np.int32)
+        members = np.full((len(rows), G, 2), -1, np.int32)
         for p, (row, group) in enumerate(zip(rows, groups, strict=True)):
             where[p, : len(group)] = row.takes_part
             roles[p, : len(group)] = [each.asked.request.role for each in group]
+            members[p, : len(group)] = [(each.asked.requests[0], each.index) for each in group]
             if not os.path.commonprefix([each.context for each in group]):
                 raise ValueError(
                     f"collector {self.collector!r}: the prompts of row {p}, of prompt "
@@ -553,6 +558,7 @@ class _Book:
             known=known,
             context=context,
             nodes=nodes,
+            members=members,
             segments=_join_segments(rows, groups, rollout.tokens.shape),
             questions=[self._questions[place] for place in places],
             places=places,

@@ -181,7 +181,17 @@ NOISE = LowRank(A, B, jnp.array(1.0))
     ("call", "error", "words"),
     [
         (wrong(sigma=-0.1), ValueError, "model_delta: sigma must not be negative"),
-        (wrong(rank=4), ValueError, r"smaller side of leaf 'up/kernel' \(4, 3\); got 4"),
+        (
+            wrong(rank=4),
+            ValueError,
+            r"smaller side of leaf 'up/kernel' \(4, 3\); got 4\. Lower the rank, or freeze the "
+            r"leaf by a rule\.$",
+        ),
+        (
+            lambda: perturb(PARAMS, CLASSES, KEY, 0, 0, sigma=0.1, rank=4),
+            ValueError,
+            r"got 4\. Lower the rank, freeze the leaf by a rule, or give it full noise\.$",
+        ),
         (wrong(key=jax.random.PRNGKey(0)), TypeError, "key must be one typed key"),
         (wrong(members=jnp.ones(2)), TypeError, "members must hold integers"),
         (wrong(classes={"w": "full"}), ValueError, "classes must have the form of params"),

@@ -107,7 +107,7 @@ def test_the_dtype_decides_what_is_drawn():
         (
             lambda: lowrank_noise(KEY, 0, jnp.arange(2), (3, 2), rank=3),
             ValueError,
-            r"rank must be at most the smaller side of shape \(3, 2\); got 3",
+            r"rank must be at most the smaller side of shape \(3, 2\); got 3\. Lower the rank\.$",
         ),
         (lambda: lowrank_noise(KEY, 0, jnp.arange(2), (3,)), ValueError, "that of a matrix"),
         (lambda: lowrank_noise(KEY, 0, jnp.arange(2), (3, 2), rank=0), ValueError, "at least 1"),

@@ -166,6 +166,20 @@ def test_fitness_of_shared_members():
     close(questions.shape(S)[0], [0.507093, -0.169031, -0.169031, -0.169031])
 
 
+def test_members_with_equal_means_are_tied_in_any_order_of_their_scores():
+    """Float32 sums depend on the order, and on how one number is divided."""
+    solved = jnp.full((8, 8), 0.1).at[jnp.arange(8), jnp.arange(8)].set(1.0)
+    rng = np.random.default_rng(0)
+    rewards = rng.uniform(size=8)
+    shuffled = jnp.array([rng.permutation(rewards) for _ in range(40)], jnp.float32).T
+    divided = jnp.array([[0.1, 0.3], [0.6, 0.4], [0.7, 0.7], [0.2, 0.2]])
+    for recipe in (jr.recipes.open_es(), jr.recipes.es_qiu()):
+        for scores in (solved, shuffled, divided, 1000 * divided):
+            assert not jax.jit(recipe.shape)(scores)[0].any()
+        better = recipe.shape(solved.at[0, 3].add(1e-3))[0]
+        assert better[3] > 0 and len(set(np.delete(better, 3).tolist())) == 1
+
+
 def test_fitness_of_members_that_are_dealt_out():
     grouped = plain(shared=False, fitness=jr.evolution.zscore)
     expected = jr.evolution.zscore(S).reshape(-1)

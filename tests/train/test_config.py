@@ -206,6 +206,17 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
             "sampling: denoising has no effect if nothing is sampled",
         ),
         ({"recipe": "rloo", "epochs": 2}, "without a ratio to old_logp.* got epochs 2"),
+        *(
+            (
+                changes,
+                r"'diffu_grpo' draws masks for 12 passes over a batch; got epochs 1; .* preset.* "
+                r"diffu_grpo\(epochs=1\)",
+            )
+            for changes in (
+                {"recipe": "diffu_grpo", "epochs": 1},
+                {"recipe": jr.recipes.diffu_grpo().replace(epochs=1)},
+            )
+        ),
         ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),
         ({"critic": OptimizerConfig()}, "config: critic has no effect: recipe 'dr_grpo' has none"),
         ({"minibatches": 3}, "config: 4 prompts do not split into 3 minibatches"),

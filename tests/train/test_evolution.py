@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shutil
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.evolution import population_metrics
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import load_experiment
 
 RECIPE = jr.recipes.eggroll(sigma=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None)
@@ -264,6 +267,21 @@ BAD = {
         {"mesh": MeshConfig(data=16), "prompts_per_step": 16},
         "8 members cannot be divided evenly",
     ),
+    "alone": (
+        {
+            "recipe": jr.recipes.open_es().replace(shared=False, fitness=jr.evolution.zscore),
+            "mesh": MeshConfig(data=2),
+        },
+        "members with full noise that are not shared answer one prompt at a time, .* 2 devices",
+    ),
+    "fitness of shared": (
+        {"recipe": jr.recipes.eggroll(fitness=jr.evolution.zscore)},
+        r"one value for each of 8 members, which are shared; got \(4, 8\)",
+    ),
+    "fitness of groups": (
+        {"recipe": jr.recipes.eggroll(shared=False)},
+        r"one value for each of 32 members, which are not shared; got \(8,\)",
+    ),
 }
 
 
@@ -272,3 +290,65 @@ def test_what_has_no_part_in_evolution_is_refused(case, tmp_path):
     options, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         evolving(tmp_path, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rearranged:
+    """Changes the members of each row of a batch."""
+
+    change: Callable
+
+    def __getattr__(self, name):
+        return getattr(jr.curation.in_order(), name)
+
+    def init(self, num_prompts):
+        return jr.curation.in_order().init(num_prompts)
+
+    def propose(self, state, key, collection, count):
+        return jr.curation.in_order().propose(state, key, collection, count)
+
+    def observe(self, state, collection):
+        decision, state = jr.curation.in_order().observe(state, collection)
+        if decision.rows is not None:
+            rows = self.change(decision.rows)
+            decision = decision._replace(rows=rows)
+        return decision, state
+
+
+def of_members(change):
+    return lambda rows: tuple(row._replace(members=change(row.members)) for row in rows)
+
+
+def broken_model():
+    model, params = jr.testing.tiny_model(num_layers=1)
+    return model, jax.tree.map(lambda x: x * jnp.nan, params), jr.testing.ByteTokenizer()
+
+
+def collected(folder, recipe, change, **options):
+    recipe = recipe.replace(collector=Rearranged(change))
+    sampling = SamplingConfig(group_size=4, max_new_tokens=2)
+    config = evolving(folder, recipe, prompts_per_step=2, sampling=sampling, **options)
+    experiment, params = load_experiment(config)
+    key = jax.random.key(0)
+    return collect_rollouts(experiment, params, key, jr.data.Cursor(), number=0, version=0)
+
+
+def test_a_collector_that_rearranges_members_is_refused(tmp_path):
+    """Column j of a batch is member j, whose noise an update draws again."""
+    apart = jr.recipes.eggroll(sigma=0.05, shared=False, fitness=jr.evolution.zscore)
+    message = "'eggroll' draws the noise .*Rearranged.* drops, repeats or rearranges members"
+    reverse = of_members(lambda members: members[::-1])
+    cases = [
+        (RECIPE, reverse),
+        (RECIPE, of_members(lambda members: members[:3])),
+        (RECIPE, of_members(lambda members: (members[0], members[0], *members[2:]))),
+        (apart, reverse),
+        (apart, lambda rows: rows[::-1]),
+    ]
+    for recipe, change in cases:
+        with pytest.raises(ValueError, match=message):
+            collected(tmp_path, recipe, change)
+    # Shared members may answer the prompts in any order; one with non-finite logits has no token.
+    assert collected(tmp_path, RECIPE, lambda rows: rows[::-1]).batch.where.all()
+    broken = collected(tmp_path, apart, tuple, model=broken_model)
+    assert not broken.batch.mask.any() and not broken.batch.where.any()

@@ -344,10 +344,41 @@ def test_drafts_choose_the_noise_that_trains(tmp_path):
         train(causal)
 
 
+@pytest.mark.parametrize("more", [False, True], ids=["selected", "uneven"])
+def test_nodes_are_those_of_the_members_that_a_collector_selects(more, tmp_path):
+    """Also where it asks for further trajectories, whose numbers begin inside of a tree."""
+    collector = jr.curation.downsampled(jr.curation.contrasts, oversample=2)
+    if more:
+        collector = jr.curation.two_phase(
+            lambda counts: np.array([3, 1, 4, 2]), max_rollouts=12, first=5
+        )
+    recipe = jr.recipes.branch_grpo_flow(splits=(0, 1)).replace(collector=collector)
+    experiment, params = load_experiment(tiny_run(tmp_path, **RUN | {"recipe": recipe}))
+    start = jax.random.key(0), jr.data.Cursor(), experiment.collector.init(8)
+    made = collect_rollouts(experiment, params, *start, number=0, version=0)
+    ids, latents = (np.asarray(made.batch.extras[name]) for name in ("node_ids", "latents"))
+    where = np.asarray(made.batch.where)
+    assert where.sum(-1).tolist() == ([8, 6, 9, 7] if more else [8] * 4)
+    for p, k in np.ndindex(4, 4):
+        after, there = latents[p, where[p], k, 1], ids[p, where[p], k]
+        same = (after[:, None] == after[None]).all(-1)
+        np.testing.assert_array_equal(same, there[:, None] == there[None])
+
+
+def test_drafts_have_the_noise_of_what_trains_alone(tmp_path):
+    drafts = jr.curation.drafted(jr.curation.contrasts, oversample=2, steps=2)
+    tree = jr.recipes.branch_grpo_flow(splits=(0, 1)).replace(collector=drafts)
+    text = jr.recipes.unigrpo(steps=2, window=(0, 1)).replace(collector=drafts)
+    for recipe, model in ((tree, flow), (text, text_flow)):
+        config = tiny_run(tmp_path, **RUN | {"recipe": recipe, "model": model})
+        with pytest.raises(ValueError, match=r"noise of its drafts.* splits or writes a text"):
+            load_experiment(config)
+
+
 def test_what_does_not_go_together(tmp_path):
     model, params = tiny_flow_model()
     causal, _ = jr.testing.tiny_model(num_layers=1)
-    recipe, masks = jr.recipes.flow_grpo(), jr.recipes.diffu_grpo()
+    recipe, masks = jr.recipes.flow_grpo(), jr.recipes.diffu_grpo(epochs=1)
     with pytest.raises(ValueError, match="needs a flow model"):
         make_step(causal, recipe, optax.sgd(0.1))
     with pytest.raises(ValueError, match="not a flow model"):

@@ -96,6 +96,37 @@ def test_the_gap_to_the_sampler_is_over_tokens_with_known_behavior():
     assert found["sampler_gap"] == found["sampler_ess"] == 0
 
 
+def test_a_bound_is_compared_as_the_ratio_of_a_response():
+    """One token's part of a bound is divided by its noise level: its exponential says nothing."""
+    mask = jnp.arange(120) < jnp.array([[[100], [50]]])
+    logp = jnp.where(mask, -1.0, jnp.nan)
+    batch = jr.recipes.Batch(
+        tokens=jnp.zeros(mask.shape, jnp.int32),
+        mask=mask,
+        rewards=jnp.array([[1.0, 0.0]]),
+        where=jnp.ones((1, 2), bool),
+        prompt_tokens=jnp.ones((1, 1), jnp.int32),
+        prompt_mask=jnp.ones((1, 1), bool),
+        advantages=jnp.array([[1.0, -1.0]]),
+        old_logp=logp.at[0, 1, 3].add(-20.0),
+        ref_logp=logp.at[0, 0, 7].add(25.0),
+    )
+    for recipe in (jr.recipes.espo(), jr.recipes.dpo().replace(likelihood=espo_bound())):
+        found = batch_metrics(recipe, logp, jnp.zeros(mask.shape), batch)
+        k3 = {d: np.exp(d) - 1 - d for d in (0.25, 0.4)}
+        np.testing.assert_allclose(found["ref_kl"], k3[0.25] * 100 / 150, rtol=1e-4)
+        np.testing.assert_allclose(found["approx_kl"], k3[0.4] * 50 / 150, rtol=1e-4)
+        np.testing.assert_allclose(found["ratio_max"], np.exp(0.4), rtol=1e-5)
+    # A ratio of tokens is compared by tokens, and so is that of a causal model.
+    for recipe in (jr.recipes.coupled_grpo(), jr.recipes.gspo()):
+        found = batch_metrics(recipe, logp, jnp.zeros(mask.shape), batch)
+        assert found["ref_kl"] > 1e6 and found["ratio_max"] > 1e6
+
+
+def espo_bound():
+    return jr.diffusion.elbo_likelihood(samples=1, masks="complementary")
+
+
 def of_rollouts(where, failed, finish, versions):
     """Metrics of four rollouts of one prompt, of two tokens each, in batch 5."""
     scores = Scores(

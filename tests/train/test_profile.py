@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import make_batch
 
+import jaxrl_llm as jr
 from jaxrl_llm.models.heads import headed_model
 from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.protocol import AttentionContext
@@ -195,6 +196,37 @@ def test_speed_of_a_population():
             "flops_per_second": flops / 1.25,
             "mfu": flops / 1.25 / 1e6,
         }
+
+
+def test_speed_of_a_denoiser():
+    """Each draw is a row of a prompt and all cells of a response, which all see each other."""
+    model, _ = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
+    size, seconds = model_size(model), {"wait": 1.0, "score": 0.5, "train": 0.5}
+    batch = make_batch(prompts=3, group=2, length=5)
+    batch = batch.replace(where=batch.where.at[1, 0].set(False))
+    rows = [
+        int(prompt) + 5
+        for prompt, group in zip(batch.prompt_mask.sum(-1), batch.where, strict=True)
+        for _ in range(int(group.sum()))
+    ]
+    once = sum(6 * size.matrices * n + 12 * size.attention * n * n for n in rows)
+    once += 6 * size.projection * 5 * len(rows)
+
+    def measured(draws, passes=1, model=model, **options):
+        masked = np.ones((*batch.mask.shape, draws), bool)
+        likelihood = jr.diffusion.elbo_likelihood(passes=passes)
+        meter = Meter(model, peak_flops=1e6, likelihood=likelihood, **options)
+        return meter(batch.with_extras(masked=masked), seconds)
+
+    for draws, passes, epochs, times in ((1, 1, 1, 1), (4, 1, 1, 4), (4, 2, 2, 4), (4, 1, 3, 12)):
+        found = measured(draws, passes, epochs=epochs)
+        assert found["flops_per_second"] == times * once / 0.5
+        assert found["mfu"] == times * once / 0.5 / 1e6
+    assert found["unique_tokens"] == Meter(model)(batch, seconds)["unique_tokens"]
+    # In blocks, what a token sees depends on its place.
+    blocks = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259, block_length=2)
+    found = measured(1, model=blocks[0])
+    assert set(found) == {"unique_tokens", "unique_tokens_per_second"}
 
 
 def test_the_peak_of_a_cpu_is_measured_once():
