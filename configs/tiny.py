@@ -8,7 +8,7 @@ Expected: the mean reward (share of bytes that are lower-case letters) goes from
 Most methods train with --recipe NAME; distillation has configs/distill.py:tiny. Its rewards rarely
 agree within a group, and no group fails wholly; with those of configs/tiny.py:hard most do, so that
 methods act that drop such groups, or help them: jaxrl-llm train configs/tiny.py:hard
---recipe scaf_grpo. Evolution strategies have no backward pass: --recipe eggroll --remat full.
+--recipe ghpo. Evolution strategies have no backward pass: --recipe eggroll --remat full.
 
 With configs/tiny.py:denoiser it is a masked-diffusion model, for the methods of these:
 jaxrl-llm train configs/tiny.py:denoiser --recipe espo.

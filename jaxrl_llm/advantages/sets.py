@@ -123,7 +123,7 @@ def polychromic(
     Args:
       rewards, answer_ids, where: See the module.
       size: n, members of a set, at least 2.
-      sets: "all" or "disjoint".
+      sets: "all" or "disjoint"; only with "all" are they independent of the order of the group.
 
     Returns:
       Advantages ``[..., G]``, in units of reward.

@@ -86,9 +86,9 @@ class FlowLikelihood(NamedTuple):
         Args:
           steps: K.
           group_size: G, members of a group that the sampler makes.
-          members: int ``[..., 2]``, other members than one group: the number of the first member
-            of a request, and the place of a member among those of its request. The result is
-            ``[..., K]`` then. None for a group.
+          members: int ``[..., 2]``, the members of a batch, if they are not one group as sampled:
+            the number of the first rollout of a member's request, and its place in that request.
+            The result is then ``[..., K]``.
 
         Raises:
           ValueError: If a split is out of range, no step trains, or the leaves of a tree do not

@@ -131,7 +131,7 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
 
         F = shape(mean_q S[q, n])
 
-    Means that differ by no more than rounding, 1e-6 of the greater (or of 1), become equal.
+    Means that differ by no more than rounding, 1e-6 of the greatest score, become equal.
 
     Args:
       scores: See the module.
@@ -154,17 +154,24 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
       the two differ only by ``eps``.
     """
     checks.check_rank("mean_fitness", 2, scores=scores)
+    scores = _scores("mean_fitness", scores)
+    if scores.shape[0] == 1:
+        return shape(scores[0])
     # Sorted, so that a mean does not depend on the order of the questions.
-    return shape(_tied(jnp.mean(jnp.sort(_scores("mean_fitness", scores), axis=0), axis=0)))
+    means = jnp.mean(jnp.sort(scores, axis=0), axis=0)
+    return shape(_tied(means, 1e-6 * jnp.max(jnp.abs(scores))))
 
 
-def _tied(means: Array) -> Array:
-    """Means ``[N]``, of which those that only rounding separates are the least of them."""
+def _tied(means: Array, tolerance: Array) -> Array:
+    """Means ``[N]``; those that differ only by rounding get the least of them."""
+
+    def least_of(least: Array, mean: Array) -> tuple[Array, Array]:
+        least = jnp.where(mean - least > tolerance, mean, least)
+        return least, least
+
     order, ranks = stats.order_and_ranks(means)
     ordered = means[order]
-    lower = jnp.concatenate([ordered[:1], ordered[:-1]])
-    starts = jnp.where(stats.beyond_rounding(ordered, lower), jnp.arange(means.size), 0)
-    return ordered[jax.lax.cummax(starts)][ranks]
+    return jax.lax.scan(least_of, ordered[0], ordered)[1][ranks]
 
 
 def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -> Array:

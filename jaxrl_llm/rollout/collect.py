@@ -618,7 +618,10 @@ class _Member(NamedTuple):
 
 
 def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
-    """A digest of all of a request but prompt, rollouts and reward; empty for a plain one."""
+    """A digest of the options and responses of a request; empty for a plain one.
+
+    Its place in the batch, its prompt, its rollouts and what its reward computes are left out.
+    """
     options = request._replace(
         rollouts=0, prompt=None, extends=None, round=0, responses=(), reward=None, fixed=()
     )

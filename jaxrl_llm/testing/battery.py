@@ -1,14 +1,15 @@
 """The battery: checks that every recipe must pass, whatever its method."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from jaxrl_llm.core import Array
 from jaxrl_llm.core import checks as core_checks
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.testing import array_checks, model_checks, train_checks
 
-CHECKS: dict[str, Callable[[Recipe], None]] = {
+CHECKS: dict[str, Callable[..., None]] = {
     "jit": array_checks.check_jit,
     "microbatches": array_checks.check_microbatches,
     "devices": array_checks.check_devices,
@@ -29,7 +30,12 @@ CHECKS: dict[str, Callable[[Recipe], None]] = {
 _CAUSAL = ("layouts", "rollouts", "model_precision")
 
 
-def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> None:
+def assert_recipe_ok(
+    recipe: Recipe,
+    *,
+    only: Sequence[str] | None = None,
+    extras: Mapping[str, Array] | None = None,
+) -> None:
     """Runs the battery on a recipe; a method that passes can be trained at any size.
 
     The checks run on batches of 8 prompts, 4 rollouts and 6 tokens, and on a model of one layer.
@@ -40,10 +46,14 @@ def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> No
     Args:
       recipe: A Recipe.
       only: Keys of :data:`CHECKS`; all of them by default.
+      extras: Arrays of ``Recipe.inputs`` and of numbers computed from "responses", if the recipe
+        reads any under names of its own: ``[8, ...]``, ``[8, 4, ...]`` with one value per rollout,
+        or ``[8, 4, 6, ...]`` per token. Statistics of the vocabulary are made up.
 
     Raises:
       AssertionError: At the first failed check; it names the check, the recipe and the number.
-      ValueError: If a key is unknown.
+      ValueError: If a key is unknown, or if ``extras`` lacks a name or has one that the recipe
+        does not read.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -57,4 +67,4 @@ def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> No
     # Accelerators round the inputs of a float32 product; the checks expect float32 precision.
     with jax.default_matmul_precision("highest"):
         for key in keys:
-            CHECKS[key](recipe)
+            CHECKS[key](recipe, extras=extras)

@@ -13,7 +13,11 @@ from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.recipes.wiring import (
+    ANSWER_TEXTS,
+    COMPUTED_BEFORE,
     DRAW_LOGP,
+    STATISTICS,
+    TEACHER_TEXTS,
     Reader,
     statistic_shapes,
     unfilled,
@@ -22,6 +26,9 @@ from jaxrl_llm.testing.extras import G, P, T, make_extras
 
 # For the random numbers that a recipe draws while it prepares a batch.
 KEY = jax.random.key(7)
+
+Extras = Mapping[str, Array] | None
+"""Arrays that a recipe reads under names of its own, see :func:`make_case`."""
 
 
 class Case(NamedTuple):
@@ -38,9 +45,17 @@ class Case(NamedTuple):
     statistics: Mapping[str, Array] = {}
 
 
-def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = None) -> Case:
+def make_case(
+    seed: int = 0,
+    *,
+    vocab_size: int = 259,
+    recipe: Recipe | None = None,
+    extras: Extras = None,
+) -> Case:
     """Eight groups of four, six tokens: ratios on both sides of every clip, unequal lengths.
 
+    The best and the worst rollout of four groups have one ratio of about 13 or 1/13 each: of
+    ``logp`` to ``old_logp`` in groups 4 and 7, of ``old_logp`` to ``behavior_logp`` in 1 and 3.
     Group 2 has equal rewards. ``where`` keeps three rollouts of group 4, one of group 5 and none of
     group 6. Group 7 has an empty response. The batch can be split into 2 or 4 parts, either of
     neighbors or (as in a train step) of every second or fourth prompt: no two parts have the same
@@ -50,12 +65,66 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
     Args:
       seed: Seed of the random numbers.
       vocab_size: Tokens are below this number.
-      recipe: Recipe that determines the statistics and the number of critic heads.
+      recipe: Recipe that determines the number of critic heads and the statistics: those of the
+        policy, and in the batch those of the old policy, the reference and the teacher.
+      extras: Arrays that the recipe reads under names of its own: ``[8, ...]``, ``[8, 4, ...]``
+        with one value per rollout, or ``[8, 4, 6, ...]`` per token.
+
+    Raises:
+      ValueError: If the recipe reads a name of its own that ``extras`` lacks, or does not read one
+        that it has.
     """
     heads = 1 if recipe is None or recipe.critic is None else recipe.critic.heads
-    case = jax.device_put(_host_case(seed, vocab_size, heads))
-    statistics = {} if recipe is None else made_up_statistics(recipe, case.batch, seed)
-    return case._replace(statistics=statistics)
+    case, extras = jax.device_put(_host_case(seed, vocab_size, heads)), extras or {}
+    if recipe is None:
+        return case._replace(batch=_with_extras(case.batch, extras))
+    case = case._replace(batch=_with_own_extras(recipe, case.batch, extras, seed))
+    return case._replace(statistics=made_up_statistics(recipe, case.batch, seed))
+
+
+def own_names(recipe: Recipe) -> frozenset[str]:
+    """The names of extras that only the recipe defines and that ``prepare`` does not compute."""
+    names = {*recipe.inputs, *recipe.computed_from(*COMPUTED_BEFORE)}
+    return frozenset(names - {*EXTRAS, TEACHER_TEXTS, ANSWER_TEXTS})
+
+
+def _with_extras(batch: Batch, extras: Mapping[str, Array]) -> Batch:
+    """The batch with more extras. Raises ValueError if one has not an entry for each prompt."""
+    more = {name: jnp.asarray(x) for name, x in extras.items()}
+    return batch.replace(extras={**batch.extras, **more}).check() if more else batch
+
+
+def _with_own_extras(recipe: Recipe, batch: Batch, extras: Mapping[str, Array], seed: int) -> Batch:
+    """The batch with the extras of the recipe's own names: ``extras``, and random statistics."""
+    names = own_names(recipe)
+    if unknown := sorted(set(extras) - names):
+        raise ValueError(
+            f"make_case: extras has {unknown[0]!r}, which is not an input of recipe "
+            f"{recipe.name!r} under a name of its own; it has {sorted(names) or 'none'}."
+        )
+    batch, rng = _with_extras(batch, extras), np.random.default_rng(seed + 3)
+    statistics = recipe.computed_from(*STATISTICS).keys()
+    if missing := sorted((names & recipe.required_fields) - statistics - batch.extras.keys()):
+        raise ValueError(
+            f"Recipe {recipe.name!r} reads {missing[0]!r}, which the battery cannot make up; pass "
+            f"extras={{{missing[0]!r}: array}} of shape [{P}, ...], such as [{P}, {G}] for "
+            f"rollouts or [{P}, {G}, {T}] for tokens."
+        )
+    for source in STATISTICS:  # in this order, since one may read another
+        if absent := recipe.computed_from(source).keys() - batch.extras.keys():
+            shapes = statistic_shapes(recipe, batch, source)
+            made = {name: _made_up(rng, shapes[name]) for name in sorted(absent)}
+            batch = _with_extras(batch, made)
+    return batch
+
+
+def _made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
+    """Random numbers of a shape and dtype: like log-probabilities, token ids or choices."""
+    if jnp.issubdtype(shape.dtype, jnp.floating):
+        values = -rng.uniform(1.5, 4.0, shape.shape)
+    else:
+        values = rng.integers(0, 2 if shape.dtype == jnp.bool_ else 100, shape.shape)
+    return jnp.asarray(values, shape.dtype)
 
 
 @functools.lru_cache(maxsize=32)
@@ -74,9 +143,11 @@ def _host_case(seed: int, vocab_size: int, heads: int) -> Case:
     where[6] = False
     prompt_lengths = rng.integers(2, 6, (P, 1))
     logp = rng.normal(-1.5, 0.5, (P, G, T))
+    of_old, of_behavior = far_shifts(rewards, where & (lengths > 0))
+    logp -= np.maximum(of_behavior, 0)  # so that the log-probabilities above it are below 0 too
 
-    def near(spread: float) -> np.ndarray:
-        return np.asarray(logp + rng.normal(0.0, spread, logp.shape), np.float32)
+    def near(shift: float | np.ndarray = 0.0) -> np.ndarray:
+        return np.asarray(logp + shift + rng.normal(0.0, 0.3, logp.shape), np.float32)
 
     batch = Batch(
         tokens=np.asarray(rng.integers(0, vocab_size, (P, G, T)), np.int32),
@@ -85,9 +156,9 @@ def _host_case(seed: int, vocab_size: int, heads: int) -> Case:
         where=where,
         prompt_tokens=np.asarray(rng.integers(0, vocab_size, (P, 5)), np.int32),
         prompt_mask=np.arange(5) < prompt_lengths,
-        old_logp=near(0.3),
-        behavior_logp=near(0.3),
-        ref_logp=near(0.3),
+        old_logp=near(of_old),
+        behavior_logp=near(of_behavior),
+        ref_logp=near(),
     )
     entropy = np.asarray(rng.uniform(0.5, 2.0, logp.shape), np.float32)
     components = {
@@ -103,11 +174,28 @@ def _host_case(seed: int, vocab_size: int, heads: int) -> Case:
     return Case(batch, np.asarray(logp, np.float32), entropy)
 
 
+def far_shifts(rewards: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What to add to ``old_logp`` and ``behavior_logp``, ``[P, G, T]``, for ratios far from 1.
+
+    ``where`` are the rollouts that take part and have a token. Both move where the policy has, so
+    that a rule that compares them keeps these tokens. Some of ``behavior_logp`` move alone, as
+    those of a sampler that disagrees with the trainer.
+    """
+    old, behavior = np.zeros((2, P, G, T))
+    far = ((7, 0, 2.6, True), (4, 1, -2.6, True), (1, 0, 2.6, False), (3, 1, -2.6, False))
+    for group, token, shift, both in far:
+        best = np.argmax(np.where(where[group], rewards[group], -np.inf))
+        worst = np.argmin(np.where(where[group], rewards[group], np.inf))
+        behavior[group, [best, worst], token] = shift
+        old[group, [best, worst], token] = shift if both else 0.0
+    return old, behavior
+
+
 def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str, Array]:
     """Random numbers, like log-probabilities, for the statistics of a recipe."""
     rng = np.random.default_rng(seed + 1)
     statistics = {
-        name: jnp.asarray(-rng.uniform(1.5, 4.0, shape.shape), shape.dtype)
+        name: _made_up(rng, shape)
         for name, shape in statistic_shapes(recipe, with_computed(recipe, batch)).items()
     }
     if "old_draw_logp" in recipe.required_fields:
@@ -179,13 +267,13 @@ class Result(NamedTuple):
     grads: tuple[Array, Array, dict[str, Array]]
     state: ArrayTree
 
-    @property
-    def prepared(self) -> dict[str, ArrayTree]:
-        """Everything that ``prepare`` computed, including the state."""
+    def prepared(self, recipe: Recipe) -> dict[str, ArrayTree]:
+        """Everything that ``prepare`` of the recipe computed, including the state."""
         fields = ("where", "mask", "advantages", "weights", "correction")
         arrays = {name: getattr(self.batch, name) for name in fields}
         # The extras of the input batch may hold junk.
-        extras = {name: x for name, x in self.batch.extras.items() if name not in EXTRAS}
+        inputs = {*EXTRAS, *own_names(recipe)}
+        extras = {name: x for name, x in self.batch.extras.items() if name not in inputs}
         return arrays | {"state": self.state, "extras": extras}
 
 

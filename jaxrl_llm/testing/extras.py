@@ -11,7 +11,7 @@ _WIDTH = 32  # of the tiny model; its output matrix maps a teacher's hidden stat
 
 
 def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.ndarray]:
-    """All of ``recipes.inputs.EXTRAS``, with values like those of a run.
+    """All of ``recipes.inputs.EXTRAS`` that a run has from the start, with values like those.
 
     ``batch`` must hold its log-probabilities. ``heads`` is the number of predictions of a critic.
     """
@@ -60,7 +60,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
         "top_ids": rng.integers(0, 100, (*mask.shape, _SUPPORT)),
     }
     bools = {
-        "test_where": np.ones((p, _TESTS), bool),
+        "test_where": (np.arange(p)[:, None] + np.arange(_TESTS)) % 4 > 0,
         "teacher_prompt_mask": np.broadcast_to(np.arange(7) < 5, (p, g, 7)),
         "flawed": rng.random((p, g)) < 0.3,
         "satisfied": np.arange(p * g).reshape(p, g) % 3 > 0,
@@ -73,7 +73,11 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
     }
     # Drawn last, so that the values above do not change. One rollout of each group disagrees with
     # all others, so no vote is tied: a permutation would change the first answer, which wins ties.
-    ints["answer_ids"] = rng.permuted(np.broadcast_to(np.arange(g) == 0, (p, g)), axis=1)
+    answers = rng.permuted(np.broadcast_to(np.arange(g) == 0, (p, g)), axis=1).astype(int)
+    # In group 3 two have no answer, as many as agree; in group 1 only the one that would disagree.
+    answers[3] = [-1, 0, -1, 0]
+    answers[1] = -answers[1]
+    ints["answer_ids"] = answers
     floats["hidden_rank"] = rng.uniform(1.0, 4.0, (p, g, 3))
     # The policy wrote all tokens; the effect of help is tested with the presets that use it.
     ints["roles"] = np.zeros((p, g))
@@ -107,8 +111,8 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
     floats["step_rewards"] = rng.uniform(0, 1, shape)
     floats["answer_logp"] = -rng.uniform(0.1, 3.0, (p, g, _TURNS + 1))
     bools["expert_match"] = rng.random(shape) < 0.7
-    ints["ground_truth"] = rng.integers(0, 100, (p, 4))
-    bools["ground_truth_mask"] = np.broadcast_to(np.arange(4) % 3 > 0, (p, 4))
+    ground_truth = rng.integers(0, 100, (p, 4))
+    bools["ground_truth_mask"] = np.broadcast_to(np.arange(7) % 3 > 0, (p, 7))
     bools["won"] = rng.random(shape) < 0.3
     floats["teacher_span_logp"] = near(old_logp)
     floats["teacher_hidden"] = rng.normal(0.0, 1.0, (*mask.shape, _WIDTH))
@@ -121,5 +125,10 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
         floats[name] = near(latents[..., 1, :])
     others = rng.uniform(0, 1, (p, g, (PARAPHRASES - 1) * g))
     floats["similarity"] = np.concatenate([floats["similarity"], others], -1)
+    floats["call_advantages"] = rng.normal(0, 1, (p, g))
+    # Seven tokens, since a second axis of length g is that of the rollouts.
+    ints["ground_truth"] = np.concatenate([ground_truth, rng.integers(0, 100, (p, 3))], -1)
+    for name in ("turn_ids", "segment_ids", "span_ids", "versions"):  # -1 for none, as in a run
+        ints[name] = np.where(mask, ints[name], -1)
     kinds = ((floats, np.float32), (ints, np.int32), (bools, np.bool_))
     return {name: np.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

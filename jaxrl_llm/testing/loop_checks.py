@@ -3,16 +3,17 @@
 import dataclasses
 import math
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.curation import no_update
 from jaxrl_llm.curation.collectors.messages import SeveralMessages
-from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
+from jaxrl_llm.curation.collectors.protocol import collector_parts, declares, sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
+from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
 from jaxrl_llm.testing.model import tiny_flow_model, tiny_model, tiny_text_flow_model
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
@@ -26,6 +27,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.run_models import load_reference
+from jaxrl_llm.train.setup import load_experiment
 
 _PROMPTS = 10  # of the data set; no other axis of a state has this size
 _EQUAL = "37"  # last digits of the prompts whose rewards are equal
@@ -132,7 +135,7 @@ def assert_loop_runs_whole(
     of prompts has counted the prompts that were drawn. The critic, a moving reference, a subagent,
     and the states of every controller and of the collector have changed. If the run covered an
     epoch, a collector that resamples groups with equal rewards, or adds help where all rewards are
-    low, has done so.
+    low, has done so. Help that every group gets, and stored groups, are in a batch.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -188,6 +191,7 @@ def assert_loop_runs_whole(
             remat="full" if made.forward_only else "none",
         )
         result = train(config)
+        start = _start(config)
     state, name = result.state, f"recipe {made.name!r}"
     _require(int(state.step) == steps == len(result.history), f"{name}: not all steps were made")
     for row in result.history:
@@ -196,8 +200,8 @@ def assert_loop_runs_whole(
             loss = math.nan
         _require(row.get("skipped", 0) == 0, f"{what} was skipped, with a loss of {loss}")
         _require(math.isfinite(loss), f"{what} has a loss of {loss}")
-    params = config.model()[1]  # type: ignore[operator]
-    moved = _differ(state.params["model"] if made.head else state.params, params)
+    trained = (state.params, start.params)
+    moved = _differ(*(x["model"] for x in trained) if made.head else trained)
     if ("update_scale", no_update) not in made.computed_from("batch").items():
         _require(moved, f"{name}: the parameters did not move")
     else:
@@ -207,13 +211,37 @@ def assert_loop_runs_whole(
     )
     _require(finite, f"{name}: a parameter is not finite")
     if not made.forward_only:
-        _check_memory(made, state, name, config, params, num_prompts)
+        _check_memory(made, state, name, config, start, num_prompts)
         if made.collector is not None:
             _check_collector(made.collector, result, name, config, num_prompts)
 
 
+class _Start(NamedTuple):
+    """The parameters at the start of a run.
+
+    ``params`` are those that train, which may be an adapter; ``base`` those of the policy's model
+    without one; ``reference`` those of a moving reference; ``subagent`` its own.
+    """
+
+    params: Any
+    base: Any
+    reference: Any
+    subagent: Any
+
+
+def _start(config: TrainConfig) -> _Start:
+    """The parameters that a run with this configuration starts from."""
+    experiment, policy = load_experiment(config)
+    params = reference = trainable(policy)
+    if config.reference is not None and experiment.recipe.reference is not None:
+        reference = trainable(load_reference(config, experiment.model, policy, experiment.mesh))
+    base = policy.base if isinstance(policy, Adapted) else policy
+    subagent = experiment.subagent and experiment.subagent.params
+    return _Start(params, base, reference, subagent)
+
+
 def _check_memory(
-    recipe: Recipe, state, name: str, config: TrainConfig, params: Any, num_prompts: int
+    recipe: Recipe, state, name: str, config: TrainConfig, start: _Start, num_prompts: int
 ) -> None:
     """Raises AssertionError unless all states of the recipe have changed."""
     algo, first = state.algo_state, recipe.init()
@@ -225,7 +253,7 @@ def _check_memory(
     for slot in ("advantage", "curation"):
         new, old = (jax.tree.leaves(getattr(x, slot)) for x in (algo, first))
         seen = [
-            np.count_nonzero(np.asarray(a) != np.asarray(b))
+            np.count_nonzero(_changed(a, b))
             for a, b in zip(new, old, strict=True)
             if np.shape(a)[:1] == (num_prompts,)
         ]
@@ -242,21 +270,26 @@ def _check_memory(
         _require(moved, f"{name}: the state of its rule {key!r} did not move")
     if recipe.second_model is not None:
         body = state.critic.params["model"]
-        _require(_differ(body, params), f"{name}: the critic or process reward model did not move")
+        moved = _differ(body, start.base)
+        _require(moved, f"{name}: the critic or process reward model did not move")
     rule = recipe.reference
     every = dict(getattr(rule, "options", ())).get("every", getattr(rule, "every", 0))
     if rule is not None and every <= steps:
-        _require(_differ(state.reference_policy, params), f"{name}: the reference did not move")
+        moved = _differ(state.reference_params, start.reference)
+        _require(moved, f"{name}: the reference did not move")
     if recipe.subagent is not None:
-        moved = _differ(state.subagent.params, params)
+        moved = _differ(state.subagent.params, start.subagent)
         _require(moved, f"{name}: the parameters of its subagent did not move")
     if recipe.earlier is not None and recipe.earlier.every <= steps:
         latest = state.earlier.policies[0]
-        _require(_differ(latest, params), f"{name}: its earlier policies did not move")
+        _require(_differ(latest, start.params), f"{name}: its earlier policies did not move")
 
 
 def _check_collector(collector, result, name: str, config: TrainConfig, num_prompts: int) -> None:
-    """Raises AssertionError unless a collector replaced what it dropped, or changed its state."""
+    """Raises AssertionError unless a collector replaced what it dropped, or changed its state.
+
+    Help from the data or for every group, and stored groups, must be in a batch.
+    """
     size, batch, steps = config.sampling.group_size, config.prompts_per_step, config.steps
     length = config.sampling.max_new_tokens
     collector = sized(collector, group_size=size, max_new_tokens=length, num_groups=batch)
@@ -264,24 +297,55 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
     remembers = bool(jax.tree.leaves(first))
     if remembers:
         _require(_differ(state, first), f"{name}: the state of its collector did not move")
+    parts, covered = list(collector_parts(collector)), batch * steps >= num_prompts
+    for part in parts:
+        _check_roles(part, result.history, name, config, covered)
     asked = sum(row["rollouts_sampled"] for row in result.history)
-    if collector_needs(collector, "needs_slots"):
+    if declares(collector, "needs_slots"):
         return  # the collector changes how rollouts are sampled, not how many
-    # A collector that sends several messages drops nothing.
-    drops = not isinstance(collector, SeveralMessages)
+    # One that sends several messages, or divides a batch between others, drops nothing itself.
+    drops = any(
+        getattr(part, "asks_again", False)
+        and not isinstance(part, SeveralMessages)
+        and not hasattr(part, "groups_of_sources")
+        for part in parts
+    )
     if (policy := getattr(collector, "policy", None)) is not None:
         # A collector that helps every group splits the G rollouts into those with and those
         # without help. Responses from the data are not sampled.
         samples = policy.sends_text or policy.needs_slots or getattr(policy, "fixes_tokens", False)
         from_start = getattr(policy, "warmup", 0) < steps
-        drops = drops and samples and policy.first(size) == size and from_start
-    if batch * steps >= num_prompts and not remembers and drops:
+        drops = drops and samples and not _always_helps(policy, size) and from_start
+    if covered and not remembers and drops:
         # An allocator may at first request fewer rollouts than a group has.
         first_size = getattr(collector, "first", None) or size
         _require(
             asked > batch * first_size * steps,
             f"{name}: its collector asked for no more rollouts though the rewards of groups agree",
         )
+
+
+def _check_roles(part, history, name: str, config: TrainConfig, covered: bool) -> None:
+    """Raises AssertionError if no batch has the help, or the stored groups, of a collector.
+
+    Responses of the data may help only groups that fail: in an epoch, that is ``covered``, some do.
+    """
+    entered = {key for row in history for key, value in row.items() if value}
+    if (policy := getattr(part, "policy", None)) is not None:
+        from_data = getattr(policy, "brings_responses", False) and covered
+        if from_data or _always_helps(policy, config.sampling.group_size):
+            helped = not entered.isdisjoint({"rollouts/hinted", "rollouts/demonstration"})
+            _require(helped, f"{name}: no help of its collector is in a batch")
+    # Nothing is stored before the first batch. A store that others fill has no start.
+    start = getattr(part, "start", None)
+    if getattr(part, "stores_responses", False) and start is not None:
+        replays = "rollouts/replayed" in entered
+        _require(replays or config.steps <= max(start, 1), f"{name}: no stored group is in a batch")
+
+
+def _always_helps(policy, group_size: int) -> bool:
+    """Whether a policy of a collector leaves places for help in every group."""
+    return policy.first(group_size) != group_size
 
 
 def _require(condition: bool, message: str) -> None:
@@ -291,4 +355,10 @@ def _require(condition: bool, message: str) -> None:
 
 def _differ(a, b) -> bool:
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return any(np.any(np.asarray(x) != np.asarray(y)) for x, y in pairs)
+    return any(np.any(_changed(x, y)) for x, y in pairs)
+
+
+def _changed(a, b) -> np.ndarray:
+    """Where two arrays differ; a NaN that is still a NaN has not changed."""
+    a, b = np.asarray(a), np.asarray(b)
+    return (a != b) & ~((a != a) & (b != b))

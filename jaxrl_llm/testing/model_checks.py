@@ -1,6 +1,7 @@
 """Checks of a recipe together with a model and the sampler.
 
 Each check raises an AssertionError that names the check, the recipe and the number that differs.
+``extras`` are arrays that the recipe reads under names of its own, see ``cases.make_case``.
 """
 
 import functools
@@ -21,16 +22,19 @@ from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import expect_policy_gradient
 from jaxrl_llm.testing.cases import (
     Case,
+    Extras,
     compiled,
     evaluate,
     expect_close,
     expect_close_loss,
     fail,
+    far_shifts,
     make_case,
+    own_names,
     with_computed,
 )
 from jaxrl_llm.testing.model import tiny_model
-from jaxrl_llm.train.score import Scorer, Scores
+from jaxrl_llm.train.score import ModelScores, Scorer
 
 # Temperatures and truncations of the sampler.
 SAMPLING: tuple[dict[str, Any], ...] = (
@@ -54,7 +58,7 @@ def model() -> tuple[Model, ArrayTree]:
 
 def score_batch(
     params: ArrayTree, batch: Batch, *, temperature: float = 1.0, statistics=()
-) -> Scores:
+) -> ModelScores:
     """The scores that training computes for a batch, with each prompt shared by its group.
 
     ``statistics`` are the pairs of name and function of a recipe.
@@ -71,7 +75,7 @@ def _teacher_matrix(network: Model, params: ArrayTree) -> Array:
 
 def score_rows(
     params: ArrayTree, batch: Batch, *, statistics=(), network: Model | None = None
-) -> Scores:
+) -> ModelScores:
     """The same scores from one padded row per rollout: the response directly after the prompt."""
     network, (P, G, T) = network or model()[0], batch.tokens.shape
     length = batch.prompt_tokens.shape[1] + T
@@ -111,14 +115,14 @@ def score_rows(
     logp, entropy = logprobs.token_logprobs(
         hidden, matrix, batch.tokens, mask=batch.mask, logit_cap=cap
     )
-    return Scores(logp, entropy, values)
+    return ModelScores(logp, entropy, values)
 
 
 class Layout(NamedTuple):
     """One way to compute scores, and its gradient, compiled for all recipes.
 
-    ``score`` is ``(params, batch) -> Scores``, ``pull`` is ``(params, batch, gradients in what
-    Scores holds) -> d params``.
+    ``score`` is ``(params, batch) -> ModelScores``, ``pull`` is ``(params, batch, gradients in what
+    ModelScores holds) -> d params``.
     """
 
     score: Callable
@@ -138,23 +142,26 @@ def compiled_layout(function: Callable) -> Layout:
     """The compiled forms of a function of parameters and a batch."""
 
     def pull(params, batch, cotangents):
-        return jax.vjp(lambda p: function(p, batch), params)[1](Scores._make(cotangents))[0]
+        return jax.vjp(lambda p: function(p, batch), params)[1](ModelScores._make(cotangents))[0]
 
     return Layout(jax.jit(function), jax.jit(pull))
 
 
-def model_case(recipe: Recipe) -> Case:
+def model_case(recipe: Recipe, extras: Extras = None) -> Case:
     """The case of :func:`make_case` with log-probabilities near those of the model."""
     network, params = model()
-    batch = make_case(vocab_size=network.config.vocab_size, recipe=recipe).batch
+    size = network.config.vocab_size
+    batch = make_case(vocab_size=size, recipe=recipe, extras=extras).batch
     scored = layout(score_batch, recipe).score(params, with_computed(recipe, batch))
     rng = np.random.default_rng(1)
 
-    def near() -> Array:
+    def near(shift: float | np.ndarray = 0.0) -> Array:
         logp = scored.logp
-        return logp + jnp.asarray(rng.normal(0.0, 0.3, logp.shape), jnp.float32)
+        return logp + jnp.asarray(shift + rng.normal(0.0, 0.3, logp.shape), jnp.float32)
 
-    batch = batch.replace(old_logp=near(), behavior_logp=near(), ref_logp=near())
+    there = np.asarray(batch.where & batch.mask.any(-1))
+    old, behavior = far_shifts(np.asarray(batch.rewards), there)
+    batch = batch.replace(old_logp=near(old), behavior_logp=near(behavior), ref_logp=near())
     return Case(batch, scored.logp, scored.entropy, scored.statistics)
 
 
@@ -202,14 +209,14 @@ def with_strange_ids(batch: Batch) -> Batch:
     )
 
 
-def check_layouts(recipe: Recipe) -> None:
+def check_layouts(recipe: Recipe, *, extras: Extras = None) -> None:
     """The loss and its gradient in the parameters do not depend on the layout of the batch.
 
     The layouts are: a prompt shared by its group, more padding after prompts and responses, padding
     ids outside the vocabulary, several responses packed in a row, and one padded row per rollout
     that repeats the prompt.
     """
-    params, case = model()[1], model_case(recipe)
+    params, case = model()[1], model_case(recipe, extras)
     functions, results = compiled(recipe), {}
     wide = widened(case.batch, 2)
     layouts = {
@@ -271,12 +278,13 @@ def sampled_batches() -> list[tuple[dict, Batch]]:
     return batches
 
 
-def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
+def rollout_cases(recipe: Recipe, extras: Extras = None) -> list[tuple[dict, Case]]:
     """Rollouts sampled from the model, with the scores that training computes for them."""
     pairs = []
     for options, batch in sampled_batches():
-        if recipe.critic is not None:  # its values have one entry per head
-            batch = batch.replace(extras=make_case(recipe=recipe).batch.extras)
+        # The values of a critic have one entry per head.
+        if recipe.critic is not None or own_names(recipe):
+            batch = batch.replace(extras=make_case(recipe=recipe, extras=extras).batch.extras)
         way = layout(bind(score_batch, temperature=options["temperature"]), recipe)
         scored = way.score(model()[1], with_computed(recipe, batch))
         # Only the scores need the support; without it, the recipe compiles for one kind of batch.
@@ -285,13 +293,13 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
     return pairs
 
 
-def check_rollouts(recipe: Recipe) -> None:
+def check_rollouts(recipe: Recipe, *, extras: Extras = None) -> None:
     """The ratio is 1 on rollouts of the model itself, at any temperature and truncation.
 
     ``old_logp`` is that of the sampler, at its temperature and over the truncated support. The
     gradient must be the plain policy gradient.
     """
-    for options, case in rollout_cases(recipe):
+    for options, case in rollout_cases(recipe, extras):
         mask = np.asarray(case.batch.mask)
         gap = np.abs(np.asarray(case.logp - case.batch.old_logp))[mask].max()
         if gap > 1e-4:
@@ -300,17 +308,17 @@ def check_rollouts(recipe: Recipe) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def bfloat16_scores(statistics: tuple[tuple[str, Callable], ...]) -> Callable[[Batch], Scores]:
-    """``batch -> Scores`` of a bfloat16 model, compiled for all recipes with these statistics."""
+def bfloat16_scores(statistics: tuple[tuple[str, Callable], ...]) -> Callable[[Batch], ModelScores]:
+    """``batch -> ModelScores`` of a bfloat16 model, compiled once for all these statistics."""
     network, params = tiny_model(num_layers=1, dtype="bfloat16")
     scorer = Scorer(network, teacher_matrix=_teacher_matrix(network, params))
     score = jax.jit(lambda params, batch: scorer(params, batch, dict(statistics)))
     return lambda batch: score(params, batch)
 
 
-def check_model_precision(recipe: Recipe) -> None:
+def check_model_precision(recipe: Recipe, *, extras: Extras = None) -> None:
     """With a bfloat16 model, logp, loss, advantages and weights are float32."""
-    batch = model_case(recipe).batch
+    batch = model_case(recipe, extras).batch
     score = bfloat16_scores(tuple(recipe.computed_from("policy").items()))
     scored = score(with_computed(recipe, batch))
     case = Case(batch, scored.logp, scored.entropy, scored.statistics)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree, trees
 from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
-from jaxrl_llm.models.protocol import PromptTree
+from jaxrl_llm.models.protocol import PromptTree, expert_shape
 from jaxrl_llm.models.sharding import AXES, param_spec
 
 # Prompts, rollouts per prompt, tokens of a response, tokens of the longest prompt.
@@ -193,51 +193,120 @@ def check_remat(model: Model, params: ArrayTree) -> None:
 
 
 def check_packing(model: Model, params: ArrayTree) -> None:
-    """Packed responses, and prompts in their rows, give the same hidden states where supported."""
+    """Packed responses, trees, and prompts in their rows give the same hidden states.
+
+    Only what the model declares: ``reads_segments``, ``reads_trees``, ``takes_prompts`` and
+    ``reads_prompt_trees``. Two responses of a tree share their first token, two prompts of a row
+    their first two.
+    """
     prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
-    expected, _ = _with_and_without_prefix(model, params)
     positions = jnp.broadcast_to(lengths[:, None, None] + jnp.arange(T), responses.shape)
-    segments = jnp.broadcast_to(jnp.arange(G)[None, :, None], responses.shape).astype(jnp.int32)
-    one_row = (P, 1, G * T)
-    rows = {"segments": segments} if model.reads_segments else {}
+    expected, _ = _with_and_without_prefix(model, params)
+
+    def compare(tokens, places, expected, what, **rows) -> None:
+        """After a shared prefix and, if the model takes them there, with prompts in the rows."""
+        context = AttentionContext(jnp.ones(tokens.shape, bool), prefix, prefix_mask, **rows)
+        if rows:
+            got, _ = _apply(model, params, tokens, places, context)
+            _expect_equal("packing", model, got, expected, f"{what} differ from single rows")
+        if model.takes_prompts:
+            first = jnp.broadcast_to(jnp.arange(LP, dtype=jnp.int32), (P, LP))
+            joined = (_joined(prompts, tokens), _joined(first, places))
+            got, _ = _apply(model, params, *joined, context._replace(prefix=None))
+            got = got[:, :, LP:].reshape(expected.shape)
+            message = f"prompts in the rows of {what} differ from a shared prefix"
+            _expect_equal("packing", model, got, expected, message)
+
+    compare(responses, positions, expected, "their responses")
+    if model.reads_segments:
+        segments = jnp.broadcast_to(jnp.arange(G, dtype=jnp.int32)[:, None], responses.shape)
+        row = (P, 1, G * T)
+        compare(
+            responses.reshape(row),
+            positions.reshape(row),
+            expected.reshape(*row, -1),
+            "packed responses",
+            segments=segments.reshape(row),
+        )
     if model.reads_trees:
-        rows["ends"] = T * (segments + 1)  # each response is a tree of one branch
-    for name, row in rows.items():
-        context = AttentionContext(jnp.ones(one_row, bool), prefix, prefix_mask)
-        context = context._replace(**{name: row.reshape(one_row)})
-        got, _ = _apply(
-            model, params, responses.reshape(one_row), positions.reshape(one_row), context
-        )
-        what = "packed responses" if name == "segments" else "the trees of a row"
-        got = got.reshape(expected.shape)
-        _expect_equal("packing", model, got, expected, f"{what} differ from single rows")
-    first = jnp.broadcast_to(jnp.arange(LP, dtype=jnp.int32), (P, 1, LP))
-    if model.takes_prompts:
-        context = AttentionContext(jnp.ones(responses.shape, bool), prefix_mask=prefix_mask)
-        tokens = jnp.concatenate([prompts[:, None], responses.reshape(one_row)], axis=-1)
-        places = jnp.concatenate([first, positions.reshape(one_row)], axis=-1)
-        got, _ = _apply(model, params, tokens, places, context)
-        got = got[:, :, LP:].reshape(expected.shape)
-        message = "prompts in the rows of their responses differ from a shared prefix"
-        _expect_equal("packing", model, got, expected, message)
+        alike = responses.at[:, 1, 0].set(responses[:, 0, 0])
+        context = AttentionContext(jnp.ones(responses.shape, bool), prefix, prefix_mask)
+        expected = _tree(_apply(model, params, alike, positions, context)[0])
+        ends = _tree_ends((P, 1))
+        compare(_tree(alike), _tree(positions), expected, "the trees of a row", ends=ends)
     if model.reads_prompt_trees:
-        # All prompts in one row, of which each is a tree of one branch.
-        row = jnp.arange(P * LP, dtype=jnp.int32).reshape(P, LP)
-        tree = PromptTree(
-            ends=jnp.broadcast_to(row[:, -1:] + 1, (P, LP)).reshape(1, -1),
-            leaves=jnp.broadcast_to((row[:, 0] + lengths - 1)[:, None, None], responses.shape)
-            .reshape(1, P * G, T)
-            .astype(jnp.int32),
-        )
+        _check_prompt_trees(model, params, prompts, responses, positions)
+
+
+def _check_prompt_trees(model: Model, params: ArrayTree, prompts, responses, positions) -> None:
+    """Two prompts with a common beginning in one row, each with two responses or a tree of them."""
+    prompts = prompts.at[1, :2].set(prompts[0, :2])
+    prefix_mask = jnp.arange(LP) < jnp.array([[LP - 2], [LP]])
+    prefix = jax.jit(partial(prefill, model))(params, prompts, prefix_mask)
+    alike = responses.at[:, 1, 0].set(responses[:, 0, 0])
+    context = AttentionContext(jnp.ones(responses.shape, bool), prefix, prefix_mask)
+    expected, _ = _apply(model, params, alike, positions, context)
+    # The first prompt, what is the second's own, and a cell of padding.
+    cells = jnp.concatenate([prompts[0, : LP - 2], prompts[1, 2:], prompts[1, -1:]])[None]
+    places = [*range(LP - 2), *range(2, LP), 0]
+    size, last = len(places), jnp.array([LP - 3, 2 * LP - 5], jnp.int32)
+    ends = [size] * 2 + [LP - 2] * (LP - 4) + [size] * (LP - 1)
+    exists = jnp.arange(size)[None] < size - 1
+    kinds = {"several prompts in a row": (alike, positions, expected, None)}
+    if model.reads_trees:
+        tree = _tree(alike), _tree(positions), _tree(expected)
+        kinds["trees of several prompts in a row"] = (*tree, _tree_ends((1, P)))
+    for what, (tokens, steps, expected, of_tree) in kinds.items():
+        rows = (1, tokens.shape[0] * tokens.shape[1], tokens.shape[2])
+        leaves = jnp.broadcast_to(last[:, None, None], tokens.shape).reshape(rows)
         context = AttentionContext(
-            jnp.ones((1, P * G, T), bool), prefix_mask=prefix_mask.reshape(1, -1), prompt_tree=tree
+            jnp.ones(rows, bool),
+            prefix_mask=exists,
+            ends=of_tree,
+            prompt_tree=PromptTree(jnp.array([ends], jnp.int32), leaves),
         )
-        tokens = jnp.concatenate([prompts.reshape(-1), responses.reshape(-1)])[None, None]
-        places = jnp.concatenate([first.reshape(-1), positions.reshape(-1)])[None, None]
-        got, _ = _apply(model, params, tokens, places, context)
-        got = got[0, 0, P * LP :].reshape(expected.shape)
-        message = "several prompts in a row differ from one each"
-        _expect_equal("packing", model, got, expected, message)
+        steps = _joined(jnp.array([places], jnp.int32), steps.reshape(rows))
+        got, _ = _apply(model, params, _joined(cells, tokens.reshape(rows)), steps, context)
+        got = got[:, :, size:].reshape(expected.shape)
+        _expect_equal("packing", model, got, expected, f"{what} differ from one each")
+
+
+def _tree(x: Array) -> Array:
+    """Two responses ``[P, 2, T, ...]`` that begin alike, as one tree ``[P, 1, 2 T - 1, ...]``."""
+    return jnp.concatenate([x[:, 0], x[:, 1, 1:]], axis=1)[:, None]
+
+
+def _tree_ends(leading: tuple[int, int]) -> Array:
+    """The ends of such trees: the first token is before both responses, the others before one."""
+    ends = [2 * T - 1] + [T] * (T - 1) + [2 * T - 1] * (T - 1)
+    return jnp.broadcast_to(jnp.array(ends, jnp.int32), (*leading, len(ends)))
+
+
+def _joined(of_prompts: Array, of_responses: Array) -> Array:
+    """``[P, Lp]`` and ``[P, G, T]`` as rows ``[P, 1, Lp + G T]``."""
+    flat = of_responses.reshape(len(of_responses), -1)
+    return jnp.concatenate([of_prompts, flat], axis=1)[:, None]
+
+
+def check_experts(model: Model, params: ArrayTree) -> None:
+    """A model that records its experts takes those of a context instead of its own."""
+    if model.apply_routed is None:
+        return
+    tokens = _tokens(model, (P, G, T))
+    positions, context = _positions(tokens), _context(tokens)
+    apply = jax.jit(model.apply_routed)
+    expected, _ = _apply(model, params, tokens, positions, context)
+    hidden, _, experts = apply(params, tokens, positions, context)
+    _expect_equal("experts", model, hidden, expected, "recording the experts changes hidden states")
+    shape = (*tokens.shape, *(expert_shape(model) or ()))
+    if experts.shape != shape:
+        _fail("experts", f"experts must be [P, G, T, L, k], {shape} here; got {experts.shape}.")
+    got, _ = _apply(model, params, tokens, positions, context._replace(experts=experts))
+    _expect_equal("experts", model, got, expected, "the same experts give other hidden states")
+    others = jnp.flip(experts, axis=2)  # those of other tokens
+    _, _, taken = apply(params, tokens, positions, context._replace(experts=others))
+    if not np.array_equal(np.sort(taken), np.sort(others)):
+        _fail("experts", "a token takes other experts than those of the context.")
 
 
 def check_sharding(model: Model, params: ArrayTree) -> None:
@@ -268,6 +337,7 @@ MODEL_CHECKS: dict[str, Callable[[Model, ArrayTree], None]] = {
     "delta": check_delta,
     "remat": check_remat,
     "packing": check_packing,
+    "experts": check_experts,
     "sharding": check_sharding,
 }
 

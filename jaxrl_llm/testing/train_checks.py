@@ -1,6 +1,7 @@
 """Checks of a recipe together with the train step and a checkpoint.
 
 Each check raises an AssertionError that names the check, the recipe and the number that differs.
+``extras`` are arrays that the recipe reads under names of its own, see ``cases.make_case``.
 """
 
 import tempfile
@@ -20,29 +21,39 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import MeshSizes, meshes
-from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case, with_computed
+from jaxrl_llm.testing.cases import (
+    Extras,
+    compiled,
+    expect_close,
+    fail,
+    make_case,
+    with_computed,
+)
 from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.denoising import draws_of_pass
 from jaxrl_llm.train.policy_gradient import prepare_key
-from jaxrl_llm.train.score import Scores
+from jaxrl_llm.train.score import ModelScores
 
 # Temperature of the policy in the train step: at 1, a step that ignores it would pass.
 TEMPERATURE = 0.7
 
 
-def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
+def _model_and_batch(
+    recipe: Recipe, extras: Extras = None
+) -> tuple[tuple[Model, ArrayTree], Batch]:
     """A model that the recipe can train, and a batch for the model."""
     if recipe.likelihood is None:
-        return model(), model_case(recipe).batch
+        return model(), model_case(recipe, extras).batch
     if isinstance(recipe.likelihood, FlowLikelihood):
-        batch = make_case(recipe=recipe).batch.replace(old_logp=None, behavior_logp=None)
-        extras = {k: v for k, v in batch.extras.items() if k != "old_step_mean"}
-        return tiny_flow_model(), batch.replace(extras=extras)
+        batch = make_case(recipe=recipe, extras=extras).batch
+        others = {k: v for k, v in batch.extras.items() if k != "old_step_mean"}
+        batch = batch.replace(old_logp=None, behavior_logp=None, extras=others)
+        return tiny_flow_model(), batch
     network, params = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
-    batch = make_case(recipe=recipe).batch
+    batch = make_case(recipe=recipe, extras=extras).batch
     draws = draw_masks(recipe.likelihood, jax.random.key(3), batch)
     batch = batch.replace(extras={**batch.extras, **draws}, advantages=None, behavior_logp=None)
     scored = jax.jit(bind(plain_scores, network=network, recipe=recipe))(params, batch)
@@ -59,7 +70,7 @@ def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
     return (network, params), batch
 
 
-def plain_scores(params: ArrayTree, batch: Batch, *, network: Model, recipe: Recipe) -> Scores:
+def plain_scores(params: ArrayTree, batch: Batch, *, network: Model, recipe: Recipe) -> ModelScores:
     """The scores that training computes for a denoiser's batch, from all logits at once.
 
     Each draw is one forward pass over rows with the padding between prompt and response. The mask
@@ -89,18 +100,21 @@ def plain_scores(params: ArrayTree, batch: Batch, *, network: Model, recipe: Rec
     advantages = batch.advantages if likelihood.reads_advantages else None
     estimate = likelihood.estimate(logp, draws, extras["written"], advantages=advantages)
     each = jnp.where(draws.masked, logp / jnp.where(draws.masked, draws.t[..., None], 1.0), 0.0)
-    return Scores(
+    return ModelScores(
         jnp.where(batch.mask, estimate, 0.0),
         jnp.where(batch.mask, sum(entropy) / seen, 0.0),
         {DRAW_LOGP: jnp.moveaxis(each, 0, -1)},
     )
 
 
-def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) -> ArrayTree:
+def _descended(
+    recipe: Recipe, *, extras: Extras, microbatches: int = 1, mesh=None, rows=False
+) -> ArrayTree:
     """The gradient as training applies it: what one step of plain gradient descent subtracts."""
-    (network, params), batch = _model_and_batch(recipe)
+    (network, params), batch = _model_and_batch(recipe, extras)
     batch = packed(batch) if rows else batch
-    optimizer = optax.sgd(1.0)
+    # Of several passes over a batch only the first moves the parameters.
+    optimizer = optax.sgd(lambda count: 1.0 * (count == 0))
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
         batch = jax.device_put(batch, batch_sharding(mesh))
@@ -122,6 +136,7 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
         network,
         recipe,
         optimizer,
+        epochs=getattr(recipe.likelihood, "passes", 1),
         microbatches=microbatches,
         temperature=TEMPERATURE if network.velocity is None else 1.0,
         mesh=mesh,
@@ -138,6 +153,7 @@ def check_train_step(
     sizes: Sequence[MeshSizes] = ({"context": 2, "fsdp": 2, "tensor": 2},),
     microbatches: int = 2,
     rows: bool = True,
+    extras: Extras = None,
 ) -> None:
     """A train step applies the gradient of the loss: in microbatches, packed rows and on a mesh.
 
@@ -147,9 +163,9 @@ def check_train_step(
     one update for all turns.
     """
     if recipe.likelihood is not None:
-        return _check_denoising_step(recipe, sizes)
+        return _check_denoising_step(recipe, sizes, extras)
     recipe = recipe.replace(turn_updates=None)
-    params, batch = model()[1], model_case(recipe).batch
+    params, batch = model()[1], model_case(recipe, extras).batch
     way, functions = layout(bind(score_batch, temperature=TEMPERATURE), recipe), compiled(recipe)
     if recipe.draws:
         key = prepare_key(jax.random.key(0), 0)
@@ -166,23 +182,23 @@ def check_train_step(
         count = microbatches if mesh is None else min(microbatches, cases.P // batch_shards(mesh))
         where = f"in {count} microbatches" + (", packed in rows" if rows else "")
         where += "" if mesh is None else f", on the mesh {dict(mesh.shape)}"
-        got = _descended(recipe, mesh=mesh, microbatches=count, rows=rows)
+        got = _descended(recipe, extras=extras, mesh=mesh, microbatches=count, rows=rows)
         expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
 
 
-def _check_denoising_step(recipe: Recipe, sizes: Sequence[MeshSizes]) -> None:
+def _check_denoising_step(recipe: Recipe, sizes: Sequence[MeshSizes], extras: Extras) -> None:
     """A step applies the gradient of the loss over :func:`plain_scores`, however a batch is split.
 
     All parts of the batch see the same masks. The expected step of a flow policy is that of the
     undivided batch.
     """
-    (network, params), batch = _model_and_batch(recipe)
+    (network, params), batch = _model_and_batch(recipe, extras)
     score = bind(plain_scores, network=network, recipe=recipe)
 
     def loss(params):
         prepared, _ = cases.prepare(recipe)(batch, recipe.init())
         likelihood: Any = recipe.likelihood
-        if likelihood.passes > 1:  # a single pass uses the first of their draws
+        if likelihood.passes > 1:  # the first uses the first of their draws
             prepared = draws_of_pass(prepared, jnp.int32(0), likelihood=likelihood)
         scores = score(params, prepared)
         prepared = recipe.measure(prepared, scores.logp)
@@ -190,18 +206,18 @@ def _check_denoising_step(recipe: Recipe, sizes: Sequence[MeshSizes]) -> None:
         return recipe.loss(scores.logp, prepared, entropy=scores.entropy, statistics=statistics)
 
     flow = isinstance(recipe.likelihood, FlowLikelihood)
-    want = _descended(recipe) if flow else jax.jit(jax.grad(loss))(params)
-    updates = {"in 4 microbatches": _descended(recipe, microbatches=4)}
+    want = _descended(recipe, extras=extras) if flow else jax.jit(jax.grad(loss))(params)
+    updates = {"in 4 microbatches": _descended(recipe, extras=extras, microbatches=4)}
     for mesh in meshes(sizes):
-        updates[f"on the mesh {dict(mesh.shape)}"] = _descended(recipe, mesh=mesh)
+        updates[f"on the mesh {dict(mesh.shape)}"] = _descended(recipe, extras=extras, mesh=mesh)
     for where, got in updates.items():
         expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
 
 
-def check_checkpoint(recipe: Recipe) -> None:
+def check_checkpoint(recipe: Recipe, *, extras: Extras = None) -> None:
     """The state survives a checkpoint, and alone determines how the next batch is prepared."""
     name = "check_checkpoint"
-    first, second = (make_case(seed, recipe=recipe).batch for seed in (0, 1))
+    first, second = (make_case(seed, recipe=recipe, extras=extras).batch for seed in (0, 1))
     prepare = cases.prepare(recipe)
     _, state = prepare(first, recipe.init())
     for leaf in jax.tree.leaves(state):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl_llm as jr
 from jaxrl_llm.evolution import (
     baseline_fitness,
     best_of,
@@ -147,3 +148,13 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_only_rounding_ties_means():
+    ranks = jr.bind(centered_ranks, ties="mean")
+    steps = 0.5 + 9e-7 * jnp.arange(1000.0)
+    found = mean_fitness(jnp.stack([steps, steps]), shape=ranks)
+    assert found[0] < found[500] < found[-1]
+    small = 1e-6 * jnp.array([[0.0, 0, 1, 1], [0, 1, 0, 1]])
+    assert jr.recipes.es_qiu().shape(small)[0].any()
+    close(mean_fitness(steps[None], shape=ranks), ranks(steps))

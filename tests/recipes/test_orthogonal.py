@@ -237,7 +237,7 @@ def test_a_preset_prints_the_same_in_every_process():
     assert not [name for name in PRESETS if " at 0x" in repr(preset(name))]
 
 
-def test_the_loop_trains_every_preset_as_its_paper_says():
-    """By name, in tests/testing/test_loop.py; but for those whose row says what is missing."""
+def test_the_catalog_calls_all_presets_but_two_whole():
+    """tests/testing/test_loop.py trains every one; the rows of these two say what is missing."""
     whole = {method.preset for method in catalog.CATALOG if method.whole}
     assert set(PRESETS) - whole == {"dapo", "sol_rl"}

@@ -1,5 +1,11 @@
 """What each preset asks of a batch and of a run, and the options that it refuses."""
 
+import contextlib
+import inspect
+import re
+import types
+import typing
+
 import pytest
 
 import jaxrl_llm as jr
@@ -249,7 +255,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.d3s(scope="prompt"), "scope must be one of"),
         (lambda: jr.recipes.capo(tau_h=0.0), "tau_h must be above 0"),
         (lambda: jr.recipes.capo(hidden_sq=30.0), 'no effect with direction "adam"'),
-        (lambda: jr.recipes.capo(direction="ascent"), 'direction "ascent" takes lr'),
+        (lambda: jr.recipes.capo(direction="ascent"), 'direction "ascent" takes learning_rate'),
         (lambda: jr.recipes.brorl(reset_every=0), "reset_every must be above 0"),
         (lambda: jr.recipes.brorl(cap=0.0), "cap"),
         (lambda: jr.recipes.brorl(kl_coef=-1.0), "brorl: kl_coef must not be negative"),
@@ -384,3 +390,95 @@ def test_what_is_refused(make, words):
 def test_a_length_has_no_default(make):
     with pytest.raises(TypeError, match="length"):
         make()
+
+
+# What an option needs beside it.
+BESIDE = {
+    ("branch_grpo", "interval"): {"prune": "depth"},
+    ("branch_grpo", "stop"): {"prune": "depth", "interval": 2},
+    ("capo", "direction"): {"learning_rate": 0.1},
+    ("capo", "hidden_sq"): {"direction": "ascent", "learning_rate": 0.1},
+    ("cispo", "buffer_share"): {"length": 8},
+    ("cispo", "overlong_factor"): {"length": 8},
+    ("dapo", "overlong_factor"): {"max_length": 8, "overlong_buffer": 4},
+    ("dapo", "max_length"): {"max_length": 8, "overlong_buffer": 1},
+    ("dapo", "overlong_buffer"): {"max_length": 8, "overlong_buffer": 1},
+    ("ettrl", "bound"): {"reshape": False},
+    ("grpo", "kl_estimator"): {"kl_coef": 0.1},
+    ("fapo", "buffer_share"): {"length": 8},
+    ("fapo", "overlong_factor"): {"length": 8},
+    ("gkd", "rest"): {"top": 4},
+    ("hapo", "buffer_share"): {"length": 8},
+    ("hapo", "overlong_factor"): {"length": 8},
+    ("practitioner_recipe", "lam"): {"estimator": "ppo"},
+    ("practitioner_recipe", "value_eps"): {"estimator": "ppo"},
+    ("rollout_correction", "keep_denominator"): {"reject": (jr.corrections.veto_mask,)},
+    "spo_tracker": {"length": 8},
+    ("spo_tracker", "rho"): {"length": None, "rho": 0.9},
+}
+# Its transform is a function made anew, which prints by its name alone.
+UNPRINTED = {("verl_erank", name) for name in ("gain", "weight", "cap", "rate")}
+NO_DEFAULT = inspect.Parameter.empty
+SIMPLE = {int: (2, 5), float: (0.5, 2.0, 3.0, 0.05), bool: (True,), str: ("other",)}
+
+
+def other_values(value, hint) -> list:
+    """Other values of an option, of which its checks may refuse some; none for a function."""
+    return [x for x in _values_like(value, hint) if x != value]
+
+
+def _values_like(value, hint) -> list:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    choices = [
+        x
+        for kind in kinds
+        if typing.get_origin(kind) is typing.Literal
+        for x in typing.get_args(kind)
+    ]
+    if choices:
+        return choices
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value, max(value - 1, 0)]
+    if isinstance(value, float):
+        return [0.5 * value, 2.0 * value, 0.5 * (1.0 + value), 0.1]
+    if isinstance(value, str):
+        return [f"{value} too"]
+    if isinstance(value, tuple) and value and all(type(x) in (int, float) for x in value):
+        return [tuple(type(x)(0.5 * x) for x in value), tuple(x + 1 for x in value)]
+    return [x for kind in kinds for x in SIMPLE.get(kind, ())] if value is None else []
+
+
+def slots_of(recipe) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(recipe))
+
+
+@pytest.mark.slow
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_option_changes_the_recipe(name):
+    make = PRESETS[name]
+    options, hints = inspect.signature(make).parameters, typing.get_type_hints(make)
+    sizes = {"length": 8, "num_prompts": 4}
+    needed = {k: v for k, v in sizes.items() if k in options and options[k].default is NO_DEFAULT}
+    twice: dict = {}
+    for option, parameter in options.items():
+        if parameter.default is NO_DEFAULT or (name, option) in UNPRINTED:
+            continue
+        beside = needed | BESIDE.get(name, {}) | BESIDE.get((name, option), {})
+        if (key := repr(beside)) not in twice:
+            twice[key] = make(**beside), make(**beside)
+        default, again = twice[key]
+        values = other_values(beside.get(option, parameter.default), hints[option])
+        changed = []
+        for value in values:
+            with contextlib.suppress(TypeError, ValueError):
+                other = make(**{**beside, option: value})
+                # Functions made anew are never equal; then the text must differ.
+                a, b = (other, default) if default == again else map(slots_of, (other, default))
+                changed.append(a != b)
+            if any(changed):
+                break
+        # A name may be any text; of a choice that no type names, none is tried.
+        assert any(changed) or not changed and all(isinstance(x, str) for x in values), option

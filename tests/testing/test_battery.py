@@ -20,6 +20,7 @@ import jaxrl_llm as jr
 from jaxrl_llm import train
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.recipes import PRESETS, Computed, Recipe, catalog
+from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.testing import (
     CHECKS,
     array_checks,
@@ -29,10 +30,16 @@ from jaxrl_llm.testing import (
     train_checks,
 )
 
+# With as many rollouts in a set as a group of the case has, there is nothing to compare.
+SMALL = {
+    "passk_training": jr.recipes.passk_training(k=2),
+    "polychromic": jr.recipes.polychromic(size=2),
+}
+
 
 @functools.cache
 def preset(name: str) -> Recipe:
-    return catalog.preset(name, length=cases.T, num_prompts=cases.P)
+    return SMALL.get(name) or catalog.preset(name, length=cases.T, num_prompts=cases.P)
 
 
 def plain(**changes) -> Recipe:
@@ -334,6 +341,83 @@ def test_the_pairs_hold_every_function():
         assert len({r.regularizers for r in mine}) >= 3
 
 
+def max_logp(logits, targets):
+    return jnp.max(jax.nn.log_softmax(logits), axis=-1)
+
+
+def by_gap(logp, old_logp, advantages, mask, *, gap):
+    """The loss of PPO by a number of its own, per token or not."""
+    loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+    gap = gap.reshape(gap.shape + (1,) * (mask.ndim - gap.ndim))
+    return loss * jnp.exp(jnp.where(mask, gap, 0.0))
+
+
+def by_share_of_gap(logp, old_logp, advantages, mask, *, gap):
+    return by_gap(logp, old_logp, advantages, mask, gap=gap) / jnp.sum(jnp.where(mask, gap, 0.0))
+
+
+QUICK_LAWS = ["junk", "microbatches", "permutation"]
+
+
+@pytest.mark.parametrize("source", ["old_policy", "reference", "teacher"])
+def test_statistics_of_ones_own_are_made_up(source):
+    computed = (Computed("gap", max_logp, source),)
+    assert_recipe_ok(plain(surrogate=by_gap, computed=computed), only=QUICK_LAWS)
+    with pytest.raises(AssertionError, match="check_microbatches: recipe 'plain': gradient in 2"):
+        assert_recipe_ok(plain(surrogate=by_share_of_gap, computed=computed), only=QUICK_LAWS)
+
+
+def test_a_statistic_of_ones_own_may_read_an_earlier_one_and_an_input():
+    def below(logits, targets, *, first, mine):
+        return jnp.where(first, max_logp(logits, targets), mine)
+
+    computed = (
+        Computed("gap", below, "teacher"),
+        Computed("first", lambda logits, targets: targets > 3, "old_policy"),
+    )
+    recipe = plain(surrogate=by_gap, computed=computed, inputs=("mine",))
+    mine = np.full((cases.P, cases.G, cases.T), 0.5)
+    extras = cases.make_case(recipe=recipe, extras={"mine": mine}).batch.extras
+    assert extras["first"].dtype == bool and 0 < extras["first"].mean() < 1
+    assert extras["gap"].shape == extras["mine"].shape == mine.shape
+    assert_recipe_ok(recipe, only=["junk"], extras={"mine": mine})
+
+
+OWN = {
+    "inputs": plain(surrogate=by_gap, inputs=("gap",)),
+    "responses": plain(
+        surrogate=by_gap,
+        computed=(Computed("gap", lambda texts: np.zeros(len(texts)), "responses"),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_cannot_be_made_up_is_an_argument(name):
+    random = np.random.default_rng(0)
+    for shape in ((cases.P,), (cases.P, cases.G), (cases.P, cases.G, cases.T)):
+        assert_recipe_ok(OWN[name], only=QUICK_LAWS, extras={"gap": random.uniform(size=shape)})
+    with pytest.raises(ValueError, match=r"'plain' reads 'gap', .* pass extras=\{'gap': array\}"):
+        assert_recipe_ok(OWN[name], only=["junk"])
+    with pytest.raises(ValueError, match=r"extras\['gap'\] must have shape \[P=8, ...\]"):
+        assert_recipe_ok(OWN[name], only=["junk"], extras={"gap": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"has 'gpa', which is not .* it has \['gap'\]"):
+        assert_recipe_ok(OWN[name], only=["junk"], extras={"gpa": np.zeros(cases.P)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["layouts", "rollouts", "train_step", "checkpoint"])
+def test_costly_checks_of_names_of_ones_own(check):
+    def weighed(logp, old_logp, advantages, mask, *, gap, mine):
+        return by_gap(logp, old_logp, advantages, mask, gap=gap * mine[..., None])
+
+    weighed = jr.core.traits(policy_gradient=False)(weighed)
+    computed = (Computed("gap", max_logp, "old_policy"),)
+    recipe = plain(surrogate=weighed, computed=computed, inputs=("mine",))
+    mine = np.random.default_rng(0).uniform(size=(cases.P, cases.G))
+    assert_recipe_ok(recipe, only=[check], extras={"mine": mine})
+
+
 def test_unknown_check():
     with pytest.raises(ValueError, match="Did you mean 'junk'"):
         assert_recipe_ok(plain(), only=["jnk"])
@@ -428,6 +512,46 @@ def never_itself(logp, old_logp, advantages, mask):
 
 def distance_of_one(logp, ref_logp, mask):
     return jnp.where(mask, jnp.exp(logp - ref_logp), 0.0)
+
+
+def nothing(mask):
+    return jnp.zeros(mask.shape)
+
+
+def no_advantage(rewards):
+    return 0.0 * rewards
+
+
+def inverted_veto(old_logp, behavior_logp, mask):
+    ratio = jnp.exp(jr.core.masking.safe_log_ratio(old_logp, behavior_logp, mask))
+    return jnp.ones(mask.shape), mask & (ratio >= 4.0)
+
+
+def no_ratio(old_logp, behavior_logp, mask):
+    return jnp.exp(jr.core.masking.zero_masked(old_logp, mask)), mask
+
+
+def mean_of_all_turns(rewards, *, turn_rewards, where):
+    return jr.core.masking.zero_masked(turn_rewards.mean(-1), where)
+
+
+def most_voted(answer_ids, voted, where):
+    same = (answer_ids[..., :, None] == answer_ids[..., None, :]) & voted[..., None, :]
+    label = jnp.argmax(jnp.where(voted, same.sum(-1), 0), axis=-1)[..., None]
+    right = answer_ids == jnp.take_along_axis(answer_ids, label, axis=-1)
+    return jr.core.masking.zero_masked(right.astype(jnp.float32), where)
+
+
+def all_vote(rewards, *, answer_ids, where):
+    return most_voted(answer_ids, answer_ids >= 0, where)
+
+
+def no_answer_may_win(rewards, *, answer_ids, where):
+    return most_voted(answer_ids, where, where)
+
+
+def share_of_flawed(rewards, *, flawed, where):
+    return jr.core.masking.zero_masked(rewards - flawed.mean(-1, keepdims=True), where)
 
 
 def looks_at_the_tracer(logp, old_logp, advantages, mask):
@@ -535,6 +659,10 @@ MUTANTS = {
     "devices-state": ("devices", plain(advantage=mesh_state()), r"batch on the mesh.*state"),
     "precision-state": ("precision", plain(advantage=rounds_in_its_state()), r"batch.*state"),
     "junk-baseline": ("junk", plain(advantage=jr.stateless(unmasked_baseline)), "masked cells"),
+    "junk-turns": ("junk", plain(advantage=jr.stateless(mean_of_all_turns)), "masked cells"),
+    "junk-votes": ("junk", plain(advantage=jr.stateless(all_vote)), "masked cells"),
+    "junk-no-answer": ("junk", plain(advantage=jr.stateless(no_answer_may_win)), "masked cells"),
+    "junk-verdicts": ("junk", plain(advantage=jr.stateless(share_of_flawed)), "masked cells"),
     "permutation-members": (
         "permutation",
         plain(advantage=jr.stateless(first_is_worth_more)),
@@ -567,6 +695,14 @@ MUTANTS = {
     ),
     "on-policy-ratio": ("on_policy", plain(surrogate=ratio_upside_down), "on policy"),
     "on-policy-gap": ("on_policy", plain(surrogate=never_itself), "on policy"),
+    "on-policy-weights": ("on_policy", plain(weights=nothing), "trains nothing"),
+    "on-policy-advantage": (
+        "on_policy",
+        plain(advantage=jr.stateless(no_advantage), regularizers=TERMS[1]),
+        "trains nothing",
+    ),
+    "on-policy-veto": ("on_policy", plain(correction=inverted_veto), "trains nothing"),
+    "on-policy-correction": ("on_policy", plain(correction=no_ratio), "neither 1 nor 0"),
     "on-policy-distance": ("on_policy", plain(regularizers=(distance_of_one,)), "not 0"),
     "jit-tracer": ("jit", plain(surrogate=looks_at_the_tracer), "of the compiled step"),
     "jit-retrace": ("jit", plain(advantage=baseline(count_dtype=jnp.float32)), "compiles anew"),
@@ -654,7 +790,7 @@ def test_a_sampler_that_reports_another_temperature_is_caught(monkeypatch):
         (options, case._replace(logp=case.logp + 0.01))
         for options, case in model_checks.rollout_cases(plain())
     ]
-    monkeypatch.setattr(model_checks, "rollout_cases", lambda recipe: found)
+    monkeypatch.setattr(model_checks, "rollout_cases", lambda recipe, extras: found)
     with pytest.raises(AssertionError, match="sampler and trainer differ"):
         CHECKS["rollouts"](plain())
 
@@ -666,6 +802,22 @@ def test_a_loss_whose_terms_cancel_is_compared_with_its_terms():
         cases.expect_close_loss("check", recipe, "loss", 1e-5 + 2e-6, 1e-5)
     with pytest.raises(AssertionError, match="differs by"):
         cases.expect_close("check", recipe, "gradient", 1e-5 + 2e-7, 1e-5)
+
+
+def test_every_extra_is_made_up():
+    extras = cases.make_case().batch.extras
+    assert set(EXTRAS) - set(extras) == {"behavior_known"}
+    assert_recipe_ok(jr.recipes.m_grpo().subagent.recipe, only=["junk"])
+    for name in ("turn_ids", "segment_ids", "span_ids", "versions", "answer_ids"):
+        assert (np.asarray(extras[name]) == -1).any()
+
+
+def test_a_prompt_has_no_axis_of_members():
+    def first_of_the_answer(rewards, *, ground_truth, where):
+        return jr.core.masking.zero_masked(rewards - ground_truth[:, :1], where)
+
+    advantage = jr.stateless(first_of_the_answer)
+    assert_recipe_ok(plain(advantage=advantage), only=["permutation"])
 
 
 def test_the_case_holds_paraphrases():
@@ -684,6 +836,18 @@ def test_the_case_holds_every_kind_of_group():
     where, mask = np.asarray(batch.where), np.asarray(batch.mask)
     tokens = (mask & where[..., None]).sum((1, 2))
     assert np.ptp(np.asarray(batch.rewards)[2]) == 0
+    whole = mask & where[..., None]
+    for case in (cases.make_case(), model_checks.model_case(plain())):
+        b = case.batch
+        for ratio in (np.exp(case.logp - b.old_logp), np.exp(b.old_logp - b.behavior_logp)):
+            assert ratio[whole].max() > 7 and ratio[whole].min() < 1 / 7
+    old = np.asarray(batch.old_logp - cases.make_case().logp)
+    for far in (old > 1.5, old < -1.5):
+        means = np.mean(batch.rewards, axis=-1, where=where, keepdims=True)
+        signs = np.sign(np.asarray(batch.rewards) - means)[(far & whole).any(-1)]
+        assert sorted(signs) == [-1, 1]
+    kept = np.asarray(cases.evaluate(COMPOSED["corrected"], cases.make_case()).batch.mask)
+    assert 0 < kept.sum() < whole.sum() and not (kept & ~whole).any()
     assert sorted(where.sum(-1)) == [0, 1, 3, 4, 4, 4, 4, 4]
     assert (where & ~mask.any(-1)).any()
     for count in (2, 4):

@@ -3,20 +3,24 @@
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli.options import load_config
+from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Computed, catalog
-from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, tiny_model
-from jaxrl_llm.train import DataConfig, OptimizerConfig
+from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, loop_checks, tiny_model
+from jaxrl_llm.train import DataConfig, EvaluationConfig, LoRAConfig, OptimizerConfig
 from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.fields import needs_environment
+from jaxrl_llm.train.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
 EVERY = [x.preset for x in catalog.CATALOG if x.preset]
@@ -24,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
+# A run of three steps ends before its first hint by default.
+EARLY = {"scaf_grpo": jr.recipes.scaf_grpo(warmup=0)}
 DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 
 
@@ -58,7 +64,7 @@ def test_the_loop_runs_a_preset_whole(name):
     # time to compile than AdamW.
     if len(name) % 8 and recipe.likelihood is None and not recipe.head:
         config = dataclasses.replace(config, optimizer=DESCENT)
-    assert_loop_runs_whole(name, config=config)
+    assert_loop_runs_whole(EARLY.get(name, name), config=config)
 
 
 def numbers_first():
@@ -85,7 +91,7 @@ def one_layer():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaf_grpo", "spo_tracker"])
 def test_what_a_preset_reads_is_in_the_default_run(name):
-    assert_loop_runs_whole(name)
+    assert_loop_runs_whole(EARLY.get(name, name))
 
 
 def forgetful():
@@ -101,8 +107,10 @@ def forgetful():
 class Idle:
     """A collector that asks in order and never learns what it says it remembers."""
 
+    value: float = 0.0
+
     def init(self, num_prompts):
-        return np.zeros(num_prompts)
+        return np.full(num_prompts, self.value)
 
     def propose(self, state, key, collection, count):
         requests, _ = jr.curation.in_order().propose((), key, collection, count)
@@ -123,7 +131,7 @@ def test_what_does_not_move_fails():
     recipe = jr.recipes.grpo().replace(name="forgetful", regularizers=(kl,), computed=(controller,))
     with pytest.raises(AssertionError, match="'forgetful': the state of its controller 'kl_coef'"):
         assert_loop_runs_whole(recipe, steps=1)
-    recipe = jr.recipes.grpo().replace(name="idle", collector=Idle())
+    recipe = jr.recipes.grpo().replace(name="idle", collector=Idle(np.nan))
     with pytest.raises(AssertionError, match="'idle': the state of its collector did not move"):
         assert_loop_runs_whole(recipe, steps=1)
     recipe = jr.recipes.grpo().replace(name="still", reference=still)
@@ -165,3 +173,132 @@ def test_a_tracker_that_begins_with_zeros_passes():
 @pytest.mark.slow
 def test_a_collector_that_helps_where_all_fail_passes_by_default():
     assert_loop_runs_whole("ghpo")
+
+
+def check_collector(collector, *, moved=True, **row):
+    """The check of a collector after three steps with these metrics."""
+    config = dataclasses.replace(loop_checks._CONFIG, steps=3)
+    sizes = {"group_size": 6, "max_new_tokens": 6, "num_groups": 4}
+    first = sized(collector, **sizes).init(10)
+    state = jax.tree.map(lambda x: x + 1 if moved else x, first)
+    result = SimpleNamespace(
+        history=[{"rollouts_sampled": 24.0, **row}] * 3,
+        state=SimpleNamespace(collector_state=state),
+    )
+    loop_checks._check_collector(collector, result, "recipe 'x'", config, 10)
+
+
+DEMONSTRATED = jr.curation.demonstrations()
+REPLAYED = jr.curation.replayed(share=0.5, capacity=4)
+REFILLED = jr.curation.refill(jr.curation.informative_groups)
+MIXED = jr.curation.mixed((jr.curation.in_order(), 0.5), (jr.curation.in_order(), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("collector", "row"),
+    [
+        (jr.curation.in_order(), {}),
+        (MIXED, {}),
+        (REFILLED, {"rollouts_sampled": 30.0}),
+        (DEMONSTRATED, {"rollouts/demonstration": 4.0}),
+        (jr.curation.demonstrations(when="failed"), {"rollouts/demonstration": 1.0}),
+        (REPLAYED, {"rollouts/replayed": 12.0}),
+        (jr.curation.replayed(share=0.5, capacity=4, start=3), {}),
+    ],
+)
+def test_what_a_collector_does_in_three_steps(collector, row):
+    check_collector(collector, **row)
+
+
+@pytest.mark.parametrize(
+    ("collector", "reason"),
+    [
+        (REFILLED, "asked for no more rollouts"),
+        (DEMONSTRATED, "no help of its collector is in a batch"),
+        (jr.curation.demonstrations(when="failed"), "no help of its collector is in a batch"),
+        (jr.curation.hinted(jr.curation.hint_share()), "no help of its collector is in a batch"),
+        (REPLAYED, "no stored group is in a batch"),
+        (
+            jr.curation.mixed((REPLAYED, 0.5), (jr.curation.in_order(), 0.5)),
+            "no stored group is in a batch",
+        ),
+    ],
+)
+def test_what_a_collector_does_not_do_in_three_steps(collector, reason):
+    with pytest.raises(AssertionError, match=f"^recipe 'x': .*{reason}"):
+        check_collector(collector)
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+def test_what_stays_has_not_moved(value):
+    with pytest.raises(AssertionError, match="the state of its collector did not move"):
+        check_collector(Idle(value), moved=False)
+    check_collector(Idle(0.0))
+    assert loop_checks._differ([np.nan], [0.0]) and loop_checks._differ([0.0], [np.nan])
+
+
+class Forgets(type(REPLAYED)):
+    """Stores groups and brings none back."""
+
+    def propose(self, state, key, collection, count):
+        requests, source = self.source.propose(state.source, key, collection, count)
+        return requests, state._replace(source=source)
+
+
+@pytest.mark.slow
+def test_a_replay_that_brings_nothing_back_fails():
+    recipe = jr.recipes.grpo().replace(name="forgets", collector=Forgets(share=0.5, capacity=16))
+    with pytest.raises(AssertionError, match="'forgets': no stored group is in a batch"):
+        assert_loop_runs_whole(recipe)
+
+
+@pytest.mark.slow
+def test_a_collector_that_drops_nothing_passes():
+    assert_loop_runs_whole(jr.recipes.grpo().replace(collector=jr.curation.in_order()))
+
+
+@pytest.mark.slow
+def test_an_adapter_moves_if_it_learns():
+    config = dataclasses.replace(
+        example("config"), model=one_layer, lora=LoRAConfig(rank=4), optimizer=DESCENT
+    )
+    assert_loop_runs_whole("grpo", config=config, steps=1)
+    still = jr.recipes.grpo().replace(name="still", advantage=jr.stateless(lambda r: 0.0 * r))
+    with pytest.raises(AssertionError, match="'still': the parameters did not move"):
+        assert_loop_runs_whole(still, config=config, steps=1)
+
+
+def test_the_start_of_a_run_is_what_trains():
+    config = dataclasses.replace(example("config"), model=one_layer, recipe="grpo")
+    whole, adapter = (
+        loop_checks._start(dataclasses.replace(config, lora=LoRAConfig(rank=rank)))
+        for rank in (None, 4)
+    )
+    assert not loop_checks._differ(whole.params, tiny_model(num_layers=1)[1])
+    assert not loop_checks._differ(adapter.base, whole.params)
+    sizes = [sum(x.size for x in jax.tree.leaves(y.params)) for y in (whole, adapter)]
+    assert 0 < sizes[1] < sizes[0]
+
+
+def test_help_that_begins_after_the_run_warns():
+    config = dataclasses.replace(example("hard"), model=one_layer)
+    assert "--recipe scaf_grpo" not in (ROOT / "configs" / "tiny.py").read_text()
+    late = dataclasses.replace(config, recipe="scaf_grpo")
+    with pytest.warns(UserWarning, match=r"warmup=50\) gives no help in the first 50 steps, and"):
+        load_experiment(late)
+    for recipe in (jr.recipes.scaf_grpo(warmup=29), "ghpo"):
+        load_experiment(dataclasses.replace(config, recipe=recipe))
+
+
+@pytest.mark.slow
+def test_the_example_of_help_gives_hints(tmp_path):
+    config = dataclasses.replace(
+        example("hard"),
+        model=one_layer,
+        recipe="ghpo",
+        steps=2,
+        evaluation=EvaluationConfig(enabled=False),
+        run_dir=str(tmp_path),
+    )
+    history = jr.train.train(config).history
+    assert all(row["rollouts/hinted"] > 0 for row in history)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.models import LayerKind, LinearAttentionConfig
+from jaxrl_llm.models import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
 
 
@@ -151,6 +151,57 @@ def other_remat(model):
             "the trees of a row differ",
         ),
         (
+            "packing",  # what ends where is a segment
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c._replace(segments=c.ends, ends=None), d)
+                    if c.ends is not None
+                    else (t, p, c, d)
+                )
+            ),
+            "the trees of a row differ",
+        ),
+        (
+            "packing",
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c._replace(segments=None), d)
+                    if c.prompt_mask is not None
+                    else (t, p, c, d)
+                )
+            ),
+            "prompts in the rows of packed responses differ",
+        ),
+        (
+            "packing",
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c._replace(ends=None), d) if c.prompt_tree is not None else (t, p, c, d)
+                )
+            ),
+            "trees of several prompts in a row differ",
+        ),
+        (
+            "packing",  # the first prompt ends where the second begins to differ from it
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c, d)
+                    if c.prompt_tree is None
+                    else (
+                        t,
+                        p,
+                        c._replace(
+                            prompt_tree=c.prompt_tree._replace(
+                                ends=jnp.minimum(c.prompt_tree.ends, 3)
+                            )
+                        ),
+                        d,
+                    )
+                )
+            ),
+            "several prompts in a row differ",
+        ),
+        (
             "sharding",
             lambda m: m._replace(sharding_rules=(("own/name", ("fsdp",)),)),
             "split no parameter in two",
@@ -167,6 +218,46 @@ def test_a_model_that_breaks_a_promise_is_refused(check, broken, message):
     with pytest.raises(AssertionError) as failure:
         assert_model_ok(broken(model), params, checks=[check])
     assert str(failure.value).startswith(f"{check}: ") and message in str(failure.value)
+
+
+def of_experts():
+    experts = ExpertsConfig(count=4, active=2, width=16)
+    return tiny_model(num_layers=1, experts=experts)
+
+
+def test_a_model_with_experts_passes():
+    assert_model_ok(*of_experts(), checks=["experts"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda context: context._replace(experts=None),
+            "a token takes other experts than those of the context",
+        ),
+        (
+            lambda context: (
+                context
+                if context.experts is None
+                else context._replace(experts=jnp.roll(context.experts, 1, axis=2))
+            ),
+            "the same experts give other hidden states",
+        ),
+    ],
+)
+def test_a_model_that_takes_other_experts_is_refused(change, message):
+    model, params = of_experts()
+
+    def changed(function):
+        def run(params, tokens, positions, context, **options):
+            return function(params, tokens, positions, change(context), **options)
+
+        return run
+
+    broken = model._replace(apply=changed(model.apply), apply_routed=changed(model.apply_routed))
+    with pytest.raises(AssertionError, match=f"^experts: {message}"):
+        assert_model_ok(broken, params, checks=["experts"])
 
 
 def test_options():

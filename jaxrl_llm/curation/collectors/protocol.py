@@ -39,8 +39,8 @@ collector built of others has their attributes (:func:`declares`):
   whole-batch sampler does not support; the run decodes in slots.
 - ``needs_environment = True``: episodes that branch after their turns, so a run without an
   environment is rejected.
-- ``needs_fresh_weights = True``: it tells what a batch sampled by the current version of the
-  weights, so a run whose ``max_staleness`` is not 0 is rejected.
+- ``needs_fresh_weights = True``: it recognizes by their version the tokens that a batch sampled, so
+  a run whose ``max_staleness`` is not 0, in which batches may share a version, is rejected.
 - ``fixes_tokens = True``: requests with ``fixed`` tokens, which only a denoising model supports.
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
   ``records_runner_up = True``: further features of the slots.
@@ -89,7 +89,7 @@ from jaxrl_llm.core import Array, ArrayTree, checks
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
 # Attributes that a collector built of others has only if all of them do.
 _OF_ALL_SOURCES = ("offline", "has_rewards")
-# The attributes above, without ``samples_nothing``, which a collector says of itself alone.
+# All attributes that the module describes, but samples_nothing, which a mixture says of itself.
 DECLARATIONS = (
     *_OF_ALL_SOURCES,
     "sends_text",
@@ -511,7 +511,7 @@ def width_of(collector: Collector, group_size: int) -> int:
 
 
 def declares(collector: Any, name: str) -> bool:
-    """Whether a collector, or one that it is built of, has this attribute, and not as False.
+    """Whether a collector, or one that it is built of, has this attribute with a true value.
 
     One that is built of several is ``offline`` or ``has_rewards`` only if all of them are.
 

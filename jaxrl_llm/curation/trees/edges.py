@@ -80,7 +80,7 @@ def branch_tokens(
             checks.check_shape(
                 function, "current_version", current_version, jnp.shape(advantages)[:-2]
             )
-            step = jnp.asarray(current_version)[..., None]
+            step = jnp.asarray(current_version)[..., None, None]  # beside depths and the window
         inside = depth_prune(depth, window=window, step=step, interval=interval, stop=stop or 0)
         trains &= jnp.broadcast_to(inside[..., None, :], trains.shape)
     if ratio is not None:

@@ -30,7 +30,8 @@ def polychromic(
 
     Args:
       size: n, members of a set.
-      sets: "all" sets of a group, or "disjoint" ones of neighbors.
+      sets: "all" sets of a group, or "disjoint" ones of neighbors, so that advantages depend on the
+        order of the rollouts.
 
     References:
       Polychromic objectives (arXiv:2509.25424), PAPER: states from which several rollouts start;

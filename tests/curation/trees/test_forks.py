@@ -206,6 +206,22 @@ def test_points_of_splits():
     assert curation.split_points(8, points=(9, -1, 3)) == (0, 3, 7)
 
 
+def test_the_window_of_each_tree_slides_by_its_own_step():
+    steps, options = jnp.array([0, 12, 40]), {"window": (2,), "interval": 10}
+    several = [jnp.broadcast_to(x, (3, *jnp.shape(x))) for x in (VALUES, THERE, NODES)]
+    got = curation.branch_tokens(*several, steps, **options)
+    alone = [curation.branch_tokens(VALUES, THERE, NODES, step, **options) for step in steps]
+    assert got.tolist() == [each.tolist() for each in alone]
+    assert len({str(each) for each in got.tolist()}) > 1
+
+
+def test_branch_grpo_with_a_window_that_slides_reads_the_step():
+    recipe = jr.recipes.branch_grpo(prune="depth", interval=2)
+    assert "current_version" in recipe.required_fields
+    batch, _ = recipe.prepare(jr.testing.make_case().batch, recipe.init())
+    assert batch.mask.any()
+
+
 def test_the_window_slides_up_to_its_stop():
     depth = jnp.arange(20)
     for step, left_out in (
