@@ -15,8 +15,8 @@ folder, at the place that the config says, and is in none of the figures. A run 
 `--folder` already is not made again, so a benchmark that was stopped goes on. A run whose command
 fails, such as one that stops learning anything, is stored as failed. `--save` writes
 benchmarks/results/leaderboard_TASK-DEVICE.json. Runs that are in it already stay, unless they were
-made again; if the task was another then, on any device, nothing is run. Each run names the commit
-that made it.
+made again. Nothing is run if stored runs of the task, of any device, were made with another config
+or other options. Each run names the commit that made it.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def workload_of(task: str) -> dict[str, str]:
 
 
 def check_saved(task: str) -> None:
-    """Refuses a task of which results are stored that are of other options or another config.
+    """Raises SystemExit if stored runs of a task were made with another config or other options.
 
     Those of all devices count: the page shows them as one task, and to ask jax for the device of
     this machine would take it from the runs.

@@ -24,12 +24,11 @@ import numpy as np
 import benchmarks.claims
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
-from jaxrl_llm.train.intervals import t_quantile
+from jaxrl_llm.train.intervals import t_quantile, wilson
 
 RESULTS = harness.RESULTS / "claims"
 # Modules of the package that are no claim.
 _FRAMEWORK = ("__main__", "harness", "table")
-_Z = 1.959963984540054
 
 HOLDS, FAILS, PARTLY, UNDECIDED = "holds", "does not hold", "holds in part", "undecided"
 
@@ -64,11 +63,8 @@ def mean(values: Any, what: str) -> Estimate:
 
 def share(successes: float, trials: int, what: str) -> Estimate:
     """A share of independent trials, with Wilson's interval; it is not empty at 0 or at 1."""
-    p, z2 = float(successes) / trials, _Z * _Z
-    center = (p + z2 / (2 * trials)) / (1 + z2 / trials)
-    spread = _Z * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    low, high = max(0.0, min(center - spread, p)), min(1.0, max(center + spread, p))
-    return Estimate(p, low, high, f"binomial (Wilson), {trials} {what}")
+    p = float(successes) / trials
+    return Estimate(p, *wilson(p, trials), f"binomial (Wilson), {trials} {what}")
 
 
 def bootstrap(

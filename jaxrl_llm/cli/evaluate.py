@@ -98,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
     rows = [*results.items(), *((x.name, x) for x in at_k)]
     for kind, value in rows:
         print(f"{kind:<8} {value}")
-    plays = config.environment is not None  # which has no reward that could
+    plays = config.environment is not None  # it grades its episodes: no reward extracts an answer
     if args.k and not plays and not any(kind.startswith("maj@") for kind, _ in rows):
         print("maj@k: the reward does not name how an answer is extracted (rewards.answer_of)")
     for kind, value in results.items():

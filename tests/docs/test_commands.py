@@ -1,4 +1,4 @@
-"""Commands of pages that start a config on several hosts parse, and their meshes fit."""
+"""Commands of pages: configs on several hosts parse and fit, benchmarks get what they require."""
 
 import ast
 import dataclasses
@@ -15,6 +15,12 @@ from jaxrl_llm.train.mesh import check_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r'jaxrl-llm train (configs/\S+\.py)([^\n"]*)')
+BENCHMARK = re.compile(r"`python -m benchmarks\.([a-z_.]+)([^`]*)`")
+PAGES = [
+    page
+    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+    if BENCHMARK.search(page.read_text(encoding="utf-8"))
+]
 # By page: a command's config, and the devices of all hosts.
 DEVICES = {"pods": [64, 64, 8, 32, 32], "scaling": [128]}
 
@@ -34,17 +40,9 @@ def test_commands_lay_out_all_devices(page):
         check_batch(path, config.prompts_per_step, config.microbatches, mesh.shards)
 
 
-BENCHMARK = re.compile(r"`python -m benchmarks\.([a-z_.]+)([^`]*)`")
-PAGES = [
-    page
-    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
-    if BENCHMARK.search(page.read_text(encoding="utf-8"))
-]
-
-
 def required_arguments(path: Path) -> tuple[list[str], int]:
     """The options that a benchmark's command line requires, and the number of its positionals."""
-    options, positionals = [], 0
+    required, positionals = [], 0
     for call in ast.walk(ast.parse(path.read_text())):
         if not (isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"):
             continue
@@ -53,8 +51,8 @@ def required_arguments(path: Path) -> tuple[list[str], int]:
         if not name.startswith("-"):
             positionals += keywords.get("nargs") not in ("?", "*")
         elif keywords.get("required"):
-            options.append(name)
-    return options, positionals
+            required.append(name)
+    return required, positionals
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -64,23 +62,8 @@ def test_commands_of_benchmarks_have_the_arguments_that_they_require(page):
         path = (
             path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__main__.py"
         )
-        options, positionals = required_arguments(path)
+        required, positionals = required_arguments(path)
         words = shlex.split(rest)
         bare = [w for i, w in enumerate(words) if w[0] != "-" and (not i or words[i - 1][0] != "-")]
-        assert set(options) <= set(words), f"{name} {rest}"
+        assert set(required) <= set(words), f"{name} {rest}"
         assert len(bare) >= positionals, f"{name} {rest}"
-
-
-def test_the_guide_for_contributors_numbers_layers_as_the_packages_do():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    numbers = {
-        name: number
-        for number, modules in re.findall(r"^\| (\d)[^|]*\| ([^|]+) \|$", text, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", modules.partition(", which")[0])
-    }
-    said = {}
-    for path in (ROOT / "jaxrl_llm").glob("*/__init__.py"):
-        if layer := re.match(r'"""Layer (\d):', path.read_text(encoding="utf-8")):
-            said[path.parent.name] = layer[1]
-    assert len(said) > 5
-    assert {name: numbers[name] for name in said} == said
