@@ -74,6 +74,12 @@ class Env(Protocol[S]):
         ...
 
 
+def truncation_reward_of(env: Any) -> Any:
+    """The method ``truncation_reward`` of an environment; None if its class has none."""
+    # Of its class: a wrapper may pass any name on, to an environment with other states.
+    return env.truncation_reward if hasattr(type(env), "truncation_reward") else None
+
+
 class BatchEnv(Env[S], Protocol):
     """An environment that also steps many episodes at once, on arrays, inside ``jax.jit``."""
 

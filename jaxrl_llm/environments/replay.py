@@ -13,9 +13,11 @@ same answers, and must observe the same observations::
 
 import contextlib
 import hashlib
+import inspect
 import json
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +27,14 @@ from jaxrl_llm.data.messages import Parsed, ToolSpec
 from jaxrl_llm.environments.asking import Answer, recorded
 from jaxrl_llm.environments.protocol import Observation
 
+# Seconds that a call waits until its instance is closed, and ``close`` for all that close slowly.
+_MOMENT, _LAST_SECONDS = 0.1, 10.0
+
 
 class Instance(Protocol):
     """A live instance of an environment, at one state of one episode.
 
-    Its class may have ``truncation_reward(end, action)``; see
+    Its class may have ``truncation_reward(end, action) -> float``, which is not async; see
     :class:`jaxrl_llm.environments.Env`.
     """
 
@@ -160,13 +165,23 @@ class Replay:
         """What the instance earns at a limit of the run, 0 without its method; it is closed."""
         instance: Any = self._instances.take(_key(state))
         if instance is None:
-            if self._instances.rewarding is False:
+            if self._instances.any_rewards is False:
                 return 0.0
             instance = self._restart(state)
         try:
-            return instance.truncation_reward(end, action) if _rewards(instance) else 0.0
+            if not _has_truncation_reward(instance):
+                return 0.0
+            reward = instance.truncation_reward(end, action)
+            if inspect.isawaitable(reward):
+                if inspect.iscoroutine(reward):
+                    reward.close()  # else Python warns that nobody awaited it
+                raise TypeError(
+                    f"{self._name}: truncation_reward of {type(instance).__name__} is async; an "
+                    "instance's must return a number."
+                )
+            return reward
         finally:
-            _close(instance)
+            self._instances.end(instance)
 
     def close(self) -> None:
         """Closes the waiting instances. Every state can continue, with new instances."""
@@ -206,13 +221,15 @@ class Replay:
 class _Waiting:
     """Instances by the state at which they stand, the longest wait first; several may share one.
 
-    ``rewarding`` is whether any instance so far has ``truncation_reward``; None before the first.
+    ``any_rewards`` is whether a class of the instances so far has ``truncation_reward``; None
+    before the first instance.
     """
 
     def __init__(self, most: int):
         self._most, self._lock = most, threading.Lock()
-        self.rewarding: bool | None = None
+        self.any_rewards: bool | None = None
         self._waiting: list[tuple[bytes, Instance]] = []
+        self._ending: list[threading.Thread] = []
 
     def take(self, key: bytes) -> Instance | None:
         """The one that waits shortest: the world outside may have ended an older one."""
@@ -224,18 +241,30 @@ class _Waiting:
 
     def put(self, key: bytes, instance: Instance) -> None:
         with self._lock:
-            self.rewarding = self.rewarding or _rewards(instance)
+            self.any_rewards = self.any_rewards or _has_truncation_reward(instance)
             self._waiting.append((key, instance))
             excess = len(self._waiting) - self._most
             closing = [self._waiting.pop(0) for _ in range(excess)]
         for _, old in closing:
             _close(old)
 
+    def end(self, instance: Instance) -> None:
+        """Closes an instance whose reward is known: a slow end must not cost it by a deadline."""
+        thread = threading.Thread(target=_close, args=(instance,), daemon=True)
+        thread.start()
+        thread.join(_MOMENT)  # most end at once, and a server counts those that are open
+        with self._lock:
+            self._ending = [each for each in (*self._ending, thread) if each.is_alive()]
+
     def close(self) -> None:
         with self._lock:
             closing, self._waiting = self._waiting, []
+            ending, self._ending = self._ending, []
         for _, instance in closing:
             _close(instance)
+        until = time.monotonic() + _LAST_SECONDS
+        for thread in ending:
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 @contextlib.contextmanager
@@ -253,7 +282,7 @@ def _close(instance: Instance) -> None:
         instance.close()
 
 
-def _rewards(instance: Any) -> bool:
+def _has_truncation_reward(instance: Any) -> bool:
     # Of its class: an instance may pass any name on to a server.
     return hasattr(type(instance), "truncation_reward")
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_llm.advantages.hierarchy import ACTION, SUBGOAL, SWITCH
 from jaxrl_llm.core import checks
 from jaxrl_llm.data.messages import Parsed, ToolSpec
-from jaxrl_llm.environments.protocol import Env, Observation
+from jaxrl_llm.environments.protocol import Env, Observation, truncation_reward_of
 
 _TAGS = {SWITCH: "switch", SUBGOAL: "subgoal", ACTION: "action"}
 _PATTERNS = {role: re.compile(f"<{tag}>(.*?)</{tag}>", re.DOTALL) for role, tag in _TAGS.items()}
@@ -201,7 +201,7 @@ class Subgoals:
         self, state: SubgoalState, end: str, action: Parsed | None
     ) -> float | Awaitable[float]:
         """That of the inner environment; 0 if it has none."""
-        method = getattr(self.env, "truncation_reward", None)
+        method = truncation_reward_of(self.env)
         if method is None:
             return 0.0
         return method(state.inner, end, None if action is None else _inner(action))

@@ -181,8 +181,9 @@ class ToolEnv:
     The reward grades the answer, with the reasoning before it between ``<think>`` tags, as in a run
     without an environment. If this environment ends an episode without an answer, because the turn
     was cut off or the last one made another call, it earns what the reward gives the empty text, at
-    most 0. So does an episode that ends at a limit of the run (``length``, ``context``, ``turns``).
-    An invalid call is answered by an error message.
+    most 0. So does an episode that ends at a limit of the run (``length``, ``context``, ``turns``),
+    unless the reward asks a subagent: it cannot there, and the episode fails. An invalid call is
+    answered by an error message.
 
     Args:
       tools: The tools that the policy may call.
@@ -264,6 +265,8 @@ class ToolEnv:
     def _no_answer(self, task: Mapping[str, Any]) -> float:
         try:
             return min(0.0, self._grade(task, "")[0])
+        except SubagentError:
+            raise
         except Exception:  # a reward need not take an empty text, which the policy did not write
             return 0.0
 

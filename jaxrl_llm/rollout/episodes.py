@@ -38,7 +38,7 @@ from jaxrl_llm.core.runtime.watchdog import Watchdog
 from jaxrl_llm.curation.collectors.protocol import Response, TurnStart
 from jaxrl_llm.data.messages import Message, Parsed
 from jaxrl_llm.environments.asking import SubagentError, answered_by
-from jaxrl_llm.environments.protocol import Env, Observation
+from jaxrl_llm.environments.protocol import Env, Observation, truncation_reward_of
 from jaxrl_llm.rewards.scoring import Scores
 from jaxrl_llm.rollout.engine.requests import Completion, NextTurn, slice_tokens
 from jaxrl_llm.rollout.slots import Tokens
@@ -476,24 +476,28 @@ class Episodes:
     def _end_at_limit(
         self, play: _Play, place: int, following: Future, action: Parsed | None
     ) -> None:
-        """Adds what an episode earns that a limit of the run ended; then nothing follows."""
-        method = getattr(self._env, "truncation_reward", None)
+        """Resolves ``following`` with None, once the last turn has what this end earns."""
+        method = truncation_reward_of(self._env)
         if method is None:
             following.set_result(None)
             return
         state, end, what = play.state, play.end, self._what("truncation_reward", place)
 
+        def call() -> Any:
+            with answered_by(_refuse):
+                return _await(method(state, end, action))
+
         def enter(result: Any) -> None:
-            failed = isinstance(result, BaseException)
-            if wrong := _said(result) if failed else _wrong_number(result):
+            failed, last = isinstance(result, BaseException), play.turns[-1]
+            wrong = _said(result) if failed else _wrong_number(result)
+            if wrong or (wrong := _wrong_number(last.reward + float(result))):
                 play.end = "env_timeout" if isinstance(result, DeadlineError) else "env_error"
                 play.error = f"truncation_reward failed: {wrong}"
             else:
-                last = play.turns[-1]
                 play.turns[-1] = last._replace(reward=last.reward + float(result))
             following.set_result(None)
 
-        self._run(what, lambda: _await(method(state, end, action)), enter, following)
+        self._run(what, call, enter, following)
 
     def _run(
         self,
@@ -502,7 +506,7 @@ class Episodes:
         enter: Callable[[Any], None],
         following: Future,
     ) -> None:
-        """Makes a call and enters its result, or its exception; that resolves ``following``."""
+        """Makes a call; ``enter`` gets its result or exception, and must resolve ``following``."""
 
         def entered(answer: Future) -> None:
             if answer.cancelled():
@@ -601,6 +605,9 @@ class Episodes:
         if play.end is None:
             raise ValueError(f"Episodes: that of request {completion.request} has not ended.")
         episode = Episode(tuple(play.turns), play.end, play.error)
+        if not episode.failed and (wrong := _wrong_number(episode.reward)):
+            error = f"the sum of its rewards is {wrong}"
+            episode = episode._replace(end="env_error", error=error)
         out, ends = play.tokens(completion.out)
         return Taken(episode, out, np.concatenate(play.sampled), ends, tuple(play.starts))
 
@@ -673,6 +680,11 @@ def _await(result: Any) -> Any:
         return await result
 
     return asyncio.run(wait())
+
+
+def _refuse(messages: Sequence[Message], check: Callable | None) -> str:
+    """Refuses what the environment asks at a limit of the run."""
+    raise SubagentError("ask: truncation_reward cannot ask a subagent; ask in step.")
 
 
 def _said(error: BaseException) -> str:

@@ -51,7 +51,8 @@ class Workers:
     def run(self, what: str, call: Callable[[], Any]) -> Future:
         """A future of what the call returns or raises: an exception is a result as well.
 
-        ``what`` names the call where it holds the interpreter. After :meth:`close` it is cancelled.
+        ``what`` names the call where it holds the interpreter. After :meth:`close`, the future is
+        cancelled at once.
         """
         job = _Job(what, call, Future())
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.environments import Env, Observation, Parsed, answered_by
+from jaxrl_llm.environments.protocol import truncation_reward_of
 
 _ROLES = ("tool", "user", "system")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -87,9 +88,6 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
             raise AssertionError(
                 f"check_env: {where}: the state cannot be pickled: {error}"
             ) from error
-        for end in ("length", "context", "turns") if k else ("length",):
-            unfinished = action._replace(complete=False) if end == "length" else None
-            _check_limit(env, state, end, unfinished, copy, f"{where}, {end}")
         after, seen = _step(env, state, action)
         _check_observation(seen, where, reset=False)
         for other in replies:
@@ -106,6 +104,10 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
             where,
             "a step from a pickled copy of the state differs",
         )
+        # Behind the steps: it ends the live instances of Replay that they compare with others.
+        for end in ("length", "context", "turns") if k else ("length",):
+            unfinished = action._replace(complete=False) if end == "length" else None
+            _check_limit(env, state, end, unfinished, copy, f"{where}, {end}")
         state = after
         if seen.done or seen.stopped:
             with contextlib.suppress(ValueError):  # a refusal of the step
@@ -124,7 +126,7 @@ def _check_limit(
     env: Env, state: Any, end: str, action: Parsed | None, copy: bytes, place: str
 ) -> None:
     """Checks what an episode earns that a limit of the run ends at a state, pickled as a copy."""
-    method: Any = getattr(env, "truncation_reward", None)
+    method = truncation_reward_of(env)
     if method is None:
         return
     with answered_by(None):  # no subagent answers there

@@ -12,6 +12,7 @@ from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
 from jaxrl_llm.curation.collectors.protocol import collector_parts, declares, width_of
+from jaxrl_llm.environments.protocol import truncation_reward_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
@@ -513,7 +514,7 @@ class TrainConfig:
             return
         if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
             raise TypeError(f"config: environment must have reset and step; got {env!r}.")
-        limit = getattr(env, "truncation_reward", None)
+        limit = truncation_reward_of(env)
         if limit is not None and not callable(limit):
             raise TypeError(
                 f"config: truncation_reward of an environment must be a function; got {limit!r}."

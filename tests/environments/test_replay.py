@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -203,13 +204,22 @@ class Costs(Counting):
         return instance, Observation([{"role": "user", "content": str(instance.total)}])
 
 
+def wait_until_closed():
+    """Instances that a limit ends close in threads of their own."""
+    for _ in range(200):
+        if not OPEN:
+            return
+        time.sleep(0.05)
+    raise AssertionError("an instance is open")
+
+
 @pytest.mark.parametrize("live", [256, 0])
 def test_a_limit_of_the_run_asks_the_instance_and_closes_it(live):
     env = Costs(live=live)
     state, _ = env.step(env.reset({}, 3)[0], Parsed("2"))
     for end, action, reward in (("turns", None, -5), ("length", Parsed("1"), -16)):
         assert env.truncation_reward(state, end, action) == reward
-        assert not OPEN
+        wait_until_closed()
     assert env.step(state, Parsed("1"))[1].messages[0]["content"] == "6"
     # A state of another process goes on with a new instance.
     other = pickle.loads(pickle.dumps(env))
@@ -220,10 +230,29 @@ def test_a_limit_of_the_run_closes_an_instance_that_says_nothing_of_it():
     env = Counting()
     state, _ = env.reset({}, 0)
     assert env.truncation_reward(state, "length", Parsed("1")) == 0
-    assert not OPEN and len(STARTED) == 1
+    wait_until_closed()
+    assert len(STARTED) == 1
     assert env.truncation_reward(state, "length", Parsed("1")) == 0
     assert len(STARTED) == 1  # nobody waits, and a new one would say nothing either
     check_env(env, [{}], ["1"])
+
+
+def test_close_waits_for_those_that_a_limit_ends():
+    class Slow(Counter):
+        def close(self):
+            time.sleep(0.5)
+            super().close()
+
+    class Slowly(Counting):
+        def start(self, task, seed):
+            return Slow(0), Observation([{"role": "user", "content": "0"}])
+
+    env = Slowly()
+    begun = time.monotonic()
+    assert env.truncation_reward(env.reset({}, 0)[0], "turns", None) == 0
+    assert OPEN and time.monotonic() - begun < 0.5
+    env.close()
+    assert not OPEN
 
 
 def test_closes_with_the_environment_and_goes_on_after_close():

@@ -7,15 +7,18 @@ import pytest
 
 from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.environments import (
+    NoSubagentError,
     Parsed,
     ToolCall,
     ToolEnv,
     ToolSpec,
+    answered_by,
     calculator,
     call_tool,
     python,
     tool,
 )
+from jaxrl_llm.environments.asking import ask as ask_subagent
 from jaxrl_llm.rewards import (
     SandboxError,
     check_sandbox,
@@ -304,6 +307,18 @@ def test_a_limit_of_the_run_earns_what_no_answer_does():
         assert env.truncation_reward(state, "length", cut) == value
         assert env.truncation_reward(state, "turns", None) == value
         check_env(env, [TASK], ["144", Parsed("", calls=(CALL,))])
+
+
+def test_no_answer_is_graded_by_a_subagent_where_one_answers():
+    def judged(prompt, completion, metadata):
+        return -float(ask_subagent(f"How wrong is {completion!r}?"))
+
+    env = ToolEnv([calculator], judged, max_turns=1)
+    state, _ = env.reset(TASK, seed=0)
+    with answered_by(lambda messages, check: "2"):
+        assert env.step(state, Parsed("144", complete=False))[1].reward == -2
+    with pytest.raises(NoSubagentError):
+        env.step(state, Parsed("144", complete=False))
 
 
 def test_what_is_unfinished_earns_nothing():

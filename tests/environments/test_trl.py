@@ -101,6 +101,22 @@ def test_obeys_the_laws_of_an_environment():
     check_env(TRLEnv(Shop, call_turns=2), [ROW], replies)
 
 
+def test_an_episode_that_a_limit_of_the_run_ends_is_scored_too():
+    class Hard(Shop):
+        def get_reward(self):
+            return -1
+
+    class Later(Hard):
+        async def get_reward(self):
+            return -1
+
+    for cls in (Hard, Later):
+        env = TRLEnv(cls)
+        state, _ = env.reset(ROW, 0)
+        assert env.truncation_reward(state, "length", Parsed("a", complete=False)) == -1
+        assert env.truncation_reward(state, "turns", None) == -1
+
+
 def test_a_call_that_cannot_be_read_is_told_and_the_episode_goes_on():
     env = TRLEnv(Shop)
     _, seen = env.step(env.reset(ROW, 0)[0], Parsed("", error="not JSON"))

@@ -8,7 +8,7 @@ import pytest
 import jaxrl_llm as jr
 from jaxrl_llm.curation.collectors.protocol import Response, beginning
 from jaxrl_llm.data import make_renderer
-from jaxrl_llm.environments import Observation, ToolEnv, calculator, tool
+from jaxrl_llm.environments import Observation, Replay, ToolEnv, ask, calculator, tool
 from jaxrl_llm.rewards import dapo_math, exact_match
 from jaxrl_llm.rollout import Completion
 from jaxrl_llm.rollout.episodes import EpisodeOptions, Episodes
@@ -141,6 +141,113 @@ def test_a_fault_at_a_limit_ends_its_episode_alone(begin, cost, end, error, cut)
     episodes = begin(Costly(cost), max_turns=2, seconds=0.5, most=45)
     failed = play(episodes, "a", "b" * 45 if cut else "b", cut=cut).episode
     assert failed.end == end and failed.error.startswith(error) and failed.failed
+    neighbor = play(episodes, "end", request=1).episode
+    scores = episodes.scores([failed, neighbor])
+    assert scores.failed.tolist() == [True, False] and scores.rewards.tolist() == [0, 1]
+
+
+class Wrapper:
+    """Passes on what it has not, and has a state of its own."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def reset(self, task, seed):
+        state, seen = self.env.reset(task, seed)
+        return {"inner": state}, seen
+
+    def step(self, state, action):
+        after, seen = self.env.step(state["inner"], action)
+        return {"inner": after}, seen._replace(reward=0.0)
+
+
+def test_a_method_that_a_wrapper_passes_on_is_not_the_wrappers(begin):
+    env = Costly(lambda: -3.0)
+    episode = play(begin(Wrapper(env), max_turns=1), "a").episode
+    assert (episode.end, episode.reward, episode.error) == ("turns", 0, "")
+    assert not env.calls
+
+
+class Slow:
+    """Takes its time to close."""
+
+    def step(self, action):
+        return Observation([{"role": "user", "content": "on"}], 1.0)
+
+    def close(self):
+        time.sleep(2)
+
+
+class SlowCostly(Slow):
+    def truncation_reward(self, end, action):
+        return -3.0
+
+
+class LaterCostly(Slow):
+    async def truncation_reward(self, end, action):
+        return -3.0
+
+
+class Made(Replay):
+    """Starts instances of a class."""
+
+    def __init__(self, kind):
+        super().__init__()
+        object.__setattr__(self, "kind", kind)
+
+    def start(self, task, seed):
+        return self.kind(), Observation([{"role": "user", "content": "go"}])
+
+
+@pytest.mark.parametrize(("kind", "reward"), [(Slow, 1), (SlowCostly, -2)])
+def test_an_instance_that_closes_slowly_costs_no_reward(begin, kind, reward):
+    episode = play(begin(Made(kind), max_turns=1, seconds=0.5), "a").episode
+    assert (episode.end, episode.reward, episode.error) == ("turns", reward, "")
+
+
+def test_an_instance_tells_its_reward_at_once(begin):
+    episode = play(begin(Made(LaterCostly), max_turns=1), "a").episode
+    error = "truncation_reward failed: TypeError: Made: truncation_reward of LaterCostly is async"
+    assert episode.end == "env_error" and episode.error.startswith(error)
+
+
+def test_a_reward_cannot_ask_a_subagent_at_a_limit(begin):
+    def judged(prompt, completion, metadata):
+        return float(ask(f"Is {completion} right?"))
+
+    episode = play(begin(ToolEnv([calculator], judged), max_turns=1), CALL).episode
+    assert episode.end == "env_error" and episode.error == (
+        "truncation_reward failed: SubagentError: ask: truncation_reward cannot ask a subagent; "
+        "ask in step."
+    )
+
+
+class Steep(Costly):
+    """Its first turn earns as much as a test says, the others as little."""
+
+    def step(self, state, action):
+        state, seen = super().step(state, action)
+        first = self.first if state == 1 else -3e38
+        return state, seen._replace(reward=seen.reward if seen.done else first)
+
+
+@pytest.mark.parametrize(
+    ("first", "cost", "error"),
+    [
+        (-3e38, 0.0, "the sum of its rewards is -6e+38, which is no finite"),
+        (-3e38, 3e37, "the sum of its rewards is -5.7e+38, which is no finite"),
+        (3e38, -3e38, "truncation_reward failed: -6e+38, which is no finite"),
+    ],
+)
+def test_rewards_whose_sum_is_too_large_end_their_episode_alone(begin, first, cost, error):
+    env = Steep(lambda: cost)
+    env.first = first
+    episodes = begin(env, max_turns=2)
+    failed = play(episodes, "a", "b").episode
+    assert failed.end == "env_error" and failed.error.startswith(error)
     neighbor = play(episodes, "end", request=1).episode
     scores = episodes.scores([failed, neighbor])
     assert scores.failed.tolist() == [True, False] and scores.rewards.tolist() == [0, 1]

@@ -5,7 +5,15 @@ import random
 
 import pytest
 
-from jaxrl_llm.environments import NumberGuess, Observation, Parsed, ToolSpec, answered_by, ask
+from jaxrl_llm.environments import (
+    NumberGuess,
+    Observation,
+    Parsed,
+    Replay,
+    ToolSpec,
+    answered_by,
+    ask,
+)
 from jaxrl_llm.testing import check_env
 
 
@@ -159,6 +167,25 @@ def test_a_limit_that_breaks_a_law(law, reason):
     place = "task 0, seed 0, turn 0, length"
     with pytest.raises(AssertionError, match=f"^check_env: {place}: {reason}"):
         check_env(Limited(), [{}], ["a"])
+
+
+def test_a_live_instance_is_compared_with_one_that_has_replayed_its_actions():
+    class Dice:
+        def step(self, action):
+            return Observation(message(content=str(random.random())))
+
+        def close(self):
+            pass
+
+    class Shared(Replay):
+        """Its instances share the global generator."""
+
+        def start(self, task, seed):
+            random.seed(seed)
+            return Dice(), Observation(message())
+
+    with pytest.raises(AssertionError, match="a second step with the same state"):
+        check_env(Shared(), [{}], ["a"])
 
 
 def test_every_reply_at_a_state_is_checked():

@@ -24,15 +24,15 @@ class TRLEnv(Replay):
     any, and with ``prompt``, the row's text as messages; the text that it returns is appended to
     the row's. The public methods are the tools; results of async methods keep the order of the
     calls, while TRL puts them last. The first turn without a call ends the episode, and
-    ``get_reward`` scores it. TRL has no seed: a ``reset`` with a parameter ``seed`` gets it, and
-    :class:`Replay` reports a class that draws random numbers otherwise when an episode is forked or
-    resumed.
+    ``get_reward`` scores it. An episode that a limit of the run ends is scored by ``get_reward``
+    too. TRL has no seed: a ``reset`` with a parameter ``seed`` gets it, and :class:`Replay` reports
+    a class that draws random numbers otherwise when an episode is forked or resumed.
 
     Attributes:
       factory: The class, or a function that makes an instance.
       call_turns: Maximum number of turns with calls: TRL's ``max_tool_calling_iterations``. The
-        next turn is the last and is rewarded, with calls or without. With None, an episode that a
-        limit of the loop cuts off has no reward.
+        next turn is the last and is rewarded, with calls or without. None for only the limits of
+        the run.
       live: See :class:`Replay`.
 
     Raises:
@@ -83,13 +83,20 @@ class _Class:
         """Makes the calls of a turn, in order, or scores the episode."""
         asks = bool(action.calls) or action.error is not None
         if not asks or self.taken == self.call_turns:
-            reward = float(_result(self.instance.get_reward()))
-            return Observation((), reward, done=not asks, stopped=asks)
+            return Observation((), self._reward(), done=not asks, stopped=asks)
         self.taken += 1
         messages = [_message(call.name, self._call(call)) for call in action.calls]
         if action.error is not None:
             messages.append(_message("unknown", {"error": action.error}))
         return Observation(messages)
+
+    def truncation_reward(self, end: str, action: Parsed | None) -> float:
+        """The score of an episode, whichever limit of the run ended it."""
+        del end, action
+        return self._reward()
+
+    def _reward(self) -> float:
+        return float(_result(self.instance.get_reward()))
 
     def _call(self, call: ToolCall) -> Any:
         known = {method.__name__: method for method in _methods(self.instance)}

@@ -48,7 +48,7 @@ _PATIENCE = 0.05
 
 
 @dataclass(eq=False)
-class PausedResponse:
+class BetweenTurns:
     """A response between two of its turns.
 
     Attributes:
@@ -141,7 +141,7 @@ class Generation:
         self.segment = segment
         self._monitor = StopStringMonitor(stop_strings, decode_text, on_tokens)
         self.slots = engine.init()
-        self._turns: dict[int, PausedResponse] = {}
+        self._turns: dict[int, BetweenTurns] = {}
         self._scheduler = self._new_scheduler()
         self._nonfinite = self._no_slots()
         self._half_filled = False
@@ -208,10 +208,10 @@ class Generation:
 
     def step(self) -> None:
         """One round: fills free slots, decodes a chunk, collects what has finished."""
-        if fresh := [turn.next for turn in self._turns.values() if not turn.waited]:
+        if fresh := [between.next for between in self._turns.values() if not between.waited]:
             wait(fresh, timeout=_PATIENCE)
         if self._turns and not (self._scheduler.active or self._scheduler.has_waiting):
-            wait_for_one([turn.next for turn in self._turns.values()])
+            wait_for_one([between.next for between in self._turns.values()])
         self.admit()
         with deferred_interrupt():
             if self._scheduler.active:
@@ -281,26 +281,26 @@ class Generation:
         scheduler, follows = self._scheduler, {}
         late = [r for r, x in self._turns.items() if x.waited and not (x.away or x.next.done())]
         leaving = scheduler.pick_leaving(late)
-        for request, turn in list(self._turns.items()):
-            if not turn.next.done():
+        for request, between in list(self._turns.items()):
+            if not between.next.done():
                 if request in leaving:
                     spec, slot = self.engine.spec, scheduler.slots[request]
                     taken = self.engine.call("take_slot", self.slots, slot_array(spec, slot))
-                    turn.slots = taken_from(spec, slot, self.engine.fetch(taken))
-                    turn.away = True
+                    between.slots = taken_from(spec, slot, self.engine.fetch(taken))
+                    between.away = True
                     scheduler.leave(request)
-                turn.waited = True
+                between.waited = True
                 continue
-            following = turn.next.result()
+            following = between.next.result()
             if following is None:
                 del self._turns[request]
-                scheduler.end(request, turn.completion)
+                scheduler.end(request, between.completion)
                 continue
-            self._check_turn(request, turn.completion, following)
+            self._check_turn(request, between.completion, following)
             follows[request] = following
-            if turn.away:
-                turn.away = False
-                scheduler.come_back(request, turn.slots)
+            if between.away:
+                between.away = False
+                scheduler.come_back(request, between.slots)
         return follows
 
     def _check_turn(self, request: int, completion: Completion, following: NextTurn) -> None:
@@ -367,11 +367,11 @@ class Generation:
         self.params, self.version = cast_params(self.engine.model, params), version
         scheduler = self._scheduler
         # Those that have left their slots are read again when they come back.
-        for request, turn in self._turns.items():
+        for request, between in self._turns.items():
             if request not in scheduler.slots:
-                partial = replace(turn.completion, finish=UNFINISHED)
+                partial = replace(between.completion, finish=UNFINISHED)
                 scheduler.groups[request].partial[request] = partial
-                turn.slots = None
+                between.slots = None
                 scheduler.back.pop(request, None)
         rows = [row for row, group in enumerate(scheduler.rows) if group]
         self._half_filled = bool(rows)
@@ -410,9 +410,9 @@ class Generation:
             if request in scheduler.active:
                 where[scheduler.slots[request]] = True
             elif request in self._turns:
-                turn = self._turns.pop(request)
-                turn.next.cancel()
-                scheduler.end(request, replace(turn.completion, finish=CANCELLED))
+                between = self._turns.pop(request)
+                between.next.cancel()
+                scheduler.end(request, replace(between.completion, finish=CANCELLED))
             else:
                 empty = empty_completion(request, self.engine.spec.draw.blank)
                 partial = group.partial.get(request) or empty
@@ -464,8 +464,8 @@ class Generation:
                     self._half_filled = True
         self._monitor.report()
         # Last, so that an interrupted stop() can be called again.
-        for turn in self._turns.values():
-            turn.next.cancel()
+        for between in self._turns.values():
+            between.next.cancel()
         self._turns = {}
         groups, self._scheduler = self._scheduler.unfinished(), self._new_scheduler()
         return groups
@@ -497,7 +497,7 @@ class Generation:
                 if reason is not None:
                     done = Completion(request, slice_tokens(out, 0, n), reason)
                     if group.group.follow is not None and reason in (STOP, LENGTH):
-                        self._turns[request] = PausedResponse(done, group.group.follow(done))
+                        self._turns[request] = BetweenTurns(done, group.group.follow(done))
                         scheduler.between.add(request)
                     else:
                         scheduler.end(request, done)
