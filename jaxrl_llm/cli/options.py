@@ -45,12 +45,9 @@ from jaxrl_llm.train import (
     OccupiedError,
     TrainConfig,
 )
+from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
 from jaxrl_llm.train.checkpoint.record import digest_of_files
-from jaxrl_llm.train.checkpoint.serialization import (
-    base_fingerprint,
-    config_text,
-    without_precision,
-)
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import with_mesh_sizes

@@ -39,9 +39,9 @@ def save_adapter(
       base: Name of the adapted model, which PEFT loads by default.
 
     Raises:
-      ValueError: If the adapter has a layer that the decoder does not have, or adapts a router,
-        experts, any MLP of Qwen3-MoE or Qwen3-Next, or a layer that is a part of one in
-        transformers, as in Qwen3.5 and Qwen3-Next.
+      ValueError: If the configuration is not of the built-in decoder, the adapter has a layer that
+        the decoder does not have, or adapts a router, experts, any MLP of Qwen3-MoE or Qwen3-Next,
+        or a layer that is a part of one in transformers, as in Qwen3.5 and Qwen3-Next.
 
     Example:
       >>> import pathlib, tempfile

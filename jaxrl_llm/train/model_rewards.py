@@ -216,7 +216,9 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
     With ``compare`` each completion of a prompt is compared with the next and the previous one, in
     both orders, to cancel the effect of position in the message; a verdict that cannot be parsed
-    counts one half. Without ``compare`` a completion with an unparsable verdict has no reward.
+    counts one half. Without ``compare`` a completion with an unparsable verdict has no reward. The
+    judge is not asked a message that is too long or has a token outside its vocabulary; a
+    completion without any other has no reward.
 
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module.
@@ -231,8 +233,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
     Raises:
       TypeError: If ``message`` or ``parse`` is not a function.
-      ValueError: If the model has a value head instead of a vocabulary; at a call, if a message has
-        a token outside its vocabulary.
+      ValueError: If the model has a value head instead of a vocabulary.
 
     Example:
       >>> import tempfile
@@ -342,19 +343,32 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         )
         wins: list[list[float]] = [[] for _ in prompts]
         for (i, j), text in zip(pairs, texts, strict=True):
-            second = None if text is None else self.parse(text)
+            if text is None:  # not asked
+                continue
+            second = self.parse(text)
             second = 0.5 if second is None else float(second)
             wins[i].append(1.0 - second)
             wins[j].append(second)
-        return [Failure("has none to compare with") if not w else float(np.mean(w)) for w in wins]
+        paired = {i for pair in pairs for i in pair}
+        return [
+            float(np.mean(w))
+            if w
+            else Failure("is not judged" if i in paired else "has none to compare with")
+            for i, w in enumerate(wins)
+        ]
 
     def write(self, messages: Sequence[str]) -> list[str | None]:
-        """The judge's text for each message; None for a message that is too long."""
+        """The judge's text for each message.
+
+        None for a message that is too long, or has a token outside the vocabulary.
+        """
         model, params, encoder = self._loaded
         room = prompt_room("judge", model, self.max_new_tokens)
         every = [encoder.prompt(message, "of a judge") for message in messages]
         out: list[str | None] = [None] * len(every)
-        order = [i for i in np.argsort([len(x) for x in every]) if len(every[i]) <= room]
+        size = model.config.vocab_size
+        asked = [len(x) <= room and max(x) < size for x in every]
+        order = [i for i in np.argsort([len(x) for x in every]) if asked[i]]
         for start in range(0, len(order), self.batch_size):
             part = order[start : start + self.batch_size]
             filled = [every[i] for i in part] + [every[part[-1]]] * (self.batch_size - len(part))

@@ -27,6 +27,7 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rollout.backends import SamplerBackend
 from jaxrl_llm.rollout.collect import Collected, DataRows, Limits, collect
+from jaxrl_llm.train.checkpoint.config_text import comparable
 
 _FORMAT = 1
 
@@ -228,10 +229,13 @@ def reference_logp(
         return table
     table = ReferenceLogp.load(path)
     for name, value in about.items():
-        if table.about.get(name) != value:
+        there = table.about.get(name)
+        if isinstance(value, str):
+            value, there = comparable(value), comparable(str(there))
+        if there != value:
             raise ValueError(
                 f"reference_logp: {str(path)!r} was made with another {name}: "
-                f"{table.about.get(name)}, but this run has {value}; name another file."
+                f"{there}, but this run has {value}; name another file."
             )
     absent = {}
     for rows in batches():

@@ -20,12 +20,8 @@ from jaxrl_llm.rollout.sampler import bucket_of, count_shared_prefix
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.checkpoint.serialization import (
-    base_fingerprint,
-    config_text,
-    shapes_of,
-    values_digest,
-)
+from jaxrl_llm.train.checkpoint.config_text import config_text
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import make_evolution, moving_only

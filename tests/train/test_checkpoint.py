@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.checkpoint import checkpoints as saving
 from jaxrl_llm.train.checkpoint import serialization
 from jaxrl_llm.train.checkpoint.checkpoints import best_of, saved_on_error, superseded
+from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
 from jaxrl_llm.train.checkpoint.record import (
     check_record,
     read_notes,
@@ -217,7 +219,7 @@ def test_a_config_that_shows_memory_addresses_is_the_same_in_every_process(tmp_p
 
 
 def test_the_text_of_a_config_names_no_address_and_no_module_but_what_differs():
-    text = serialization.config_text
+    text = config_text
     config = tiny_model(num_layers=1)[0].config
     assert text(config) == repr(config)  # as in checkpoints of earlier versions
     plain = "_PlainConfig(vocab_size=259, max_length=64, num_layers=1, num_kv_heads=2, head_dim=8, "
@@ -225,13 +227,100 @@ def test_the_text_of_a_config_names_no_address_and_no_module_but_what_differs():
     assert text(plain_config()) == f"{plain}gelu)"
     assert text(_PlainConfig(jax.nn.silu)) == f"{plain}silu)"
     with_functions = config_with_functions()
-    start = "_ConfigWithFunctions(activation=<lambda>, inner=<_PlainConfig object>, "
+    start = f"_ConfigWithFunctions(activation=<lambda>, inner={plain}<lambda>), "
     assert text(with_functions) == f"{start}vocab_size=259, dtype='float32')"
     other = dataclasses.replace(with_functions, dtype="bfloat16")
     assert text(with_functions) != text(other)
-    assert serialization.without_precision(text(with_functions)) == (
-        serialization.without_precision(text(other))
+    assert without_precision(text(with_functions)) == (without_precision(text(other)))
+
+
+class _SlottedConfig:
+    """As attrs makes one."""
+
+    __slots__ = ("f", "layers")
+
+    def __init__(self, layers, f):
+        self.layers, self.f = layers, f
+
+    def __repr__(self):
+        return f"Cfg({self.layers}, {self.f})"
+
+
+class _TupleConfig(NamedTuple):
+    inner: Any
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_SlottedConfig((1, 2), lambda x: x), _SlottedConfig((2, 1), lambda x: x)),
+        *(
+            [make(_PlainConfig(f)) for f in (jax.nn.gelu, jax.nn.silu)]
+            for make in (
+                functools.partial(_ConfigWithFunctions, jnp.sin),
+                lambda inner: _ConfigWithFunctions(jnp.sin, ({"mlp": [inner]},)),
+                _TupleConfig,
+                _PlainConfig,
+            )
+        ),
+    ],
+)
+def test_the_texts_of_configs_of_different_models_differ(first, second):
+    texts = [config_text(x) for x in (first, second)]
+    assert texts[0] != texts[1] and " at 0x" not in "".join(texts)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [(), (1,), [1, 2.5], {"a": {}}, set(), {17, 5, 11}, frozenset({9}), _TupleConfig((None,))],
+)
+def test_the_text_of_a_config_without_functions_is_its_repr(inner):
+    for config in (_ConfigWithFunctions("gelu", inner), _TupleConfig(inner)):
+        assert config_text(config) == repr(config)
+
+
+def test_texts_in_a_set_are_in_one_order():
+    config = _TupleConfig(frozenset({"b", "c", "a"}))
+    assert config_text(config) == "_TupleConfig(inner=frozenset({'a', 'b', 'c'}))"
+
+
+def test_a_class_in_a_config_may_come_from_a_copy_of_its_file(tmp_path):
+    """As of a run, whose own copy of the configuration ``evaluate`` and ``serve`` load."""
+    first, again = (
+        _ConfigWithFunctions(type("Norm", (), {"__module__": name}), ())
+        for name in ("config", "jaxrl_llm_run_1")
     )
+    model, state = make_state(step=1)
+    jr.train.save(tmp_path, state, model=model._replace(config=first))
+    model = model._replace(config=again)
+    assert_same(jr.train.restore(tmp_path, make_state(seed=9)[1], model=model), state)
+    policies = [Policy(model._replace(config=x), (), None) for x in (first, again)]
+    assert policies[0].function() == policies[1].function()
+    wanted = {"model": config_text(again)}
+    serialization.check_same_run(tmp_path, {"model": repr(first)}, wanted)  # of earlier versions
+    other = _ConfigWithFunctions(type("Other", (), {"__module__": "config"}), ())
+    with pytest.raises(serialization.OtherRun, match="Norm.*Other"):
+        wanted = {"model": config_text(other)}
+        serialization.check_same_run(tmp_path, {"model": repr(first)}, wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ConfigWithSecret:
+    hf_token: str
+    dtype: str = "float32"
+
+
+def test_a_secret_in_a_config_is_not_in_its_text(tmp_path):
+    configs = [_ConfigWithSecret(hf_token=x) for x in ("abcd1234efgh", "ijkl5678mnop")]
+    first, second = (config_text(x) for x in configs)
+    assert first == second == "_ConfigWithSecret(hf_token='***', dtype='float32')"
+    earlier = {"model": repr(configs[0])}
+    serialization.check_same_run(tmp_path, earlier, {"model": second})
+    with pytest.raises(serialization.OtherRun) as told:
+        serialization.check_same_run(tmp_path, earlier, {"model": "Other()"})
+    assert "abcd1234efgh" not in str(told.value)
+    slotted = _SlottedConfig(_ConfigWithSecret("qrst9012uvwx"), "hf_token=qrst9012uvwx")
+    assert "qrst9012uvwx" not in config_text(slotted)
 
 
 def test_another_optimizer_is_refused(tmp_path):

@@ -389,8 +389,14 @@ def test_a_tokenizer_may_have_tokens_that_the_model_lacks(tmp_path):
     assert np.isfinite(scores.rewards).all() and scores.rewards[0] != 0
     judged = jr.train.judge(tmp_path / "lm", max_new_tokens=2, parse=lambda _: 0.5, **options)
     assert jr.rewards.score(judged, asked[0][:2], asked[1][:2]).rewards.tolist() == [0.5, 0.5]
-    with pytest.raises(ValueError, match="token 5, outside the vocabulary of 4"):
-        jr.rewards.score(judged, *asked)
+    for compare in (False, True):  # the two others have each other
+        judged = jr.train.judge(
+            tmp_path / "lm", max_new_tokens=2, parse=lambda _: 1.0, compare=compare, **options
+        )
+        with pytest.warns(jr.rewards.VerifierWarning, match="is not judged on prompt 2"):
+            scores = jr.rewards.score(judged, *asked)
+        assert scores.failed.tolist() == [False, False, True]
+        assert scores.rewards.tolist() == ([0.5, 0.5, 0.0] if compare else [1.0, 1.0, 0.0])
 
 
 JUDGED = """

@@ -28,17 +28,16 @@ from jaxrl_llm.core.runtime import files, processes
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.checkpoint import record
+from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
 from jaxrl_llm.train.checkpoint.restore import CheckpointError, read_last
 from jaxrl_llm.train.checkpoint.serialization import (
     UNFINISHED,
     Extras,
-    config_text,
     fingerprint,
     from_arrays,
     orbax,
     shapes_digest,
     to_arrays,
-    without_precision,
 )
 from jaxrl_llm.train.state import TrainState
 

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import logging
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,21 +15,15 @@ import numpy as np
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.compose import accepted, stable_repr
-from jaxrl_llm.core.secrets import is_secret
 from jaxrl_llm.models.lora import Adapted, LoRAConfig
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.train.checkpoint.config_text import comparable, config_text, without_precision
 from jaxrl_llm.train.state import TrainState
 
 # Ends the name of a checkpoint that is being written; Orbax adds further names behind it.
 UNFINISHED = ".unfinished"
 
 FORMAT = 5
-
-# What the text of a model's configuration says of the precision of its products.
-_PRECISION = re.compile(r", (dtype|quantization)=('\w+'|None)")
-# What every model's configuration has; see ``Model.config``.
-_FIELDS = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
 
 
 class Extras(NamedTuple):
@@ -69,32 +62,6 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
     }
 
 
-def config_text(config: Any) -> str:
-    """The text of a model's configuration, equal in every process.
-
-    It is the ``repr`` wherever that has no memory address. Functions are shown by name, and an
-    object without a ``repr`` by its type, the fields that every configuration has, and those that
-    its constructor takes. The name of its module is left out: a command may load the file that
-    defines it under another one.
-    """
-    kind = type(config)
-    if kind.__repr__ is object.__repr__:
-        names = dict.fromkeys((*_FIELDS, *accepted(kind)))
-        fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
-        shown = [f"{k}={stable_repr(v)}" for k, v in fields.items() if not is_secret(k, v)]
-        text = f"{kind.__qualname__}({', '.join(shown)})"
-    elif " at 0x" in (text := repr(config)):
-        text = stable_repr(config)
-    else:
-        return text
-    return re.sub(rf"(?<![\w.]){re.escape(kind.__module__)}\.", "", text)
-
-
-def without_precision(model: str) -> str:
-    """The text of a model's configuration without what it says of the precision of products."""
-    return _PRECISION.sub("", model)
-
-
 def base_fingerprint(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
     """Identifies the frozen model of an adapter, which is not in the checkpoint; else empty."""
     if not isinstance(params, Adapted):
@@ -118,8 +85,10 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
         if key not in metadata:
             raise ValueError("it does not say which model it belongs to")
         there = metadata[key]
-        if key == "model" and without_precision(value) == value:
-            there = without_precision(str(there))
+        if key == "model":
+            value, there = comparable(value), comparable(str(there))
+            if without_precision(value) == value:
+                there = without_precision(there)
         if there != value:
             what = {
                 "format": f"was written by another version: it has format {there}, "
