@@ -542,10 +542,10 @@ class Recipe:
         batch = batch.replace(weights=_weights(self, self.weights, batch, context))
         if self.critic is not None:
             shapes = wiring.head_shapes(self, batch)
-            weights = _weights(self, self.critic.weights, batch, context, *shapes)
-            if self.selection is not None:
-                # The first token that is left of a turn may not be the one that has its target.
-                weights = masking.zero_masked(weights, batch.extras["critic_places"])
+            if self.selection is None:
+                weights = _weights(self, self.critic.weights, batch, context, *shapes)
+            else:
+                weights = _weights_at(self, batch, *shapes)
             batch = _with_extra(batch, "critic_weights", weights)
         return batch
 
@@ -655,3 +655,21 @@ def _weights(
     checks.check_float(f"Recipe {recipe.name!r}", weights=weights)
     by_head = weights.ndim > batch.mask.ndim
     return masking.zero_masked(weights, batch.mask[..., None] if by_head else batch.mask)
+
+
+def _weights_at(recipe, batch: Batch, *shapes: tuple[int, ...]) -> Array:
+    """Weights of a critic that add up over those of its places that the selection left.
+
+    The first token that is left of a turn may not be the one that has its target.
+    """
+
+    def at(places: Array) -> Array:
+        left = batch.replace(mask=batch.mask & places)
+        context = wiring.context(left, wiring.PREPARE_CONTEXT)
+        return _weights(recipe, recipe.critic.weights, left, context, *shapes)
+
+    places = batch.extras["critic_places"]
+    if places.ndim == batch.mask.ndim:
+        return at(places)
+    heads = range(places.shape[-1])  # each has places of its own
+    return jnp.stack([at(places[..., head])[..., head] for head in heads], axis=-1)

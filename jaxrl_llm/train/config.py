@@ -448,7 +448,11 @@ class TrainConfig:
 
     @property
     def resolved_recipe(self) -> "AnyRecipe":
-        """The recipe; a preset that is given by its name as it is for this sampling."""
+        """The recipe; for the name of a preset, that preset with the length of this sampling.
+
+        One that tracks prompts is made for a single prompt, since the data are not read yet; see
+        :func:`find_recipe`.
+        """
         return find_recipe(self.recipe, self.sampling)
 
     def _check_microbatches(self) -> None:
@@ -494,7 +498,10 @@ class TrainConfig:
                 )
 
     def _check_grading(self) -> None:
-        """Raises unless exactly one of a reward, an environment or the data gives rewards."""
+        """Raises unless a reward, an environment or the data give the rewards.
+
+        Raises as well if an option of grading has no effect.
+        """
         env = self.environment
         if env is None:
             graded = callable(self.reward) or isinstance(self.reward, BatchReward)

@@ -239,9 +239,9 @@ def warn_of_warmup(config: TrainConfig, recipe: Any) -> None:
     """Warns if the run ends before a policy of help begins, and so trains without any help."""
     for part in collector_parts(recipe.collector):
         policy = getattr(part, "policy", None)
-        if (warmup := getattr(policy, "warmup", 0)) >= config.steps:
+        if (first := getattr(policy, "first_help", 0)) >= config.steps:
             warnings.warn(
-                f"config: {policy!r} gives no help in the first {warmup} steps, and the run has "
+                f"config: {policy!r} gives no help in the first {first} steps, and the run has "
                 f"{config.steps}; set a smaller warmup.",
                 stacklevel=2,
             )

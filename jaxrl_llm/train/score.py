@@ -198,10 +198,12 @@ def score_hidden(
 def _inputs_of_responses(
     prompt_tokens: Array, prompt_mask: Array, tokens: Array, packing: Layout | None, after: bool
 ) -> tuple[Array, Array, Array]:
-    """The token before each of a response and its position ``[P, G, T]``, and the rest of prompts.
+    """The tokens after which those of responses are predicted, their positions, and a mask.
 
-    The last token of a prompt is read with its responses, once for each; with ``after``, the tokens
-    themselves are read, and the whole prompt is what they attend to.
+    The first two are ``[P, G, T]``; the mask ``[P, Lp]`` is of the prompt tokens that they attend
+    to. The last token of a prompt predicts the first of each response, so it is read once with each
+    of them and is not in the mask. With ``after``, the responses' own tokens are read, and the mask
+    is that of the whole prompt.
     """
     P, G, T = tokens.shape
     last = masking.last_token(prompt_mask)
@@ -221,8 +223,11 @@ def _inputs_of_responses(
 
 
 def _flat_context(packing: FlatPacking, context: AttentionContext, cells: int) -> AttentionContext:
-    """The context of rows that prompts and responses share; a prompt has responses of ``cells``."""
-    # The last token of a prompt that its responses attend to.
+    """The context of flat rows, which hold prompts and responses.
+
+    ``cells`` is G T, the cells of a prompt's responses.
+    """
+    # The last token of a prompt that its responses attend to; -1 for a prompt of one token.
     behind = jnp.sum(context.prefix_mask, axis=-1, dtype=jnp.int32) - 1
     leaves = jnp.take_along_axis(packing.prompt_cells, jnp.maximum(behind, 0)[:, None], axis=1)
     leaves = jnp.where(behind < 0, -1, leaves[:, 0])

@@ -150,9 +150,10 @@ def _score_old(
     """The batch with what the recipe reads of the policy at the start of the step."""
     needs = recipe.required_fields
     old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
-    entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
-    of_hidden = tuple(x for x in HIDDEN_STATISTICS if x in needs and x not in batch.extras)
     statistics = _absent(batch, recipe, "old_policy")
+    known = {*batch.extras, *statistics}  # a recipe's own statistic may have one of these names
+    entropy = "old_entropy" in needs and "old_entropy" not in known
+    of_hidden = tuple(x for x in HIDDEN_STATISTICS if x in needs and x not in known)
     besides = {k: name for k, name in of_likelihood(recipe, "old").items() if k not in batch.extras}
     if not (old_logp or entropy or of_hidden or statistics or besides):
         return batch

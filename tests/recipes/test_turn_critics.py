@@ -359,8 +359,27 @@ def test_a_critic_of_turns_learns_only_at_the_tokens_that_have_a_target():
     returns, weights = (prepared.extras[name][0, 0] for name in ("returns", "critic_weights"))
     assert returns[..., 0].tolist() == [1.0, 0.0, 1.0, 0.0]
     assert (weights > 0).tolist() == [False, False, True, False]
+    assert weights.sum() == pytest.approx(1.0)
     again = recipe.weigh(prepared)  # as for a minibatch
     np.testing.assert_array_equal(again.extras["critic_weights"][0, 0], weights)
+
+
+def test_the_weights_of_each_critic_of_a_hierarchy_add_up_after_a_selection():
+    """The first token of some turns is left out, at which only some of the critics learn."""
+    _, batch = make_batch()
+    values = jnp.zeros((P, G, T, 3))
+    batch = batch.replace(extras=batch.extras | {"old_values": values}, ref_logp=batch.old_logp)
+    whole = jr.recipes.hiper_hae()
+    keep = jnp.ones((P, G, T), bool).at[0, :, 0].set(False).at[:, 1, 3].set(False)
+    some = whole.replace(selection=lambda advantages, mask: mask & keep)
+    found, expected = (
+        np.asarray(recipe.prepare(batch, recipe.init())[0].extras["critic_weights"])
+        for recipe in (some, whole)
+    )
+    places = (expected > 0) & np.asarray(keep)[..., None]
+    assert places.sum() < (expected > 0).sum()
+    np.testing.assert_array_equal(found > 0, places)
+    np.testing.assert_allclose(found.sum((0, 1, 2)), expected.sum((0, 1, 2)), rtol=1e-5)
 
 
 def test_bad_options():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxrl_llm as jr
@@ -20,6 +21,7 @@ from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, loop_checks
 from jaxrl_llm.train import DataConfig, EvaluationConfig, LoRAConfig, OptimizerConfig
 from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.fields import needs_environment
+from jaxrl_llm.train.run_data import warn_of_warmup
 from jaxrl_llm.train.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -288,6 +290,9 @@ def test_help_that_begins_after_the_run_warns():
         load_experiment(late)
     for recipe in (jr.recipes.scaf_grpo(warmup=29), "ghpo"):
         load_experiment(dataclasses.replace(config, recipe=recipe))
+    for warmup in (None, optax.constant_schedule(1.0), 10_000):  # of other things
+        own = SimpleNamespace(policy=SimpleNamespace(warmup=warmup))
+        warn_of_warmup(config, SimpleNamespace(collector=own))
 
 
 @pytest.mark.slow

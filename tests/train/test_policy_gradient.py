@@ -451,6 +451,23 @@ def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
         np.testing.assert_allclose(found[kept], expected[kept], rtol=2e-5)
 
 
+def test_a_statistic_of_a_recipe_may_have_the_name_of_a_known_number():
+    def half(logits, targets):
+        return jnp.full(targets.shape, 0.5)
+
+    names = ("old_entropy", "hidden_sq")
+    recipe = plain(
+        advantage=jr.stateless(lambda rewards, *, old_entropy, hidden_sq: rewards),
+        computed=tuple(Computed(name, half, "old_policy") for name in names),
+    )
+    network, params = model()
+    batch = batch_of(recipe, without=names, old_logp=None)
+    state = init_state(params, sgd(1.0), recipe, key=jax.random.key(SEED))
+    scored = score_batch(batch, recipe, Scorer(network), state=state)
+    for name in names:
+        assert (scored.extras[name][batch.mask] == 0.5).all()
+
+
 def test_what_the_batch_brings_is_not_computed_again():
     def missing(logits, targets):
         return jnp.full(targets.shape, jnp.nan)

@@ -27,6 +27,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.checkpoint.serialization import shapes_digest
+from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.grading import spread_rows
 from jaxrl_llm.train.logging import RunFolder, run_folder
 from jaxrl_llm.train.logging.results import (
@@ -38,6 +39,7 @@ from jaxrl_llm.train.logging.results import (
     training_reward,
 )
 from jaxrl_llm.train.logging.settings import (
+    changed_evaluation,
     changed_settings,
     fixed_settings,
     recipe_settings,
@@ -47,6 +49,14 @@ from jaxrl_llm.train.mesh import MeshConfig
 from jaxrl_llm.train.teachers import AlignedTeacher, ServerTeacher
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
+
+
+def never(prompt, completion, metadata):
+    return 0.0
+
+
+def always(prompt, completion, metadata):
+    return 1.0
 
 
 def parted(prompt, completion, metadata):
@@ -461,6 +471,79 @@ def test_only_an_evaluation_that_is_made_again_is_dropped(tmp_path, changes, eva
     with RunFolder(tmp_path, resume=True) as folder:
         folder.start(1, {}, settings=named | changes, evaluates=evaluates)
         assert folder.accuracy_at(0) and bool(folder.accuracy_at(1)) is not dropped
+
+
+def test_an_evaluation_stays_until_its_successor_is_there(tmp_path, monkeypatch):
+    config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig())
+    train(config)
+    more = dataclasses.replace(config, evaluation=EvaluationConfig(samples=3))
+
+    def fail(*arguments, **options):
+        raise OSError("the server is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "evaluate", fail)
+        with pytest.raises(OSError, match="the server is away"):
+            train(more, resume=True)
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "held_out" in row]
+    assert [row["held_out"]["sampled"]["samples"] for row in rows] == [2, 2]
+    # The settings are now those of the last session, but not of the evaluation.
+    result = train(more, resume=True)
+    rows = [row["held_out"]["sampled"]["samples"] for row in result.history if "held_out" in row]
+    assert result.after["sampled"].samples == 3 and rows == [2, 3]
+
+
+def test_an_evaluation_with_another_reward_is_made_again(tmp_path):
+    config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig(), reward=never)
+    assert train(config).after["greedy"].mean == 0
+    other = dataclasses.replace(config, reward=always)
+    result = train(other, resume=True, allow_changed=True)
+    assert result.after["greedy"].mean == 1 and result.before["greedy"].mean == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_evaluation_is_compared_with_the_session_that_made_it(tmp_path, known):
+    """The second session changes the samples, and does not evaluate the step it begins with."""
+    named = settings(tiny_run(tmp_path, evaluation=EvaluationConfig(samples=4)))
+    more = named | {"evaluation.samples": 64}
+    found = {"greedy": accuracy(np.ones((2, 1)))}
+    with RunFolder(tmp_path, resume=False) as folder:
+        folder.start(0, {}, settings=named)
+        folder.held_out(1, found, [])
+    if not known:  # as earlier versions wrote it: then it is taken as that of the last session
+        rows = read_jsonl(tmp_path / "metrics.jsonl")
+        (tmp_path / "metrics.jsonl").unlink()
+        for row in rows:
+            del row["settings"]
+            JsonLines(tmp_path / "metrics.jsonl").write(row)
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.start(1, {}, settings=more)
+        assert folder.accuracy_at(1)
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.start(1, {}, settings=more, evaluates=True)
+        assert bool(folder.accuracy_at(1)) is not known
+        if known:
+            folder.held_out(1, found, [])
+        assert folder.accuracy_at(1) and len(folder.history()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "counts"),
+    [
+        ("reward", ("a", "b"), True),
+        ("environment.size", (2, 3), True),
+        ("episodes.max_turns", (2, 3), True),
+        ("episodes.seconds", (2, 3), False),
+        ("sampling.max_new_tokens", (4, 8), True),
+        ("sampling.group_size", (4, 8), False),  # the evaluation has samples of its own
+        ("data.system", (None, "Be brief."), True),
+        ("report.sinks", ("a", "b"), False),
+        ("seed", (1, 2), False),
+    ],
+)
+def test_the_settings_that_decide_an_evaluation(name, values, counts):
+    old, new = ({"evaluation.samples": 4, name: value} for value in values)
+    assert changed_evaluation(old, new) == ({name: values} if counts else {})
 
 
 def begun_with(folder, config):

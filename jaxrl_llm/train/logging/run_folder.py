@@ -27,6 +27,7 @@ from jaxrl_llm.train.logging.results import JsonLines, damage_of, plot_reward, s
 from jaxrl_llm.train.logging.settings import (
     changed_evaluation,
     changed_settings,
+    evaluation_settings,
     fixed_settings,
 )
 from jaxrl_llm.train.logging.sinks import RunInfo, SinkMaker, Sinks, find_sinks
@@ -112,6 +113,8 @@ class RunFolder:
         self._makers = find_sinks(sinks)
         self._sinks: Sinks | None = None  # until it starts
         self._step, self._ended = 0, False
+        self._evaluation: dict[str, Any] = {}  # the settings that decide its evaluations
+        self._again: int | None = None  # the step whose evaluation is made again
         self.metrics = JsonLines(self.path / "metrics.jsonl")
         self.samples = JsonLines(self.path / "samples.jsonl")
         self.sessions = JsonLines(self.path / "sessions.jsonl")
@@ -277,12 +280,14 @@ class RunFolder:
           changed: Settings that a resumed run changes, see :meth:`changed`.
           about: Versions and devices.
           evaluates: Whether the session evaluates the state that it begins with. An evaluation of
-            it that the last session made with other settings is then dropped.
+            it that was made with other settings is then made again; it stays in the file until
+            the new one replaces it.
         """
         if not self._writes:
             return
-        last = self._last_settings() if step and evaluates else None
-        again = changed_evaluation(last or {}, settings or {})
+        self._evaluation = evaluation_settings(settings or {})
+        # Those of the last session, if an earlier version made the evaluation.
+        last = (self._last_settings() or {}) if step and evaluates else {}
         if self._replaces:
             for path in list(results_of(self.path)):
                 with writing(path):
@@ -301,22 +306,25 @@ class RunFolder:
                 self.log(told)
             with writing(lines.path):
                 lines.keep_up_to(step)
-        if again:
-            self._drop_evaluation(step, again)
+        if step and evaluates:
+            self._find_again(step, last)
         self._step = step
         self._sinks = Sinks(self._makers, RunInfo(self.path, step, settings or {}))
 
-    def _drop_evaluation(self, step: int, changed: Mapping[str, tuple[Any, Any]]) -> None:
-        """Drops the evaluation after a step, which is made again since settings of it changed."""
-
-        def is_old(row: Mapping[str, Any]) -> bool:
-            return row["step"] == step and "held_out" in row
-
-        if any(map(is_old, self.metrics.rows())):
+    def _find_again(self, step: int, last: Mapping[str, Any]) -> None:
+        """Finds out whether the evaluation after a step had other settings, and is made again."""
+        if (row := self._evaluated(step)) is None:
+            return
+        old = row.get("settings", last)
+        if old and (changed := changed_evaluation(old, self._evaluation)):
             text = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in changed.items())
             self.log(f"The evaluation after step {step} is made again: {text}.")
-            with writing(self.metrics.path):
-                self.metrics.keep_up_to(step, but=is_old)
+            self._again = step
+
+    def _evaluated(self, step: int) -> dict[str, Any] | None:
+        """The line of the last evaluation after a step."""
+        rows = reversed(self.metrics.rows())
+        return next((row for row in rows if row["step"] == step and "held_out" in row), None)
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:
         """Writes the metrics and some completions of a step."""
@@ -331,7 +339,15 @@ class RunFolder:
     def held_out(self, step: int, results: Mapping[str, Accuracy], rows: list[dict]) -> None:
         """Writes an evaluation, and shows it with some completions."""
         values = {kind: accuracy.record() for kind, accuracy in results.items()}
-        self._write({"step": step, "held_out": values})
+        if step == self._again:
+            with _optional(self.metrics.path):  # else the old line stays before the new one
+                self.metrics.keep_up_to(
+                    step, but=lambda row: row["step"] == step and "held_out" in row
+                )
+            self._again = None
+        # A resumed run compares them; they are no numbers for sinks.
+        more = {"settings": self._evaluation} if self._evaluation else {}
+        self._write({"step": step, "held_out": values}, **more)
         text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in results.items())
         questions = next(iter(results.values())).questions
         what = "Accuracy" if all(x.binary for x in results.values()) else "Mean reward"
@@ -342,12 +358,12 @@ class RunFolder:
         if rows:
             self.log(samples_table(rows))
 
-    def _write(self, row: Mapping[str, Any]) -> None:
-        """Writes metrics, first to the file, then to the sinks."""
+    def _write(self, row: Mapping[str, Any], **more: Any) -> None:
+        """Writes metrics, first to the file, which also has ``more``, then to the sinks."""
         self._step = row["step"]
         if not self._writes:
             return
-        _append(self.metrics, row)
+        _append(self.metrics, {**row, **more})
         if self._sinks is not None:
             self._sinks.write(row)
 
@@ -357,12 +373,11 @@ class RunFolder:
             self.log(samples_table(self._last_rows))
 
     def accuracy_at(self, step: int) -> dict[str, Accuracy]:
-        """The evaluation after a step, if there was one."""
+        """The evaluation after a step, if there was one that is not made again."""
 
         def find() -> dict[str, Any]:
-            rows = reversed(self.metrics.rows())
-            matches = (row for row in rows if row["step"] == step and "held_out" in row)
-            return next(matches, {}).get("held_out", {})
+            row = None if step == self._again else self._evaluated(step)
+            return {} if row is None else row["held_out"]
 
         results = processes.from_first(find)
         return {

@@ -221,24 +221,44 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     return {k: pair for k, pair in changed.items() if not any(rule(k, pair) for rule in same)}
 
 
+# What decides an evaluation besides its own options: these settings and sections.
+_OF_EVALUATION = ("environment", "episodes", "reward", "reward_on_error", "sampling")
+_OF_QUESTIONS = ("data.chat", "data.system")
+
+
+def evaluation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what an evaluation of a state finds, and on how many questions.
+
+    Without ``evaluation.samples`` it has the group size.
+
+    Example:
+      >>> evaluation_settings({"steps": 9, "evaluation.samples": None, "sampling.group_size": 4})
+      {'evaluation.samples': 4}
+    """
+
+    def decides(name: str) -> bool:
+        own = name in ("evaluation.limit", *_OF_QUESTIONS)
+        return own or name.partition(".")[0] in _OF_EVALUATION and name != "sampling.group_size"
+
+    named = {name: value for name, value in settings.items() if decides(name)}
+    samples = settings.get("evaluation.samples") or settings.get("sampling.group_size")
+    return named | ({"evaluation.samples": samples} if samples else {})
+
+
 def changed_evaluation(
     old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ of those that say how much an evaluation samples, as above.
+    """Those of :func:`evaluation_settings` that differ: by name, both values.
 
     Example:
       >>> old = {"evaluation.samples": None, "sampling.group_size": 4}
       >>> changed_evaluation(old, old | {"evaluation.samples": 64})
       {'evaluation.samples': (4, 64)}
     """
-
-    def values(settings: Mapping[str, Any]) -> dict[str, Any]:
-        samples = settings.get("evaluation.samples") or settings.get("sampling.group_size")
-        return {"evaluation.limit": settings.get("evaluation.limit"), "evaluation.samples": samples}
-
-    pairs = {name: (value, values(new)[name]) for name, value in values(old).items()}
-    known = [name for name in pairs if name in old and name in new]
-    return {name: pairs[name] for name in known if pairs[name][0] != pairs[name][1]}
+    old, new = evaluation_settings(old), evaluation_settings(new)
+    own = ("evaluation.limit", "evaluation.samples")  # free, so not among the changed settings
+    pairs = {name: (old[name], new[name]) for name in own if name in old and name in new}
+    return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]} | changed_settings(old, new)
 
 
 def fixed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

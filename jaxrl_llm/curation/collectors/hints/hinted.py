@@ -10,9 +10,9 @@ and the rollouts of its row. A policy is a value with
 
 and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``mixes_texts``,
 ``fixes_tokens``, ``brings_responses`` and ``lacks_components``; with ``width(group_size)`` if its
-rows may be larger than G. The policies of the field are in
-:mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions ``row ->
-(message, ...)`` from the weakest help to the strongest.
+rows may be larger than G, and ``first_help``, the index of the first batch with help, if that is
+not 0. The policies of the field are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The
+help comes as messages: functions ``row -> (message, ...)`` from the weakest help to the strongest.
 """
 
 import dataclasses

@@ -43,6 +43,10 @@ class _Scaffold(HintedPolicy):
     def mixes_texts(self) -> bool:
         return self.after != "plain"
 
+    @property
+    def first_help(self) -> int:
+        return self.warmup
+
     def check(self, row: Mapping[str, Any]) -> None:
         self.messages(row)
 
