@@ -7,7 +7,8 @@ loss, which the preset takes, is 0 at every step. Measured is the mean success r
 of the quarter of prompts that was the hardest before, less that with `grpo`; 0 or below refutes the
 claim. The second number is the same of the worst quarter after training; the third the mean of all
 prompts, less that with `grpo`: more than a fiftieth below refutes that the others do not pay for
-it.
+it. At a rate of 1 for both, as this was measured first, all three were above 0, and the policy
+learned half as much.
 """
 
 import numpy as np
