@@ -494,7 +494,7 @@ def test_a_teacher_reads_prompts_of_its_own():
         inputs=("teacher_top",),
         regularizers=(lambda again, mask: jnp.where(mask, 0.0, 0.0),),
     )
-    batch = batch_of(recipe)
+    batch = batch_of(recipe, without=("teacher_top",))
     run_steps(recipe, batch, microbatches=2)
     jax.effects_barrier()
     P, G, T = batch.tokens.shape
@@ -504,7 +504,7 @@ def test_a_teacher_reads_prompts_of_its_own():
     prompts = [batch.extras[f"teacher_prompt_{x}"].reshape(P * G, -1) for x in ("tokens", "mask")]
     want = jax.nn.log_softmax(whole_logits(model()[1], rows, prompts)).max(-1).reshape(P, G, T)
     np.testing.assert_allclose(seen[0], np.where(batch.mask, want, 0.0), atol=2e-5)
-    missing = batch_of(recipe, without=("teacher_prompt_tokens",))
+    missing = batch_of(recipe, without=("teacher_top", "teacher_prompt_tokens"))
     with pytest.raises(ValueError, match="the batch needs teacher_prompt_tokens"):
         run_steps(recipe, missing)
 
