@@ -127,9 +127,9 @@ class Batch:
         """A copy with some fields changed."""
         return replace_fields(self, changes)
 
-    def with_extras(self, **arrays: Array) -> "Batch":
+    def with_extras(self, extras: Mapping[str, Array]) -> "Batch":
         """A copy with more extras, or others of these names."""
-        return self.replace(extras={**self.extras, **arrays})
+        return self.replace(extras={**self.extras, **extras})
 
     def check(self) -> "Batch":
         """Checks ranks, shapes and dtypes, at no cost under ``jit``, and returns the batch.

@@ -618,7 +618,7 @@ def _with_extra(batch: Batch, name: str, value: Array) -> Batch:
     """The batch with one more extra; a scalar becomes ``[P, 1, 1]``, split like the prompts."""
     if jnp.ndim(value) == 0:
         value = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
-    return batch.with_extras(**{name: value})
+    return batch.with_extras({name: value})
 
 
 def _corrected(recipe, batch: Batch) -> Batch:

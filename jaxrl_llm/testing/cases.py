@@ -91,7 +91,7 @@ def own_names(recipe: Recipe) -> frozenset[str]:
 def _with_extras(batch: Batch, extras: Mapping[str, Array]) -> Batch:
     """The batch with more extras. Raises ValueError if one has not an entry for each prompt."""
     more = {name: jnp.asarray(x) for name, x in extras.items()}
-    return batch.replace(extras={**batch.extras, **more}).check() if more else batch
+    return batch.with_extras(more).check() if more else batch
 
 
 def _with_own_extras(recipe: Recipe, batch: Batch, extras: Mapping[str, Array], seed: int) -> Batch:
@@ -224,7 +224,7 @@ def with_computed(recipe: Recipe, batch: Batch, prepared: Batch | None = None) -
         return batch
     if prepared is None:
         prepared, _ = compiled(recipe).prepare(batch.replace(packing=None), recipe.init())
-    return batch.replace(extras={**batch.extras, **{x: prepared.extras[x] for x in names}})
+    return batch.with_extras({x: prepared.extras[x] for x in names})
 
 
 class Functions(NamedTuple):

@@ -65,7 +65,7 @@ def _model_and_batch(
 
     of_draws = [name for name in ("old_draw_logp", "ref_draw_logp") if name in batch.extras]
     terms = {name: near(scored.statistics[DRAW_LOGP]) for name in of_draws}
-    batch = batch.replace(extras={**batch.extras, **terms})
+    batch = batch.with_extras(terms)
     batch = batch.replace(old_logp=near(scored.logp), ref_logp=near(scored.logp))
     return (network, params), batch
 

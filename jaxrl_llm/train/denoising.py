@@ -40,7 +40,7 @@ def draw_masks(likelihood: Likelihood, key: Array, batch: Batch) -> dict[str, Ar
       >>> batch = jr.testing.make_case().batch
       >>> draws = jr.train.draw_masks(
       ...     jr.diffusion.elbo_likelihood(samples=4), jax.random.key(0), batch)
-      >>> batch = batch.with_extras(**draws)
+      >>> batch = batch.with_extras(draws)
       >>> draws["masked"].shape == (*batch.mask.shape, 4)
       True
     """

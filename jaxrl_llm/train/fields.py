@@ -270,7 +270,7 @@ def attach_fields(
     for name in sorted(names - set(_SPANS)):
         value = made[name] if name in made else _from_scores(recipe, name, scores, questions)
         extras[name] = _checked(recipe, name, np.asarray(value), questions)
-    return batch.with_extras(**extras).check() if extras else batch
+    return batch.with_extras(extras).check() if extras else batch
 
 
 def _may_be_component(name: str) -> bool:

@@ -142,7 +142,7 @@ def _masked(experiment: Experiment, rows: OfflineRows, number: int) -> Batch:
     check_unmasked(batch, experiment.model, names)
     key = jax.random.fold_in(jax.random.key(0), number)
     draws = processes.to_host(draw_masks(experiment.recipe.likelihood, key, batch))
-    return batch.with_extras(**draws).check()
+    return batch.with_extras(draws).check()
 
 
 def _pairs(items: ScoredItems) -> np.ndarray:

@@ -252,7 +252,7 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
         encoder=dataclasses.replace(experiment.encoder, room=sys.maxsize),
         vocab_size=experiment.model.config.vocab_size,
     )
-    return batch.with_extras(**said)
+    return batch.with_extras(said)
 
 
 class _Baselines(NamedTuple):

@@ -112,7 +112,7 @@ def score_batch(
     batch = _score_answers(batch, recipe, scorer, state, microbatches)
     if "kl_logp" in recipe.required_fields and "kl_logp" not in batch.extras:
         kl_logp = mismatched(scorer, state.policy, batch, microbatches)
-        batch = batch.with_extras(kl_logp=kl_logp)
+        batch = batch.with_extras({"kl_logp": kl_logp})
     batch = _score_earlier(batch, recipe, scorer, state, microbatches)
     body = critic_model or scorer.model
     return _score_second_model(batch, recipe, scorer, state, microbatches, body=body)
@@ -167,7 +167,7 @@ def _score_old(
     computed = scores.statistics
     if recipe.likelihood is not None:
         computed = _constants(computed, besides)
-    return batch.with_extras(**computed, **({"old_entropy": scores.entropy} if entropy else {}))
+    return batch.with_extras(computed | ({"old_entropy": scores.entropy} if entropy else {}))
 
 
 def _score_teacher(
@@ -195,7 +195,7 @@ def _score_teacher(
     values = map_microbatches(
         lambda part: reader.teacher(params, part, taught, states=states), batch, microbatches
     )
-    return batch.with_extras(**values)
+    return batch.with_extras(values)
 
 
 def _score_answers(
@@ -211,7 +211,7 @@ def _score_answers(
             "extras, and no answer_logp computed from them."
         )
     answers = map_microbatches(lambda part: scorer.answers(state.policy, part), batch, microbatches)
-    return batch.with_extras(answer_logp=answers)
+    return batch.with_extras({"answer_logp": answers})
 
 
 def _score_earlier(
@@ -228,7 +228,7 @@ def _score_earlier(
             lambda part, policy=policy: scorer(policy, part).logp, unrouted, microbatches
         )
         total += share * jax.lax.stop_gradient(logp)
-    return batch.with_extras(earlier_logp=total)
+    return batch.with_extras({"earlier_logp": total})
 
 
 def _score_second_model(
@@ -248,12 +248,12 @@ def _score_second_model(
             lambda part: critic_values(body, params, part), batch, microbatches
         )
         both = {"old_values": values, "values": recipe.critic.combine(values)}
-        batch = batch.with_extras(**both)
+        batch = batch.with_extras(both)
     if recipe.prm is not None and "prm_logp" not in batch.extras:
         reader = dataclasses.replace(scorer, model=body)
         chooses, params = batch.replace(experts=None), state.critic.params["model"]
         logp = map_microbatches(lambda part: reader(params, part).logp, chooses, microbatches)
-        batch = batch.with_extras(prm_logp=logp)
+        batch = batch.with_extras({"prm_logp": logp})
     return batch
 
 
@@ -481,7 +481,7 @@ def score_reference(
     functions = recipe.computed_from("reference")
     if "kl_ref_logp" in recipe.required_fields and "kl_ref_logp" not in batch.extras:
         kl_ref_logp = mismatched(scorer, params, batch, microbatches)
-        batch = batch.with_extras(kl_ref_logp=kl_ref_logp)
+        batch = batch.with_extras({"kl_ref_logp": kl_ref_logp})
     statistics = {name: f for name, f in functions.items() if name not in batch.extras}
     ref_logp = "ref_logp" in recipe.required_fields and batch.ref_logp is None
     besides = {k: name for k, name in of_likelihood(recipe, "ref").items() if k not in batch.extras}
@@ -492,7 +492,7 @@ def score_reference(
     if ref_logp:
         batch = batch.replace(ref_logp=scores.logp)
     computed = _constants(scores.statistics, {name: name for name in statistics} | besides)
-    return batch.with_extras(**computed)
+    return batch.with_extras(computed)
 
 
 def _constants(statistics: dict[str, Array], names: dict[str, str]) -> dict[str, Array]:

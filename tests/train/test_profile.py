@@ -216,7 +216,7 @@ def test_speed_of_a_denoiser():
         masked = np.ones((*batch.mask.shape, draws), bool)
         likelihood = jr.diffusion.elbo_likelihood(passes=passes)
         meter = Meter(model, peak_flops=1e6, likelihood=likelihood, **options)
-        return meter(batch.with_extras(masked=masked), seconds)
+        return meter(batch.with_extras({"masked": masked}), seconds)
 
     for draws, passes, epochs, times in ((1, 1, 1, 1), (4, 1, 1, 4), (4, 2, 2, 4), (4, 1, 3, 12)):
         found = measured(draws, passes, epochs=epochs)
