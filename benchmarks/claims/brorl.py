@@ -13,8 +13,8 @@ right answers whose own probability falls, with 512 rollouts less that with 16; 
 that more rollouts lose fewer of them.
 
 In these policies no step lowers the mass, not even with 16 rollouts: what sampled answers
-contribute outweighs the rest, so the first number has nothing to improve. With more rollouts fewer
-right answers do become less probable.
+contribute outweighs the rest, so the first number has nothing to improve and decides nothing. With
+more rollouts fewer right answers do become less probable.
 """
 
 import functools
@@ -74,7 +74,7 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     measures = [
         harness.Measure(
             f"share of steps that lower the mass of right answers, {less}",
-            harness.mean(drops[MANY] * 1.0 - drops[FEW], "policies"),
+            harness.share_difference(drops[MANY].sum(), drops[FEW].sum(), draws, "policies"),
             "below",
             0.0,
         ),

@@ -67,6 +67,23 @@ def share(successes: float, trials: int, what: str) -> Estimate:
     return Estimate(p, *wilson(p, trials), f"binomial (Wilson), {trials} {what}")
 
 
+def share_difference(successes: float, others: float, trials: int, what: str) -> Estimate:
+    """A share less another one, with Newcombe's interval, which is not empty at 0 or at 1.
+
+    It takes the shares as independent; of the same trials, if the two agree more often than by
+    chance, it is wider than needed.
+    """
+    (p, low, high, _), (q, q_low, q_high, _) = (
+        share(count, trials, what) for count in (successes, others)
+    )
+    return Estimate(
+        p - q,
+        p - q - math.hypot(p - low, q_high - q),
+        p - q + math.hypot(high - p, q - q_low),
+        f"Newcombe, {trials} {what}",
+    )
+
+
 def bootstrap(
     statistic: Callable[..., float],
     *samples: Any,

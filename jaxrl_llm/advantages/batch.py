@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs, returns
-from jaxrl_llm.core import Array, Transform, checks, masking, stats, traits
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats, traits
 
 
 @traits(token_values=True)
@@ -351,6 +351,7 @@ class _Scale:
         return masking.zero_masked(scaled, where), moments
 
 
+@prints_as_call
 def score_scaler(*, center: bool = False, clip: float | None = None) -> Transform:
     """Divides scores by the deviation of all scores so far, including the present batch.
 
@@ -392,6 +393,7 @@ class _Deviation:
         return moments.std, moments
 
 
+@prints_as_call
 def score_deviation() -> Transform:
     """The deviation of all scores so far, including the present batch: a Recipe's controller.
 

@@ -10,12 +10,13 @@ Shared arguments:
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call
 
 _FLOOR = 1e-8
 
@@ -329,6 +330,23 @@ def bounded_bonus(
     return advantages + added
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shaping:
+    """The update half of :func:`rank_shaping`."""
+
+    gain: float
+    weight: float
+    cap: float
+    rate: float
+
+    def __call__(self, advantages, state, *, mask, where, hidden_rank):
+        growth = RankGrowth(hidden_rank[..., 0], hidden_rank[..., 1], hidden_rank[..., -1])
+        bonus = rank_bonus(growth, state, gain=self.gain, weight=self.weight)
+        shaped = bounded_bonus(advantages, mask, bonus=bonus, where=where, cap=self.cap)
+        return shaped, rank_baseline_update(state, growth, where=where, rate=self.rate)
+
+
+@prints_as_call
 def rank_shaping(
     *, gain: float = 2.0, weight: float = 1.0, cap: float = 2.0, rate: float = 0.3
 ) -> Transform:
@@ -370,10 +388,4 @@ def rank_shaping(
     if not cap >= 1.0:
         raise ValueError(f"{name}: cap must be at least 1; got {cap}.")
 
-    def update(advantages, state, *, mask, where, hidden_rank):
-        growth = RankGrowth(hidden_rank[..., 0], hidden_rank[..., 1], hidden_rank[..., -1])
-        bonus = rank_bonus(growth, state, gain=gain, weight=weight)
-        shaped = bounded_bonus(advantages, mask, bonus=bonus, where=where, cap=cap)
-        return shaped, rank_baseline_update(state, growth, where=where, rate=rate)
-
-    return Transform(rank_baseline_init, update)
+    return Transform(rank_baseline_init, _Shaping(gain, weight, cap, rate))

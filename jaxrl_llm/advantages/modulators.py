@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking, traits
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, traits
 
 
 def novelty_sharpening(
@@ -400,6 +400,7 @@ class _EntropyUpdate:
         return state.entropy, SampledEntropy(measured)
 
 
+@prints_as_call
 def sampled_entropy(*, start: float = 0.0) -> Transform:
     """A controller whose value is the entropy of the previous batch.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import tracker
-from jaxrl_llm.core import Array, Transform, checks, masking, stats
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats
 
 
 class PromptStats(NamedTuple):
@@ -216,6 +216,7 @@ def _standardized(rewards: Array, mean: Array, var: Array, varies: Array) -> Arr
     return jnp.where(varies, (rewards - mean[..., None]) / std, 0.0)
 
 
+@prints_as_call
 def smooth_standardization(*, num_prompts: int) -> Transform:
     """DCPO's advantages: standardized over this visit and over all visits, and blended.
 

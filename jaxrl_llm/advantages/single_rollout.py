@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import tracker
-from jaxrl_llm.core import Array, Transform, checks, masking, stats, traits
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats, traits
 
 
 def spo(
@@ -117,6 +117,7 @@ def _spo_step(rewards, state, prompt_ids, where, rho, eps: float):
     return spo(rewards, values, where=where, eps=eps), state
 
 
+@prints_as_call
 def spo_tracker(
     *,
     num_prompts: int,
@@ -223,6 +224,7 @@ class _MssrUpdate:
         return advantages, MssrTracker(rates, window, batches + 1)
 
 
+@prints_as_call
 def mssr_tracker(
     *,
     num_prompts: int,

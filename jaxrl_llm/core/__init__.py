@@ -13,6 +13,7 @@ from jaxrl_llm.core.compose import (
     given,
     parts_of,
     pipe,
+    prints_as_call,
     stateless,
 )
 from jaxrl_llm.core.traits import Traits, traits, traits_of
@@ -34,6 +35,7 @@ __all__ = [
     "masking",
     "parts_of",
     "pipe",
+    "prints_as_call",
     "segments",
     "stateless",
     "stats",

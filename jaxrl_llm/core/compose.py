@@ -9,12 +9,14 @@ import re
 import reprlib
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.secrets import MASK, is_ours, is_secret
 from jaxrl_llm.core.traits import Traits, traits_of
+
+P = ParamSpec("P")
 
 
 def accepted(function: Callable) -> dict[str, inspect.Parameter]:
@@ -336,11 +338,38 @@ class Transform(NamedTuple):
         ``key``: they are computed only for a function whose signature has them.
       learn: ``learn(state, **context) -> state``, called after the optimizer step that used ``x``,
         with its results, such as the losses; None for a state that only ``update`` changes.
+      call: The call that made it, as text, by which a recipe prints it; see :func:`prints_as_call`.
     """
 
     init: Callable[[], ArrayTree]
     update: Callable[..., tuple[Any, ArrayTree]]
     learn: Callable[..., ArrayTree] | None = None
+    call: str | None = None
+
+
+def prints_as_call(make: Callable[P, Transform]) -> Callable[P, Transform]:
+    """Decorates a function that makes a Transform, which then prints as the call that made it.
+
+    The text has those options that differ from their defaults. A resumed run compares it with that
+    of the run before, so a changed option is noticed.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.advantages.spo_tracker(num_prompts=3, eps=1e-8).call
+      'spo_tracker(num_prompts=3)'
+    """
+    signature = inspect.signature(make)
+    rest = [name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
+
+    @functools.wraps(make)
+    def made(*args: P.args, **options: P.kwargs) -> Transform:
+        transform = make(*args, **options)
+        given = dict(signature.bind(*args, **options).arguments)
+        free = {name: value for each in rest for name, value in given.pop(each, {}).items()}
+        shown = [*changed_options(make, given), *_options(free)]
+        return transform._replace(call=f"{make.__name__}({', '.join(shown)})")
+
+    return made
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call
 from jaxrl_llm.curation.strategies import (
     k_means,
     nearest_centroid,
@@ -107,6 +107,7 @@ class _Update:
         return values, LatentGame(centers, regrets, policies, state.batches + 1)
 
 
+@prints_as_call
 def latent_policy(
     *, num_prompts: int, clusters: int = 4, size: int = 32, every: int = 100
 ) -> Transform:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, bind, checks
+from jaxrl_llm.core import Array, Transform, bind, checks, prints_as_call
 
 
 def linear_schedule(progress: Array, *, start: float, end: float) -> Array:
@@ -155,6 +155,7 @@ class _Scheduled:
         return self.function(step), step + 1
 
 
+@prints_as_call
 def scheduled(function: Callable, **options) -> Transform:
     """A controller whose value depends on the step alone, which counts batches.
 

@@ -10,6 +10,7 @@ ones and all incorrect ones. A group whose rollouts are all equal has no pair. A
 for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,7 @@ from jaxrl_llm.core import (
     call_with,
     checks,
     masking,
+    prints_as_call,
     traits,
 )
 from jaxrl_llm.core.compose import stable_repr
@@ -568,7 +570,36 @@ class RunningCenter(NamedTuple):
     mean: Array
     count: Array
 
+    @classmethod
+    def empty(cls) -> "RunningCenter":
+        """The state before the first pair."""
+        return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
+
+@dataclasses.dataclass(frozen=True)
+class _Center:
+    """The update half of :func:`running_center`."""
+
+    beta: float
+    excess: float
+
+    def __call__(self, rewards, state, *, where, old_logp, ref_logp, mask):
+        best, worst = best_and_worst(rewards, where & jnp.any(mask, axis=-1))
+        kept = mask & where[..., None]
+        ratios = masking.safe_log_ratio(old_logp, ref_logp, kept)
+        implicit = self.beta * pair_sums(ratios, kept, excess=self.excess)
+        pairs = best[..., :, None] * worst[..., None, :]
+        both = (implicit, jnp.swapaxes(implicit, -1, -2))
+        middle = sum(jnp.sum(masking.product(pairs, x), axis=(-1, -2)) for x in both) / 2
+        there = jnp.any(best > 0, axis=-1)
+        number = jnp.sum(there, dtype=jnp.float32)
+        count = state.count + number
+        error = jnp.sum(jnp.where(there, middle - state.mean, 0.0))
+        mean = state.mean + error / jnp.maximum(count, 1.0)
+        return mean, RunningCenter(mean, count)
+
+
+@prints_as_call
 def running_center(*, beta: float = 0.1, excess: float = 1.0) -> Transform:
     """The mean implicit reward of all pairs so far, the ``center`` of :func:`paired`.
 
@@ -600,23 +631,4 @@ def running_center(*, beta: float = 0.1, excess: float = 1.0) -> Transform:
     checks.check_positive("running_center", finite=True, beta=beta)
     checks.check_share("running_center", excess=excess)
 
-    def init() -> RunningCenter:
-        return RunningCenter(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-
-    def update(rewards, state, *, where, old_logp, ref_logp, mask):
-        best, worst = best_and_worst(rewards, where & jnp.any(mask, axis=-1))
-        kept = mask & where[..., None]
-        implicit = beta * pair_sums(
-            masking.safe_log_ratio(old_logp, ref_logp, kept), kept, excess=excess
-        )
-        pairs = best[..., :, None] * worst[..., None, :]
-        both = (implicit, jnp.swapaxes(implicit, -1, -2))
-        middle = sum(jnp.sum(masking.product(pairs, x), axis=(-1, -2)) for x in both) / 2
-        there = jnp.any(best > 0, axis=-1)
-        number = jnp.sum(there, dtype=jnp.float32)
-        count = state.count + number
-        error = jnp.sum(jnp.where(there, middle - state.mean, 0.0))
-        mean = state.mean + error / jnp.maximum(count, 1.0)
-        return mean, RunningCenter(mean, count)
-
-    return Transform(init, update)
+    return Transform(RunningCenter.empty, _Center(beta, excess))

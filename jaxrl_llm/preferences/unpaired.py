@@ -14,10 +14,12 @@ the reference. All raise TypeError for a wrong dtype and ValueError for a wrong 
 out of range.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call
 from jaxrl_llm.preferences import scores
 from jaxrl_llm.preferences.groups import RunningCenter
 
@@ -183,6 +185,25 @@ def apo_zero_unpaired(
     return _weighted(function, loss, desirable, desirable_weight, undesirable_weight, where)
 
 
+@dataclasses.dataclass(frozen=True)
+class _RunningReward:
+    """The update half of :func:`running_reward`."""
+
+    beta: float
+
+    def __call__(self, rewards, state, *, where, old_logp, ref_logp, mask):
+        del rewards
+        taken = mask & where[..., None]
+        there = jnp.any(taken, axis=-1)
+        ratios = masking.safe_log_ratio(old_logp, ref_logp, taken)
+        reward = self.beta * jnp.sum(ratios, axis=-1)
+        count = state.count + jnp.sum(there, dtype=jnp.float32)
+        error = jnp.sum(jnp.where(there, reward - state.mean, 0.0))
+        mean = state.mean + error / jnp.maximum(count, 1.0)
+        return mean, RunningCenter(mean, count)
+
+
+@prints_as_call
 def running_reward(*, beta: float = 0.1) -> Transform:
     """The mean implicit reward of all responses so far, the ``center`` of :func:`bco_unpaired`.
 
@@ -209,20 +230,7 @@ def running_reward(*, beta: float = 0.1) -> Transform:
     """
     checks.check_positive("running_reward", finite=True, beta=beta)
 
-    def init() -> RunningCenter:
-        return RunningCenter(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-
-    def update(rewards, state, *, where, old_logp, ref_logp, mask):
-        del rewards
-        taken = mask & where[..., None]
-        there = jnp.any(taken, axis=-1)
-        reward = beta * jnp.sum(masking.safe_log_ratio(old_logp, ref_logp, taken), axis=-1)
-        count = state.count + jnp.sum(there, dtype=jnp.float32)
-        error = jnp.sum(jnp.where(there, reward - state.mean, 0.0))
-        mean = state.mean + error / jnp.maximum(count, 1.0)
-        return mean, RunningCenter(mean, count)
-
-    return Transform(init, update)
+    return Transform(RunningCenter.empty, _RunningReward(beta))
 
 
 def _implicit(function, logp, ref_logp, desirable, beta, where) -> Array:

@@ -19,8 +19,9 @@ def format_value(value) -> str:
     if isinstance(value, Transform):
         if (parts := parts_of(value)) is not None:
             return f"chain({', '.join(map(format_value, parts))})"
-        functions = functions_of(value)
-        return f"stateless({format_value(functions[0])})" if functions else "Transform(...)"
+        if functions := functions_of(value):
+            return f"stateless({format_value(functions[0])})"
+        return value.call or f"Transform({stable_repr(value.update)})"
     if isinstance(value, tuple):
         name = type(value).__name__ if hasattr(value, "_fields") else ""
         comma = "," if len(value) == 1 and not name else ""

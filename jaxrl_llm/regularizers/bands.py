@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, bind, checks, masking
+from jaxrl_llm.core import Array, Transform, bind, checks, masking, prints_as_call
 
 
 class EntropyHistory(NamedTuple):
@@ -125,6 +125,7 @@ class _Histories:
         return masking.zero_masked(of_tokens, (turn_ids >= 0) & (turn_ids < turns)), state
 
 
+@prints_as_call
 def entropy_history(*, turns: int = 1) -> Transform:
     """A controller whose value is the mean entropy of the steps so far, including this one.
 

@@ -12,7 +12,7 @@ import math
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, kl, masking
+from jaxrl_llm.core import Array, Transform, checks, kl, masking, prints_as_call
 from jaxrl_llm.regularizers.entropy import entropy_controller
 from jaxrl_llm.regularizers.kl import kl_token
 
@@ -39,6 +39,7 @@ class _Fixed:
         return state, state
 
 
+@prints_as_call
 def fixed(coef: float) -> Transform:
     """A constant coefficient: the baseline controller.
 
@@ -127,6 +128,7 @@ class _AdaptiveKL:
         )
 
 
+@prints_as_call
 def adaptive_kl(
     *, initial: float = 1e-3, target: float = 0.1, horizon: float = 10_000.0, estimator: str = "k1"
 ) -> Transform:
@@ -190,6 +192,7 @@ class _AdaptiveEntropy:
         return jnp.where(empty, 0.0, control.applied), jnp.where(empty, state, control.coef)
 
 
+@prints_as_call
 def adaptive_entropy(
     *,
     initial: float = 0.0,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, kl, masking
+from jaxrl_llm.core import Array, Transform, checks, kl, masking, prints_as_call
 from jaxrl_llm.regularizers import _inputs
 
 
@@ -327,6 +327,7 @@ class RemixState(NamedTuple):
     step: Array
 
 
+@prints_as_call
 def remix_schedule() -> Transform:
     """:func:`remix_lambda` as a controller of a recipe: it counts the updates.
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call
 from jaxrl_llm.regularizers.controllers import mean_of_sequence_means
 from jaxrl_llm.regularizers.kl import k1
 
@@ -281,6 +281,7 @@ class _Safe:
         return jnp.where(jnp.any(valid), control.coef, 0.0), _if_measured(valid, after, state)
 
 
+@prints_as_call
 def safe_controller(
     *,
     base: float = 0.3,
@@ -457,6 +458,7 @@ class _Asymmetric:
         return _asymmetric_control(state, **options).coef, state
 
 
+@prints_as_call
 def asymmetric_kl(
     *, threshold: float = 0.3, scale: float = 0.1, momentum_scale: float = 5.0, window: int = 50
 ) -> Transform:

@@ -258,6 +258,14 @@ def test_intervals_of_ratios_cover_in_95_of_100_cases(count, kind):
     assert 0.93 < np.mean([each.low <= truth <= each.high for each in found]) < 0.97
 
 
+def test_a_difference_of_shares():
+    # Newcombe (1998), Statistics in Medicine 17, 873-890, table II, method 10: 9/10 less 3/10.
+    found = harness.share_difference(9, 3, 10, "trials")
+    assert found[:3] == pytest.approx((0.6, 0.1705, 0.8090), abs=1e-4)
+    none = harness.share_difference(0, 0, 2000, "trials")
+    assert none.value == 0.0 and none.high == -none.low == pytest.approx(0.001917, abs=1e-6)
+
+
 def test_a_ratio_of_means():
     rows = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 5.0]])
     estimate = harness.ratio(*rows, what="seeds")

@@ -197,9 +197,22 @@ def test_a_recipe_prints_its_slots_by_name():
         "regularizers=(kl_to_reference(coef=0.001, estimator='k3'),), paper='arXiv:2402.03300')"
     )
     tracked = plain(curation=jr.Transform(tuple, lambda x, s, **c: (x > 0, s)))
-    assert repr(tracked).endswith("surrogate=reinforce, curation=Transform(...))")
+    assert repr(tracked).endswith("surrogate=reinforce, curation=Transform(<lambda>))")
     both = jr.chain(jr.stateless(jr.advantages.rloo), tracked.curation)
-    assert "advantage=chain(stateless(rloo), Transform(...))" in repr(plain(advantage=both))
+    assert "advantage=chain(stateless(rloo), Transform(<lambda>))" in repr(plain(advantage=both))
+
+
+def test_a_transform_prints_as_the_call_that_made_it():
+    tracker = jr.advantages.spo_tracker(num_prompts=3, rho=0.5)
+    assert repr(plain(advantage=tracker)).endswith(
+        "advantage=spo_tracker(num_prompts=3, rho=0.5), surrogate=reinforce)"
+    )
+    assert jr.advantages.spo_tracker(num_prompts=3, rho=0.5) == tracker
+    assert jr.regularizers.fixed(0.2).call == "fixed(coef=0.2)"  # also positional arguments
+    schedule = jr.curation.scheduled(jr.curation.training_progress, steps=4)
+    assert schedule.call == "scheduled(function=training_progress, steps=4)"
+    assert jr.advantages.rank_shaping(cap=3.0) == jr.advantages.rank_shaping(cap=3.0)
+    assert "rank_shaping(cap=3.0)" in repr(jr.recipes.verl_erank(cap=3.0))
 
 
 def test_needs_come_from_signatures():

@@ -720,7 +720,7 @@ def test_all_slots_are_printed_by_name():
         "Recipe(name='plain', advantage=stateless(dr_grpo), surrogate=reinforce, "
         "regularizers=(anything,), "
         "selection=keep_taught, computed=(Computed('late', <lambda>, 'batch'), "
-        "Computed('dial', Transform(...), 'controller'), "
+        "Computed('dial', Transform(update), 'controller'), "
         "Computed('level', mean_logit, 'policy'), Computed('before', mean_logit, 'old_policy'), "
         "Computed('theirs', mean_logit, 'teacher')), "
         "critic=Critic(returns=returns_of, loss=value_loss, heads=2, combine=soft_min), "

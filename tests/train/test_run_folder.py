@@ -242,6 +242,17 @@ def test_a_run_whose_options_had_other_names_resumes(recipe, slot, old):
     assert changed_settings(now | {slot: pair[0]}, now) == {slot: pair}
 
 
+def test_options_of_a_state_are_noticed():
+    now = recipe_settings(jr.recipes.verl_erank(), length=8)
+    changed = recipe_settings(jr.recipes.verl_erank(gain=3.0), length=8)
+    assert list(changed_settings(now, changed)) == ["recipe.advantage", "recipe.changed_slots"]
+    # Earlier versions wrote no more than that there is one.
+    old = "chain(stateless(grpo), Transform(...))"
+    assert changed_settings(now | {"recipe.advantage": old}, now) == {}
+    old = "chain(stateless(rloo), Transform(...))"
+    assert "recipe.advantage" in changed_settings(now | {"recipe.advantage": old}, now)
+
+
 def test_a_run_whose_penalty_had_a_private_name_resumes():
     now = recipe_settings(jr.recipes.rloo(kl_coef=0.5), length=8)
     old = "chain(stateless(_penalized(kl_coef=0.5)), stateless(rloo))"

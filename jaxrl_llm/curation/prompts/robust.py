@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking, stats
+from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats
 from jaxrl_llm.curation.prompts.bins import (
     BinScores,
     PassHistory,
@@ -249,6 +249,7 @@ def clipped_losses(
     return masking.masked_mean(losses, mask, axis=-1)
 
 
+@prints_as_call
 def prompt_gdro(
     *,
     num_prompts: int,

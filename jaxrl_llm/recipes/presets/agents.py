@@ -17,7 +17,7 @@ from jaxrl_llm import (
 )
 from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.corrections.sequential import Order
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.subagent import Subagent
@@ -251,7 +251,7 @@ def seeupo(
         ),
         surrogate=bind(surrogates.gspo, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         turn_updates=TurnUpdates(order=order, eps_low=factor_eps, eps_high=factor_eps),
         paper="arXiv:2602.06554",
     )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -142,7 +142,7 @@ def rollout_gdro(
     return from_base(
         name="rollout_gdro",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         collector=curation.two_phase(
             allocate,
             first=arms[0],

@@ -1,9 +1,10 @@
 """The base recipe of all policy-gradient presets; see the package's docstring."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm import advantages, aggregate, curation, rewards, surrogates
-from jaxrl_llm.core import Transform, checks, stateless
+from jaxrl_llm.core import Transform, bind, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.recipes.wiring import validate
@@ -19,6 +20,14 @@ BASE = Recipe(
 def from_base(**changes: Any) -> Recipe:
     """``BASE`` with these slots changed, after a dry run that checks their options."""
     return validate(replace_fields(BASE, changes))
+
+
+def nonzero_term(regularizer: Callable, *, coef: float, **options: Any) -> tuple[Callable, ...]:
+    """The regularizer with these options, as a recipe's terms; none if its coefficient is 0.
+
+    Without the KL term of GRPO, for example, no reference is computed.
+    """
+    return (bind(regularizer, coef=coef, **options),) if coef else ()
 
 
 def overlong(

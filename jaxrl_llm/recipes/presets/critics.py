@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.core import Transform, bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -213,7 +213,7 @@ def safe(
         base=threshold, scale=scale, entropy_floor=entropy_floor
     )
     penalty = bind(regularizers.kl_to_reference, estimator=kl_estimator)
-    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
+    bonus = nonzero_term(regularizers.entropy_bonus, coef=entropy_coef)
     return from_base(
         name="safe",
         epochs=2,
@@ -274,12 +274,11 @@ def vtrace(
         clip_trace=clip_trace,
         clip_advantage=clip_advantage,
     )
-    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
     return from_base(
         name="vtrace",
         advantage=chain(stateless(advantages.terminal_rewards), stateless(credit)),
         surrogate=surrogates.reinforce,
-        regularizers=bonus,
+        regularizers=nonzero_term(regularizers.entropy_bonus, coef=entropy_coef),
         critic=Critic(
             returns=pipe(advantages.terminal_rewards, targets),
             loss=bind(surrogates.value_loss, eps=value_eps),

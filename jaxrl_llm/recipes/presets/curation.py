@@ -4,7 +4,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, stateless
-from jaxrl_llm.recipes.presets.base import from_base, overlong
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -77,7 +77,7 @@ def prompt_gdro(
             ),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         minibatches=4,
         paper="arXiv:2601.19280",
     )

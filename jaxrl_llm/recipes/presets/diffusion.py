@@ -7,7 +7,7 @@ an option of the preset, since the masks are drawn for it.
 
 from jaxrl_llm import advantages, aggregate, curation, diffusion, regularizers, surrogates
 from jaxrl_llm.core import Array, ArrayTree, bind, checks, stateless, traits
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -34,7 +34,7 @@ def diffu_grpo(
         name="diffu_grpo",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
-        regularizers=(_kl(kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef, estimator="k3"),
         likelihood=diffusion.mean_field_likelihood(p=p, passes=epochs),
         epochs=epochs,
         paper="arXiv:2504.12216",
@@ -73,7 +73,7 @@ def coupled_grpo(
         name="coupled_grpo",
         advantage=stateless(advantages.rloo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
-        regularizers=(_kl(kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef, estimator="k3"),
         likelihood=diffusion.coupled_likelihood(pairs=pairs, passes=epochs),
         reference=moved,
         epochs=epochs,
@@ -98,13 +98,12 @@ def espo(*, samples: int = 2, eps: float = 0.2, kl_coef: float = 3e-3, epochs: i
       tightest clip; those of GSM8K and MATH have 1e-3, those of code and Sudoku 1e-2. That for code
       trains all weights, and its reference follows the policy every 64 updates; here it is frozen.
     """
-    penalty = bind(diffusion.elbo_kl, coef=kl_coef)
     return from_base(
         name="espo",
         advantage=stateless(advantages.rloo),
         surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
         weights=aggregate.sequence_mean,
-        regularizers=(penalty,) if kl_coef else (),
+        regularizers=nonzero_term(diffusion.elbo_kl, coef=kl_coef),
         likelihood=diffusion.elbo_likelihood(
             samples=samples, draws="stratified", masks="complementary", passes=epochs
         ),
@@ -155,13 +154,12 @@ def gdpo_elbo(
       bounds overflows for long responses. Unlike here, L counts padding there, and the old policy
       is scored on other masks than the policy.
     """
-    penalty = bind(diffusion.elbo_kl, coef=kl_coef)
     return from_base(
         name="gdpo_elbo",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
         weights=aggregate.sequence_mean,
-        regularizers=(penalty,) if kl_coef else (),
+        regularizers=nonzero_term(diffusion.elbo_kl, coef=kl_coef),
         likelihood=diffusion.elbo_likelihood(samples=samples, masks="quadrature", passes=epochs),
         epochs=epochs,
         paper="arXiv:2510.08554",
@@ -303,7 +301,7 @@ def igpo_inpainting(
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
         weights=_by_tokens,
-        regularizers=(_kl(kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef, estimator="k3"),
         selection=bind(_uncertain_hints, share=hint_share),
         likelihood=diffusion.mean_field_likelihood(p=p, passes=epochs if p else 1),
         collector=curation.hinted(policy),
@@ -323,10 +321,6 @@ def _uncertain_hints(
 ) -> Array:
     del advantages_  # which every selection gets
     return diffusion.entropy_top_mask(old_entropy, hint_mask, mask, share=share)
-
-
-def _kl(coef: float):
-    return bind(regularizers.kl_to_reference, estimator="k3", coef=coef)
 
 
 def _synchronized(

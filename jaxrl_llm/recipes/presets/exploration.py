@@ -4,7 +4,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
 from jaxrl_llm.core import Array, bind, chain, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -36,8 +36,8 @@ def verl_erank(
       KL, the entropy bonus and the two minibatches of its script. It adds the bonus for the rank to
       the last token; here it is part of the advantage of all tokens.
     """
-    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
-    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
+    penalty = nonzero_term(regularizers.kl_to_reference, coef=kl_coef)
+    bonus = nonzero_term(regularizers.entropy_bonus, coef=entropy_coef)
     shaping = advantages.rank_shaping(gain=gain, weight=weight, cap=cap, rate=rate)
     return from_base(
         name="verl_erank",
@@ -104,7 +104,7 @@ def epo(
         alpha=alpha,
         form=form,
     )
-    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
+    penalty = nonzero_term(regularizers.kl_to_reference, coef=kl_coef)
     return from_base(
         name="epo",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, diffusion, surrogates
 from jaxrl_llm.core import Array, bind, chain, checks, stateless, traits
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -43,7 +43,7 @@ def flow_grpo(
         name="flow_grpo",
         advantage=chain(credit, stateless(advantages.clip, bound=bound)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
-        regularizers=(bind(diffusion.flow_kl, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(diffusion.flow_kl, coef=kl_coef),
         likelihood=diffusion.flow_likelihood(noise=noise, window=window),
         minibatches=2,
         paper="arXiv:2505.05470",
@@ -158,7 +158,6 @@ def unigrpo(
       for the penalty. Two passes over a batch. Its two learning rates are one here.
     """
     checks.check_positive("unigrpo", finite=True, flow_coef=flow_coef)
-    penalty = bind(diffusion.flow_mse, coef=mse_coef / (flow_coef if steps else 1.0))
     surrogate, weights = bind(diffusion.flow_clip, eps=eps), aggregate.token_mean
     if steps is None:
         if (text_eps, flow_coef) != (0.2, 1.0):
@@ -170,7 +169,9 @@ def unigrpo(
         name="unigrpo",
         surrogate=surrogate,
         weights=weights,
-        regularizers=(penalty,) if mse_coef else (),
+        regularizers=nonzero_term(
+            diffusion.flow_mse, coef=mse_coef / (flow_coef if steps else 1.0)
+        ),
         likelihood=diffusion.flow_likelihood(noise=noise, window=window, steps=steps),
         epochs=2,
         paper="arXiv:2603.23500",

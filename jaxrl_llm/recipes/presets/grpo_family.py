@@ -2,7 +2,7 @@
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -45,7 +45,6 @@ def grpo(
     checks.check_positive("grpo", finite=True, scale_eps=scale_eps)
     if kl_coef == 0 and kl_estimator is not None:
         raise ValueError("grpo: kl_estimator has no effect with kl_coef=0.")
-    term = bind(regularizers.kl_to_reference, estimator=kl_estimator or "k3", coef=kl_coef)
     return from_base(
         name="grpo",
         advantage=stateless(advantages.grpo, ddof=ddof, eps=scale_eps),
@@ -53,7 +52,9 @@ def grpo(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         weights=aggregate.sequence_mean,
-        regularizers=(term,) if kl_coef else (),
+        regularizers=nonzero_term(
+            regularizers.kl_to_reference, coef=kl_coef, estimator=kl_estimator or "k3"
+        ),
         paper="arXiv:2402.03300",
     )
 
@@ -199,7 +200,6 @@ def mc_grpo(
         checks.check_no_effect("mc_grpo", "with scale='none'", scale_eps=scale_eps)
     elif scale_eps is not None:
         checks.check_positive("mc_grpo", finite=True, scale_eps=scale_eps)
-    kl = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
     return from_base(
         name="mc_grpo",
         advantage=stateless(
@@ -208,7 +208,7 @@ def mc_grpo(
         selection=advantages.mc_grpo_keep,
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
-        regularizers=(kl,) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef, estimator="k3"),
         epochs=2,
         paper="arXiv:2601.22582",
     )
@@ -385,7 +385,7 @@ def ttrl_majority(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: flo
         name="ttrl_majority",
         advantage=chain(stateless(rewards.majority_rewards), stateless(advantages.grpo)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         minibatches=8,
         paper="arXiv:2504.16084",
     )

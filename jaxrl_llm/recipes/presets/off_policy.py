@@ -9,7 +9,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base, refilled
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -270,7 +270,7 @@ def remix(
       state is not reset here, which the paper may do.
     """
     penalty = bind(regularizers.kl_convex, coef=kl_coef, estimator=kl_estimator)
-    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
+    bonus = nonzero_term(regularizers.entropy_bonus, coef=entropy_coef)
     reset = None
     if reset_at is not None:
         checks.check_positive("remix", reset_at=reset_at)
@@ -328,7 +328,7 @@ def brorl(
         name="brorl",
         advantage=stateless(advantages.reinforce_pp_baseline, norm="sequence"),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         correction=bind(corrections.rollout_correction, weights=weights),
         curation=stateless(curation.informative_groups),
         reference=reset,

@@ -9,7 +9,7 @@ Shared options:
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
 # One value a segment on its tokens.
@@ -93,7 +93,7 @@ def spo_chain(
         name="spo_chain",
         advantage=chain(credit, spread, scaled) if whiten else chain(credit, spread),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         selection=bind(curation.uncertain_tokens, rho=rho),
         collector=curation.valued(rule, rollouts=rollouts, segments=segments),
         epochs=2,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base, refilled
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -176,12 +176,11 @@ def reinforce_pp_baseline(
       script adds the KL with a weight of 1e-3; here the default is none, as in verl.
     """
     checks.check_non_negative("reinforce_pp_baseline", kl_coef=kl_coef)
-    penalty = bind(regularizers.kl_to_reference, estimator="k2", coef=kl_coef)
     return from_base(
         name="reinforce_pp_baseline",
         advantage=stateless(advantages.reinforce_pp_baseline, norm=norm),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(penalty,) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef, estimator="k2"),
         paper="arXiv:2501.03262",
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_llm import advantages, corrections, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import ppo_max
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -364,12 +364,11 @@ def spark(
     References:
       SPARK (arXiv:2509.22624), with the KL and the 8 updates per batch of the released scripts.
     """
-    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
     return from_base(
         name="spark",
         minibatches=8,
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=penalty,
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         collector=curation.judged(judges=judges, refines=refines, point=point),
         paper="arXiv:2509.22624",
     )
@@ -456,13 +455,12 @@ def dart(
       sequences. See :func:`jaxrl_llm.curation.pooled`.
     """
     weights = bind(corrections.importance_weights, cap=cap)
-    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
     return from_base(
         name="dart",
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
-        regularizers=penalty,
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         correction=bind(corrections.rollout_correction, weights=weights),
         selection=bind(curation.top_entropy_steps, turns=turns, keep=keep),
         collector=curation.pooled(capacity=capacity, low=low, high=high, threshold=threshold),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, stateless
-from jaxrl_llm.recipes.presets.base import from_base, refilled
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -42,7 +42,7 @@ def polychromic(
         name="polychromic",
         advantage=stateless(advantages.polychromic, size=size, sets=sets),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         paper="arXiv:2509.25424",
     )
 

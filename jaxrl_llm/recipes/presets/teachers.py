@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import Array, bind, chain, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS, Computed
 
@@ -228,13 +228,12 @@ def luffy_shaping(
       minibatches. There the entropy is a mean over the tokens of the batch and not a sum over
       ``length``.
     """
-    bonus = bind(regularizers.entropy_bonus, coef=entropy_coef)
     return from_base(
         name="luffy_shaping",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.luffy_shaping, gamma=gamma),
         weights=bind(aggregate.fixed_length, length=length),
-        regularizers=(bonus,) if entropy_coef else (),
+        regularizers=nonzero_term(regularizers.entropy_bonus, coef=entropy_coef),
         collector=curation.demonstrations(count=guided, column=column),
         minibatches=2,
         paper="arXiv:2504.14945",
@@ -277,7 +276,6 @@ def ampo(
       minibatches. There the entropy is a mean over the tokens of the batch and not a sum over
       ``length``.
     """
-    bonus = bind(regularizers.entropy_bonus, coef=entropy_coef)
     return from_base(
         name="ampo",
         advantage=stateless(advantages.grpo_split),
@@ -285,7 +283,7 @@ def ampo(
             surrogates.ampo, gamma=gamma, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         weights=bind(aggregate.sequence_sum_norm, length=length),
-        regularizers=(bonus,) if entropy_coef else (),
+        regularizers=nonzero_term(regularizers.entropy_bonus, coef=entropy_coef),
         curation=stateless(curation.best_teachers, k_max=k_max),
         collector=curation.demonstrations(
             count=teachers, column=column, when="failed", probe=answer, reward=1.0
@@ -334,7 +332,6 @@ def icpo(
       those for 8B have four.
     """
     factor = bind(curation.icpo_bonus, beta=bonus, anneal=anneal)
-    penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
     return from_base(
         name="icpo",
         computed=(Computed("steered_factor", curation.scheduled(factor), "controller"),),
@@ -346,7 +343,7 @@ def icpo(
         surrogate=bind(
             surrogates.icpo, gamma=gamma, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
-        regularizers=(penalty,) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef, estimator="k3"),
         collector=curation.hinted(
             curation.examples_in_prompt(count=steered, shots=shots, examples=examples)
         ),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -126,7 +126,7 @@ def mssr(
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         minibatches=16,
         paper="arXiv:2512.18215",
         group_relative=False,

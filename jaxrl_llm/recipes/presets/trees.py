@@ -8,7 +8,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -54,7 +54,7 @@ def ettrl(
             stateless(shaped),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         collector=curation.forked(curation.top_entropy_forks, forks=forks, branches=branches),
         paper="arXiv:2508.11356",
     )
@@ -126,7 +126,7 @@ def latr(
     return from_base(
         name="latr",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         collector=curation.lookahead(
             min_prob=min_prob,
             max_gap=max_gap,
@@ -257,7 +257,7 @@ def spo_tree(
         name="spo_tree",
         advantage=chain(credit, scaled) if whiten else chain(credit),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         selection=selection,
         collector=curation.branched(splits=levels, branches=branches, segment=segment),
         paper="arXiv:2505.23564",

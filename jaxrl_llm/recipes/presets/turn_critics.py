@@ -19,7 +19,7 @@ from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.advantages.turn_critics import Combine
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic, means_of_heads
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import ppo, whitened
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -172,8 +172,9 @@ def poad(
         eps_low=eps_low,
         eps_high=eps_high,
     )
-    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
-    return recipe.replace(regularizers=bonus, minibatches=4)
+    return recipe.replace(
+        regularizers=nonzero_term(regularizers.entropy_bonus, coef=entropy_coef), minibatches=4
+    )
 
 
 def pdppo(
@@ -265,13 +266,12 @@ def hiper_hae(
         )
         for function in (bind(advantages.hiper, normalize=normalize), advantages.hiper_returns)
     )
-    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
     return from_base(
         name="hiper_hae",
         advantage=chain(stateless(rewards), stateless(given(credit, truncated="truncated"))),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=pipe(advantages.hiper_tokens, aggregate.token_mean),
-        regularizers=penalty,
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         critic=Critic(
             returns=pipe(rewards, returns),
             loss=bind(surrogates.value_loss, eps=value_eps),

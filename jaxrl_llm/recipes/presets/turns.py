@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.turn_rewards import turn_totals
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.curation.teachers import BEFORE_ANSWER
 from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.reinforce_family import penalized
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, Computed
@@ -194,7 +194,7 @@ def ui_s1(
         name="ui_s1",
         advantage=chain(stateless(credit), stateless(advantages.turns_to_tokens)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=_penalty(kl_coef),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         collector=collector,
         minibatches=4,
         paper="arXiv:2509.11543",
@@ -371,7 +371,7 @@ def mua_rl(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: float = 0.
     return from_base(
         name="mua_rl",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=_penalty(kl_coef),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         paper="arXiv:2508.18669",
     )
 
@@ -408,7 +408,7 @@ def igpo(
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         computed=(Computed(ANSWER_TEXTS, bind(curation.answer_texts, before=before), "responses"),),
-        regularizers=_penalty(kl_coef),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         paper="arXiv:2510.14967",
     )
 
@@ -422,11 +422,6 @@ def _with_states(name, credit, kl_coef, eps_low, eps_high, paper) -> Recipe:
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=_penalty(kl_coef),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         paper=paper,
     )
-
-
-def _penalty(kl_coef: float) -> tuple:
-    """The KL to the reference, or nothing with a weight of 0."""
-    return (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()

@@ -178,6 +178,14 @@ def _with_new_names(text: str) -> str:
     return text
 
 
+def _is_text_of_before(old: str, new: str) -> bool:
+    """Whether earlier versions wrote ``old`` for a recipe's slot that has the text ``new`` now."""
+    old = _with_new_names(old)
+    # A Transform said nothing of itself, and its text has parentheses inside.
+    parts = [re.escape(part) for part in old.split("Transform(...)")]
+    return re.fullmatch(r"\w+\(.*\)".join(parts), new) is not None
+
+
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and that a resumed run should not change, by name, with both values.
 
@@ -206,7 +214,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
 
     def is_renamed(name: str, values: tuple[Any, Any]) -> bool:
         texts = name.startswith("recipe.") and all(isinstance(value, str) for value in values)
-        return texts and _with_new_names(values[0]) == values[1]
+        return texts and _is_text_of_before(*values)
 
     # Earlier versions did not resolve these.
     unknown = [name for name in (*_PASSES, _EVALUATES) if old.get(name) is None]
