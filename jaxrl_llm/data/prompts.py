@@ -163,7 +163,7 @@ def split_distinct(
     checks.check_share("split_distinct", zero=False, one=False, held_out=held_out)
     checks.check_seed("split_distinct", seed=seed)
     source = getattr(prompts, "source", "prompts")
-    prompts, distinct, others = list(prompts), dict[str, list[Prompt]](), 0
+    prompts, distinct, others, equal = list(prompts), dict[str, list[Prompt]](), 0, 0
     several = texts_of_rows(prompts) if by_row else ()
     for prompt in prompts:
         name = row_text(prompt) if prompt.content in several else prompt.content
@@ -171,7 +171,8 @@ def split_distinct(
         if keep_repeats or not same:
             same.append(prompt)
         else:
-            others += row_text(prompt) != row_text(same[0])
+            differs = row_text(prompt) != row_text(same[0])
+            others, equal = others + differs, equal + (not differs)
     if len(distinct) < 2:
         raise ValueError(
             f"split_distinct: {source} has {len(distinct)} distinct text; a split needs at least "
@@ -181,6 +182,13 @@ def split_distinct(
         warnings.warn(
             f"split_distinct: {others} prompts of {source} are left out: the same text comes "
             "before them with another answer or other columns.",
+            stacklevel=2,
+        )
+    if by_row and 2 * equal >= len(prompts):  # a generator repeats some
+        warnings.warn(
+            f"split_distinct: {equal} prompts of {source} are left out: the same row comes before "
+            "them. If rows that differ in their ids alone are different games, add a column that "
+            "tells them apart.",
             stacklevel=2,
         )
 

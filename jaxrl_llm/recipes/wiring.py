@@ -503,6 +503,12 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
             f"{what} takes {len(places)} arrays by position; its slot passes "
             f"{len(reader.positional)}: {', '.join(reader.positional)}."
         )
+    if reader.positional == ("rewards",) and places and places[0].name == "mask":
+        raise ValueError(
+            f"{what} names its first array mask, but its slot passes rewards first. What decides "
+            "about tokens belongs into the slot selection, whose functions take advantages and "
+            "mask; another function takes the mask behind its first array, by this name."
+        )
     for parameter in unfilled(reader):
         if parameter.default is inspect.Parameter.empty and parameter.name not in offered:
             known = [*reader.positional, *sorted(offered - set(EXTRAS) - set(reader.positional))]

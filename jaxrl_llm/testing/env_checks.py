@@ -30,7 +30,8 @@ def check_env(
 ) -> None:
     """Raises AssertionError unless an environment keeps the contract that episodes rely on.
 
-    - ``reset`` gives the same observation for the same task and seed; the episode has not ended.
+    - ``reset`` gives the same observation for the same task and seed, and a state from which the
+      same actions lead to the same observations; the episode has not ended.
     - ``step`` does not change its arguments: a state can be stepped again, with the same or another
       action. A pickled copy of the state can be stepped too.
     - Messages contain text and have the role tool or user. ``reset`` may also use the role system.
@@ -78,7 +79,7 @@ def check_env(
 def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int, place: str):
     state, first = env.reset(task, seed)
     _check_observation(first, f"{place}, reset", reset=True)
-    _, again = env.reset(task, seed)
+    twin, again = env.reset(task, seed)
     _expect(_same(first, again), f"{place}, reset", "a second reset to this task and seed differs")
     for k in range(turns):
         action, where = replies[k % len(replies)], f"{place}, turn {k}"
@@ -103,6 +104,13 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
             _same(seen, _step(env, pickle.loads(copy), action)[1]),
             where,
             "a step from a pickled copy of the state differs",
+        )
+        twin, other = _step(env, twin, action)
+        _expect(
+            _same(seen, other),
+            where,
+            "a second reset to this task and seed leads elsewhere: reset depends on more than task "
+            "and seed",
         )
         # Behind the steps: it ends the live instances of Replay that they compare with others.
         for end in ("length", "context", "turns") if k else ("length",):

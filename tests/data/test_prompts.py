@@ -29,7 +29,8 @@ def test_games_with_one_text_are_different_questions():
     games = [Prompt("Play.", metadata={"rules": n // 2}, id=str(n)) for n in range(20)]
     with pytest.raises(ValueError, match="has 1 distinct text"):
         split_distinct(games)
-    train, held_out = split_distinct(games, by_row=True)
+    with pytest.warns(UserWarning, match="10 prompts of prompts are left out: the same row comes"):
+        train, held_out = split_distinct(games, by_row=True)
     rules = [{x.metadata["rules"] for x in part} for part in (train, held_out)]
     assert [len(each) for each in rules] == [8, 2] and not rules[0] & rules[1]
     # A text that is in one row is split as without its metadata.

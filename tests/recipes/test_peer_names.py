@@ -295,13 +295,21 @@ def test_a_part_of_a_name_finds_all_that_have_it():
     values = {row.value for row in catalog.find_peer_names("verl:loss_agg_mode")}
     assert values >= {"token-mean", "seq-mean-token-mean"}
     assert {row.setting.split(".")[0] for row in catalog.find_peer_names("TRL:beta")} == {
-        "GRPOConfig"
+        "GRPOConfig",
+        "DPOConfig",
     }
     # An option of the command line, with and without its dashes, and a number as its value.
     assert ours("OpenRLHF:actor.dual_clip=3") == ours("openrlhf:--actor.dual_clip")
     assert len(catalog.find_peer_names("rlax")) == len(
         [row for row in catalog.PEER_NAMES if row.peer == "rlax"]
     )
+    # A class has all of its settings, and a trainer those of its config.
+    for name in ("DPOConfig", "dpotrainer"):
+        settings = {row.setting.split(".")[0] for row in catalog.find_peer_names(f"TRL:{name}")}
+        assert settings == {"DPOConfig"}
+    found = map(str, catalog.find_peer_names("TRL:GRPOTrainer"))
+    assert {"GRPOConfig.loss_type=dapo", "GRPOTrainer.peft_config"} < set(found)
+    assert len(catalog.find_peer_names("TRL:SFTTrainer")) == 1
     # Two trainers have an option of this name and value.
     assert {row.setting for row in catalog.find_peer_names("TRL:loss_type=sigmoid")} == {
         "DPOConfig.loss_type",

@@ -143,6 +143,10 @@ def test_wrong_slots_are_refused(changes, error, words):
             {"surrogate": ratio_without_mask},
             "ratio_without_mask takes 3 arrays by position; its slot passes 4: logp, old_logp",
         ),
+        (
+            {"curation": jr.stateless(lambda mask: mask)},
+            "curation <lambda> names its first array mask, but its slot passes rewards first",
+        ),
         ({"weights": lambda: 1.0}, "takes 0 arrays by position; its slot passes 1: mask"),
         ({"correction": lambda logp, mask: (logp, mask)}, "takes 2 arrays.*passes 3: old_logp"),
         (

@@ -1,6 +1,7 @@
 """Each law of an environment: one that breaks it is refused, and told which."""
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -82,6 +83,20 @@ def test_an_observation_of_reset_that_breaks_a_law(change, reason):
     object.__setattr__(env, "opening", change)
     with pytest.raises(AssertionError, match=f"^check_env: task 0, seed 0, reset: .*{reason}"):
         check_env(env, [{}], ["1"])
+
+
+def test_a_reset_that_hides_what_it_draws():
+    class Drawn(NumberGuess):
+        def reset(self, task, seed):
+            return super().reset(task, next(seeds))
+
+    def secret(seed):
+        return NumberGuess().step(NumberGuess().reset({}, seed)[0], Parsed("4"))[1]
+
+    other = next(n for n in range(20) if secret(n) != secret(0))
+    seeds = itertools.cycle((0, other))
+    with pytest.raises(AssertionError, match="turn 0: a second reset to this task and seed leads"):
+        check_env(Drawn(), [{}], ["4"])
 
 
 class Listing:

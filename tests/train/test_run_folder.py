@@ -408,6 +408,20 @@ def test_a_resumed_run_notices_other_options_of_its_environment():
             assert set(changed_settings(old, new)) == {f"environment{name}"}
 
 
+def test_a_resumed_run_notices_an_environment_of_another_class():
+    class Other(jr.environments.NumberGuess):
+        pass
+
+    def of(environment):
+        return settings(tiny_run("run", reward=None, environment=environment))
+
+    old, new = of(jr.environments.NumberGuess()), of(Other())
+    assert set(changed_settings(old, new)) == {"environment"}
+    assert set(changed_evaluation(old, new)) == {"environment"}
+    earlier = {k: value for k, value in old.items() if k != "environment.in_full"}
+    assert changed_settings(earlier, old) == {} == changed_evaluation(earlier, old)
+
+
 def test_a_changed_reward_is_told_with_its_options():
     old = {"reward": "a", "reward.in_full": "a(x=1)"}
     new = {"reward": "a", "reward.in_full": "a(x=2)"}
@@ -449,6 +463,10 @@ def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path
     sentence = r"had other settings: optimizer.learning_rate was 0.01, is 0.001\. Resume it with"
     with pytest.raises(ValueError, match=rf"^train: the run in '.*' {sentence} .*--allow-changed"):
         train(slower, resume=True)
+    minibatches = tiny_run(tmp_path, steps=2, minibatches=2)
+    sentence = r"minibatches was 1, is 2\. .* settings \(--minibatches 1 if it was another mesh"
+    with pytest.raises(ValueError, match=rf"{sentence} .*\), or accept the changes"):
+        train(minibatches, resume=True)
     assert int(train(slower, resume=True, allow_changed=True).state.step) == 2
     assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
 

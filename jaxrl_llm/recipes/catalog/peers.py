@@ -159,7 +159,8 @@ PEER_NAMES = (
         "the tokens that reach an interpolated quantile; ours keeps a rounded share of the "
         "tokens."),
     PeerName("TRL", "GRPOConfig.mask_truncated_completions", "",
-        "jr.curation.truncation_mask", ("overlong_penalty",)),
+        "jr.curation.truncation_mask", ("overlong_penalty",),
+        "In the slot selection, or as the option overlong_filter of jr.recipes.dapo."),
     PeerName("TRL", "GRPOConfig.sync_ref_model", "",
         "jr.bind(jr.regularizers.ema_reference, rate=0.6, every=512)", ("salsa_soup_ref",),
         "rate is ref_model_mixup_alpha and every is ref_model_sync_steps. TRL counts optimizer "
@@ -292,6 +293,7 @@ PEER_NAMES = (
         "jr.recipes.pairwise(jr.preferences.sft)", ("cpo",),
         "TRL's is the mean over all tokens of a batch, ours over the tokens of each response, "
         "then over the pairs."),
+    PeerName("TRL", "DPOConfig.beta", "", "jr.recipes.dpo(beta=0.1)", ("dpo",)),
     PeerName("TRL", "DPOConfig.f_divergence_type", "reverse_kl",
         "jr.recipes.pairwise(jr.bind(jr.preferences.dpo, divergence='reverse_kl'))", ("dpo",)),
     PeerName("TRL", "DPOConfig.f_divergence_type", "forward_kl",
@@ -978,8 +980,9 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
 
     Args:
       text: ``PEER``, ``PEER:SETTING``, ``PEER:SETTING=VALUE`` or ``PEER:VALUE``, in any case; the
-        last part of a setting is enough. Without ``PEER:``, names of all peers are searched. A
-        setting that takes a number matches any value.
+        last part of a setting is enough, and a class such as ``DPOConfig`` or ``DPOTrainer`` stands
+        for all of its settings. Without ``PEER:``, names of all peers are searched. A setting that
+        takes a number matches any value.
 
     Raises:
       ValueError: If the peer or the name is unknown; the message suggests the nearest names.
@@ -1003,12 +1006,16 @@ def find_peer_names(text: str) -> tuple[PeerName, ...]:
     else:
         rows, name = PEER_NAMES, peer
     setting, _, value = (part.strip() for part in name.partition("="))
-    path = _path(setting)
+    paths = [_path(setting)]
+    if setting.lower().endswith("trainer") and paths[0] not in [_path(row.setting) for row in rows]:
+        paths.append([setting.lower().removesuffix("trainer") + "config"])  # as TRL names them
+
+    def is_within(path: list[str], of_row: list[str]) -> bool:
+        shared = min(len(path), len(of_row))
+        return path[-shared:] == of_row[-shared:] or path == of_row[:shared]
 
     def matches(row: PeerName) -> bool:
-        of_row = _path(row.setting)
-        shared = min(len(path), len(of_row))
-        if path[-shared:] == of_row[-shared:]:
+        if any(is_within(path, _path(row.setting)) for path in paths):
             return not value or not row.value or row.value.lower() == value.strip("\"'").lower()
         return not value and row.value.lower() == setting.lower()
 

@@ -225,6 +225,9 @@ class RunFolder:
             remedy = f"; a resumed run cannot change {', '.join(fixed)}"
         elif any(key in changed for key in ("data.prompts", "data.evaluation", "data.held_out")):
             remedy += "; the questions must stay the same"
+        if "minibatches" in refused:
+            kept = f"--minibatches {refused['minibatches'][0]}"
+            remedy = f" ({kept} if it was another mesh that changed their number){remedy}"
         raise ValueError(
             f"train: the run in {name} had other settings: {text}. Resume it with the same "
             f"settings{remedy}."

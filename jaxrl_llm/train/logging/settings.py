@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import PurePath
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -54,6 +54,8 @@ def settings(config: Any) -> dict[str, Any]:
             flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
             if isinstance(value, Bound):
                 flat[f"{field.name}.options{_IN_FULL}"] = mask(in_full(dict(value.options)))
+            elif type(value) not in (field.type, *get_args(field.type)):
+                flat[f"{field.name}{_IN_FULL}"] = type(value).__qualname__  # of its subclasses
         else:
             flat[field.name] = MASK if is_secret(field.name, value) else _plain(value)
             hides = isinstance(getattr(value, "in_full", None), str)
