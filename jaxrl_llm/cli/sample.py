@@ -27,6 +27,7 @@ from jaxrl_llm.cli.completions import (
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.data.prompts import Prompt
 from jaxrl_llm.data.questions import encode_prompts
+from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.engine.requests import has_ended
@@ -128,6 +129,11 @@ class Sample:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = options.parse(Sample, arguments, command="sample")
+    with options.on_its_date(args.model):
+        return _sample(args)
+
+
+def _sample(args: Sample) -> int:
     prompts = read_prompts(args.prompts, args.file)
     out = None if args.out is None else OutFile(args.out)
     options.use_compilation_cache()
@@ -143,15 +149,22 @@ def run(arguments: Sequence[str]) -> int:
     for index, line in enumerate(typed_lines()):
         prompts = [PromptRow(index, line, {})]
         try:
-            groups = job.groups(prompts, set())
+            groups = job.groups(prompts, _done(job, prompts, out))
         except UsageError as error:
             _print_status(str(error))
             continue
+        if not groups:
+            _print_status(f"{str(args.out)!r} has the completions of this line.")
+            continue
         if generation is None or len(groups[0].prompt) > room:
+            generation = None  # frees its slots
             # Twice the length, so that not every line that is longer compiles anew.
-            generation = job.generation(
-                longest=2 * len(groups[0].prompt), prompts=1, on_tokens=live
-            )
+            longest = 2 * len(groups[0].prompt)
+            try:
+                generation = job.generation(longest=longest, prompts=1, on_tokens=live)
+            except UsageError as error:
+                _print_status(str(error))
+                continue
             room = generation.engine.spec.prompt_length
             _print_status("Compiling ...", progress=True)
         sinks = [live or Printer([index], as_json=args.json), *([] if out is None else [out])]
@@ -188,7 +201,8 @@ class Job:
 
     ``chat`` is whether prompts go through the chat template; ``step`` is that of the run's
     checkpoint, None if the model is not a run's; ``files`` is a digest of the checkpoint's files or
-    of the model's, None if they are not in a place that the user names.
+    of the model's, None if they are not in a place that the user names. ``stop_ids`` end a
+    completion: by default the tokenizer's.
     """
 
     def __init__(
@@ -202,6 +216,7 @@ class Job:
         system: str | None,
         step: int | None,
         files: str | None = None,
+        stop_ids: tuple[int, ...] | None = None,
     ):
         self.model, self.params, self.tokenizer, self.args = model, params, tokenizer, args
         self._chat, self._system = chat, system
@@ -224,6 +239,9 @@ class Job:
         }
         if files is not None:  # a run may have been made again, a model replaced
             settings["checkpoint"] = files
+        self._stop_ids = tuple(tokenizer.eos_ids if stop_ids is None else stop_ids)
+        if set(self._stop_ids) != set(tokenizer.eos_ids):
+            settings["stop_ids"] = self._stop_ids
         settings |= {name: x for name in _DRAW if (x := getattr(args, name)) is not None}
         self.name = digest(settings)
 
@@ -244,6 +262,7 @@ class Job:
         # Before the model is read: files that are replaced meanwhile are another model's.
         files = digest_of_model(Path(args.model), args.out)
         policy = options.load_policy(choice, dtype=args.dtype, check=check)
+        has_turns = policy.config is None or policy.config.environment is not None
         if policy.config is not None:
             data = policy.config.data
             chat = data.chat and chat
@@ -257,6 +276,7 @@ class Job:
             system=system,
             step=policy.step,
             files=policy.checkpoint or files,
+            stop_ids=_ends_of_turns(policy.tokenizer) if chat and has_turns else None,
         )
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
@@ -291,7 +311,7 @@ class Job:
                 width=width,
                 prompt_length=length,
                 max_new_tokens=args.max_new_tokens,
-                stop_ids=self.tokenizer.eos_ids,
+                stop_ids=self._stop_ids,
                 pad_id=self.tokenizer.pad_id,
                 chunk=16 if on_tokens is None else 1,
                 temperature=args.temperature,
@@ -312,6 +332,15 @@ class Job:
             )
         except MemoryError as error:
             raise UsageError(f"{error} Give fewer --slots or --max-new-tokens.") from error
+
+
+def _ends_of_turns(tokenizer) -> tuple[int, ...] | None:
+    """The tokens that end a turn, also one that only the chat template knows."""
+    try:
+        renderer = make_renderer(tokenizer)
+    except ValueError:  # a template of single messages alone
+        return None
+    return tuple(dict.fromkeys((*tokenizer.eos_ids, *renderer.stop_ids)))
 
 
 _DRAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
@@ -391,14 +420,21 @@ class Tally:
         return f"[{text}{f', and {compiling:.1f} s to compile' if compiling >= 0.1 else ''}]"
 
 
+def _done(job: Job, prompts: Sequence[PromptRow], out: OutFile | None) -> set[tuple[int, int]]:
+    """The completions (index, sample) that a file holds; failed ones are dropped from it."""
+    if out is None:
+        return set()
+    done = out.done(prompts, job.name)
+    if failed := out.drop_failed(prompts, job.name, job.args.n):
+        _print_status(f"Sampling failed completions again: {failed:,}.")
+    return {(index, sample) for index, sample in done if sample < job.args.n}
+
+
 def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
     """Completions of prompts that are known before the first one is sampled."""
     args = job.args
-    done = set() if out is None else out.done(prompts, job.name)
+    done = _done(job, prompts, out)
     if out is not None:
-        if failed := out.drop_failed(prompts, job.name, args.n):
-            _print_status(f"Sampling failed completions again: {failed:,}.")
-        done = {(index, sample) for index, sample in done if sample < args.n}
         total, stored = len(prompts) * args.n, len(done)
         if stored:
             left = f"{total - stored:,} are left" if total > stored else "nothing is left to do"

@@ -24,7 +24,7 @@ class MixtureConfig:
     Attributes:
       vocab_size: Of both.
       max_length: The shorter context.
-      dtype: Of the first.
+      dtype: The more precise of both.
     """
 
     vocab_size: int
@@ -73,7 +73,8 @@ def mix_models(first: Model, second: Model, *, weight: float) -> Model:
     config = MixtureConfig(
         sizes[0],
         min(first.config.max_length, second.config.max_length),
-        first.config.dtype,
+        # Their weights are cast to it before they are cast to their own.
+        jnp.promote_types(first.config.dtype, second.config.dtype).name,
     )
     layers = first.config.num_layers
 

@@ -109,6 +109,11 @@ def make_text_flow_model(config: TextFlowConfig) -> Model:
         checks.check_same_shape(name, prompts=prompts, prompt_mask=prompt_mask)
         checks.check_shape(name, "x", x, (len(prompts), *x.shape[1:-1], config.latent_dim))
         checks.check_shape(name, "sigma", sigma, x.shape[:-1])
+        # Padding goes behind the tokens, which linear attention reads one behind the other.
+        order = jnp.argsort(~prompt_mask, axis=-1, stable=True)
+        prompts, prompt_mask = (
+            jnp.take_along_axis(x, order, axis=-1) for x in (prompts, prompt_mask)
+        )
         positions = jnp.maximum(jnp.cumsum(prompt_mask, axis=-1) - 1, 0)
         context = AttentionContext(prompt_mask[:, None])
         hidden, _ = apply(params, prompts[:, None], positions[:, None], context)

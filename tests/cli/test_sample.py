@@ -443,6 +443,50 @@ def test_lines_of_a_terminal_are_answered_one_by_one(capsys, monkeypatch):
     assert out == "".join(f"{row['completion']}\n" for row in rows)
 
 
+def test_a_line_that_the_file_holds_is_not_answered_again(capsys, monkeypatch):
+    for answers in (1, 0):
+        monkeypatch.setattr(sys, "stdin", Terminal("one\n"))
+        _, err = run(capsys, "--out", "out.jsonl")
+        assert err.count("tokens/s") == answers
+    assert "'out.jsonl' has the completions of this line" in err
+    assert len(rows_of("out.jsonl")) == 1
+
+
+def test_a_line_that_needs_too_many_slots_does_not_end_the_others(capsys, monkeypatch):
+    make, made = sample.Job.generation, []
+
+    def generation(self, **sizes):
+        made.append(sizes)
+        if len(made) == 2:
+            raise UsageError("there is no room")
+        return make(self, **sizes)
+
+    monkeypatch.setattr(sample.Job, "generation", generation)
+    monkeypatch.setattr(sys, "stdin", Terminal(f"one\n{'y' * 90}\nthree\n"))
+    out, err = run(capsys, "--json")
+    assert "there is no room" in err and len(made) == 3
+    assert [row["prompt"] for row in map(json.loads, out.splitlines())] == ["one", "three"]
+
+
+def test_a_completion_ends_where_the_template_ends_a_turn(capsys, monkeypatch):
+    class Template(jr.testing.ByteTokenizer):
+        """Ends turns with a token that is not among those that end a text."""
+
+        eos_ids = (258,)
+
+    monkeypatch.setattr("jaxrl_llm.data.load_tokenizer", lambda name: Template())
+    seen = []
+
+    def make(model, **options):
+        seen.append(options["stop_ids"])
+        return _make_engine(model, **options)
+
+    monkeypatch.setattr(sample, "make_engine", make)
+    run(capsys, "one")
+    run(capsys, "one", "--raw")
+    assert seen == [(258, 257), (258,)]
+
+
 def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):
     step, seen = sample.Timed.step, []
 

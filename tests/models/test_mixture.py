@@ -81,6 +81,16 @@ def test_logits_of_two_known_distributions():
     np.testing.assert_allclose(jnp.exp(logits[0]), [0.58, 0.18, 0.24], rtol=1e-6)
 
 
+def test_each_model_keeps_the_precision_of_its_weights():
+    first, _ = tiny_model(num_layers=1, dtype="bfloat16")
+    second, params = tiny_model(num_layers=1)
+    mixed = jr.models.mix_models(first, second, weight=0.5)
+    assert mixed.config.dtype == "float32"
+    cast = jr.models.cast_params(mixed, {"first": params, "second": params})["second"]
+    for left, right in zip(jax.tree.leaves(cast), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
 def test_what_cannot_be_mixed():
     model, _ = tiny_model(num_layers=1)
     other, _ = tiny_model(num_layers=1, vocab_size=300)

@@ -313,6 +313,19 @@ def test_penalty_comes_before_temperature_and_is_no_truncation():
     assert drawn.support is None and float(drawn.log_kept) == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0, jnp.float32(0.0)])
+def test_an_empty_set_of_tokens_is_a_failure(temperature):
+    drawn = draw_tokens(
+        FOUR,
+        jnp.float32(0.5),
+        temperature=temperature,
+        allowed=jnp.arange(4) == 2,
+        stop_ids=(2,),
+        too_short=jnp.array(True),
+    )
+    assert not np.isfinite(drawn.behavior_logp)
+
+
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
 def test_a_nonfinite_row_shows_and_changes_no_other(options):
     logits = jnp.stack([FOUR, FOUR.at[2].set(jnp.nan), FOUR.at[1].set(jnp.inf)])

@@ -129,7 +129,9 @@ def filter_logits(
 
 
 def _only_best(logits: Array) -> Array:
-    return jnp.where(jnp.arange(logits.shape[-1]) == greatest(logits), 0.0, -jnp.inf)
+    """All mass on the best token; none where there is no token, which is a failure."""
+    best = jnp.arange(logits.shape[-1]) == greatest(logits)
+    return jnp.where(best & (logits > -jnp.inf), 0.0, -jnp.inf)
 
 
 def _survives(
