@@ -11,6 +11,7 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train import TrainConfig
+from jaxrl_llm.train.at_k import check_k
 from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.run_models import load_reference
@@ -60,6 +61,11 @@ class Evaluate:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = options.parse(Evaluate, arguments, command="evaluate")
+    with options.on_its_date(args.target):
+        return _evaluate(args)
+
+
+def _evaluate(args: Evaluate) -> int:
     target = options.load_target(args.target, trust=args.trust)
     choice = options.CheckpointChoice(args.target, args.step, args.best, args.trust)
     choice.check(None if target.run_dir is None else target.config)
@@ -99,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
     for kind, value in rows:
         print(f"{kind:<8} {value}")
     plays = config.environment is not None  # it grades its episodes: no reward extracts an answer
-    if args.k and not plays and not any(kind.startswith("maj@") for kind, _ in rows):
+    if at_k and not plays and not any(kind.startswith("maj@") for kind, _ in rows):
         print("maj@k: the reward does not name how an answer is extracted (rewards.answer_of)")
     for kind, value in results.items():
         if value.failed:
@@ -164,4 +170,6 @@ def _to_evaluate(args: Evaluate, target: options.Target) -> TrainConfig:
             f"--k {max(args.k)} needs as many completions of each question; there are {samples}, "
             "which --samples changes."
         )
+    with options.usage_errors():
+        check_k(args.k, samples)
     return config

@@ -35,6 +35,7 @@ from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.core.runtime.processes import ProcessError
 from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask
+from jaxrl_llm.data.chat import dated
 from jaxrl_llm.models.lora import LoRAConfig, with_adapter
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import (
@@ -49,6 +50,7 @@ from jaxrl_llm.train.checkpoint.config_text import config_text, without_precisio
 from jaxrl_llm.train.checkpoint.record import digest_of_files
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
 from jaxrl_llm.train.experiment import Experiment
+from jaxrl_llm.train.logging.contents import date_of
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.setup import with_mesh_sizes
 
@@ -532,6 +534,11 @@ def in_its_precision(run_dir: Path, config: TrainConfig) -> TrainConfig:
     settings = [row["settings"] for row in read_jsonl(sessions) if "settings" in row]
     dtype = settings[-1].get("dtype") if settings else None
     return dataclasses.replace(config, dtype=dtype) if isinstance(dtype, str) else config
+
+
+def on_its_date(name: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which chat templates write the date of a run; of what is no run, the present."""
+    return dated(date_of(Path(name)) if names_run(name) else None)
 
 
 def check_creatable(path: str | Path) -> None:

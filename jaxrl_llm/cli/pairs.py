@@ -80,6 +80,11 @@ class Pairs:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = options.parse(Pairs, arguments, command="pairs")
+    with options.on_its_date(args.target):
+        return _pairs(args)
+
+
+def _pairs(args: Pairs) -> int:
     if args.out.exists():
         raise UsageError(f"{str(args.out)!r} exists already; name a file that does not.")
     config, run_dir = options.load_target(args.target, trust=args.trust)

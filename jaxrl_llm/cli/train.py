@@ -20,6 +20,7 @@ from jaxrl_llm.core.runtime.terminal import visible
 from jaxrl_llm.core.secrets import find_secrets, remember
 from jaxrl_llm.train import DistributedConfig, TrainConfig
 from jaxrl_llm.train.logging.run_folder import without_secrets
+from jaxrl_llm.train.logging.settings import changed_score
 from jaxrl_llm.train.loop import run_to_end
 from jaxrl_llm.train.run import begin
 
@@ -110,9 +111,12 @@ def run(arguments: Sequence[str]) -> int:
             text = f"What the config calls ends the program, with sys.exit({error.code!r})."
             raise RuntimeError(text) from error
     if log is not None:
+        rows = {row["step"]: row.get("settings") for row in result.history if "held_out" in row}
+        first, last = rows.get(0) or {}, rows.get(int(result.state.step)) or {}
         for kind, after in result.after.items():
             before = result.before.get(kind)
-            gain = f" ({after.mean - before.mean:+.3f})" if before else ""
+            alike = not (first and last and changed_score(first, last, kind))
+            gain = f" ({after.mean - before.mean:+.3f})" if before and alike else ""
             log(f"held out, {kind:<7}  before {before}  after {after}{gain}")
         step = int(result.state.step)
         if result.interrupted is not None:

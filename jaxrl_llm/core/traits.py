@@ -35,6 +35,8 @@ class Traits:
         worst of a group.
       reads_head: Whether a surrogate takes the values of a head, one per token, instead of
         log-probabilities: the trained model is then a reward model.
+      needs_updates: Whether a function, or a term of it, is 0 under the policy at the start of a
+        batch, so that it has no effect on a batch with one update.
       clip: What the options ``eps_low``, ``eps_high`` and ``dual_clip`` of a surrogate bound, for
         metrics: "ratio" for the ratio of its level, from ``1 - eps_low`` to ``1 + eps_high``;
         "log_ratio" for the log ratio of each token, from ``-eps_low`` to ``eps_high``; "dual" if
@@ -51,6 +53,7 @@ class Traits:
     orders_responses: bool = False
     compares_extremes: bool = False
     reads_head: bool = False
+    needs_updates: bool = False
     clip: Literal["ratio", "log_ratio", "dual"] | None = None
     reward_range: tuple[float, float] = (-math.inf, math.inf)
 

@@ -402,7 +402,8 @@ def top_entropy_steps(
       mask: bool ``[..., G, T]``, True for the tokens that are trained.
       old_entropy: ``[..., G, T]``, nats, floating point, of the policy that sampled.
       turn_ids: ``[..., G, T]`` integers, the step of each token; -1 where an environment wrote.
-      turns: Maximum number of steps of a rollout, at least 1.
+      turns: Maximum number of steps of a rollout, at least 1. Later ones count as one step with the
+        last of these.
       keep: Share of the steps that are kept, in (0, 1].
 
     Returns:
@@ -428,7 +429,8 @@ def top_entropy_steps(
     checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
     checks.check_positive(function, finite=True, turns=turns)
     checks.check_share(function, zero=False, keep=keep)
-    member = (jnp.asarray(turn_ids)[..., None] == jnp.arange(turns)) & mask[..., None]
+    steps = jnp.minimum(jnp.asarray(turn_ids), turns - 1)
+    member = (steps[..., None] == jnp.arange(turns)) & mask[..., None]
     tokens = jnp.sum(member, axis=-2)
     entropy = masking.zero_masked(old_entropy, mask)
     means = jnp.sum(jnp.where(member, entropy[..., None], 0.0), axis=-2) / jnp.maximum(tokens, 1)

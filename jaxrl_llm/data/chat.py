@@ -1,6 +1,8 @@
 """Chat templates, rendered as transformers renders them."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,37 @@ TEMPLATE_FILES = {
     "default": "chat_template.jinja",
     "tool_use": "additional_chat_templates/tool_use.jinja",
 }
+# The date that templates write; of all threads, since those of a run's rollouts write prompts too.
+_date: datetime | None = None
+
+
+@contextlib.contextmanager
+def dated(date: datetime | None) -> Iterator[None]:
+    """Within this context, templates that write the date write this one; None for the present."""
+    global _date
+    before, _date = _date, date
+    try:
+        yield
+    finally:
+        _date = before
+
+
+def date_written(tokenizer: Any) -> str:
+    """A sentence for errors about other prompts, if the chat template writes the date; else empty.
+
+    Example:
+      >>> from jaxrl_llm.testing import ByteTokenizer
+      >>> date_written(ByteTokenizer())
+      ''
+    """
+    sources = (getattr(tokenizer, name, None) for name in ("template", "tool_template"))
+    if not any("strftime_now" in source for source in sources if isinstance(source, str)):
+        return ""
+    date = _date or datetime.now()
+    return (
+        f" The chat template writes the date, here {date:%Y-%m-%d}, so a file that was made on "
+        "another day has other prompts."
+    )
 
 
 def render_chat(
@@ -60,7 +93,7 @@ def render_chat(
         "add_generation_prompt": add_generation_prompt,
     }
     try:
-        return templates.render(template, values)
+        return templates.render(template, values, date=_date)
     except TemplateError as error:
         raise ValueError(f"render_chat: the chat template raised an error: {error}") from error
 

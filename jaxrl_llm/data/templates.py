@@ -46,13 +46,13 @@ _ANY_NUMBER = ("%", "d", "default", "format", "format_map")
 _MANY = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
-def render(source: str, values: Mapping[str, Any]) -> str:
-    """The text of a template.
+def render(source: str, values: Mapping[str, Any], *, date: datetime | None = None) -> str:
+    """The text of a template, which takes ``date`` for now; None for the present.
 
     Raises:
       TemplateError: If the template is broken, raises, or exceeds a limit.
     """
-    token = _budget.set(_Budget())
+    token = _budget.set(_Budget(date))
     try:
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"it is longer than {MAX_SOURCE:,} characters")
@@ -67,9 +67,10 @@ def render(source: str, values: Mapping[str, Any]) -> str:
 
 
 class _Budget:
-    """What one rendering has used."""
+    """What one rendering has used, and the date that it writes."""
 
-    def __init__(self):
+    def __init__(self, date: datetime | None):
+        self.date = date
         self.steps = self.written = 0
         self.end = time.monotonic() + MAX_SECONDS
 
@@ -303,7 +304,7 @@ def _raise_exception(message: str) -> None:
 def _strftime_now(form: str) -> str:
     if len(form) > 100 or re.search(r"%[-_^#]*\d", form):  # a width fills any memory
         raise TemplateError("strftime_now has a width or a long format")
-    return datetime.now().strftime(form)
+    return (_budget.get().date or datetime.now()).strftime(form)
 
 
 @lru_cache(maxsize=16)

@@ -148,24 +148,15 @@ def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     """An error message about the arguments of a call; None if they are valid.
 
     It supports these entries of a JSON schema: type, properties, required, items,
-    additionalProperties, enum and anyOf.
+    additionalProperties, enum and anyOf. Without additionalProperties, an argument that is not
+    among the properties is an error, and such an entry of an object is not.
 
     Example:
       >>> schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
       >>> check_arguments(schema, {"n": "two"})
       'argument "n" must be an integer, not "two"'
     """
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in arguments:
-            return f'argument "{name}" is required'
-    for name, value in arguments.items():
-        if name not in properties:
-            known = ", ".join(properties) or "none"
-            return f"there is no argument {_short(name)}; the arguments are: {known}"
-        if problem := _mismatch(properties[name], value, f'argument "{name}"'):
-            return problem
-    return None
+    return _wrong_entry(schema, arguments, others=False, kind=("argument", "arguments"))
 
 
 class ToolState(NamedTuple):
@@ -340,13 +331,43 @@ def _mismatch(schema: Mapping[str, Any], value: Any, where: str) -> str | None:
     ):
         expected = " or ".join(_ARTICLES.get(kind, kind) for kind in kinds)
         return f"{where} must be {expected}, not {_short(value)}"
-    inner: Sequence[tuple[Any, Any]] = ()
-    if isinstance(value, list) and "items" in schema:
-        inner = [(schema["items"], one) for one in value]
-    elif isinstance(value, dict) and isinstance(schema.get("additionalProperties"), Mapping):
-        inner = [(schema["additionalProperties"], one) for one in value.values()]
-    problems = (_mismatch(one, entry, f"an entry of {where}") for one, entry in inner)
+    if isinstance(value, dict):
+        kind = ("entry", "entries")
+        return _wrong_entry(schema, value, others=True, kind=kind, of=f" of {where}")
+    inner = value if isinstance(value, list) and "items" in schema else ()
+    problems = (_mismatch(schema["items"], entry, f"an entry of {where}") for entry in inner)
     return next((problem for problem in problems if problem), None)
+
+
+def _wrong_entry(
+    schema: Mapping[str, Any],
+    values: Mapping[str, Any],
+    *,
+    others: bool,
+    kind: tuple[str, str],
+    of: str = "",
+) -> str | None:
+    """The first entry of an object that is missing, unknown or wrong, as a sentence.
+
+    ``others`` is whether entries that the schema does not name are valid if it does not say;
+    ``kind`` is what an entry and several are called, and ``of`` where they are.
+    """
+    one, several = kind
+    properties = schema.get("properties", {})
+    rest = schema.get("additionalProperties", others)
+    required = schema.get("required", ())
+    for name in required if isinstance(required, list | tuple) else ():
+        if name not in values:
+            return f'{one} "{name}"{of} is required'
+    for name, value in values.items():
+        inner = properties.get(name, rest)
+        if isinstance(inner, Mapping):
+            if problem := _mismatch(inner, value, f"{one} {_short(name)}{of}"):
+                return problem
+        elif not inner:
+            known = ", ".join(properties) or "none"
+            return f"there is no {one} {_short(name)}{of}; the {several} are: {known}"
+    return None
 
 
 def _short(value: Any) -> str:

@@ -16,6 +16,7 @@ from jaxrl_llm.core import (
     call_with,
     checks,
     masking,
+    parts_of,
     traits_of,
 )
 from jaxrl_llm.curation import Collector
@@ -260,6 +261,13 @@ class Recipe:
         policy, so each batch that a policy sampled has one optimizer step.
         """
         return traits_of(self.surrogate).has_ratio
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a term of the loss, or a state, moves only after the first update on a batch."""
+        adjusts = parts_of(self.advantage) or (self.advantage,)
+        functions = (self.surrogate, *self.regularizers, *(each.update for each in adjusts))
+        return any(traits_of(each).needs_updates for each in functions)
 
     @property
     def _samples(self) -> bool:

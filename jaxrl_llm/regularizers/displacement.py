@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.regularizers import _inputs
 
 
@@ -37,6 +37,7 @@ def chunk_ids_from_mask(mask: Array) -> Array:
     return jnp.where(mask, jnp.cumsum(mask & ~before, axis=-1, dtype=jnp.int32), 0)
 
 
+@traits(needs_updates=True)
 def llds(
     logp: Array,
     old_logp: Array | None,

@@ -244,6 +244,24 @@ class DataRows(Sequence):
         return {**prompt.metadata, "text": prompt.text}
 
 
+def _decoded_ends(
+    encoder: TextEncoder, text: str, tokens: Sequence[int], ends: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """The ends of steps of a text in characters of its decoded tokens.
+
+    They differ where the tokenizer normalizes, such as two characters into one.
+    """
+    decode = encoder.tokenizer.decode
+    if (written := decode(tokens)) == text:
+        return np.asarray(ends)
+    size = len(written)
+    moved = [
+        size if end == len(text) else min(len(decode(encoder.response(text[:end]))), size)
+        for end in map(int, ends)
+    ]
+    return np.maximum.accumulate(np.asarray(moved, np.int64))
+
+
 class _Book:
     """The requests of a batch and their outcomes."""
 
@@ -417,7 +435,11 @@ class _Book:
         for response in request.responses:
             tokens = response.tokens
             if isinstance(tokens, str):
-                tokens = self._limits.encoder.response(tokens, ends=not request.sampled)
+                text, encoder = tokens, self._limits.encoder
+                tokens = encoder.response(text, ends=not request.sampled)
+                if response.turn_ends is not None:
+                    turn_ends = _decoded_ends(encoder, text, tokens, response.turn_ends)
+                    response = response._replace(turn_ends=turn_ends)
             check_tokens(start, tokens, self._limits.vocab_size)
             n = len(tokens)
             if n > most - request.sampled:

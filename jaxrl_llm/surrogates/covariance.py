@@ -226,7 +226,7 @@ def clip_cov(
     return masking.zero_masked(x.finish(loss), ~selected)
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, needs_updates=True)
 def kl_cov(
     logp: Array,
     old_logp: Array | None,

@@ -10,6 +10,7 @@ All functions use NumPy in float64, on the host. All raise ValueError for a wron
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -187,16 +188,14 @@ def at_k(
 ) -> tuple[AtK, ...]:
     """pass@k for each k, and maj@k if there are answers.
 
-    Questions that all have one value, of which a resample says nothing, have Wilson's interval.
+    Questions that all have one value, of which a resample says nothing, have Wilson's interval. A k
+    for which no question has enough graded completions is left out, with a warning.
 
     Args:
       right, where: See the module; ``right`` is bool.
       ks: Values of k.
       answers: As in :func:`majority_at_k`; None for no maj@k.
       resamples: As in :func:`bootstrap`.
-
-    Raises:
-      ValueError: If no question has k graded completions.
 
     Example:
       >>> import numpy as np
@@ -207,21 +206,38 @@ def at_k(
     results = []
     for k in ks:
         named = {f"pass@{k}": pass_at_k(right, k, where=where)}
+        if np.isnan(named[f"pass@{k}"]).all():
+            warnings.warn(
+                f"pass@{k}: no question has {k} graded completions, since calls of the reward "
+                "failed; it is left out.",
+                stacklevel=2,
+            )
+            continue
         if answers is not None:
             named[f"maj@{k}"] = majority_at_k(right, answers, k, where=where)
         for name, values in named.items():
             enough = ~np.isnan(values)
-            if not enough.any():
-                raise ValueError(
-                    f"{name}: no question has {k} graded completions, since calls of the reward "
-                    "failed."
-                )
             mean, count = float(values[enough].mean()), int(enough.sum())
             low, high = bootstrap(values, resamples=resamples)
             if low == high:  # Equal values, of which a resample says nothing.
                 low, high = wilson(mean, count)
             results.append(AtK(name, mean, low, high, count))
     return tuple(results)
+
+
+def check_k(ks: Sequence[int], samples: int, *, function: str = "pass_at_k") -> None:
+    """Raises ValueError unless each k is a number of ``samples`` completions of a question.
+
+    An evaluation calls it before it samples. ``function`` is named in the message.
+    """
+    for k in ks:
+        if isinstance(k, bool) or k != int(k) or not 1 <= k <= samples:
+            raise ValueError(
+                f"{function}: k must be an integer from 1 to the {samples} completions of a "
+                f"question; got {k!r}."
+            )
+    if ks and samples > _MOST:
+        raise ValueError(f"{function}: a question has at most {_MOST} completions; got {samples}.")
 
 
 def _check(
@@ -232,12 +248,5 @@ def _check(
     where = np.ones(right.shape, bool) if where is None else np.asarray(where)
     checks.check_bool(function, where=where)
     checks.check_same_shape(function, right=right, where=where)
-    samples = right.shape[1]
-    if isinstance(k, bool) or k != int(k) or not 1 <= k <= samples:
-        raise ValueError(
-            f"{function}: k must be an integer from 1 to the {samples} completions of a question; "
-            f"got {k!r}."
-        )
-    if samples > _MOST:
-        raise ValueError(f"{function}: a question has at most {_MOST} completions; got {samples}.")
+    check_k([k], right.shape[1], function=function)
     return right, where

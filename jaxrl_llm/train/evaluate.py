@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.curation.collectors.protocol import Request
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards.answers import answer_of
@@ -17,8 +18,8 @@ from jaxrl_llm.rollout.backends import Asked, EngineBackend, Graded, texts_of
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.episodes import Episodes
-from jaxrl_llm.train.at_k import AtK, at_k
-from jaxrl_llm.train.grading import Grader, sample_rows
+from jaxrl_llm.train.at_k import AtK, at_k, check_k
+from jaxrl_llm.train.grading import Grader, OnNonFinite, check_finite, sample_rows
 from jaxrl_llm.train.intervals import t_quantile, wilson
 
 
@@ -124,6 +125,7 @@ def evaluate(
     on_error: OnError = "drop",
     k: Sequence[int] = (),
     success: float = 1.0,
+    on_non_finite: OnNonFinite = "raise",
 ) -> tuple[Accuracy, list[dict]]:
     """Mean reward of a policy on questions, and its pass@k and maj@k.
 
@@ -139,15 +141,19 @@ def evaluate(
       deadline: Seconds that one reward call may take, as in :func:`~jaxrl_llm.rewards.score`.
       on_error: As there; unless it is "zero", a response whose call failed is excluded and counted.
       k: Values of k for pass@k, at most the group size; also for maj@k if the reward returns
-        ``answer_ids`` or defines how to extract answers (:func:`~jaxrl_llm.rewards.answer_of`).
+        ``answer_ids`` or defines how to extract answers (:func:`~jaxrl_llm.rewards.answer_of`). A k
+        for which no question has enough graded completions is left out, with a warning.
       success: The lowest reward of a correct completion.
+      on_non_finite: "raise" for an error if the logits of a completion are non-finite; "warn" to
+        grade the tokens before them.
 
     Returns:
       The mean reward, and one record per completion: prompt, completion, reward, id.
 
     Raises:
       RewardError: If the reward fails, or every reward call fails.
-      ValueError: If there are no questions, or a k is above the group size.
+      ValueError: If there are no questions, a k is above the group size, or logits are non-finite;
+        the message names the prompt.
 
     Example:
       >>> import jax
@@ -169,10 +175,15 @@ def evaluate(
     if not questions:
         raise ValueError("evaluate: there are no questions.")
     rows, graded, answers, answered = [], [], [], False
+    finish: list[np.ndarray] = []
     for start in range(0, len(questions), batch_size):
         part = list(questions[start : start + batch_size])
         filled = part + [part[-1]] * (batch_size - len(part))
         rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
+        finish.append(processes.to_host(rollout.finish)[: len(part)])
+        check_k(k, finish[-1].shape[-1])
+        if on_non_finite == "raise":
+            check_finite("evaluate", finish[-1], part)
         completions = texts_of(rollout, tokenizer.decode)[: len(part)]
         scores = Grader(reward, deadline, on_error)(part, completions)
         graded.append(scores)
@@ -182,6 +193,7 @@ def evaluate(
             ids = [np.full(len(texts), -1) for texts in completions]
         answers += ids
         rows += sample_rows(part, completions, scores)
+    check_finite("evaluate", np.concatenate(finish), questions, on_non_finite=on_non_finite)
     check_answered(graded, " of the evaluation")
     rewards, failed = (
         np.concatenate([getattr(x, name) for x in graded]).reshape(len(questions), -1)
@@ -278,7 +290,9 @@ def play_tasks(
 
     Raises:
       RewardError: If every episode fails.
+      ValueError: If a k is above the number of samples.
     """
+    check_k(k, samples)
     groups = play_groups(
         engine,
         params,

@@ -38,7 +38,7 @@ def make_evolution_step(
 
     Frozen leaves stay identical bit for bit, for any optimizer. ``optax.masked(optimizer,
     jr.evolution.moving(classes))`` saves the memory of their optimizer state. A non-finite update
-    is not applied, as in :func:`make_step`.
+    is not applied, as in :func:`make_step`, and without any score there is no update.
 
     Args:
       recipe: The method.
@@ -92,7 +92,8 @@ def make_evolution_step(
         grads = recipe.gradient(state.params, classes, key, state.step, fitness)
         metrics = population_metrics(recipe, batch, fitness, missing)
         carry = (state.params, state.opt_state)
-        carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads)
+        there = jnp.any(batch.where & jnp.isfinite(batch.rewards))
+        carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads, there=there)
         params = jax.tree.map(
             lambda moves, new, old: new if moves else old,
             evolution.moving(classes),

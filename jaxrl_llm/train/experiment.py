@@ -20,9 +20,10 @@ from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.subagent import SubagentPlayer
+from jaxrl_llm.train.at_k import check_k
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
-from jaxrl_llm.train.grading import Grader
+from jaxrl_llm.train.grading import Grader, OnNonFinite
 from jaxrl_llm.train.mesh import replicated, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
 from jaxrl_llm.train.run_data import why_no_rewrites, within_limit
@@ -141,6 +142,7 @@ class Experiment:
         k: Sequence[int] = (),
         success: float = 1.0,
         subagent: ArrayTree | None = None,
+        on_non_finite: OnNonFinite = "raise",
     ) -> tuple[dict[str, Accuracy], list[dict]]:
         """Greedy and sampled accuracy on the held-out questions, and the greedy completions.
 
@@ -155,7 +157,10 @@ class Experiment:
           k, success: For pass@k and maj@k of the sampled completions; see
             :func:`~jaxrl_llm.train.evaluate`.
           subagent: Parameters of the subagent, whose answers are sampled in both evaluations.
+          on_non_finite: "raise" or "warn" if the logits of a completion are non-finite; episodes
+            always end with an error then.
         """
+        check_k(k, self.config.evaluation.samples or self.config.sampling.group_size)
         if self.config.environment is not None:
             player = None
             if subagent is not None:
@@ -187,6 +192,7 @@ class Experiment:
                 batch_size=batch_size,
                 k=k,
                 success=success,
+                on_non_finite=on_non_finite,
             )
 
         # Its program is compiled while the greedy one is, and while that decodes.
@@ -283,9 +289,12 @@ class Experiment:
     ) -> Episodes:
         """The player of the run's environment, of episodes that are trained on if ``trains``.
 
-        ``seed`` extends the seed of the run.
+        ``seed`` extends the seed of the run: the number of the batch, which is left out if the
+        collector needs episodes of a task that always begin alike.
         """
         config, no_rewrites = self.config, ""
+        if tuple(seed) != (_EVALUATION,) and declares(self.recipe.collector, "repeats_starts"):
+            seed = ()
         if trains:
             no_rewrites = why_no_rewrites(config, self.recipe, self.model, self.teacher)
         return Episodes(

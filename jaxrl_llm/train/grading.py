@@ -3,9 +3,10 @@
 Shared arguments: ``questions``, P questions; ``completions``, P groups of G texts.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -14,8 +15,12 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import OnError, grade, join_scores
 from jaxrl_llm.rollout.episodes import EPISODES
+from jaxrl_llm.rollout.types import FAILED
 
 T = TypeVar("T")
+
+OnNonFinite = Literal["raise", "warn"]
+"""Treatment of a response whose logits are non-finite: `ValueError`, or a warning."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,31 @@ class Grader:
             on_error=self.on_error,
             watch=watchdog.SHARED,
         )
+
+
+def check_finite(
+    function: str,
+    finish: np.ndarray,
+    questions: Sequence[Question],
+    *,
+    on_non_finite: OnNonFinite = "raise",
+) -> None:
+    """Raises ValueError, or warns, if a response ended with non-finite logits.
+
+    Args:
+      function: Named in the message.
+      finish: int ``[P, G]``, as in :class:`~jaxrl_llm.rollout.Rollout`.
+      questions: See the module; the message names the first with such a response.
+      on_non_finite: "raise" or "warn".
+    """
+    broken = (finish == FAILED).any(axis=-1)
+    if not broken.any():
+        return
+    name = questions[int(np.argmax(broken))].prompt.name
+    text = f"{function}: the logits of a response to prompt {name!r} are non-finite."
+    if on_non_finite == "raise":
+        raise ValueError(text)
+    warnings.warn(text, stacklevel=3)
 
 
 def sample_rows(

@@ -186,14 +186,15 @@ def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Ar
     return metrics
 
 
-def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]:
+def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str, float]:
     """Metrics of a batch that only the host knows.
 
     - ``reward/NAME``: mean of each reward component over the responses to which it applies, NaN if
       there are none; ``reward_failures``: number of responses whose reward call failed.
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
-      to the weights being trained: mean and maximum over training tokens with known weights.
+      to the weights being trained: mean and maximum over training tokens with known weights. Left
+      out if ``ages`` is None, as where a moving reference samples, whose age is not known.
     - ``groups_sampled``, ``rollouts_sampled``: number of groups and rollouts that the collector had
       sampled; ``sampled_reward``: the mean reward of the policy's rollouts among them (no judges,
       drafts or continuations that estimate a value), whereas ``reward`` is the mean of the batch.
@@ -217,9 +218,10 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
         values[f"reward/{name}"] = float(apply.mean()) if apply.size else float("nan")
     values["reward_failures"] = float(collected.failures)
     values["truncated"] = float(np.mean(rollout.finish[present.reshape(where.shape)] == 0))
-    ages = ages[rollout.mask & where[..., None] & (np.asarray(rollout.version) >= 0)]
-    known = ages if ages.size else np.zeros(1)
-    values |= {"staleness": float(known.mean()), "staleness_max": float(known.max())}
+    if ages is not None:
+        ages = ages[rollout.mask & where[..., None] & (np.asarray(rollout.version) >= 0)]
+        known = ages if ages.size else np.zeros(1)
+        values |= {"staleness": float(known.mean()), "staleness_max": float(known.max())}
     counts = np.bincount(collected.roles[where], minlength=len(_ROLES))
     named = zip(_ROLES, counts, strict=True)
     values |= {f"rollouts/{role}": float(n) for role, n in named if n and role != "own"}

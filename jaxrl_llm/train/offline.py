@@ -205,6 +205,7 @@ def reference_logp(
     *,
     about: Mapping[str, Any],
     questions: Sequence[Question],
+    note: str = "",
 ) -> ReferenceLogp:
     """Reads the log-probabilities from a file that matches this run, or computes and writes them.
 
@@ -214,6 +215,7 @@ def reference_logp(
       score: Returns log-probabilities ``[P, G, T]`` of a host batch under the reference.
       about: As for ``ReferenceLogp``; errors use these names.
       questions: The rows of the batches.
+      note: What the error about other data says as well.
 
     Raises:
       ValueError: If the file belongs to another reference, or lacks responses of the run.
@@ -245,6 +247,6 @@ def reference_logp(
         raise ValueError(
             f"reference_logp: {str(path)!r} was made from other data: it lacks {len(absent)} of "
             f"the responses of this run, the first to prompt {prompt.name!r}. "
-            "Name another file, or use the same rows, tokenizer and chat template."
+            f"Name another file, or use the same rows, tokenizer and chat template.{note}"
         )
     return table

@@ -43,7 +43,7 @@ from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
 from jaxrl_llm.rollout.collect import Collected, Limits, collect
 from jaxrl_llm.rollout.subagent import SubagentPlayer
-from jaxrl_llm.rollout.types import FAILED
+from jaxrl_llm.rollout.types import FAILED, STOP
 from jaxrl_llm.train.batches import MIN_SAVED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
@@ -52,7 +52,7 @@ from jaxrl_llm.train.denoising import check_unmasked, draw_masks
 from jaxrl_llm.train.evaluate import play_groups
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import Texts, attach_fields
-from jaxrl_llm.train.grading import sample_rows, spread_rows
+from jaxrl_llm.train.grading import check_finite, sample_rows, spread_rows
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
@@ -158,6 +158,8 @@ def collect_rollouts(
     else:  # a denoiser sees all cells of a response, including those after its end
         collected = with_width(collected, config.sampling.max_new_tokens)
     batch = _graded_batch(experiment, collected)
+    if recipe.forward_only:  # without its broken members
+        collected = collected._replace(where=np.asarray(batch.where))
     batch = _with_host_scores(experiment, collected, batch)
     if not recipe.forward_only:
         collected, batch = _with_fields(
@@ -171,9 +173,10 @@ def collect_rollouts(
     seconds = dict(collected.seconds)
     baselines = seconds["sample"] - sampled
     seconds["reward"] += time.perf_counter() - start - baselines
-    metrics = rollout_metrics(
-        collected, collected.rollout, ages=number - np.asarray(collected.rollout.version)
-    )
+    ages = None  # of a reference that samples: when it last moved is not recorded
+    if recipe.sampled_by == "policy":
+        ages = number - np.asarray(collected.rollout.version)
+    metrics = rollout_metrics(collected, collected.rollout, ages=ages)
     if player is not None:
         metrics["calls"] = mean_calls(collected.scores, np.asarray(batch.where))
     return RolloutBatch(
@@ -279,6 +282,7 @@ def _baselines(
     if config.environment is None:
         tokens = [question.tokens for question in collected.questions]
         likely = processes.to_host(experiment.samplers.baseline(params, key, tokens))
+        check_finite("greedy baseline", likely.finish, collected.questions)
         seconds = time.perf_counter() - start
         scores = experiment.grader(collected.questions, texts_of(likely, tokenizer.decode))
         return _Baselines(scores.rewards, scores.failed, _num_sampled([likely]), seconds)
@@ -597,13 +601,12 @@ def to_batch(
     shape = host.mask.shape[:2]
     ids = [q.prompt.name for q in questions]
     rewards = np.asarray(rewards, np.float32).reshape(shape)
-    where, failed = np.ones(shape, bool) if where is None else where, host.finish == FAILED
+    where = np.ones(shape, bool) if where is None else where
     if drop_failed:
-        where = where & np.isfinite(rewards) & ~failed
+        where = where & np.isfinite(rewards) & (host.finish != FAILED)
         rewards = np.where(where, rewards, 0.0)
-    elif (failed & where).any():
-        name = ids[int(np.argmax((failed & where).any(axis=-1)))]
-        raise ValueError(f"to_batch: the logits of a response to prompt {name!r} are non-finite.")
+    else:
+        check_finite("to_batch", np.where(where, host.finish, STOP), questions)
     batch = Batch.from_rollout(host, rewards, where=where)
     if known is not None:
         known = known[..., : batch.tokens.shape[-1]]

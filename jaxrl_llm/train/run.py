@@ -14,6 +14,7 @@ from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.core.secrets import find_secrets, remember
+from jaxrl_llm.data.chat import dated
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
@@ -82,6 +83,13 @@ class Run:
             forward_only=recipe.forward_only,
             likelihood=recipe.likelihood,
         )
+        # Before the folder has the new settings: a kill in between leaves no score of the old ones.
+        best = self.config.checkpoint.best or "sampled"  # which all of the settings decide
+        if differ := folder.changed_score(settings(self.config), best):
+            checkpoints.forget_scores()
+            if self.config.checkpoint.best is not None:
+                names = ", ".join(differ)
+                folder.log(f"The best checkpoint is found anew, by other settings: {names}.")
         about = surroundings() | self._meter.about()
         folder.start(
             int(state.step),
@@ -249,6 +257,9 @@ class Run:
     def _measure(self, check: Callable[[], None]) -> tuple[dict[str, Accuracy], list[dict]]:
         """The accuracy on held-out questions, and on held-out pairs if the data have them."""
         state, results, rows = self.state, {}, []
+        # Training itself refuses such responses of a policy, but not broken members of a
+        # population, and it samples none where the data have them.
+        goes_on = self.experiment.recipe.forward_only or self.config.offline
         if self.config.samples_held_out:
             results, rows = self.experiment.evaluate(
                 state.policy,
@@ -256,6 +267,7 @@ class Run:
                 collector_state=state.collector_state,
                 check=check,
                 subagent=state.subagent.params if state.subagent else None,
+                on_non_finite="warn" if goes_on else "raise",
             )
         if self.config.compares_held_out:
 
@@ -326,9 +338,11 @@ def begin(
     """
     remember(find_secrets(config))
     config = with_mesh_sizes(config)  # on which it depends how many minibatches a batch has
-    with RunFolder(
+    opened = RunFolder(
         config.run_dir, resume=resume, overwrite=overwrite, log=log, sinks=config.report.sinks
-    ) as folder:
+    )
+    # Another day's prompts would be others, where the chat template writes the date.
+    with opened as folder, dated(folder.date):
         changed = folder.changed(settings(config), allowed=allow_changed)
         check_memory(config)
         experiment, algorithm, checkpoints, state = init_experiment(

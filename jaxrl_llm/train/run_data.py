@@ -1,10 +1,11 @@
 """The prompts of a run: how they are loaded, split and checked, and how long they may be."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from jaxrl_llm.curation.collectors.protocol import (
@@ -126,6 +127,7 @@ def check_data(
             f"config: recipe {recipe.name!r} writes the prompts of its teacher from the text of "
             "the data, not from the first observation of an environment; use another recipe."
         )
+    _check_text_column(config, recipe, itertools.chain(prompts, held_out))
     rows = [Question(prompt, []) for prompt in prompts]
     if not recipe.forward_only:
         check_fields(recipe, rows, environment=config.environment is not None)
@@ -215,6 +217,31 @@ def why_no_rewrites(config: TrainConfig, recipe: Any, model: Model, teacher: Any
     return ""
 
 
+def _check_text_column(config: TrainConfig, recipe: Any, prompts: Iterable[Prompt]) -> None:
+    """Raises ValueError, or warns, if a column is hidden by the prompt, which rows name text."""
+    reads = any(map(_names_text, collector_parts(recipe.collector)))
+    if not reads and config.environment is None:
+        return
+    for prompt in prompts:
+        text = prompt.metadata.get("text")
+        if text is None or isinstance(text, str) and text == prompt.text:
+            continue
+        what = f"data: prompt {prompt.name!r} has a column 'text', which"
+        if reads:
+            raise ValueError(f"{what} collectors read as the prompt itself; rename the column.")
+        warnings.warn(f"{what} the environment gets as the prompt itself.", stacklevel=3)
+        return
+
+
+def _names_text(option: Any) -> bool:
+    """Whether an option, or one inside of it, is the name of the column text."""
+    if dataclasses.is_dataclass(option):
+        return any(map(_names_text, vars(option).values()))
+    if isinstance(option, tuple):
+        return any(map(_names_text, option))
+    return isinstance(option, str) and option == "text"
+
+
 def warn_of_rewrites(
     config: TrainConfig, recipe: Any, model: Model, tokenizer, teacher: Any = None
 ) -> None:
@@ -236,15 +263,36 @@ def warn_of_rewrites(
 
 
 def warn_of_warmup(config: TrainConfig, recipe: Any) -> None:
-    """Warns if the run ends before a policy of help begins, and so trains without any help."""
+    """Warns if the run ends before a collector, or its policy of help, has its first effect."""
     for part in collector_parts(recipe.collector):
         policy = getattr(part, "policy", None)
-        if (first := getattr(policy, "first_help", 0)) >= config.steps:
-            warnings.warn(
-                f"config: {policy!r} gives no help in the first {first} steps, and the run has "
-                f"{config.steps}; set a smaller warmup.",
-                stacklevel=2,
-            )
+        for each, does, how in (
+            (part, "has no effect", "let it begin earlier"),
+            (policy, "gives no help", "set a smaller warmup"),
+        ):
+            if (first := getattr(each, "first_help", 0)) >= config.steps:
+                warnings.warn(
+                    f"config: {each!r} {does} in the first {first} steps, and the run has "
+                    f"{config.steps}; {how}.",
+                    stacklevel=2,
+                )
+
+
+def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
+    """Warns if a batch has one update, in which a term of the recipe is 0."""
+    if recipe.forward_only or not recipe.needs_updates:
+        return
+    if config.passes.updates > 1 or recipe.turn_updates is not None:
+        return
+    # Older weights sampled: the policy has changed since then.
+    if config.asynchrony.max_staleness or recipe.sampled_by == "reference":
+        return
+    warnings.warn(
+        f"config: {recipe.name!r} makes one update on a batch, where its own term is 0; choose "
+        "prompts_per_step that divides into minibatches of at least two groups, or set minibatches "
+        "or epochs.",
+        stacklevel=2,
+    )
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:

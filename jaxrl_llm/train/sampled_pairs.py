@@ -15,6 +15,7 @@ from jaxrl_llm.rewards.scoring import check_answered
 from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.types import STOP
 from jaxrl_llm.train.experiment import Experiment
+from jaxrl_llm.train.grading import check_finite
 
 # Number of responses sampled at a time, unless one prompt has more.
 _AT_ONCE = 64
@@ -59,8 +60,8 @@ def sample_pairs(
 ) -> SampledPairs:
     """Pairs correct and wrong responses of a policy to the prompts that a run trains on.
 
-    Of several responses with equal text only the first takes part. A response that did not end is
-    excluded, since as data it would be followed by the stop token.
+    Of several responses with equal text only the first that was graded takes part. A response that
+    did not end is excluded, since as data it would be followed by the stop token.
 
     Args:
       experiment: A run with a reward; its held-out questions are not sampled.
@@ -75,6 +76,7 @@ def sample_pairs(
 
     Raises:
       RewardError: If the reward fails, or every reward call fails.
+      ValueError: If the logits of a response are non-finite; the message names the prompt.
     """
     distinct = {question.prompt.content: question for question in experiment.train}
     questions = list(distinct.values())[:limit]
@@ -94,13 +96,15 @@ def sample_pairs(
         part = questions[start : start + size]
         filled = part + [part[-1]] * (size - len(part))
         rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
+        lengths, finish = processes.to_host((rollout.mask.sum(axis=-1), rollout.finish))
+        check_finite("sample_pairs", finish[: len(part)], part)
         texts = texts_of(rollout, tokenizer.decode)[: len(part)]
         scores = experiment.grader(part, texts)
         graded.append(scores)
-        lengths, finish = processes.to_host((rollout.mask.sum(axis=-1), rollout.finish))
         ended, shape = finish[: len(part)] == STOP, (len(part), samples)
-        first = np.array([[row.index(x) == i for i, x in enumerate(row)] for row in texts])
-        where = ended & first & ~scores.failed.reshape(shape)
+        # A reward of 0 in place of a failed call does not make a response wrong.
+        answered = ~scores.unanswered.reshape(shape)
+        where = ended & first_of_equal(texts, answered)
         where &= np.array([[encodes(text) for text in row] for row in texts])
         rewards = np.where(where, scores.rewards.reshape(shape), 0.0).astype(np.float32)
         right = (where & (rewards >= success)).any(axis=-1)
@@ -122,9 +126,18 @@ def sample_pairs(
         unended += int((~ended).sum())
         on_batch(len(part), rows[before:])
     check_answered(graded, " that were sampled for pairs")
-    failed = sum(int(scores.failed.sum()) for scores in graded)
+    failed = sum(scores.failures for scores in graded)
     responses = len(questions) * samples
     return SampledPairs(rows, len(questions), no_right, no_wrong, responses, unended, failed)
+
+
+def first_of_equal(texts: Sequence[Sequence[str]], where: np.ndarray) -> np.ndarray:
+    """Of the texts of each row with True in ``where``, those that equal none before them."""
+    first = np.zeros(where.shape, bool)
+    for p, row in enumerate(texts):
+        places = {row[i]: i for i in reversed(np.flatnonzero(where[p]))}
+        first[p, list(places.values())] = True
+    return first
 
 
 def pair_row(prompt: Prompt, chosen: str, rejected: str) -> dict[str, Any]:

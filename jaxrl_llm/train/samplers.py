@@ -269,7 +269,7 @@ def _check_mixture(config: TrainConfig) -> None:
     if config.asynchrony.sampler_devices:
         raise ValueError(
             "asynchrony: sampler_devices would need a second copy of the teacher, which samples "
-            "with the policy; use 0."
+            "with the policy; leave it out (None)."
         )
 
 

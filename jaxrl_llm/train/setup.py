@@ -12,6 +12,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.curation import in_order
 from jaxrl_llm.curation.collectors.protocol import declares, width_of
+from jaxrl_llm.data.chat import date_written
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.lora import Adapted
@@ -36,6 +37,7 @@ from jaxrl_llm.train.run_data import (
     encode_questions,
     load_prompts,
     text_room,
+    warn_of_one_update,
     warn_of_rewrites,
     warn_of_warmup,
 )
@@ -121,6 +123,7 @@ def load_experiment(
         teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
         warn_of_rewrites(config, recipe, model, tokenizer, teacher)
         warn_of_warmup(config, recipe)
+        warn_of_one_update(config, recipe)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(
@@ -192,6 +195,7 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
         lambda batch: scorer(reference, place_batch(batch, mesh)),
         about=about,
         questions=questions,
+        note=date_written(experiment.tokenizer),
     )
 
 

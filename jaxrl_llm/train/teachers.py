@@ -33,6 +33,7 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import parse_json, with_home, write_whole
 from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.data.alignment import align_spans, token_ends
+from jaxrl_llm.data.chat import date_written
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
@@ -452,7 +453,7 @@ class StoredTeacher:
                 prompt = question.prompt
                 raise ValueError(
                     f"{self!r} was made from another data set: it has no response to prompt "
-                    f"{prompt.name!r}."
+                    f"{prompt.name!r}.{date_written(tokenizer)}"
                 )
 
     def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
@@ -481,7 +482,8 @@ class AlignedTeacher:
     The teacher reads the text of prompt and response with its own tokenizer and chat template. The
     text is split into spans where both tokenizers end a token; each span has one log-probability.
     A response that exceeds the teacher's context with its prompt has no spans, so nothing is
-    learned from it; a warning says so.
+    learned from it; nor has one that the teacher's tokenizer writes as another text, such as with
+    other accents. A warning says so.
 
     Args:
       teacher: A teacher that scores its own tokens.
@@ -511,12 +513,15 @@ class AlignedTeacher:
         """
         ours, theirs = encoder.tokenizer, self.tokenizer
         there = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
-        cut, rows, prompts, stops = [], [], [], set(ours.eos_ids)
+        cut, rows, prompts, same, stops = [], [], [], [], set(ours.eos_ids)
         for text, response in zip(texts, responses, strict=True):
             tokens = [int(x) for x in response]
             ends = bool(tokens) and tokens[-1] in stops
             body = tokens[:-1] if ends else tokens
-            written = there.response(ours.decode(body), ends=ends)
+            words = ours.decode(body)
+            written = there.response(words, ends=ends)
+            # Else the characters of the two, by which tokens are aligned, are not the same.
+            same.append(theirs.decode(written[:-1] if ends else written) == words)
             prompts.append(there.prompt(text, "of the teacher"))
             # At least one token: an empty response is scored too, and no span reads it.
             rows.append(written or list(theirs.eos_ids[:1]))
@@ -532,6 +537,13 @@ class AlignedTeacher:
                 f"{context} tokens with their prompts, so nothing is learned from them.",
                 stacklevel=2,
             )
+        if not all(same):
+            warnings.warn(
+                f"{len(same) - sum(same)} of {len(same)} responses are another text in the "
+                "teacher's tokenizer, so nothing is learned from them.",
+                stacklevel=2,
+            )
+        fits = [x and y for x, y in zip(fits, same, strict=True)]
         fitting = [list(itertools.compress(x, fits)) for x in (prompts, rows)]
         scores = iter(self.teacher.score(*fitting) if any(fits) else ())
         out = []

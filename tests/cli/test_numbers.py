@@ -41,3 +41,10 @@ def test_each_number_of_a_list_is_checked(capsys, tmp_path):
     code, _, err = run(capsys, "merge", "a", "b", "--out", "o", "--weights", "nan", "1")
     assert code == 2
     one_sentence(err, "merge: weights must be finite")
+
+
+def test_more_samples_than_pass_at_k_counts_are_refused(capsys, tmp_path):
+    words = ("evaluate", config_file(tmp_path), "--samples", "1024", "--k", "1", "1024")
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    one_sentence(err, "a question has at most 1000 completions; got 1024")

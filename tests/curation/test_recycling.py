@@ -173,6 +173,17 @@ def test_certain_steps_do_not_train():
     assert tied.all()
 
 
+def test_steps_beyond_the_maximum_count_as_the_last_one():
+    turn_ids, mask = jnp.array([[[0, 1, 2, 5], [0, 0, 3, -1]]]), jnp.ones((1, 2, 4), bool)
+    entropy = jnp.array([[[1.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.5, 9.0]]])
+    options = {"old_entropy": entropy, "turns": 2}
+    for keep in (1.0, 0.5):
+        got = steps_of(None, mask, turn_ids=turn_ids, keep=keep, **options)
+        merged = steps_of(None, mask, turn_ids=jnp.minimum(turn_ids, 1), keep=keep, **options)
+        np.testing.assert_array_equal(got, merged)
+        assert got[0, 0, 1:].all() and got[0, 1, 2] and not got[0, 1, 3]
+
+
 def test_steps_are_ranked_over_the_group_and_masked_tokens_are_not_read():
     turn_ids = jnp.array([[[0, 0, 1, -1], [0, 1, 1, 1]]])
     mask = jnp.array([[[True, True, True, False], [True, True, False, True]]])

@@ -19,6 +19,7 @@ from jaxrl_llm.environments import (
     tool,
 )
 from jaxrl_llm.environments.asking import ask as ask_subagent
+from jaxrl_llm.environments.tools import check_arguments
 from jaxrl_llm.rewards import (
     SandboxError,
     check_sandbox,
@@ -182,7 +183,7 @@ def test_answers():
         ("search", {"query": "a", "unit": "m"}, '"unit" must be one of "km", "miles", not "m"'),
         ("search", {"query": "a", "weights": 1}, '"weights" must be a list, not 1'),
         ("search", {"query": "a", "weights": [1, "b"]}, 'an entry of argument "weights" must be'),
-        ("search", {"query": "a", "options": {"b": "c"}}, 'an entry of argument "options" must be'),
+        ("search", {"query": "a", "options": {"b": "c"}}, 'entry "b" of argument "options" must'),
         ("search", {"query": "a", "limit": 1}, 'there is no argument "limit"; the arguments are'),
         ("calculator", {"expression": "9**9**9"}, "Error: ValueError: the power is too large"),
     ],
@@ -190,6 +191,30 @@ def test_answers():
 def test_the_policy_is_told_what_is_wrong(name, arguments, message):
     text = ask(name, arguments)
     assert text.startswith("Error: ") and message in text and len(text) < 300
+
+
+def test_a_schema_says_which_entries_an_object_has():
+    number = {"type": "number"}
+    object_of = {"type": "object", "additionalProperties": number}
+    check = check_arguments
+    assert check(object_of, {"x": 1.5}) is None
+    assert check(object_of, {"x": "a"}) == 'argument "x" must be a number, not "a"'
+    assert check(object_of | {"additionalProperties": True}, {"x": "a"}) is None
+    for closed in ({"type": "object"}, object_of | {"additionalProperties": False}):
+        assert "there is no argument" in str(check(closed, {"x": 1}))
+    place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+    def inner(options, value):
+        return check({"properties": {"at": place | options}}, {"at": value})
+
+    assert inner({}, {}) == 'entry "city" of argument "at" is required'
+    assert inner({}, {"city": 1}) == 'entry "city" of argument "at" must be a text, not 1'
+    assert inner({}, {"city": "Rome", "x": "a"}) is None
+    rest = {"additionalProperties": number}
+    assert inner(rest, {"city": "Rome", "x": 1}) is None
+    assert "must be a number" in str(inner(rest, {"city": "Rome", "x": "a"}))
+    message = 'there is no entry "x" of argument "at"; the entries are: city'
+    assert inner({"additionalProperties": False}, {"city": "Rome", "x": 1}) == message
 
 
 def test_a_tool_that_raises_or_exits_ends_nothing():

@@ -293,7 +293,7 @@ COLLECTORS = {
     "three rounds": curation.two_phase(
         one_more_each, max_rollouts=5, first=2, rounds=2, memory=curation.remembered_rates()
     ),
-    "rollout_gdro": jr.recipes.rollout_gdro(arms=(2, 4, 6)).collector,
+    "rollout_gdro": jr.recipes.rollout_gdro(arms=(2, 4, 8)).collector,
     "xrpo": jr.recipes.xrpo(first=2, max_rollouts=8).collector,
     "forked": curation.forked(curation.top_entropy_forks, forks=1, branches=2),
     "segments": curation.forked(curation.segment_forks, forks=1, rounds=2, segment=2),

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
-# A run of three steps ends before its first hint by default.
-EARLY = {"scaf_grpo": jr.recipes.scaf_grpo(warmup=0)}
+# A run of three steps ends before their first hint, or the first rollout that stops, by default.
+EARLY = {"scaf_grpo": jr.recipes.scaf_grpo(warmup=0), "arrol": jr.recipes.arrol(warmup=1)}
 DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 
 
@@ -293,6 +293,21 @@ def test_help_that_begins_after_the_run_warns():
     for warmup in (None, optax.constant_schedule(1.0), 10_000):  # of other things
         own = SimpleNamespace(policy=SimpleNamespace(warmup=warmup))
         warn_of_warmup(config, SimpleNamespace(collector=own))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "words"),
+    [
+        ("arrol", 20, r"^config: pruned\(.* warmup=20, .* has no effect in the first 20 steps"),
+        ("dots", 2, r"^config: replayed\(.*start=2.* has no effect in the first 2 steps"),
+    ],
+)
+def test_a_rule_that_begins_after_the_run_warns(name, first, words):
+    recipe = catalog.preset(name, length=8)
+    config = dataclasses.replace(example("hard"), recipe=name, steps=first)
+    with pytest.warns(UserWarning, match=words):
+        warn_of_warmup(config, recipe)
+    warn_of_warmup(dataclasses.replace(config, steps=first + 1), recipe)  # without a warning
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.train import AtK, bootstrap, majority_at_k, pass_at_k
-from jaxrl_llm.train.at_k import at_k
+from jaxrl_llm.train.at_k import at_k, check_k
 
 
 def codex(n, c, k):
@@ -103,6 +103,15 @@ def test_equal_questions_have_an_interval_too():
     assert half.low == pytest.approx(0.15, abs=0.01) and half.high == pytest.approx(0.85, abs=0.01)
 
 
+def test_a_k_without_enough_graded_completions_is_left_out():
+    right = np.array([[True, False], [True, True]])
+    one = np.array([[True, False], [True, False]])
+    with pytest.warns(UserWarning, match="pass@2: no question has 2 graded completions") as told:
+        results = at_k(right, [1, 2], answers=np.zeros((2, 2), int), where=one)
+    assert [(x.name, x.mean) for x in results] == [("pass@1", 1.0), ("maj@1", 1.0)]
+    assert len(told) == 1
+
+
 RIGHT = np.ones((2, 4), bool)
 
 
@@ -120,7 +129,8 @@ RIGHT = np.ones((2, 4), bool)
         (lambda: pass_at_k(np.ones((1, 1001), bool), 1), "at most 1000 completions; got 1001"),
         (lambda: bootstrap(np.array([np.nan])), "there are no values"),
         (lambda: bootstrap(np.ones(2), resamples=0), "resamples must be above 0"),
-        (lambda: at_k(RIGHT, [1], where=~RIGHT), "no question has 1 graded completions"),
+        (lambda: check_k([1, 5], 4), "pass_at_k: k must be an integer from 1 to the 4"),
+        (lambda: check_k([1], 1001), "at most 1000 completions; got 1001"),
     ],
 )
 def test_bad_input(call, message):

@@ -195,6 +195,24 @@ def test_a_population_answers_prompts_of_data_that_are_checked(tmp_path):
         load_experiment(config)
 
 
+def test_a_column_of_the_name_of_the_prompt_is_refused(tmp_path):
+    def checked(recipe, prompts, held_out=(), **options):
+        check_data(tiny_run(tmp_path, recipe=recipe, **options), recipe, prompts, held_out)
+
+    recipe, plain = jr.recipes.sft(column="text"), jr.recipes.grpo()
+    other = Prompt("2+2?", metadata={"text": "4"}, id="q")
+    same = Prompt("a", metadata={"text": "a"})
+    message = "^data: prompt 'q' has a column 'text', which collectors read as the prompt itself"
+    for prompts in ([same, other],), ([same], [other]):
+        with pytest.raises(ValueError, match=message):
+            checked(recipe, *prompts)
+    with pytest.warns(UserWarning, match="'text', which the environment gets as the prompt"):
+        checked(plain, [same, other], environment=NumberGuess(), reward=None)
+    checked(recipe, [same])
+    for each in (plain, jr.recipes.sft(column="answer")):  # which do not read it
+        checked(each, [Prompt("2+2?", "4", {"text": "2+2? 4"})])
+
+
 def test_a_share_of_a_batch_is_at_least_one_group(tmp_path):
     collector = curation.mixed((curation.in_order(), 0.95), (curation.plain_texts(), 0.05))
     recipe = jr.recipes.grpo().replace(name="texts", collector=collector)
@@ -202,6 +220,34 @@ def test_a_share_of_a_batch_is_at_least_one_group(tmp_path):
         ValueError, match="share of plain_texts.* is no group .* prompts_per_step 4"
     ):
         check_data(tiny_run(tmp_path, recipe=recipe), recipe, [Prompt("q", id="q")])
+
+
+@pytest.mark.parametrize(
+    ("collector", "size", "least"),
+    [
+        (curation.judged(), 3, 4),
+        (curation.judged(judges=0.0, refines=0.1), 8, 10),
+        (curation.replayed(capacity=4, share=0.5), 1, 2),
+        (curation.replayed(capacity=4, share=0.1), 4, 6),
+        (curation.replayed(capacity=4, share=0.5, draw="each"), 1, 2),
+        (curation.shared(curation.shared_folder("never", node="a"), share=0.1), 4, 6),
+    ],
+    ids=["judged", "refined", "replayed", "small share", "each", "shared"],
+)
+def test_a_share_that_is_no_group_of_a_batch_is_refused(tmp_path, collector, size, least):
+    recipe = jr.recipes.grpo().replace(name="part", collector=collector)
+    prompts = [Prompt(f"q{n}", id=f"q{n}") for n in range(4)]
+    config = tiny_run(tmp_path, recipe=recipe, prompts_per_step=size)
+    with pytest.raises(ValueError, match=f"0.* is no group of a batch of {size}, so it would"):
+        check_data(config, recipe, prompts)
+    check_data(dataclasses.replace(config, prompts_per_step=least), recipe, prompts)
+
+
+def test_a_run_that_would_judge_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="judges=0.25 is no group of a batch of 3"):
+        train(tiny_run(tmp_path, recipe="spark", prompts_per_step=3, model=never))
+    off = jr.recipes.spark(judges=0.0, refines=0.0)
+    check_data(tiny_run(tmp_path, recipe=off, prompts_per_step=1), off, [Prompt("q", id="q")])
 
 
 def test_held_out_rows_have_no_responses_where_a_part_of_a_batch_is_sampled():

@@ -234,6 +234,32 @@ def test_the_text_of_a_config_names_no_address_and_no_module_but_what_differs():
     assert without_precision(text(with_functions)) == (without_precision(text(other)))
 
 
+@pytest.mark.parametrize("name", ["text", "class", "scalar", "dtype"])
+def test_the_precision_of_a_model_may_be_written_in_any_way(name):
+    texts = []
+    for dtype in ("float32", "bfloat16"):
+        kinds = {"class": getattr(jnp, dtype), "dtype": jnp.dtype(dtype), "text": dtype}
+        kinds["scalar"] = jnp.dtype(dtype).type
+        texts += [config_text(_DtypeFirst(kinds[name])), config_text(_DtypeLast(8, kinds[name]))]
+    assert len(set(texts)) == 4
+    first, last, other_first, other_last = map(without_precision, texts)
+    assert first == other_first
+    assert last == other_last
+    assert "8" in first
+
+
+@dataclasses.dataclass(frozen=True)
+class _DtypeFirst:
+    dtype: Any
+    width: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class _DtypeLast:
+    width: int
+    dtype: Any
+
+
 class _SlottedConfig:
     """As attrs makes one."""
 
@@ -769,6 +795,30 @@ def test_a_run_keeps_its_best(tmp_path):
     folder = Checkpoints(other / "checkpoints", model=None, best="greedy")
     assert folder.best_step() == best_of({s: m for s, m in means.items() if s in folder.steps()})
     assert best_of({s: means[s] for s in (1, 2)}) in folder.steps()
+
+
+def test_the_best_of_an_evaluation_is_not_compared_with_that_of_another(tmp_path):
+    def five(prompt, completion, metadata):
+        return 5.0 + len(completion) % 2
+
+    def one(prompt, completion, metadata):
+        return 1.0 + len(completion) % 2
+
+    options = {
+        "checkpoint": CheckpointConfig(every=1, keep=1, best="greedy"),
+        "evaluation": EvaluationConfig(every=1),
+    }
+    train(tiny_run(tmp_path, reward=five, steps=2, **options))
+    folder = Checkpoints(tmp_path / "checkpoints", model=None, best="greedy")
+    assert folder.best_step() in (1, 2)
+    lines: list[str] = []
+    config = tiny_run(tmp_path, reward=one, steps=4, **options)
+    train(config, resume=True, allow_changed=True, log=lines.append)
+    assert "The best checkpoint is found anew, by other settings: reward." in lines
+    step = folder.best_step()
+    # That of step 2, from which the run resumed, was evaluated again.
+    scores = {k: folder._read_scores([k])[k] for k in folder.steps()}
+    assert 4 in scores and step == best_of(scores) and max(scores.values()) < 5
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from tiny_run import CONFIG
 import jaxrl_llm as jr
 from jaxrl_llm.rollout import DenoisingOptions
 from jaxrl_llm.train import (
+    AsyncConfig,
     CheckpointConfig,
     DataConfig,
     DistributedConfig,
@@ -24,6 +26,8 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.config import find_prompts, find_recipe
 from jaxrl_llm.train.optimizer import make_schedule
+from jaxrl_llm.train.run_data import warn_of_one_update
+from jaxrl_llm.train.setup import load_experiment
 
 
 def batch_reward(prompt, completion, metadata):
@@ -414,3 +418,42 @@ def test_a_preset_by_name_knows_the_size_of_the_data():
 )
 def test_a_batch_serves_the_optimizer_steps_of_its_paper_where_it_divides(changes, expected):
     assert dataclasses.replace(CONFIG, **changes).passes == expected
+
+
+GDRO = jr.recipes.prompt_gdro(num_prompts=10)
+BY_FAILURE = jr.chain(
+    jr.stateless(jr.advantages.grpo), jr.curation.prompt_gdro(num_prompts=10, signal="failure")
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "warns"),
+    [
+        ("llds", {"prompts_per_step": 3}, True),
+        ("llds", {"prompts_per_step": 4}, False),
+        ("llds", {"prompts_per_step": 8}, False),
+        ("llds", {"prompts_per_step": 3, "epochs": 2}, False),
+        ("llds", {"prompts_per_step": 3, "asynchrony": AsyncConfig(max_staleness=1)}, False),
+        ("kl_cov", {"minibatches": 1}, True),
+        (GDRO, {"prompts_per_step": 5}, True),
+        (GDRO, {}, False),
+        (GDRO.replace(advantage=BY_FAILURE), {"prompts_per_step": 5}, False),
+        ("grpo", {"prompts_per_step": 3}, False),
+        ("dapo", {"prompts_per_step": 3}, False),
+        ("eggroll", {"remat": "full"}, False),
+    ],
+)
+def test_a_term_that_one_update_makes_zero_warns(recipe, changes, warns):
+    config = dataclasses.replace(CONFIG, recipe=recipe, **changes)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_of_one_update(config, config.resolved_recipe)
+    name = config.resolved_recipe.name
+    expected = f"config: {name!r} makes one update on a batch, where its own term is 0; choose"
+    assert [str(each.message).startswith(expected) for each in told] == [True] * warns
+
+
+def test_the_start_of_a_run_warns_of_it(tmp_path):
+    config = dataclasses.replace(CONFIG, recipe="llds", prompts_per_step=3, run_dir=str(tmp_path))
+    with pytest.warns(UserWarning, match="'llds' makes one update on a batch"):
+        load_experiment(config)

@@ -6,6 +6,7 @@ import functools
 import json
 import socketserver
 import threading
+import unicodedata
 from pathlib import Path
 
 import jax
@@ -467,6 +468,25 @@ def test_a_teacher_is_not_asked_where_no_text_fits_its_context():
         ([-1, -1], [0, 0]),
         ([-1], [0]),
     ]
+
+
+class Composed(ByteTokenizer):
+    """Writes a letter and its accent as one character, as many tokenizers do."""
+
+    def encode(self, text, *, allow_special=True):
+        return super().encode(unicodedata.normalize("NFC", text), allow_special=allow_special)
+
+
+def test_a_response_that_the_teacher_writes_as_another_text_has_no_spans():
+    tok, counting = ByteTokenizer(), Counting()
+    encoder = jr.data.questions.TextEncoder(tok, 100, False)
+    responses = [tok.encode("cafe\u0301 ok"), tok.encode("caf\u00e9")]
+    with pytest.warns(UserWarning, match="^1 of 2 responses are another text in the teacher's tok"):
+        (ids, logp), (known, _) = AlignedTeacher(counting, Composed()).spans(
+            ["q"] * 2, responses, encoder=encoder
+        )
+    assert (ids == -1).all() and not logp.any() and len(ids) == len(responses[0])
+    assert known.tolist() == [0, 1, 2, 3, 3] and len(counting.asked) == 1
 
 
 def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):

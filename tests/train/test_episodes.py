@@ -595,6 +595,41 @@ def test_an_episode_of_the_pool_stands_in_where_all_fail(tmp_path):
     assert all(padded[p, 1, :width].tobytes() not in stored for p in range(4))
 
 
+SEEDS = []
+
+
+class Seeded(Letters):
+    """Records the seeds of its resets."""
+
+    def reset(self, task, seed):
+        SEEDS.append(seed)
+        return Letters.reset(self, task, seed)
+
+
+def one_door():
+    return PromptSet([Prompt("door", id="0")], source="test")
+
+
+def test_the_episodes_of_a_prompt_begin_alike_at_each_visit_if_a_method_remembers_them(tmp_path):
+    """DART, whose limit of turns and stored success are of one start; others see new ones."""
+    data = DataConfig(prompts=one_door, chat=False)
+    SEEDS.clear()
+    sizes = {"prompts_per_step": 1, "steps": 3}
+    sampling = dataclasses.replace(SAMPLING, slots=4)
+    train(config(tmp_path, Seeded(), recipe="dart", data=data, sampling=sampling, **sizes))
+    assert len(SEEDS) == 3 and len(set(SEEDS)) == 1
+    seeds = {}
+    for name in ("dart", "grpo"):
+        made = config(tmp_path / name, Seeded(), recipe=name, data=data)
+        experiment, _ = load_experiment(made)
+        SEEDS.clear()
+        for number in (0, 1, 2, 2**31 - 1):  # the last is that of evaluations
+            experiment.episodes((number,)).start(0, {"text": "door"}, "door")
+        seeds[name] = SEEDS[:]
+    assert len(set(seeds["dart"][:3])) == 1 and len(set(seeds["grpo"][:3])) == 3
+    assert seeds["dart"][3] == seeds["grpo"][3] not in seeds["dart"][:3]
+
+
 @pytest.mark.slow
 def test_evaluations_go_to_the_devices_that_sample(tmp_path):
     made = config(

@@ -1,16 +1,19 @@
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
-from tiny_run import low_bytes, prompts
+from tiny_run import low_bytes, prompts, tiny_run
 
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import FAILED, RewardError, Scores
 from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.rollout import types as rollout_types
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
-from jaxrl_llm.train import accuracy, evaluate, wilson
+from jaxrl_llm.train import EvaluationConfig, accuracy, evaluate, wilson
 from jaxrl_llm.train.evaluate import answer_ids
+from jaxrl_llm.train.setup import load_experiment
 
 
 @pytest.mark.parametrize(
@@ -203,3 +206,48 @@ def test_evaluate_at_k_without_failed_calls():
     every = pytest.raises(RewardError, match="failed on all 20 responses of the evaluation")
     with every, pytest.warns():
         evaluate(sampler, params, key, questions, reward=Flaky(every=1), **options)
+
+
+@pytest.mark.parametrize(
+    ("samples", "k", "message"),
+    [
+        (1001, (1,), "at most 1000 completions; got 1001"),
+        (4, (1, 5), "from 1 to the 4 completions"),
+    ],
+)
+def test_a_k_that_cannot_be_computed_is_refused_before_sampling(tmp_path, samples, k, message):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        raise AssertionError
+
+    evaluation = EvaluationConfig(samples=samples)
+    experiment, params = load_experiment(tiny_run(tmp_path, evaluation=evaluation), trains=False)
+    samplers = experiment.samplers._replace(greedy=counted, sampled=counted)
+    experiment = dataclasses.replace(experiment, samplers=samplers)
+    with pytest.raises(ValueError, match=message):
+        experiment.evaluate(params, jax.random.key(0), k=k)
+    assert not calls
+
+
+def test_non_finite_logits_are_no_wrong_answers():
+    model, params = tiny_model(num_layers=1)
+    tokenizer = ByteTokenizer()
+    sample = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
+    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)[:8]
+
+    def breaking(params, key, tokens):
+        rollout = sample(params, key, tokens)
+        broken = [bytes(x).startswith(b"q06") for x in tokens]
+        return rollout._replace(
+            finish=np.where(np.array(broken)[:, None], rollout_types.FAILED, rollout.finish)
+        )
+
+    options = {"reward": low_bytes, "tokenizer": tokenizer, "batch_size": 4}
+    key, told = jax.random.key(0), "evaluate: the logits of a response to prompt 'q06' are non-fin"
+    with pytest.raises(ValueError, match=told):
+        evaluate(breaking, params, key, questions, **options)
+    with pytest.warns(UserWarning, match=told) as warned:
+        evaluate(breaking, params, key, questions, **options, on_non_finite="warn")
+    assert len(warned) == 1

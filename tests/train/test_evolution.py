@@ -22,6 +22,7 @@ from jaxrl_llm.train import (
     MeshConfig,
     OptimizerConfig,
     SamplingConfig,
+    TrainingError,
     init_state,
     make_evolution_step,
     make_mesh,
@@ -352,3 +353,23 @@ def test_a_collector_that_rearranges_members_is_refused(tmp_path):
     assert collected(tmp_path, RECIPE, lambda rows: rows[::-1]).batch.where.all()
     broken = collected(tmp_path, apart, tuple, model=broken_model)
     assert not broken.batch.mask.any() and not broken.batch.where.any()
+    assert broken.metrics["no_signal"] == 1
+
+
+def test_a_population_without_any_score_makes_no_update(tmp_path, tiny, scores):
+    _, params = tiny
+    optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5, momentum=0.9))
+    step = make_evolution_step(RECIPE, optimizer, donate=False)
+    state, _ = step(start(params, RECIPE, optimizer), batch_of(scores))
+    none = jnp.zeros(scores.shape, bool)
+    found, metrics = step(state, batch_of(scores, none))
+    assert (metrics["updates"], metrics["skipped"]) == (0, 0)
+    assert_same((found.params, found.opt_state), (state.params, state.opt_state))
+    # A run of such a model ends, and its evaluation only warns.
+    held_out = EvaluationConfig()
+    run = evolving(tmp_path, model=broken_model, steps=5, max_skipped=2, evaluation=held_out)
+    with (
+        pytest.warns(UserWarning, match="evaluate: the logits of a response to prompt .* are non"),
+        pytest.raises(TrainingError, match="Step 2 makes no update: none of the 4 groups that"),
+    ):
+        train(run)

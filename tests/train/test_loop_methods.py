@@ -448,6 +448,8 @@ def test_a_reference_that_moves_may_sample(tmp_path):
         # The second batch is of other weights than those that train, which the ratio tells.
         ratio = result.history[-1].get("ratio_max", 1.0)
         assert (ratio == 1.0) == (name != "by the reference")
+        # How old the weights of such a reference are is not known.
+        assert all(("staleness" in row) == (name != "by the reference") for row in result.history)
     assert seen[0] == seen[1] != seen[2]
     with pytest.raises(ValueError, match="sampled_by='reference' needs a reference that moves"):
         jr.recipes.grpo().replace(sampled_by="reference")

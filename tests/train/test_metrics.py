@@ -127,7 +127,7 @@ def espo_bound():
     return jr.diffusion.elbo_likelihood(samples=1, masks="complementary")
 
 
-def of_rollouts(where, failed, finish, versions):
+def of_rollouts(where, failed, finish, versions, aged=True):
     """Metrics of four rollouts of one prompt, of two tokens each, in batch 5."""
     scores = Scores(
         np.array([1, 0, 1, 0], np.float32),
@@ -141,7 +141,7 @@ def of_rollouts(where, failed, finish, versions):
     version = np.broadcast_to(np.array(versions)[None, :, None], (1, 4, 2))
     mask = np.ones((1, 4, 2), bool)
     rollout = SimpleNamespace(finish=np.array([finish]), mask=mask, version=version)
-    return rollout_metrics(collected, rollout, ages=5 - version)
+    return rollout_metrics(collected, rollout, ages=5 - version if aged else None)
 
 
 def test_the_age_of_the_weights_is_over_the_rollouts_that_take_part():
@@ -150,6 +150,12 @@ def test_the_age_of_the_weights_is_over_the_rollouts_that_take_part():
     assert (found["staleness"], found["staleness_max"]) == (0.5, 1)
     none = of_rollouts([False] * 4, [False] * 4, [STOP] * 4, [5, 4, 1, 0])
     assert none["staleness"] == none["staleness_max"] == 0 and none["no_signal"] == 1
+
+
+def test_an_unknown_age_of_the_weights_is_no_metric():
+    options = {"where": [True] * 4, "failed": [False] * 4, "finish": [STOP] * 4}
+    known, unknown = (of_rollouts(versions=[5] * 4, aged=x, **options) for x in (True, False))
+    assert known.keys() - unknown.keys() == {"staleness", "staleness_max"}
 
 
 def test_a_batch_without_signal_describes_the_rollouts_that_have_a_reward():

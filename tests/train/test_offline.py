@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import unicodedata
 from pathlib import Path
 
 import jax
@@ -12,9 +13,13 @@ from test_pairs import ROWS, of_pairs
 from tiny_run import model
 
 import jaxrl_llm as jr
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question, TextEncoder
+from jaxrl_llm.rollout.collect import Limits
 from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.metrics import scored_items
+from jaxrl_llm.train.offline import offline_batches
 from jaxrl_llm.train.pairs import evaluate_pairs
 from jaxrl_llm.train.setup import init_experiment, load_experiment
 
@@ -180,3 +185,27 @@ def test_a_file_has_all_held_out_rows_whatever_the_limit(tmp_path, rows):
 def test_where_it_has_no_effect(tmp_path, rows, changes, words):
     with pytest.raises(ValueError, match=words):
         of_pairs(tmp_path, rows, **{"reference_logp": "refs.npz"} | changes)
+
+
+class Composed(ByteTokenizer):
+    """Writes a letter and its accent as one character, as many tokenizers do."""
+
+    def encode(self, text, *, allow_special=True):
+        return super().encode(unicodedata.normalize("NFC", text), allow_special=allow_special)
+
+
+def test_the_ends_of_steps_are_those_of_the_text_that_the_tokenizer_writes():
+    tokenizer = Composed()
+    steps = {"completions": ["cafe\u0301", "ok"], "labels": [1, 0]}
+    [rows] = offline_batches(
+        jr.curation.offline_steps(),
+        [Question(Prompt("q", metadata=steps), [1, 2])],
+        num_groups=1,
+        group_size=1,
+        limits=Limits(TextEncoder(tokenizer, 30, chat=False), 32, 259),
+        pad_id=258,
+    )
+    text = tokenizer.decode(rows.batch.tokens[0, 0][rows.batch.mask[0, 0]].tolist())
+    assert text == "caf\u00e9\n\nok"
+    [ends] = rows.collected.scores.details["turn_ends"]
+    assert np.asarray(ends).tolist() == [6, len(text)]

@@ -413,6 +413,7 @@ def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, cap
     jr.models.save_safetensors(params, tmp_path / "judge", config=model.config)
     options = {"reward": Scripted(tmp_path / "judge", compare=True), "steps": 1}
     told = "a judge that compares needs several responses to a prompt"
+    nurl = jr.curation.ladder(jr.curation.tier_messages, plain=1)
     with pytest.raises(ValueError, match=f"^evaluation: {told}, and a greedy evaluation has one;"):
         tiny_run(tmp_path / "run", evaluation=EvaluationConfig(), **options)
     one = SamplingConfig(group_size=1, max_new_tokens=4)
@@ -420,6 +421,21 @@ def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, cap
         tiny_run(tmp_path / "run", recipe="reinforce_pp", sampling=one, **options)
     with pytest.raises(ValueError, match=f"^config: {told}, but .* 'remax' .* a greedy response"):
         tiny_run(tmp_path / "run", recipe="remax", **options)
+    told = rf"^config: {told}, but .* has responses of a group graded apart"
+    for recipe in (
+        "icpo",
+        "luffy_shaping",
+        "xpo",
+        "dars",
+        jr.recipes.grpo().replace(collector=jr.curation.partial_rollouts()),
+        jr.recipes.grpo().replace(collector=jr.curation.hinted(nurl)),
+    ):
+        with pytest.raises(ValueError, match=told):
+            tiny_run(tmp_path / "run", recipe=recipe, **options)
+    for recipe in ("grpo", "dapo"):  # other groups, each graded as a whole
+        tiny_run(tmp_path / "run", recipe=recipe, **options)
+    whole = jr.curation.hinted(jr.curation.ladder(jr.curation.tier_messages))
+    tiny_run(tmp_path / "run", recipe=jr.recipes.grpo().replace(collector=whole), **options)
     (row,) = train(tiny_run(tmp_path / "run", **options)).history
     assert row["reward"] == 0.5 and row["reward_failures"] == 0  # each comparison has a winner
     tiny_run(tmp_path / "alone", evaluation=EvaluationConfig(), reward=Scripted(tmp_path / "judge"))

@@ -44,6 +44,7 @@ from jaxrl_llm.train.rollouts import (
     restore_pending,
     unpack_pending,
 )
+from jaxrl_llm.train.samplers import _check_mixture
 from jaxrl_llm.train.setup import init_experiment, load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -756,6 +757,12 @@ def test_devices_that_do_not_fit_are_refused(tmp_path, options, mesh, message):
     asynchrony = AsyncConfig(max_staleness=1, **options)
     with pytest.raises(ValueError, match=message):
         train(tiny_run(tmp_path, asynchrony=asynchrony, mesh=mesh))
+
+
+def test_devices_apart_from_a_teacher_that_samples_are_left_out(tmp_path):
+    config = tiny_run(tmp_path, asynchrony=AsyncConfig(max_staleness=1, sampler_devices=4))
+    with pytest.raises(ValueError, match=r"a second copy of the teacher.*; leave it out \(None\)"):
+        _check_mixture(config)
 
 
 def test_a_recipe_that_older_weights_would_bias_is_refused():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from datetime import datetime
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +11,25 @@ import optax
 import pytest
 from helpers import make_batch
 from test_checkpoint import assert_same
-from tiny_run import low_bytes, tiny_run
+from tiny_run import low_bytes, prompts, tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.testing import ByteTokenizer
+from jaxrl_llm.cli.options import on_its_date
+from jaxrl_llm.data import chat, templates
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
     Checkpoints,
+    DataConfig,
     OptimizerConfig,
     TrainingError,
     make_optimizer,
     train,
 )
+from jaxrl_llm.train.logging import run_folder
+from jaxrl_llm.train.loop import run_to_end
 from jaxrl_llm.train.rollouts import AsyncRollouts, SyncRollouts
-from jaxrl_llm.train.run import UpdateGuard
+from jaxrl_llm.train.run import UpdateGuard, begin
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -256,3 +262,55 @@ def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, 
     with pytest.raises(TrainingError, match=told):
         train(tiny_run(tmp_path))
     assert not (tmp_path / "checkpoints").exists()  # what is spoiled is not saved
+
+
+class DatedTokenizer(ByteTokenizer):
+    template = "{{ strftime_now('%d') }}{% for m in messages %} {{ m.content }}{% endfor %}"
+
+    def chat(self, messages, *, add_generation_prompt=True, tools=None):
+        return chat.render_chat(self.template, messages)
+
+
+def test_a_resumed_run_writes_the_date_of_its_first_session(tmp_path, monkeypatch):
+    tokenizer = DatedTokenizer()
+    data = DataConfig(prompts=prompts)
+
+    def model():
+        return *tiny_model(num_layers=1), tokenizer
+
+    def first_day() -> str:
+        return tokenizer.chat([{"role": "user", "content": "q"}])[:2]
+
+    def on_day(day: int, **options):
+        class Now(datetime):
+            @classmethod
+            def now(cls):
+                return datetime(2026, 3, day, 12, 30)
+
+        for module in (run_folder, templates, chat):
+            monkeypatch.setattr(module, "datetime", Now)
+        config = tiny_run(tmp_path, model=model, data=data, **options)
+        begun = begin(
+            config, resume=day > 1, allow_changed=False, overwrite=False, log=None, files={}
+        )
+        with begun as run:
+            run_to_end(run)
+        return [tokenizer.decode(question.tokens) for question in run.experiment.train]
+
+    before = on_day(1, steps=1)
+    assert before[0] == "01 q00"
+    assert on_day(2, steps=2) == before
+    assert first_day() == "02"  # outside of the run
+    (tmp_path / "run.json").write_text("{}")
+    with on_its_date(str(tmp_path)):
+        assert first_day() == "01"
+        assert "here 2026-03-01" in chat.date_written(tokenizer)
+    # Earlier versions wrote no date, and the times of their sessions.
+    sessions = tmp_path / "sessions.jsonl"
+    rows = [json.loads(line) for line in sessions.read_text().splitlines()]
+    rows = [row | {"time": f"2026-02-{5 + i:02}T23:00:00-0800"} for i, row in enumerate(rows)]
+    for row in rows:
+        row.pop("date", None)
+    sessions.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert on_day(3, steps=3)[0] == "05 q00"
+    assert on_day(4, steps=4)[0] == "05 q00"

@@ -10,6 +10,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     as_response,
+    check_ended,
     hinted,
     prompt_name,
     read_column,
@@ -28,9 +29,11 @@ def demonstrations_of(function: str, row: Mapping[str, Any], column: str) -> lis
     """The demonstrations of a prompt's row: texts or token ids, one or a list of several.
 
     Raises:
-      ValueError: If there is none, or one is empty or neither of the two; it names the prompt.
+      ValueError: If there is none, or one is empty or neither of the two, or it was sampled and
+        did not end; it names the prompt.
     """
     value = read_column(function, row, column)
+    check_ended(function, row, column)
     several = (
         not isinstance(value, str) and len(value) and not isinstance(value[0], int | np.integer)
     )
@@ -56,6 +59,10 @@ class _Demonstrations(HintedPolicy):
     @property
     def lacks_components(self) -> bool:
         return self.reward is not None
+
+    @property
+    def grades_apart(self) -> bool:
+        return self.reward is None
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Demonstrations":
         del group_size

@@ -6,7 +6,7 @@ required raises TypeError.
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import jax
@@ -21,6 +21,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Row,
+    check_is_group,
     groups_of,
     on_host,
     stack_outcomes,
@@ -111,6 +112,14 @@ class _Judged:
     @property
     def lacks_components(self) -> bool:
         return self.judges > 0
+
+    def check_sizes(self, data: Sequence[Mapping], *, group_size: int, num_groups: int) -> None:
+        """Raises ValueError if a share of the groups is less than one of them."""
+        del data, group_size
+        for option, share in (("judges", self.judges), ("refines", self.refines)):
+            if share:
+                groups = groups_of(share, num_groups)
+                check_is_group(self, option, share, groups=groups, num_groups=num_groups)
 
     def width(self, group_size: int) -> int:
         return group_size
@@ -212,8 +221,8 @@ def judged(
     kind (:func:`~jaxrl_llm.curation.judge_items`).
 
     Args:
-      judges: Share of groups that judge, in [0, 1).
-      refines: Share of groups that refine; together with ``judges`` below 1.
+      judges: Share of groups that judge, in [0, 1); in a run, at least one group or 0.
+      refines: The same of groups that refine; together with ``judges`` below 1.
       point: Probability of judging a single answer of a group with right and wrong ones.
       judge: ``(question, answers) -> message``, for one answer or two; the verdict is the last
         word "yes" or "no", or "first" or "second", of a response.

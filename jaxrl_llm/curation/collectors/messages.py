@@ -155,6 +155,10 @@ class _Budgeted(SeveralMessages):
     def mixes_texts(self) -> bool:
         return len(self.budgets) > 1
 
+    @property
+    def grades_apart(self) -> bool:
+        return len(self.budgets) > 1
+
     def _messages(self, collection: Collection):
         group, each = collection.group_size, len(self.budgets)
         counts = [group // each + (n < group % each) for n in range(each)]

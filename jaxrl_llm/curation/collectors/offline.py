@@ -20,6 +20,7 @@ from jaxrl_llm.core import Array, ArrayTree, bind, checks
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations_of
 from jaxrl_llm.curation.collectors.hints.hinted import (
     as_response,
+    check_ended,
     check_template,
     prompt_name,
     read_column,
@@ -141,6 +142,7 @@ class _Label(_Reader):
     def __call__(self, row: Mapping[str, Any]) -> tuple[Response, ...]:
         name = "offline_labels"
         text = as_response(name, row, self.completion, read_column(name, row, self.completion))
+        check_ended(name, row, self.completion)
         label = read_column(name, row, self.label)
         if label not in (0, 1):
             raise ValueError(

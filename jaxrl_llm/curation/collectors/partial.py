@@ -73,6 +73,7 @@ class _Partial:
 
     needs_slots: ClassVar[bool] = True
     asks_again: ClassVar[bool] = True
+    grades_apart: ClassVar[bool] = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Partial":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

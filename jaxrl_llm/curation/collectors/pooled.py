@@ -64,6 +64,8 @@ class _Pooled:
     max_new_tokens: int | None = None
 
     asks_again = True
+    grades_apart = True
+    repeats_starts = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Pooled":
         high = group_size if self.high is None else self.high
@@ -221,8 +223,9 @@ def pooled(
 
     A rollout with a reward above 0 is a success. A success from the pool is graded again, except
     for an episode, which has its reward on its last turn and is not used if the environment now
-    starts with other tokens. A prompt without rollouts so far gets ``high``. Dropped groups do not
-    train and are not replaced.
+    starts with other tokens. The limit of turns and a stored episode are of one beginning of the
+    task, so a run resets an environment with the same seed whenever the task returns. A prompt
+    without rollouts so far gets ``high``. Dropped groups do not train and are not replaced.
 
     Args:
       capacity: C, number of prompts with a stored success; the oldest is removed first.

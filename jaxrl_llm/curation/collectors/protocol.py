@@ -55,8 +55,12 @@ collector built of others has their attributes (:func:`declares`):
   if it says so itself.
 - ``asks_again = True``: it requests more after groups have finished, selects among their rollouts
   or sets their rewards, so it cannot be the source of a collector that only uses its prompts.
+- ``grades_apart = True``: rows whose responses are graded in several requests, so a reward that
+  compares the responses of a group would not see all of them; a run with such a judge is rejected.
 - ``counts_groups = True``: its place in the data advances by the groups of a batch that it is
   shown, so it cannot be the source of a collector whose groups end in a later batch.
+- ``repeats_starts = True``: it remembers single episodes of a task, such as their number of turns,
+  so in a run with an environment all training episodes of a task begin with the same seed.
 - ``draft_steps``, a number: requests for a ``draft`` of a flow policy with this many steps.
 - ``entropy_tau``, a number: strength with which their temperature follows the entropy.
 
@@ -70,7 +74,9 @@ collector without these two count as if each had all groups.
 
 A collector that reads columns of the data has ``check_data(data)``, which raises ValueError for a
 row that lacks them; a run calls it before it samples. An ``offline`` collector also has
-``check_rows(data)``, for the held-out rows.
+``check_rows(data)``, for the held-out rows. One that needs a number of groups or rollouts has
+``check_sizes(data, group_size=, num_groups=)``. One that has no effect in the first batches has
+``first_help``, the index of the first batch with an effect; a shorter run warns.
 """
 
 import contextlib
@@ -108,7 +114,9 @@ DECLARATIONS = (
     "records_runner_up",
     "values_prefixes",
     "asks_again",
+    "grades_apart",
     "counts_groups",
+    "repeats_starts",
     "draft_steps",
     "entropy_tau",
 )
@@ -502,6 +510,17 @@ def groups_of(share: float, num_groups: int, *, up: bool = False) -> int:
     # A product may miss a whole number by a rounding error.
     exact = share * num_groups
     return math.ceil(exact - 1e-9) if up else math.floor(exact + 1e-9)
+
+
+def check_is_group(
+    collector: Collector, option: str, share: float, *, groups: int, num_groups: int
+) -> None:
+    """Raises ValueError if an option's share of a batch, as a number of groups, is none."""
+    if groups < 1:
+        raise ValueError(
+            f"{collector!r}: {option}={share} is no group of a batch of {num_groups}, so it would "
+            "have no effect; enlarge it or prompts_per_step."
+        )
 
 
 def width_of(collector: Collector, group_size: int) -> int:

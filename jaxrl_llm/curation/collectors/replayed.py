@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
+    check_is_group,
     collector_parts,
     declares,
     for_batch_of,
@@ -239,6 +240,18 @@ class _Replayed:
     @property
     def lacks_components(self) -> bool:
         return not self.regrade
+
+    @property
+    def first_help(self) -> int:
+        return self.start
+
+    def check_sizes(self, data: Sequence[Mapping], *, group_size: int, num_groups: int) -> None:
+        """Raises ValueError if no group of a batch can be a stored one."""
+        del data, group_size
+        if self.share is not None:
+            most = num_groups - 1  # one at least is fresh
+            groups = most if self.draw == "each" else min(round(self.share * num_groups), most)
+            check_is_group(self, "share", self.share, groups=groups, num_groups=num_groups)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Replayed":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -523,7 +536,8 @@ def replayed(
 
     Args:
       capacity: C, groups in the buffer.
-      share: Share of the groups of a batch that are stored ones, above 0 and below 1.
+      share: Share of the groups of a batch that are stored ones, above 0 and below 1; in a run, at
+        least one group.
       draw: "count" for that share of every batch; "each" draws for each group with that
         probability whether it is a stored one.
       replace: ``rewards [n, G] -> keep [n, G]``, such as

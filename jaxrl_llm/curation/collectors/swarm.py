@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
+    check_is_group,
     on_host,
 )
 from jaxrl_llm.curation.recycling import swarm_groups
@@ -189,6 +190,16 @@ class _Shared:
 
     stores_responses = True
 
+    def check_sizes(self, data: Sequence[Mapping], *, group_size: int, num_groups: int) -> None:
+        """Raises ValueError if no group of a batch can be one of others."""
+        del data, group_size
+        groups = self._wanted(num_groups)
+        check_is_group(self, "share", self.share, groups=groups, num_groups=num_groups)
+
+    def _wanted(self, num_groups: int) -> int:
+        """Groups of others in a batch, at most; one group at least is sampled."""
+        return min(round(self.share * num_groups), num_groups - 1)
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Shared":
         del group_size
         return dataclasses.replace(self, max_new_tokens=max_new_tokens)
@@ -214,7 +225,7 @@ class _Shared:
             return self.pool["drawn"]
         if "groups" not in self.pool:
             self.pool["groups"] = processes.from_first(lambda: tuple(self.swarm.get()))
-        wanted = min(round(self.share * collection.num_groups), collection.num_groups - 1)
+        wanted = self._wanted(collection.num_groups)
         # The place of each question is the same for all batches of a data set.
         data = collection.data
         name = (len(data), *(str(data[i]["text"]) for i in ((0, -1) if len(data) else ())))

@@ -142,9 +142,21 @@ class _TwoPhase:
     text: Callable | None
 
     asks_again = True
+    grades_apart = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_TwoPhase":
-        size = self.first or group_size
+        size, most = self.first or group_size, self.max_rollouts
+        if size >= most:
+            raise ValueError(
+                f"{self!r}: max_rollouts {most} must be above the {size} rollouts of the first "
+                "round (first, or group_size), or no prompt can get more."
+            )
+        if "budget" in accepted(self.allocate) and not size < group_size < most:
+            raise ValueError(
+                f"{self!r}: for its allocator to have a choice, group_size must be above the "
+                f"{size} rollouts of the first round (first) and below max_rollouts {most}; got "
+                f"{group_size}."
+            )
         source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
         return dataclasses.replace(self, source=source)
 
@@ -334,8 +346,10 @@ def two_phase(
 
     Raises:
       TypeError: If ``allocate`` is not a function, or a number is not an integer.
-      ValueError: If a number is out of its range; in a run, if an allocation is out of range or
-        a prompt lacks a column that the allocator names.
+      ValueError: If a number is out of its range; in a run, if an allocation is out of range, a
+        prompt lacks a column that the allocator names, or G leaves the allocator no choice:
+        ``max_rollouts`` must be above the first rollouts, and G between the two if it takes a
+        ``budget``.
 
     Example:
       >>> import jaxrl_llm as jr

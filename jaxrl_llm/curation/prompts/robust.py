@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats
+from jaxrl_llm.core import Array, Traits, Transform, checks, masking, prints_as_call, stats
 from jaxrl_llm.curation.prompts.bins import (
     BinScores,
     PassHistory,
@@ -160,6 +160,11 @@ def _of_tokens(factors: Array, values: Array) -> Array:
 @dataclasses.dataclass(frozen=True)
 class _GdroUpdate:
     options: _Gdro
+
+    @property
+    def __traits__(self) -> Traits:
+        # The mean loss of a bin is 0 at a ratio of 1.
+        return Traits(needs_updates=self.options.signal == "loss")
 
     def __call__(self, advantages, state, *, prompt_ids, rewards, where=None, **context):
         bins, valid = self.options.bins(state, prompt_ids, rewards, where)

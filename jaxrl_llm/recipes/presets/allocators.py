@@ -2,8 +2,8 @@
 
 Options that these presets share:
 
-    first: Rollouts of each prompt before any is allocated.
-    max_rollouts: Maximum rollouts of a prompt, which is also the width of a batch.
+    first: Rollouts of each prompt before any is allocated; below G where P G are allocated in all.
+    max_rollouts: Maximum rollouts of a prompt, which is also the width of a batch; above G there.
     kl_coef, eps_low, eps_high: See the package.
 """
 
@@ -127,8 +127,8 @@ def rollout_gdro(
         loss = mean over tokens of (token loss + kl_coef KL)
 
     Args:
-      arms: Numbers of rollouts to choose from, in ascending order. The paper has from 2 to three
-        times the mean of 4.
+      arms: Numbers of rollouts to choose from, in ascending order, the first below G and the last
+        above. The paper has from 2 to three times the mean of 4.
       edges: Edges of the bins: ``curation.difficulty_bins``.
       eta: Sharpness of the choice: ``curation.exponential_weights``.
       explore: Uniform share of the choice.

@@ -99,7 +99,8 @@ def dars(
     or 1. The width of a batch is ``max_rollouts``.
 
     Args:
-      max_rollouts: Maximum rollouts of a prompt; released: 32 for "equal", 64 for "hardness".
+      max_rollouts: Maximum rollouts of a prompt, above G; released: 32 for "equal", 64 for
+        "hardness".
       schedule: "equal" (equal treatment) or "hardness" (hardness weighted).
 
     References:

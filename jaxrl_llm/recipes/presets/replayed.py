@@ -436,15 +436,16 @@ def dart(
         token loss = min(old / behavior, cap) clip loss + kl_coef KL
 
     Steps are the turns of an environment, limited to the number of turns of the task's longest
-    success; without an environment the reward returns the ends of steps ("turn_ends",
-    "turn_rewards"). Rewards are above 0 for right answers and at most 0 for wrong ones.
+    success; all training episodes of a task begin with the same seed. Without an environment the
+    reward returns the ends of steps ("turn_ends", "turn_rewards"). Rewards are above 0 for right
+    answers and at most 0 for wrong ones.
 
     Args:
       capacity: Number of prompts with a stored success.
       low: Minimum rollouts of a prompt; ``high`` is the maximum, None for G.
       threshold: Success rate from which a prompt gets fewer rollouts.
       keep: Share of the steps that train.
-      turns: Maximum steps of a rollout.
+      turns: Maximum steps of a rollout; later ones count as one step with the last of these.
       cap: Largest importance weight of a token.
 
     References:

@@ -172,6 +172,27 @@ class Checkpoints:
                 told = f"The score of the checkpoint {str(self.path(step))!r} cannot be written"
                 warnings.warn(f"{told}: {files.reason(error)}. The run goes on.", stacklevel=2)
 
+    def forget_scores(self) -> None:
+        """Removes the scores of all checkpoints, with which those that follow do not compare.
+
+        Raises:
+          CheckpointError: If one cannot be removed.
+        """
+
+        def forget() -> None:
+            for step in self.steps():
+                path = self.path(step)
+                try:
+                    if record.read_notes(path):
+                        record.replace_notes(path, {})
+                except OSError as error:
+                    raise CheckpointError(
+                        f"The score of the checkpoint {str(path)!r} cannot be removed: "
+                        f"{files.reason(error)}."
+                    ) from error
+
+        processes.from_first(forget)
+
     def save(
         self, state: TrainState, *, extras: Extras | None = None, required: bool = True
     ) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.core.secrets import find_secrets, is_secret, mask, remember
 
-# What the text of a model's configuration says of the precision of its products.
-_PRECISION = re.compile(r", (dtype|quantization)=('\w+'|None)")
+# What the text of a model's configuration says of the precision of its products: the name of a
+# dtype, its class, such as that of jnp.float32, or np.dtype.
+_PRECISION = re.compile(
+    r"(?:, |(?<=\())(?:dtype|quantization)=(?:'\w+'|None|<class '[\w.]+'>|dtype\('?\w+'?\))"
+)
 # What every model's configuration has; see ``Model.config``.
 _FIELDS = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
 # The modules of classes in a ``repr``.

@@ -1,6 +1,8 @@
 """The content of a folder before a run begins in it: nothing, an earlier run, or other files."""
 
+import contextlib
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from jaxrl_llm.core.runtime.files import parse_json
@@ -45,6 +47,20 @@ def holds_steps(folder: Path) -> bool:
     metrics = folder / "metrics.jsonl"
     steps = (row.get("step") for row in read_jsonl(metrics)) if metrics.is_file() else ()
     return any(isinstance(step, int) and step > 0 for step in steps)
+
+
+def date_of(folder: Path) -> datetime | None:
+    """The date that chat templates write in all sessions of a run; None if no session has one.
+
+    An earlier version wrote that of each session, of which the first counts.
+    """
+    path = folder / "sessions.jsonl"
+    rows = read_jsonl(path) if path.is_file() else []
+    dates = [row["date"] for row in rows if "date" in row][-1:]
+    for text in dates or [row["time"] for row in rows if "time" in row][:1]:
+        with contextlib.suppress(TypeError, ValueError):  # of a damaged line
+            return datetime.fromisoformat(text).replace(tzinfo=None)
+    return None
 
 
 def results_of(folder: Path) -> Iterator[Path]:

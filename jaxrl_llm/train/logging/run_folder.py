@@ -8,6 +8,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from jaxrl_llm.core.secrets import mask, mask_known
 from jaxrl_llm.train.checkpoint import CheckpointError
 from jaxrl_llm.train.checkpoint.checkpoints import left_in, wait_for_saves
 from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.logging.contents import holds_steps, other_files, results_of
+from jaxrl_llm.train.logging.contents import date_of, holds_steps, other_files, results_of
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.results import JsonLines, damage_of, plot_reward, samples_table
 from jaxrl_llm.train.logging.settings import (
     changed_evaluation,
+    changed_score,
     changed_settings,
     evaluation_settings,
     fixed_settings,
@@ -82,6 +84,7 @@ class RunFolder:
     Attributes:
       resumes: Whether there is a checkpoint to resume from, complete or damaged; never without
         ``resume``.
+      date: The date that chat templates write in the run: that of its first session.
 
     Raises:
       CheckpointError: If the folder cannot be written.
@@ -126,6 +129,7 @@ class RunFolder:
         self._replaces = overwrite
         try:
             self.resumes = processes.from_first(lambda: self._take(resume, overwrite))
+            self.date = processes.from_first(lambda: self._find_date(resume))
             processes.together(self._check_shared)
         except BaseException:
             self._release()
@@ -176,6 +180,10 @@ class RunFolder:
             which = "a run, which is replaced" if overwrite else "a run without a step"
             self.log(f"{name} holds {which}; it starts over.")
         return False
+
+    def _find_date(self, resume: bool) -> datetime:
+        before = date_of(self.path) if resume else None
+        return datetime.now().replace(microsecond=0) if before is None else before
 
     def _check_shared(self) -> None:
         if not self.path.is_dir():
@@ -232,6 +240,16 @@ class RunFolder:
             f"train: the run in {name} had other settings: {text}. Resume it with the same "
             f"settings{remedy}."
         )
+
+    def changed_score(self, settings: Mapping[str, Any], metric: str) -> dict[str, tuple[Any, Any]]:
+        """The settings that a resumed run changes and that decide a metric, old and new.
+
+        Call it before :meth:`start`, after which the settings of the run are the new ones.
+        """
+        if not self.resumes:
+            return {}
+        known = processes.from_first(self._last_settings)
+        return {} if known is None else changed_score(known, settings, metric)
 
     def _last_settings(self) -> dict[str, Any] | None:
         """The settings of the last session, or None if sessions.jsonl has none."""
@@ -295,7 +313,7 @@ class RunFolder:
             for path in list(results_of(self.path)):
                 with writing(path):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-        row = {"step": step, "event": "start", "time": _now()}
+        row = {"step": step, "event": "start", "time": _now(), "date": self.date.isoformat()}
         with writing(self.sessions.path):  # first, since it marks the folder as that of a run
             if not step:
                 self.sessions.keep_up_to(0)

@@ -271,6 +271,25 @@ def changed_evaluation(
     return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]} | changed_settings(old, new)
 
 
+def changed_score(
+    old: Mapping[str, Any], new: Mapping[str, Any], metric: str
+) -> dict[str, tuple[Any, Any]]:
+    """Those of :func:`changed_evaluation` that decide one metric, such as "greedy" or "reward".
+
+    Example:
+      >>> old = {"evaluation.samples": 4, "evaluation.limit": 8}
+      >>> changed_score(old, {"evaluation.samples": 64, "evaluation.limit": 9}, "greedy")
+      {'evaluation.limit': (8, 9)}
+    """
+    without = {
+        "reward": ("evaluation.limit", "evaluation.samples"),
+        "greedy": ("evaluation.samples",),
+        "pairs": ("evaluation.samples",),
+    }.get(metric, ())
+    changed = changed_evaluation(old, new)
+    return {name: pair for name, pair in changed.items() if name not in without}
+
+
 def fixed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The changed settings with which no checkpoint of the run can be read.
 

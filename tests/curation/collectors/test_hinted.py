@@ -301,6 +301,32 @@ def test_budgets_mix_texts_if_there_are_several():
     assert not declares(curation.budgeted((64,)), "mixes_texts")
 
 
+@pytest.mark.parametrize(
+    ("collector", "apart"),
+    [
+        (curation.in_order(), False),
+        (curation.refill(curation.informative_groups), False),
+        (curation.hinted(curation.ladder(curation.tier_messages)), False),
+        (curation.hinted(curation.ladder(curation.tier_messages, plain=1)), True),
+        (curation.hinted(curation.self_hints()), False),
+        (curation.hinted(curation.rethink()), False),
+        (curation.hinted(curation.scaffold(curation.tier_messages)), True),
+        (curation.hinted(curation.examples_in_prompt()), True),
+        (curation.demonstrations(), True),
+        (curation.demonstrations(reward=1.0), False),
+        (curation.mixed((curation.in_order(), 0.5), (curation.demonstrations(), 0.5)), True),
+        (curation.budgeted((64, 128)), True),
+        (curation.budgeted((64,)), False),
+        (curation.paraphrased(), False),
+        (curation.partial_rollouts(), True),
+        (curation.windowed(), True),
+        (curation.pooled(), True),
+    ],
+)
+def test_a_collector_whose_rows_are_graded_in_parts_says_so(collector, apart):
+    assert declares(collector, "grades_apart") == apart
+
+
 def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():
     collector = curation.hinted(curation.hint_share(low=0.2, high=0.8, noise=0.0))
     requests, _, rows, _ = play(collector)

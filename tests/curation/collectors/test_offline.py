@@ -263,6 +263,27 @@ def test_rows_that_are_no_preferences_are_named(collector, changes, message):
         collector.check_data([*DATA[:2], row(2, **changes)])
 
 
+@pytest.mark.parametrize("kind", ["demonstrations", "only", "labels"])
+def test_a_sampled_completion_that_was_cut_off_is_no_response(kind):
+    column = "completion"
+    collector = {
+        "demonstrations": lambda: curation.demonstrations(column=column),
+        "only": lambda: curation.only_demonstrations(column=column),
+        "labels": curation.offline_labels,
+    }[kind]()
+
+    def checked(**changes):
+        part = getattr(collector, "policy", None)
+        sampled = row(2, completion="4", label=1, **changes)
+        collector.check_data([sampled]) if part is None else part.check(sampled)
+
+    for finish in ("length", "cancelled"):
+        with pytest.raises(ValueError, match=f"of prompt 'q2' has the finish '{finish}', .* only"):
+            checked(finish=finish, num_tokens=8)
+        checked(finish=finish)  # a column of the data
+    checked(finish="stop", num_tokens=8)
+
+
 def test_what_cannot_be_a_collector_is_refused():
     with pytest.raises(ValueError, match="size must be at least 2; got 1"):
         curation.offline_lists(1)

@@ -9,10 +9,11 @@ and the rollouts of its row. A policy is a value with
     check(row)          -> raises ValueError if the prompt's row of the data lacks what it reads
 
 and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``mixes_texts``,
-``fixes_tokens``, ``brings_responses`` and ``lacks_components``; with ``width(group_size)`` if its
-rows may be larger than G, and ``first_help``, the index of the first batch with help, if that is
-not 0. The policies of the field are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The
-help comes as messages: functions ``row -> (message, ...)`` from the weakest help to the strongest.
+``fixes_tokens``, ``brings_responses``, ``lacks_components`` and ``grades_apart``; with
+``width(group_size)`` if its rows may be larger than G, and ``first_help``, the index of the first
+batch with help, if that is not 0. The policies of the field are in
+:mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions
+``row -> (message, ...)`` from the weakest help to the strongest.
 """
 
 import dataclasses
@@ -129,6 +130,10 @@ class _Hinted:
     @property
     def lacks_components(self) -> bool:
         return getattr(self.policy, "lacks_components", False)
+
+    @property
+    def grades_apart(self) -> bool:
+        return getattr(self.policy, "grades_apart", False)
 
     def width(self, group_size: int) -> int:
         width = getattr(self.policy, "width", None)
@@ -301,6 +306,21 @@ def as_response(function: str, row: Mapping[str, Any], column: str, value: Any) 
     if (tokens < 0).any():
         raise ValueError(f"{what} has a token id below 0.")
     return tokens.astype(np.int32)
+
+
+def check_ended(function: str, row: Mapping[str, Any], column: str) -> None:
+    """Raises ValueError for a completion of `jaxrl-llm sample` that did not end by itself.
+
+    A response of the data gets a stop token, which would be learned in the middle of a sentence.
+    """
+    if column != "completion" or "num_tokens" not in row:
+        return
+    finish = row.get("finish")
+    if finish is not None and finish != "stop":
+        raise ValueError(
+            f"{function}: the {column!r} of prompt {prompt_name(row)} has the finish {finish!r}, "
+            "so it does not end by itself; keep only rows with the finish 'stop'."
+        )
 
 
 def check_template(function: str, template: str, *names: str) -> None:

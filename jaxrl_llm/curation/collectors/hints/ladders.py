@@ -64,6 +64,10 @@ class _Ladder(HintedPolicy):
     def mixes_texts(self) -> bool:
         return self.plain > 0
 
+    @property
+    def grades_apart(self) -> bool:
+        return self.plain > 0
+
     def check(self, row: Mapping[str, Any]) -> None:
         self.messages(row)
 

@@ -53,6 +53,11 @@ class HintedPolicy:
     sends_text: ClassVar[bool] = True
     needs_slots: ClassVar[bool] = False
 
+    @property
+    def grades_apart(self) -> bool:
+        """Whether a row joins responses of several requests that are graded."""
+        return True
+
     def first(self, group_size: int) -> int:
         """Rollouts of the plain group."""
         return group_size

@@ -27,6 +27,7 @@ class _Branched:
     source: Collector
     needs_slots = True
     asks_again = True
+    grades_apart = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         widths = self._widths(group_size, max_new_tokens)

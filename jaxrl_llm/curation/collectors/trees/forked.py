@@ -43,6 +43,7 @@ class _Forked:
     length: int | None = None
     needs_slots = True
     asks_again = True
+    grades_apart = True
 
     @property
     def records_entropy(self) -> bool:

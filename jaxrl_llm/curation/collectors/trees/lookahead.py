@@ -97,6 +97,7 @@ class _Lookahead:
     )
     needs_slots = True
     asks_again = True
+    grades_apart = True
     varies_temperature = True
     records_runner_up = True
 

@@ -60,6 +60,11 @@ class SurvivalRule(NamedTuple):
     keep: Callable
     learn: Callable
 
+    @property
+    def first_help(self) -> int:
+        """The first step of a run in which it may drop a beginning, as far as it says so."""
+        return getattr(getattr(self.init, "__self__", None), "first_help", 0)
+
     def __repr__(self) -> str:
         rule = getattr(self.init, "__self__", None)
         names = f"{stable_repr(self.init)}, {stable_repr(self.keep)}, {stable_repr(self.learn)}"
@@ -77,6 +82,7 @@ class _Pruned:
     length: int | None = None
     needs_slots = True
     asks_again = True
+    grades_apart = True
 
     @property
     def records_entropy(self) -> bool:
@@ -86,6 +92,10 @@ class _Pruned:
     def _functions(self) -> tuple[Callable, ...]:
         learned = isinstance(self.rule, SurvivalRule)
         return (self.rule.keep, self.rule.learn) if learned else (self.rule,)
+
+    @property
+    def first_help(self) -> int:
+        return getattr(self.rule, "first_help", 0)
 
     def width(self, group_size: int) -> int:
         return self.first or group_size
@@ -246,6 +256,10 @@ class _QualityRule:
     warmup: int
     num_bins: int
     learning_rate: float
+
+    @property
+    def first_help(self) -> int:
+        return self.warmup
 
     def init(self) -> QualityState:
         bins = jax.tree.map(np.asarray, score_bins_init(bins=self.num_bins))

@@ -40,6 +40,7 @@ class _TurnBranched:
     needs_slots = True
     needs_environment = True
     asks_again = True
+    grades_apart = True
 
     @property
     def records_entropy(self) -> bool:

@@ -42,6 +42,7 @@ class _EntropyBranched:
     length: int | None = None
     needs_slots = True
     asks_again = True
+    grades_apart = True
     records_entropy = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_EntropyBranched":

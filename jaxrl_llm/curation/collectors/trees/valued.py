@@ -40,6 +40,7 @@ class _Valued:
     length: int | None = None
     needs_slots: ClassVar[bool] = True
     asks_again: ClassVar[bool] = True
+    grades_apart: ClassVar[bool] = True
     values_prefixes: ClassVar[bool] = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Valued":
