@@ -765,6 +765,15 @@ def test_the_best_stays_beside_the_last(tmp_path):
     assert Checkpoints(tmp_path, model=checkpoints.model, best="other").best_step() is None
 
 
+def test_a_loop_that_goes_back_is_told_of_later_checkpoints(tmp_path):
+    model, state = make_state()
+    for step in (2, 10):
+        jr.train.save(tmp_path, state._replace(step=jnp.int32(step)), model=model)
+    with pytest.warns(UserWarning, match=r"checkpoints of later steps \(10\) than 3, which"):
+        jr.train.save(tmp_path, state._replace(step=jnp.int32(3)), model=model)
+    assert int(jr.train.restore(tmp_path, state, model=model).step) == 10
+
+
 def test_a_step_may_be_rated_after_it_is_saved(tmp_path):
     model, state = make_state()
     checkpoints = Checkpoints(tmp_path, model=model, keep=1, best="greedy")

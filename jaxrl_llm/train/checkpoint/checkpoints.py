@@ -475,10 +475,12 @@ def _wait_for(written: Any, path: Path) -> None:
 def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
     """Writes the state of a loop that you write, and waits until it is complete.
 
-    The last two checkpoints are kept. The model is checked when the state is restored.
+    The last two checkpoints are kept. The model is checked when the state is restored. Checkpoints
+    of later steps stay, with a warning, since :func:`restore` would read them.
 
     Args:
-      folder: The folder of the checkpoints; it is created if it does not exist.
+      folder: The folder of the checkpoints; it is created if it does not exist. A loop that goes
+        on from an earlier step needs another one.
       state: The state, saved under the number of its step.
       model: The model.
 
@@ -500,6 +502,12 @@ def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
       [2, 3]
     """
     checkpoints = Checkpoints(folder, model=model)
+    if later := [step for step in checkpoints.steps() if step > int(state.step)]:
+        warnings.warn(
+            f"save: {str(folder)!r} has checkpoints of later steps ({', '.join(map(str, later))}) "
+            f"than {int(state.step)}, which restore reads by default; save to another folder.",
+            stacklevel=2,
+        )
     checkpoints.save(state)
     checkpoints.wait()
 
