@@ -280,6 +280,18 @@ def run(name: str, *, seed: int = 0, quick: bool = False) -> tuple[Claim, float]
     return claim, time.perf_counter() - start
 
 
+def result(name: str, *, commit: str, quick: bool = False) -> dict[str, Any]:
+    """The JSON form of a claim that is run now."""
+    claim, seconds = run(name, quick=quick)
+    return record(name, claim, seed=0, seconds=seconds, commit=commit)
+
+
+def seconds_before(name: str, folder: Path = RESULTS) -> float:
+    """How long a claim took when its result was stored; 0 if it has none."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text())["seconds"] if path.is_file() else 0.0
+
+
 def save(result: Mapping[str, Any], folder: Path = RESULTS) -> None:
     """Writes NAME.json and NAME.png."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -300,6 +300,17 @@ def test_a_run_is_saved_drawn_and_listed(tmp_path, kind):
     assert "a fact: 0.5" in page and "Seed 3, 1.2 s on" in page and "commit abc" in page
 
 
+@pytest.mark.slow
+def test_claims_run_side_by_side_as_they_do_alone(capsys):
+    lines = []
+    for jobs in ("2", "1"):
+        command.main(["--quick", "--jobs", jobs, "gdpo", "ipo"])
+        shown = capsys.readouterr()
+        told = (*shown.out.splitlines(), *shown.err.splitlines())
+        lines.append({line for line in told if not line.endswith(" s")})  # how long each took
+    assert lines[0] == lines[1] and len(lines[0]) > 4
+
+
 def test_an_unknown_claim_is_refused(capsys):
     with pytest.raises(SystemExit):
         command.main(["no_such_claim"])
