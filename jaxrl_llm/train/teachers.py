@@ -482,8 +482,8 @@ class AlignedTeacher:
     The teacher reads the text of prompt and response with its own tokenizer and chat template. The
     text is split into spans where both tokenizers end a token; each span has one log-probability.
     A response that exceeds the teacher's context with its prompt has no spans, so nothing is
-    learned from it; nor has one that the teacher's tokenizer writes as another text, such as with
-    other accents. A warning says so.
+    learned from it; nor has one that the teacher's tokenizer writes with more or fewer characters,
+    such as a letter with its accent as one. A warning says so.
 
     Args:
       teacher: A teacher that scores its own tokens.
@@ -520,8 +520,8 @@ class AlignedTeacher:
             body = tokens[:-1] if ends else tokens
             words = ours.decode(body)
             written = there.response(words, ends=ends)
-            # Else the characters of the two, by which tokens are aligned, are not the same.
-            same.append(theirs.decode(written[:-1] if ends else written) == words)
+            # Tokens are aligned by the places of characters, which a normalizer may move.
+            same.append(len(theirs.decode(written[:-1] if ends else written)) == len(words))
             prompts.append(there.prompt(text, "of the teacher"))
             # At least one token: an empty response is scored too, and no span reads it.
             rows.append(written or list(theirs.eos_ids[:1]))
@@ -539,8 +539,8 @@ class AlignedTeacher:
             )
         if not all(same):
             warnings.warn(
-                f"{len(same) - sum(same)} of {len(same)} responses are another text in the "
-                "teacher's tokenizer, so nothing is learned from them.",
+                f"{len(same) - sum(same)} of {len(same)} responses have another number of "
+                "characters in the teacher's tokenizer, so nothing is learned from them.",
                 stacklevel=2,
             )
         fits = [x and y for x, y in zip(fits, same, strict=True)]

@@ -291,7 +291,7 @@ COLLECTORS = {
     "paraphrased": curation.paraphrased(source=BY_RATE),
     "two phases": curation.two_phase(more_where_mixed, max_rollouts=9, first=2, source=BY_RATE),
     "three rounds": curation.two_phase(
-        one_more_each, max_rollouts=5, first=2, rounds=2, memory=curation.remembered_rates()
+        one_more_each, max_rollouts=8, first=2, rounds=2, memory=curation.remembered_rates()
     ),
     "rollout_gdro": jr.recipes.rollout_gdro(arms=(2, 4, 8)).collector,
     "xrpo": jr.recipes.xrpo(first=2, max_rollouts=8).collector,

@@ -481,7 +481,7 @@ def test_a_response_that_the_teacher_writes_as_another_text_has_no_spans():
     tok, counting = ByteTokenizer(), Counting()
     encoder = jr.data.questions.TextEncoder(tok, 100, False)
     responses = [tok.encode("cafe\u0301 ok"), tok.encode("caf\u00e9")]
-    with pytest.warns(UserWarning, match="^1 of 2 responses are another text in the teacher's tok"):
+    with pytest.warns(UserWarning, match="^1 of 2 responses have another number of char"):
         (ids, logp), (known, _) = AlignedTeacher(counting, Composed()).spans(
             ["q"] * 2, responses, encoder=encoder
         )
