@@ -16,7 +16,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.secrets import MASK, is_ours, is_secret
 from jaxrl_llm.core.traits import Traits, traits_of
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
 def accepted(function: Callable) -> dict[str, inspect.Parameter]:
@@ -347,11 +347,17 @@ class Transform(NamedTuple):
     call: str | None = None
 
 
-def prints_as_call(make: Callable[P, Transform]) -> Callable[P, Transform]:
+def prints_as_call(make: Callable[_P, Transform]) -> Callable[_P, Transform]:
     """Decorates a function that makes a Transform, which then prints as the call that made it.
 
     The text has those options that differ from their defaults. A resumed run compares it with that
     of the run before, so a changed option is noticed.
+
+    Args:
+      make: ``make(**options) -> Transform``; functions among its options print by name.
+
+    Returns:
+      The function, whose Transforms have the text as ``call``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -362,7 +368,7 @@ def prints_as_call(make: Callable[P, Transform]) -> Callable[P, Transform]:
     rest = [name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
 
     @functools.wraps(make)
-    def made(*args: P.args, **options: P.kwargs) -> Transform:
+    def made(*args: _P.args, **options: _P.kwargs) -> Transform:
         transform = make(*args, **options)
         given = dict(signature.bind(*args, **options).arguments)
         free = {name: value for each in rest for name, value in given.pop(each, {}).items()}

@@ -575,6 +575,12 @@ class RunningCenter(NamedTuple):
         """The state before the first pair."""
         return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
+    def including(self, rewards: Array, where: Array) -> "RunningCenter":
+        """The state after more rewards, of which those with False in ``where`` do not count."""
+        count = self.count + jnp.sum(where, dtype=jnp.float32)
+        error = jnp.sum(jnp.where(where, rewards - self.mean, 0.0))
+        return RunningCenter(self.mean + error / jnp.maximum(count, 1.0), count)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Center:
@@ -591,12 +597,8 @@ class _Center:
         pairs = best[..., :, None] * worst[..., None, :]
         both = (implicit, jnp.swapaxes(implicit, -1, -2))
         middle = sum(jnp.sum(masking.product(pairs, x), axis=(-1, -2)) for x in both) / 2
-        there = jnp.any(best > 0, axis=-1)
-        number = jnp.sum(there, dtype=jnp.float32)
-        count = state.count + number
-        error = jnp.sum(jnp.where(there, middle - state.mean, 0.0))
-        mean = state.mean + error / jnp.maximum(count, 1.0)
-        return mean, RunningCenter(mean, count)
+        state = state.including(middle, jnp.any(best > 0, axis=-1))
+        return state.mean, state
 
 
 @prints_as_call

@@ -194,13 +194,10 @@ class _RunningReward:
     def __call__(self, rewards, state, *, where, old_logp, ref_logp, mask):
         del rewards
         taken = mask & where[..., None]
-        there = jnp.any(taken, axis=-1)
         ratios = masking.safe_log_ratio(old_logp, ref_logp, taken)
         reward = self.beta * jnp.sum(ratios, axis=-1)
-        count = state.count + jnp.sum(there, dtype=jnp.float32)
-        error = jnp.sum(jnp.where(there, reward - state.mean, 0.0))
-        mean = state.mean + error / jnp.maximum(count, 1.0)
-        return mean, RunningCenter(mean, count)
+        state = state.including(reward, jnp.any(taken, axis=-1))
+        return state.mean, state
 
 
 @prints_as_call
