@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
@@ -27,9 +28,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = sorted(set(chosen.names) - set(harness.names()))
     if unknown:
         options.error(f"no claim {', '.join(unknown)}; there are {', '.join(harness.names())}")
-    verdicts = {}
-    for result in _results(chosen.names or harness.names(), chosen.jobs, quick=chosen.quick):
-        name, verdict = result["name"], result["verdict"]
+    verdicts, failed = {}, []
+    for name, result in _results(chosen.names or harness.names(), chosen.jobs, quick=chosen.quick):
+        if isinstance(result, str):  # the others go on
+            _say(f"{name}:\n{result}")
+            failed.append(name)
+            continue
+        verdict = result["verdict"]
         for measure in result["measures"]:
             _say(
                 f"{name}: {measure['what']}: {table.number(measure['value'])} "
@@ -43,21 +48,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not chosen.quick:
         table.main([])
     print(json.dumps({"name": "claims", "verdicts": dict(sorted(verdicts.items()))}), flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(sorted(failed))}")
 
 
-def _results(names: Sequence[str], jobs: int, *, quick: bool) -> Iterator[dict[str, Any]]:
-    """The results of claims, as they come."""
+def _results(
+    names: Sequence[str], jobs: int, *, quick: bool
+) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """The name of each claim and its result, or its error as text, as they come."""
     # Before anything is written, which would make the checkout differ.
-    commit = repository.commit()
+    make = functools.partial(_result, commit=repository.commit(), quick=quick)
     if min(jobs, len(names)) <= 1:
-        yield from (harness.result(name, commit=commit, quick=quick) for name in names)
+        yield from ((name, make(name)) for name in names)
         return
     names = sorted(names, key=harness.seconds_before, reverse=True)
     spawn = multiprocessing.get_context("spawn")  # jax has threads, which a fork does not copy
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        make = functools.partial(harness.result, commit=commit, quick=quick)
-        for done in as_completed([pool.submit(make, name) for name in names]):
-            yield done.result()
+        made = {pool.submit(make, name): name for name in names}
+        for done in as_completed(made):
+            yield made[done], done.result()
+
+
+def _result(name: str, *, commit: str, quick: bool) -> dict[str, Any] | str:
+    try:
+        return harness.result(name, commit=commit, quick=quick)
+    except Exception:  # as text, since some errors of jax cannot be sent to another process
+        return traceback.format_exc()
 
 
 def _say(text: str) -> None:

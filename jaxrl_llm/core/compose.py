@@ -11,6 +11,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec
 
+import jax
+import numpy as np
+
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.secrets import MASK, is_ours, is_secret
@@ -138,7 +141,12 @@ def in_full(value: Any) -> str:
 def changed_options(function: Callable, options: Mapping[str, Any]) -> list[str]:
     """Those options that differ from the defaults of a function, as arguments."""
     defaults = {name: parameter.default for name, parameter in accepted(function).items()}
-    return _options({k: value for k, value in options.items() if value != defaults[k]})
+
+    def changed(name: str, value: Any) -> bool:
+        # Within jit an option may be traced: nobody knows its value, and an array has several.
+        return isinstance(value, jax.Array | np.ndarray) or value != defaults[name]
+
+    return _options({name: value for name, value in options.items() if changed(name, value)})
 
 
 def _options(options: Mapping[str, Any], *, show: Callable[[Any], str] = stable_repr) -> list[str]:

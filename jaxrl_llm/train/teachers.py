@@ -519,13 +519,13 @@ class AlignedTeacher:
             ends = bool(tokens) and tokens[-1] in stops
             body = tokens[:-1] if ends else tokens
             words = ours.decode(body)
-            written = there.response(words, ends=ends)
+            said, written = there.response(words), there.response(words, ends=ends)
             # Tokens are aligned by the places of characters, which a normalizer may move.
-            same.append(len(theirs.decode(written[:-1] if ends else written)) == len(words))
+            same.append(len(theirs.decode(said)) == len(words))
             prompts.append(there.prompt(text, "of the teacher"))
             # At least one token: an empty response is scored too, and no span reads it.
             rows.append(written or list(theirs.eos_ids[:1]))
-            cut.append((body, ends, written))
+            cut.append((body, said, len(written) - len(said)))
         context = getattr(self.teacher, "context", None)
         fits = [
             context is None or len(x) + len(y) <= context
@@ -547,19 +547,18 @@ class AlignedTeacher:
         fitting = [list(itertools.compress(x, fits)) for x in (prompts, rows)]
         scores = iter(self.teacher.score(*fitting) if any(fits) else ())
         out = []
-        for (body, ends, written), fit in zip(cut, fits, strict=True):
+        for response, (body, said, after), fit in zip(responses, cut, fits, strict=True):
+            ends = len(response) - len(body)
             if not fit:
-                n = len(body) + ends
+                n = len(response)
                 out.append((np.full(n, -1, np.int32), np.zeros(n, np.float32)))
                 continue
             score = next(scores)
-            theirs_body = written[:-1] if ends else written
-            ids, other = align_spans(
-                token_ends(body, ours.decode), token_ends(theirs_body, theirs.decode)
-            )
-            if ends:  # the two stop tokens are one span
+            ids, other = align_spans(token_ends(body, ours.decode), token_ends(said, theirs.decode))
+            if ends:  # what ends the turn is one span; a template may write several tokens there
                 last = max(int(ids.max(initial=-1)), int(other.max(initial=-1))) + 1
-                ids, other = (np.append(x, np.int32(last)) for x in (ids, other))
+                ids = np.append(ids, np.int32(last))
+                other = np.append(other, np.full(after, last, np.int32))
             sums = np.zeros(int(max(ids.max(initial=-1), other.max(initial=-1))) + 2, np.float32)
             np.add.at(sums, other, score.logp[: len(other)])
             sums[-1] = 0.0

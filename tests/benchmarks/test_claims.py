@@ -3,6 +3,7 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -309,6 +310,21 @@ def test_claims_run_side_by_side_as_they_do_alone(capsys):
         told = (*shown.out.splitlines(), *shown.err.splitlines())
         lines.append({line for line in told if not line.endswith(" s")})  # how long each took
     assert lines[0] == lines[1] and len(lines[0]) > 4
+
+
+def test_a_claim_that_fails_leaves_the_others(capsys, monkeypatch):
+    result = harness.result
+
+    def fails_once(name, **options):
+        # jax has errors that cannot be sent to another process.
+        return jax.jit(bool)(True) if name == "ipo" else result(name, **options)
+
+    monkeypatch.setattr(harness, "result", fails_once)
+    with pytest.raises(SystemExit, match="failed: ipo"):
+        command.main(["--quick", "--jobs", "1", "ipo", "gdpo"])
+    shown = capsys.readouterr()
+    assert list(json.loads(shown.out)["verdicts"]) == ["gdpo"]
+    assert "TracerBoolConversionError" in shown.err
 
 
 def test_an_unknown_claim_is_refused(capsys):

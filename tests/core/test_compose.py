@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_llm import Transform, advantages, bind, chain, given, pipe, stateless
 from jaxrl_llm.core import Bound, accepted, call_with, functions_of, parts_of, traits_of
-from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.core.compose import prints_as_call, stable_repr
 
 
 def gate(x, mask, *, tau_pos=1.0, tau_neg=1.05):
@@ -344,3 +344,20 @@ def test_a_chain_learns_where_its_transforms_do():
     assert both.learn(both.init(), losses=jnp.ones(3), logp=None) == ((), 3.0)
     assert chain(stateless(jnp.negative)).learn is None
     assert both == chain(stateless(jnp.negative), counts)
+
+
+def test_a_transform_prints_options_that_are_arrays_or_traced():
+    @prints_as_call
+    def shifted(by=0.0, *, scale=1.0):
+        return Transform(lambda: (), lambda x, state: (x * scale + by, state))
+
+    assert shifted(scale=2.0).call == "shifted(scale=2.0)"
+    assert "by=" in shifted(np.arange(2.0)).call
+
+    @jax.jit
+    def add(by):
+        transform = shifted(by)
+        assert "by=" in transform.call and "scale" not in transform.call
+        return transform.update(1.0, ())[0]
+
+    assert float(add(2.0)) == 3.0
