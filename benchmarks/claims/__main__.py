@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
@@ -57,7 +56,7 @@ def _results(
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """The name of each claim and its result, or its error as text, as they come."""
     # Before anything is written, which would make the checkout differ.
-    make = functools.partial(_result, commit=repository.commit(), quick=quick)
+    make = functools.partial(harness.result_or_error, commit=repository.commit(), quick=quick)
     if min(jobs, len(names)) <= 1:
         yield from ((name, make(name)) for name in names)
         return
@@ -67,13 +66,6 @@ def _results(
         made = {pool.submit(make, name): name for name in names}
         for done in as_completed(made):
             yield made[done], done.result()
-
-
-def _result(name: str, *, commit: str, quick: bool) -> dict[str, Any] | str:
-    try:
-        return harness.result(name, commit=commit, quick=quick)
-    except Exception:  # as text, since some errors of jax cannot be sent to another process
-        return traceback.format_exc()
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,7 @@ import json
 import math
 import pkgutil
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -284,6 +285,14 @@ def result(name: str, *, commit: str, quick: bool = False) -> dict[str, Any]:
     """The JSON form of a claim that is run now."""
     claim, seconds = run(name, quick=quick)
     return record(name, claim, seed=0, seconds=seconds, commit=commit)
+
+
+def result_or_error(name: str, *, commit: str, quick: bool = False) -> dict[str, Any] | str:
+    """Like :func:`result`; an error comes as text, since jax has some that no process can send."""
+    try:
+        return result(name, commit=commit, quick=quick)
+    except Exception:
+        return traceback.format_exc()
 
 
 def seconds_before(name: str, folder: Path = RESULTS) -> float:
