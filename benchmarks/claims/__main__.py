@@ -9,7 +9,8 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
@@ -28,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown:
         options.error(f"no claim {', '.join(unknown)}; there are {', '.join(harness.names())}")
     verdicts, failed = {}, []
-    for name, result in _results(chosen.names or harness.names(), chosen.jobs, quick=chosen.quick):
+    # Before anything is written, which would make the checkout differ.
+    commit, began = repository.commit(), time.perf_counter()
+    make = functools.partial(harness.result_or_error, commit=commit, quick=chosen.quick)
+    for name, result in _results(chosen.names or harness.names(), make, jobs=chosen.jobs):
         if isinstance(result, str):  # the others go on
             _say(f"{name}:\n{result}")
             failed.append(name)
@@ -45,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             harness.save(result)
         verdicts[name] = verdict
     if not chosen.quick:
+        if not (chosen.names or failed):
+            seconds = time.perf_counter() - began
+            table.save_whole(len(verdicts), jobs=chosen.jobs, seconds=seconds, commit=commit)
         table.main([])
     print(json.dumps({"name": "claims", "verdicts": dict(sorted(verdicts.items()))}), flush=True)
     if failed:
@@ -52,11 +59,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _results(
-    names: Sequence[str], jobs: int, *, quick: bool
+    names: Sequence[str], make: Callable[[str], dict[str, Any] | str], *, jobs: int
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """The name of each claim and its result, or its error as text, as they come."""
-    # Before anything is written, which would make the checkout differ.
-    make = functools.partial(harness.result_or_error, commit=repository.commit(), quick=quick)
     if min(jobs, len(names)) <= 1:
         yield from ((name, make(name)) for name in names)
         return
