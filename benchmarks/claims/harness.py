@@ -28,6 +28,7 @@ from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.train.intervals import t_quantile, wilson
 
 RESULTS = harness.RESULTS / "claims"
+PACKAGES = ("jax", "jaxlib", "numpy")
 # Modules of the package that are no claim.
 _FRAMEWORK = ("__main__", "harness", "table")
 
@@ -269,7 +270,7 @@ def record(name: str, claim: Claim, *, seed: int, seconds: float, commit: str) -
         "plot": _short(dataclasses.asdict(claim.plot)),
         "seconds": round(seconds, 1),
         "device": jax_device_name(),
-        "versions": package_versions(("jax", "jaxlib", "numpy")),
+        "versions": package_versions(PACKAGES),
         "commit": commit,
     }
 

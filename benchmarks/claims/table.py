@@ -132,7 +132,8 @@ def generate(folder: Path = harness.RESULTS) -> str:
 def save_whole(claims: int, *, jobs: int, seconds: float, commit: str) -> None:
     """Writes how long a run of all claims took."""
     run = {"name": "claims_whole", "claims": claims, "jobs": jobs, "seconds": round(seconds, 1)}
-    run |= {"device": jax_device_name(), "versions": package_versions(), "commit": commit}
+    versions = package_versions(harness.PACKAGES)
+    run |= {"device": jax_device_name(), "versions": versions, "commit": commit}
     (harness.RESULTS.parent / _WHOLE).write_text(json.dumps(run, indent=1) + "\n")
 
 

@@ -301,6 +301,15 @@ def test_a_run_is_saved_drawn_and_listed(tmp_path, kind):
     assert "a fact: 0.5" in page and "Seed 3, 1.2 s on" in page and "commit abc" in page
 
 
+def test_the_page_says_how_long_all_claims_took(tmp_path, monkeypatch):
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    monkeypatch.setattr(harness, "RESULTS", folder)
+    assert "The times below add up to 0 minutes." in table.generate(folder)
+    table.save_whole(60, jobs=2, seconds=1190.5, commit="abc")
+    assert "All 60, 2 at a time, took 20 minutes on cpu-" in table.generate(folder)
+
+
 @pytest.mark.slow
 def test_claims_run_side_by_side_as_they_do_alone(capsys):
     lines = []
