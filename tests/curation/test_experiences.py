@@ -9,6 +9,7 @@ import pytest
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, JUDGE, OWN, Collection, Outcome, experienced
 from jaxrl_llm.curation import Operation as Op
+from jaxrl_llm.curation.collectors.protocol import sized
 
 P, G, N = 3, 2, 9
 DATA = [{"text": f"question {i}"} for i in range(N)]
@@ -174,6 +175,9 @@ def test_what_cannot_be_is_said():
     for name in ("message", "review"):
         with pytest.raises(TypeError, match=f"experienced: {name} must be a function"):
             experienced(**{name: 3})
+    hints = jr.curation.hint_levels(jr.curation.tier_messages)
+    with pytest.raises(ValueError, match="which those of experienced would replace"):
+        experienced(source=hints)
     with pytest.raises(ValueError, match="parse_operations: limit"):
         jr.curation.parse_operations("a", {}, limit=0)
     shown = repr(experienced(capacity=4, review=jr.curation.review_message))
@@ -184,3 +188,31 @@ def test_what_cannot_be_is_said():
 def test_it_is_no_source_of_prompts():
     with pytest.raises(ValueError, match="source must ask for each group once"):
         jr.curation.refill(jr.curation.informative_groups, source=experienced())
+
+
+def stats(entropy, mask):
+    return jr.advantages.entropy_signal(entropy, mask).stats
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda source: jr.curation.downsampled(jr.curation.resample_on_correct, source=source),
+        lambda source: jr.curation.replayed(capacity=2, share=0.5, source=source),
+        lambda source: jr.curation.targeted(references=2, source=source),
+        lambda source: jr.curation.entropy_temperature(stats, source=source),
+    ],
+    ids=["downsampled", "replayed", "targeted", "entropy_temperature"],
+)
+def test_an_evaluation_has_the_library_of_a_source(wrap):
+    inner = experienced(capacity=4)
+    *_, library = play(inner, inner.init(N), 0, ["add: draw", "none"])
+    rule = jr.curation.resample_on_correct
+    outer = jr.curation.downsampled(rule, source=wrap(inner))
+    outer = sized(outer, group_size=G, max_new_tokens=4)
+    state = outer.init(N)
+    assert outer.evaluation_text(state, bool) is None
+    state = state._replace(source=state.source._replace(source=library))
+    message = outer.evaluation_text(state, bool)(DATA[1])
+    assert message == "question 1\n\nExperiences that may help:\nG0: draw"
+    assert not hasattr(wrap(jr.curation.in_order()), "evaluation_text")

@@ -1,11 +1,13 @@
 """A pool of successes: how many rollouts a prompt gets, and what takes the place of a failure."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, pooled
+from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Request, Response, pooled
 from jaxrl_llm.curation.collectors.protocol import TurnStart, sized
 
 P, G, T, N = 3, 8, 4, 6
@@ -85,6 +87,26 @@ def test_prompts_that_succeed_get_fewer_rollouts():
     # int(9 / rate - 7) from 0.6 on, else 8; a prompt never seen has 8.
     assert sizes == {0: [8, 8], 1: [8, 5], 2: [8, 2], 3: [8, 7], 4: [8, 3], 5: [8, 8]}
     assert len(state.recent) == N and (state.count > 8).all()
+
+
+def test_fewer_rollouts_begin_with_the_prefix_of_their_group():
+    begins = Response(np.int32([7]), trains=np.zeros(1, bool))
+
+    @dataclasses.dataclass(frozen=True)
+    class Prefixed:
+        def init(self, num_prompts):
+            return ()
+
+        def propose(self, state, key, collection, count):
+            return (Request(G, 1, responses=(begins,) * G),) * count, state
+
+        def observe(self, state, collection):
+            return jr.curation.in_order().observe(state, collection)
+
+    collector, state = started(source=Prefixed())
+    state = state._replace(recent=state.recent + 1, count=state.count + G)
+    (request,), _ = collector.propose(state, jax.random.key(0), Collection(P, G), 1)
+    assert request.rollouts == 2 and request.responses == (begins,) * 2
 
 
 def fails_later(step, place):

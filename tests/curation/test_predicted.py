@@ -120,6 +120,13 @@ def test_gate_and_cutoff_are_options_of_their_own():
     assert [request.limit for request in requests] == [None, 6]
 
 
+def test_a_part_of_one_group_is_a_question():
+    """Of a batch, the other groups of which are stored ones or of another collector."""
+    requests, rows, _ = play(predicted(PARSE, REWARD, gate=GATE), 1, {}, {0: RIGHT})
+    assert [(request.role, request.extends) for request in requests] == [(OWN, None)]
+    assert [row.takes_part for row in rows] == [True]
+
+
 def test_what_a_run_is_told():
     plain, cut = predicted(PARSE, REWARD), predicted(PARSE, REWARD, cutoff=CUTOFF)
     assert declares(plain, "sends_text") and not declares(plain, "needs_slots")

@@ -141,8 +141,17 @@ def test_replay_begins_with_the_second_round():
     assert int(state.source.buffer.added) == P + P + 2 + 2  # references are not stored
 
 
+def test_messages_of_a_question_stay_with_it():
+    collector, state = started(source=jr.curation.budgeted((1, 2)))
+    batch, _, state = play(collector, state, 0)
+    asked = batch.requests[R:]
+    assert [x.extends for x in asked] == [y for p in range(P) for y in (None, R + 2 * p)]
+    assert [x.prompt for x in asked[::2]] == state.order[::2][:P].tolist()
+
+
 SOURCES = {
     "in_order": None,
+    "budgeted": jr.curation.budgeted((1, 2)),
     "replayed": replayed(capacity=6, share=0.5),
     "refill": jr.curation.refill(jr.curation.informative_groups, max_rounds=3),
     "two_phase": jr.curation.two_phase(

@@ -11,6 +11,9 @@ import pytest
 import jaxrl_llm as jr
 from jaxrl_llm import curation
 from jaxrl_llm.curation import (
+    JUDGE,
+    OWN,
+    REPLAYED,
     Collection,
     Collector,
     SwarmGroup,
@@ -272,6 +275,9 @@ class FixedSwarm:
 TIERS = jr.bind(curation.tier_messages, template="{question}: {hint}")
 BY_RATE = curation.prioritized(learnability)
 LADDER = curation.hinted(curation.ladder(TIERS))
+PREFIXES = curation.prefixed(low=0.8, high=0.9)
+PREDICTED_FIRST = jr.recipes.masa(efficient=True).collector
+HALF_JUDGED = curation.judged(judges=0.5, refines=0.0)
 
 COLLECTORS = {
     "in order": curation.in_order(),
@@ -349,10 +355,36 @@ COLLECTORS = {
     "targeted": curation.targeted(references=3, every=1),
     "pooled": curation.pooled(capacity=4),
     "predicted": jr.recipes.masa().collector,
-    "predicted first": jr.recipes.masa(efficient=True).collector,
+    "predicted first": PREDICTED_FIRST,
     "experienced": curation.experienced(capacity=3, length=8),
     "shared": curation.shared(FixedSwarm()),
     "entropy_temperature": jr.recipes.hapo().collector,
+    # Collectors of others whose requests extend earlier ones, or that ask for a part at first.
+    "mixed budgets": curation.mixed(
+        (curation.in_order(), 0.5), (curation.budgeted((2, 4, 8)), 0.5)
+    ),
+    "mixed predictions": curation.mixed(
+        (jr.recipes.masa().collector, 0.5), (curation.in_order(), 0.5)
+    ),
+    "targeted paraphrases": curation.targeted(references=3, every=1, source=curation.paraphrased()),
+    "replayed judges": curation.replayed(capacity=5, share=0.25, source=HALF_JUDGED),
+    "replayed predictions": curation.replayed(capacity=5, share=0.5, source=PREDICTED_FIRST),
+    "replayed targets": curation.replayed(
+        capacity=5, share=0.5, source=curation.targeted(references=3, every=2)
+    ),
+    "replayed mixture": curation.replayed(
+        capacity=5,
+        share=0.25,
+        source=curation.mixed((HALF_JUDGED, 0.5), (curation.in_order(), 0.5)),
+    ),
+    # Responses that begin with a prefix.
+    "budgeted prefixes": curation.budgeted((2, 4, 8), source=PREFIXES),
+    "pruned prefixes": curation.pruned(likely, limit=3, source=PREFIXES),
+    "forked prefixes": curation.forked(
+        curation.segment_forks, forks=1, rounds=2, segment=2, source=PREFIXES
+    ),
+    "uncertain prefixes": curation.entropy_branched(segment=2, first=2, source=PREFIXES),
+    "lookahead prefixes": curation.lookahead(ages=(2,), max_distance=0.5, source=PREFIXES),
 }
 # A rule that draws with replacement may take a rollout twice.
 WITH_REPLACEMENT = {"drawn"}
@@ -463,6 +495,33 @@ def test_what_decides_on_groups_is_no_source_of_prompts(name):
     ):
         with pytest.raises(ValueError, match="source must ask for each group once, as in_order"):
             make()
+
+
+def two_batches(collector):
+    """The requests of two batches, and their states."""
+    collector = sized(collector, group_size=G, max_new_tokens=T, num_groups=P)
+    state, first, batches = collector.init(N), 0, []
+    for step in range(STEPS):
+        batch = play(watched := Watched(collector), state, step, first, Imagined(step))
+        state, first = batch.state, first + batch.in_order
+        batches.append((watched.collection.requests, state))
+    return batches
+
+
+def test_stored_groups_stand_behind_what_the_source_asks_for_first():
+    (requests, _), (later, _) = two_batches(COLLECTORS["replayed predictions"])
+    assert [(x.role, x.extends) for x in requests] == [
+        (JUDGE, None), (JUDGE, None), (OWN, 0), (OWN, 1)
+    ]  # fmt: skip
+    assert [(x.role, x.extends) for x in later] == [
+        (JUDGE, None), (REPLAYED, None), (REPLAYED, None), (OWN, 0)
+    ]  # fmt: skip
+    (requests, state), (later, _) = two_batches(COLLECTORS["replayed targets"])
+    # The steps of a round take turns with the prompts that its references have chosen.
+    order = state.source.order.tolist()
+    assert [x.prompt for x in requests[3:]] == order[0::2][:P]
+    assert [x.prompt for x in later[:2]] == order[1::2][:2]
+    assert [x.role for x in later] == [OWN] * 2 + [REPLAYED] * 2
 
 
 @pytest.mark.parametrize("make", [curation.partial_rollouts, curation.windowed])

@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Row,
     declares,
+    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -55,6 +56,11 @@ class _Downsampled:
 
     def for_batch(self, num_groups: int) -> "_Downsampled":
         return dataclasses.replace(self, source=for_batch_of(self.source, num_groups))
+
+    @property
+    def evaluation_text(self) -> Callable:
+        """That of the source, if it has one."""
+        return evaluation_text_of(self.source)
 
     def init(self, num_prompts: int) -> DownsampledState:
         key: ArrayTree = ()

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.policies import no_reward
+from jaxrl_llm.curation.collectors.messages import plain_source
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
     JUDGE,
@@ -24,7 +25,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     in_order,
     on_host,
-    prompt_source,
     sized,
     stack_outcomes,
 )
@@ -353,8 +353,8 @@ def experienced(
 
     Raises:
       TypeError: If a message is not a function.
-      ValueError: If a number is not a positive integer, or ``source`` also decides on groups that
-        have finished.
+      ValueError: If a number is not a positive integer, or ``source`` sends messages of its own or
+        also decides on groups that have finished.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -377,5 +377,5 @@ def experienced(
         limit=limit,
         message=message,
         review=review,
-        source=prompt_source(name, source),
+        source=plain_source(name, source),
     )

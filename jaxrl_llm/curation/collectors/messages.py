@@ -13,9 +13,11 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Row,
+    declares,
     in_order,
     more_of,
     prompt_source,
+    resized,
     sized,
 )
 
@@ -39,6 +41,21 @@ class _Budget(NamedTuple):
 
     def __call__(self, row: Mapping[str, Any]) -> str:
         return budget_message(row["text"], self.budget, template=self.template)
+
+
+def plain_source(name: str, source: Collector | None) -> Collector:
+    """:func:`prompt_source`, for a collector that sends messages of its own.
+
+    Raises:
+      ValueError: If the source sends messages as well, which would be lost.
+    """
+    source = prompt_source(name, source)
+    if declares(source, "sends_text"):
+        raise ValueError(
+            f"{name}: source {source!r} sends messages of its own, which those of {name} would "
+            "replace; use a source that sends the prompts themselves, such as in_epochs."
+        )
+    return source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +100,7 @@ class SeveralMessages:
                 asked = requests[root - first] if root >= first else collection.requests[root]
                 requests.append(more_of(asked, rollouts)._replace(extends=root, text=text))
             else:
-                requests.append(proposed[group - begun]._replace(rollouts=rollouts, text=text))
+                requests.append(resized(proposed[group - begun], rollouts)._replace(text=text))
         return tuple(requests), state
 
     def _observe(self, state, collection: Collection, prompts: int):
@@ -213,6 +230,8 @@ def paraphrased(*, source: Collector | None = None) -> Collector:
 
     Raises:
       TypeError: If the source is not a collector.
+      ValueError: If the source sends messages of its own, or also decides on groups that have
+        finished.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -222,7 +241,7 @@ def paraphrased(*, source: Collector | None = None) -> Collector:
     References:
       Con-RAG, PS-GRPO (arXiv:2510.04392): six paraphrases of four rollouts. PAPER reading.
     """
-    return _Paraphrased(prompt_source("paraphrased", source))
+    return _Paraphrased(plain_source("paraphrased", source))
 
 
 def budgeted(
@@ -248,7 +267,8 @@ def budgeted(
 
     Raises:
       TypeError: If a budget is not an integer or the source not a collector.
-      ValueError: If there are none, they do not ascend from 1, or the template lacks a field.
+      ValueError: If there are none, they do not ascend from 1, the template lacks a field, or the
+        source sends messages of its own or also decides on groups that have finished.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -268,7 +288,7 @@ def budgeted(
         raise ValueError(f"{name}: budgets must ascend from at least 1; got {budgets}.")
     if "{prompt}" not in template or "{budget}" not in template:
         raise ValueError(f"{name}: template must have {{prompt}} and {{budget}}; got {template!r}.")
-    return _Budgeted(prompt_source(name, source), budgets, template)
+    return _Budgeted(plain_source(name, source), budgets, template)
 
 
 def budget_message(prompt: str, budget: int, *, template: str = BUDGET_TEMPLATE) -> str:

@@ -69,9 +69,11 @@ class _Mixed:
             keys = [jax.random.fold_in(key, k) for k in range(len(self.sources))]
         for k, ask in enumerate(asks):
             if number := min(ask, count - len(requests)):
-                part, _ = self._part(collection, k)
+                part, numbers = self._part(collection, k)
                 proposed, states[k] = self.sources[k].propose(state[k], keys[k], part, number)
-                requests += [self._mark(request, k) for request in proposed]
+                first = len(collection.requests) + len(requests)
+                numbers += range(first, first + number)
+                requests += [self._of_part(request, k, numbers) for request in proposed]
         return tuple(requests), tuple(states)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
@@ -90,9 +92,7 @@ class _Mixed:
         requests: list[Request] = []
         for k, (decision, _) in enumerate(decisions):
             _, numbers = self._part(collection, k)
-            for request in decision.requests:
-                extends = None if request.extends is None else numbers[request.extends]
-                requests.append(self._mark(request, k)._replace(extends=extends))
+            requests += [self._of_part(request, k, numbers) for request in decision.requests]
         ask = sum(decision.ask for decision, _ in decisions)
         return Decision(ask=ask, requests=tuple(requests)), state
 
@@ -134,8 +134,10 @@ class _Mixed:
         )
         return part, numbers
 
-    def _mark(self, request: Request, k: int) -> Request:
-        return request._replace(round=request.round * len(self.sources) + k)
+    def _of_part(self, request: Request, k: int, numbers: list[int]) -> Request:
+        """A request of a source, whose requests have these numbers in the batch."""
+        extends = None if request.extends is None else numbers[request.extends]
+        return request._replace(round=request.round * len(self.sources) + k, extends=extends)
 
     def __repr__(self) -> str:
         pairs = zip(self.sources, self.shares, strict=True)

@@ -474,7 +474,8 @@ def few_shot_pairs(
 
     The examples are drawn for each batch and are never the row itself; only the two responses
     train. A row has fewer examples if its user has fewer other rows or the prompt would be too
-    long, and none if it is the user's only row.
+    long, and none if it is the user's only row. An evaluation that samples answers has
+    examples before its questions as well, the same each time.
 
     Args:
       shots: K, maximum number of examples, not negative; 0 is :func:`offline_pairs`.

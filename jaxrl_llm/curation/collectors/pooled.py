@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     on_host,
     prompt_source,
+    resized,
     sized,
     stack_outcomes,
 )
@@ -110,7 +111,7 @@ class _Pooled:
         sizes = np.where(seen > 0, np.asarray(sizes), high)
         limits = state.turns[at] * collection.plays  # 0 for none
         return tuple(
-            request._replace(rollouts=int(size), turns=int(most) or None)
+            resized(request, int(size))._replace(turns=int(most) or None)
             for request, size, most in zip(requests, sizes, limits, strict=True)
         ), state._replace(source=source)
 

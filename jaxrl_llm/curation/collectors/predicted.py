@@ -111,7 +111,7 @@ class _Predicted:
         task = Request(size, text=_Task(self.message), role=JUDGE, reward=no_reward)
         first = len(collection.requests)
         places = range(first, first + count)
-        if not self._first:
+        if not (self._first and tasks):
             questions = groups - tasks
             wanted = [
                 task._replace(extends=i - questions) if questions <= i < groups else plain
@@ -153,17 +153,18 @@ class _Predicted:
     def observe(self, state, collection: Collection):
         groups, requests = collection.num_groups, collection.requests
         tasks = groups // 2
-        if not requests:
-            return Decision(ask=tasks if self._first else groups), state
+        first = self._first and tasks  # a part of a batch may have room for one question alone
+        if (missing := (tasks if first else groups) - len(requests)) > 0:
+            return Decision(ask=missing), state
         if collection.waiting:
             return Decision(), state
         solved, offset = range(tasks), groups - tasks
-        if self._first:
+        if first:
             solved, offset = np.flatnonzero(self._control(collection, tasks)[0]).tolist(), 0
             if (missing := groups - 2 * tasks + len(solved) + tasks - len(requests)) > 0:
                 return Decision(ask=missing), state
         # The request that solves the question of each task.
-        solutions = {i: tasks + n if self._first else i for n, i in enumerate(solved)}
+        solutions = {i: tasks + n if first else i for n, i in enumerate(solved)}
         rows = {
             i: Row(tuple((i, j) for j in range(request.rollouts)))
             for i, request in enumerate(requests)

@@ -283,6 +283,18 @@ class Request(NamedTuple):
     draws_of: tuple[int, ...] = ()
 
 
+def resized(request: Request, rollouts: int) -> Request:
+    """A request for another number of rollouts, which begin as its own do if these begin alike."""
+    begun = request.responses if request.sampled else ()
+    if begun and _begin_alike(begun):
+        request = request._replace(responses=begun[:1] * rollouts)
+    return request._replace(rollouts=rollouts)
+
+
+def _begin_alike(responses: Sequence[Response]) -> bool:
+    return all(np.array_equal(x.tokens, responses[0].tokens) for x in responses)
+
+
 def more_of(request: Request, rollouts: int, responses: tuple[Response, ...] = ()) -> Request:
     """A request for more rollouts of the prompt of a group, sampled as those of its first request.
 
@@ -295,7 +307,7 @@ def more_of(request: Request, rollouts: int, responses: tuple[Response, ...] = (
       responses: Their beginnings, if they have any.
     """
     begun = request.responses if request.sampled else ()
-    if begun and not responses and all(np.array_equal(x.tokens, begun[0].tokens) for x in begun):
+    if begun and not responses and _begin_alike(begun):
         responses = begun[:1] * rollouts
     return request._replace(
         rollouts=rollouts,
@@ -593,6 +605,16 @@ def _sources_with_groups(collector: Any, num_groups: int) -> list[tuple[Any, int
         every = list(zip(collector.sources, of_sources(num_groups), strict=True))
     functions = ("init", "propose", "observe")
     return [(x, count) for x, count in every if all(hasattr(x, f) for f in functions)]
+
+
+def evaluation_text_of(source: Any) -> Callable:
+    """``evaluation_text`` of a collector whose prompts are those of ``source``.
+
+    The state of the collector has that of the source as its ``source``. Raises AttributeError if
+    the source sets no message, so that as a property it is absent then as well.
+    """
+    of_source = source.evaluation_text
+    return lambda state, takes_text: of_source(state.source, takes_text)
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:

@@ -24,6 +24,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     check_is_group,
     collector_parts,
     declares,
+    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -266,6 +267,11 @@ class _Replayed:
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
 
+    @property
+    def evaluation_text(self) -> Callable:
+        """That of the source, if it has one."""
+        return evaluation_text_of(self.source)
+
     def init(self, num_prompts: int) -> ReplayedState:
         if self.group_size is None or self.max_new_tokens is None:
             raise ValueError(
@@ -289,7 +295,7 @@ class _Replayed:
         return ReplayedState(buffer, self.source.init(num_prompts))
 
     def propose(self, state: ReplayedState, key, collection: Collection, count: int):
-        first, groups = len(collection.requests), collection.num_groups
+        first, total = len(collection.requests), self._count(state, collection)
         with on_host():
             key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
             sample = replay_sample(
@@ -301,22 +307,16 @@ class _Replayed:
         # The places of this batch in the order in which they are drawn.
         index = np.asarray(sample.index)
         drawn = index[index >= 0].tolist()
-        part, _ = _part(collection)
-        if self.replace is not None:
-            after = self._fresh(state, collection)[0].rows is not None
-            replay = [after] * count
-        else:
-            wanted = round((self.share or 0.0) * groups)
-            if self.draw == "each":
-                with on_host():
-                    key = jax.random.fold_in(key, 1)
-                    mask = mix_source_mask(key, prompts=groups, probability=self.share or 0.0)
-                wanted = int(np.count_nonzero(mask))
-            start = groups - min(wanted, len(drawn), groups - 1)  # one at least is fresh
-            replay = [start <= i < groups for i in range(first, first + count)]
-            part = part._replace(num_groups=start)
+        part, places = _part(collection, total)
         used = sum(map(_stored, collection.requests))
-        places = iter(drawn[used:])
+        replay = [False] * count
+        if self.replace is not None:
+            replay = [self.source.observe(state.source, part)[0].rows is not None] * count
+        elif used < total:
+            # They stand behind what the source asks for first.
+            start = self._first_ask(state, part)
+            replay = [start <= i < start + total for i in range(first, first + count)]
+        left = iter(drawn[used:])
         stored = partial(
             stored_request,
             state.buffer,
@@ -324,22 +324,27 @@ class _Replayed:
             max_staleness=self.max_staleness,
         )
         # Beyond what is asked for, more may be proposed than there are.
-        taken = [next(places, None) if each else None for each in replay]
+        taken = [next(left, None) if each else None for each in replay]
         requests = [None if place is None else stored(place) for place in taken]
         fresh, source = self.source.propose(state.source, key, part, requests.count(None))
-        following = iter(fresh)
+        places += [i for i, each in enumerate(requests, first) if each is None]
+        following = iter(_in_batch(fresh, places))
         filled = tuple(next(following) if each is None else each for each in requests)
         return filled, state._replace(source=source)
 
     def observe(self, state: ReplayedState, collection: Collection):
-        requests = collection.requests
-        if not requests:
-            return Decision(ask=collection.num_groups), state
-        decision, learned, rows = self._fresh(state, collection)
-        if decision.rows is None:
-            return decision, state
+        requests, total = collection.requests, self._count(state, collection)
         stored = [i for i, request in enumerate(requests) if _stored(request)]
-        kept = rows
+        part, places = _part(collection, total)
+        if len(stored) < total:
+            return Decision(ask=self._first_ask(state, part) + total - len(requests)), state
+        decision, learned = self.source.observe(state.source, part)
+        if decision.rows is None:
+            return decision._replace(requests=_in_batch(decision.requests, places)), state
+        kept = rows = [
+            row._replace(members=tuple((places[i], j) for i, j in row.members))
+            for row in decision.rows
+        ]
         if self.replace is not None:
             passing = _passing(self, "replace", self.replace, rows, collection)
             kept = [r for r, passes in zip(rows, passing, strict=True) if passes and r.takes_part]
@@ -357,19 +362,30 @@ class _Replayed:
         buffer = self._add(state.buffer, rows, collection)
         return Decision(rows=tuple(batch)), ReplayedState(buffer, learned)
 
-    def _fresh(self, state, collection: Collection) -> tuple[Decision, ArrayTree, list[Row]]:
-        """What the source wants, in requests of this batch; its state, and its rows."""
-        part, places = _part(collection)
-        decision, learned = self.source.observe(state.source, part)
-        rows = [
-            row._replace(members=tuple((places[i], j) for i, j in row.members))
-            for row in decision.rows or ()
-        ]
-        more = tuple(
-            each if each.extends is None else each._replace(extends=places[each.extends])
-            for each in decision.requests
-        )
-        return decision._replace(requests=more), learned, rows
+    def _count(self, state, collection: Collection) -> int:
+        """How many groups of a batch are stored ones; 0 with ``replace``, which asks for them last.
+
+        It does not depend on the key, which ``observe`` does not have.
+        """
+        if self.share is None:
+            return 0
+        asked = sum(map(_stored, collection.requests))
+        if asked and collection.waiting < len(collection.requests):
+            return asked  # all were asked for before any group finished
+        groups = collection.num_groups
+        available = int(np.count_nonzero(self._weights(state, collection)))
+        wanted = round(self.share * groups)
+        if available and self.draw == "each":
+            with on_host():
+                key = jax.random.fold_in(jax.random.key(collection.seed), collection.step)
+                mask = mix_source_mask(key, prompts=groups, probability=self.share)
+            wanted = int(np.count_nonzero(mask))
+        return min(wanted, available, groups - 1)  # one at least is fresh
+
+    def _first_ask(self, state, part: Collection) -> int:
+        """How many groups the source asks for at first."""
+        nothing = part._replace(requests=(), outcomes=())
+        return self.source.observe(state.source, nothing)[0].ask
 
     def _weights(self, state, collection: Collection) -> np.ndarray:
         """What each place is drawn by, 0 for those that cannot be: float32 ``[C]``.
@@ -462,17 +478,24 @@ def _stored(request: Request) -> bool:
     return request.role == REPLAYED and request.extends is None
 
 
-def _part(collection: Collection) -> tuple[Collection, list[int]]:
-    """The batch without its stored groups, as its source sees it, and their places in the batch.
+def _in_batch(requests: Sequence[Request], places: Sequence[int]) -> tuple[Request, ...]:
+    """Requests of the source, whose requests have these places in the batch."""
+    return tuple(
+        each if each.extends is None else each._replace(extends=places[each.extends])
+        for each in requests
+    )
 
-    Stored groups that take the place of fresh ones are asked for last, after P of them.
+
+def _part(collection: Collection, total: int) -> tuple[Collection, list[int]]:
+    """The batch as its source sees it, without stored groups, and the places of its requests.
+
+    ``total`` of the groups are stored ones; those that replace fresh groups are not counted.
     """
     requests = collection.requests
     places = [i for i, request in enumerate(requests) if not _stored(request)]
     number = {place: i for i, place in enumerate(places)}
-    first = requests[: collection.num_groups]
     part = collection._replace(
-        num_groups=collection.num_groups - sum(map(_stored, first)),
+        num_groups=collection.num_groups - total,
         requests=tuple(
             each if each.extends is None else each._replace(extends=number[each.extends])
             for each in (requests[i] for i in places)

@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     Request,
+    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -72,6 +73,11 @@ class _Targeted:
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
 
+    @property
+    def evaluation_text(self) -> Callable:
+        """That of the source, if it has one."""
+        return evaluation_text_of(self.source)
+
     def init(self, num_prompts: int) -> TargetedState:
         return TargetedState(
             order=np.arange(num_prompts, dtype=np.int32),
@@ -111,7 +117,7 @@ class _Targeted:
                         self._check(request)
                     request = request._replace(prompt=int(order[used % total]))
                     used += 1
-                requests.append(request)
+                requests.append(_behind(request, leading))
         return tuple(requests), state
 
     def observe(self, state: TargetedState, collection: Collection):
@@ -124,10 +130,7 @@ class _Targeted:
         for request in decision.requests:
             self._check(request)
         decision = decision._replace(
-            requests=tuple(
-                x if x.extends is None else x._replace(extends=x.extends + leading)
-                for x in decision.requests
-            )
+            requests=tuple(_behind(request, leading) for request in decision.requests)
         )
         if decision.rows is not None:
             rows = tuple(
@@ -144,10 +147,7 @@ class _Targeted:
     def _part(self, collection: Collection, leading: int) -> Collection:
         """The batch without its references, as the source sees it."""
         return collection._replace(
-            requests=tuple(
-                each if each.extends is None else each._replace(extends=each.extends - leading)
-                for each in collection.requests[leading:]
-            ),
+            requests=tuple(_behind(each, -leading) for each in collection.requests[leading:]),
             outcomes=collection.outcomes[leading:],
         )
 
@@ -221,6 +221,12 @@ class _Targeted:
 def _takes_next(request: Request) -> bool:
     """Whether a request of the source is for a prompt that is chosen here."""
     return request.extends is None and request.role != REPLAYED
+
+
+def _behind(request: Request, count: int) -> Request:
+    """A request whose numbers begin behind ``count`` others."""
+    extends = request.extends
+    return request if extends is None else request._replace(extends=extends + count)
 
 
 def targeted(

@@ -14,6 +14,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Request,
+    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -54,6 +55,11 @@ class _EntropyTemperature:
 
     def width(self, group_size: int) -> int:
         return width_of(self.source, group_size)
+
+    @property
+    def evaluation_text(self) -> Callable:
+        """That of the source, if it has one."""
+        return evaluation_text_of(self.source)
 
     def init(self, num_prompts: int) -> TemperedState:
         return TemperedState(np.zeros(4, np.float32), self.source.init(num_prompts))

@@ -51,7 +51,8 @@ def sample(request, prompt, member, seed):
         return np.append(np.full(first, fill) if old is None else old, new).astype(dtype)
 
     n = len(tokens) - first
-    finish = 1 if tokens[-1] == STOP else UNFINISHED if request.pauses else 0
+    pauses = request.pauses and limit < T
+    finish = 1 if tokens[-1] == STOP else UNFINISHED if pauses else 0
     return Response(
         np.int32(tokens),
         behavior_logp=joined("behavior_logp", np.zeros(n), np.float32, np.nan),
@@ -220,6 +221,21 @@ def test_tokens_of_a_tree_have_no_log_probability_of_the_sampler():
         nodes = [collection.outcomes[i].responses[j].nodes for i, j in row.members]
         shared += len({int(x[0]) for x in nodes}) < G
     assert shared == P  # one rollout sampled the first token of many
+
+
+def test_a_tree_behind_a_prefix_ends_with_the_last_token():
+    """Where there is room for one token, the branch that leaves there has ended as well."""
+    begins = Response(np.zeros(T - 1, np.int32))
+    source = RecordingSource(Request(1, responses=(begins,)))
+    collector = lookahead(min_prob=0.0, max_gap=1.0, ages=(2,), source=source)
+    rows, _, collection = play(sized(collector, group_size=G, max_new_tokens=T))
+    assert [len(row.members) for row in rows] == [G] * P
+    assert {x.limit for x in collection.requests if x.pauses} == {T}
+    ended = [x for x in collection.requests if not x.sampled]
+    assert [x.rollouts for x in ended] == [2] * P
+    assert {(len(y.tokens), y.finish) for x in ended for y in x.responses} <= {(T, 0), (T, 1)}
+    left = [y for x in collection.requests if x.sampled for y in x.responses]
+    assert all(len(y.tokens) == T - 1 for y in left)
 
 
 def test_it_says_what_slots_must_do_and_prints_what_differs():

@@ -11,6 +11,7 @@ from jaxrl_llm.curation.collectors.messages import budget_message
 
 DATA = [{"text": f"q{n}", "paraphrases": [f"a{n}", f"b{n}", f"c{n}"]} for n in range(8)]
 KEY = jax.random.key(0)
+HINTS = jr.curation.hint_levels(jr.curation.tier_messages)
 
 
 def outcome(prompt, rollouts):
@@ -74,6 +75,33 @@ def test_all_messages_of_a_prompt_are_sampled_as_the_first():
     assert [request.extends for request in later] == [0, None, 3, 3]
 
 
+def test_messages_of_a_part_of_a_batch_extend_their_own_question():
+    collector = jr.curation.mixed(
+        (jr.curation.in_order(), 0.5), (jr.curation.budgeted((2, 4)), 0.5)
+    )
+    state = collector.init(len(DATA))
+    for counts in ([6], [1] * 6):
+        collection = Collection(4, 2, data=DATA)
+        assert collector.observe(state, collection)[0].ask == 6
+        for count in counts:
+            asked, _ = collector.propose(state, KEY, collection, count)
+            collection = collection._replace(
+                requests=collection.requests + asked,
+                outcomes=collection.outcomes + (None,) * count,
+            )
+        extends = [request.extends for request in collection.requests]
+        assert extends == [None, None, None, 2, None, 4]
+
+
+def test_each_part_of_a_group_begins_with_its_prefix():
+    begins = jr.curation.Response(np.int32([7]), trains=np.zeros(1, bool))
+    source = RecordingSource(jr.curation.Request(5, responses=(begins,) * 5))
+    collector = jr.curation.budgeted((2, 4, 8), source=source)
+    asked, _ = collector.propose((), KEY, Collection(1, 5, data=DATA), 3)
+    assert [request.rollouts for request in asked] == [2, 2, 1]
+    assert [request.responses for request in asked] == [(begins,) * 2, (begins,) * 2, (begins,)]
+
+
 @pytest.mark.parametrize("source", [None, jr.curation.prioritized(jr.curation.learnability)])
 @pytest.mark.parametrize("make", [jr.curation.paraphrased, jr.curation.budgeted])
 def test_neither_how_many_are_proposed_nor_the_order_of_outcomes_matters(make, source):
@@ -110,6 +138,16 @@ def test_told_budgets_are_those_of_the_messages():
         (lambda: jr.curation.budgeted((1.5,)), TypeError, "budgets must be integers"),
         (lambda: jr.curation.budgeted((1,), template="{prompt}"), ValueError, "must have {prompt}"),
         (lambda: jr.curation.paraphrased(source="x"), TypeError, "source must be a collector"),
+        (
+            lambda: jr.curation.paraphrased(source=HINTS),
+            ValueError,
+            "paraphrased: source hint_levels(",
+        ),
+        (
+            lambda: jr.curation.budgeted((1,), source=HINTS),
+            ValueError,
+            "sends messages of its own, which those of budgeted would replace",
+        ),
         (
             lambda: jr.curation.paraphrased().check_data([{"text": "q"}]),
             ValueError,

@@ -361,8 +361,50 @@ def test_they_print_what_differs():
     assert dataclasses.replace(SEGMENTS) == SEGMENTS
 
 
-def test_responses_branch_where_entropy_has_risen():
-    collector = for_run(jr.curation.entropy_branched(segment=2, first=2, prob=0.0, scale=0.1))
+@dataclasses.dataclass(frozen=True)
+class Prefixed:
+    """A source whose responses begin with so many tokens of the data."""
+
+    length: int
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        values = np.zeros(self.length, np.float32)
+        begins = Response(np.full(self.length, 3), model_logp=values, entropy=values)
+        asked = Request(collection.group_size, responses=(begins,) * collection.group_size)
+        return (asked,) * count, state
+
+    def observe(self, state, collection):
+        return jr.curation.in_order().observe(state, collection)
+
+
+@pytest.mark.parametrize("begun", [4, T - 1])
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_tokens_after_which_a_tree_pauses_do_not_count_a_prefix(name, begun):
+    limits = []
+    for source in (None, Prefixed(begun)):
+        collector = COLLECTORS[name]
+        if source is not None:
+            collector = dataclasses.replace(collector, source=source)
+        collector = for_run(collector)
+        rows, _, collection = play(collector, collector.init(N))
+        limits.append({x.round: x.limit for x in collection.requests if x.pauses})
+    plain, moved = limits
+    assert moved == {n: min(x + begun, T) for n, x in plain.items() if n in moved}
+    assert not plain or 0 in moved
+    for row in rows:
+        for i, j in row.members:
+            assert (collection.outcomes[i].responses[j].tokens[:begun] == 3).all()
+
+
+@pytest.mark.parametrize("begun", [0, 2])
+def test_responses_branch_where_entropy_has_risen(begun):
+    collector = jr.curation.entropy_branched(segment=2, first=2, prob=0.0, scale=0.1)
+    if begun:
+        collector = dataclasses.replace(collector, source=Prefixed(begun))
+    collector = for_run(collector)
     rows, _, collection = play(collector, collector.init(N), step=1)
     branched = 0
     for p, row in enumerate(rows):
@@ -370,7 +412,7 @@ def test_responses_branch_where_entropy_has_risen():
         mine = [p] + [i for i, r in enumerate(collection.requests) if r.extends == p]
         for i in mine:
             request = collection.requests[i]
-            if not request.responses:
+            if max((len(y.tokens) for y in request.responses), default=0) <= begun:
                 continue
             # Of the round before, all that had not ended, and copies of those that rose.
             texts = [tuple(y.tokens) for y in request.responses]
@@ -381,8 +423,8 @@ def test_responses_branch_where_entropy_has_risen():
             assert texts[: len(live)] == [tuple(y.tokens) for y in live]
             for text in texts[len(live) :]:
                 (source,) = [y for y in live if tuple(y.tokens) == text]
-                sampled = source.entropy[2 * (request.round - 1) :]
-                assert sampled.sum() > source.entropy[:2].sum()
+                sampled = source.entropy[begun + 2 * (request.round - 1) :]
+                assert sampled.sum() > source.entropy[begun : begun + 2].sum()
                 branched += 1
     assert branched
     never = for_run(jr.curation.entropy_branched(segment=2, first=2, prob=0.0, weight=0.0))

@@ -26,6 +26,7 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
     complete_batch,
     finished_members,
     go_on,
+    paused,
     rule_arrays,
 )
 
@@ -84,16 +85,16 @@ class _Forked:
         trees, rest = divmod(collection.group_size, self._leaves)
         size = collection._replace(group_size=trees + (rest if self.segment is None else 0))
         requests, state = self.source.propose(state, key, size, count)
-        return tuple(self._limited(x, 0) for x in requests), state
+        return tuple(self._limited(x, 0, x) for x in requests), state
 
-    def _limited(self, request: Request, number: int) -> Request:
+    def _limited(self, request: Request, number: int, root: Request) -> Request:
         if self.segment is None:
             return request
         if number == self.rounds:
             return request._replace(limit=None, pauses=False)
         ends = self.segment
         limit = ends[number] if isinstance(ends, tuple) else ends * (number + 1)
-        return request._replace(limit=limit, pauses=True)
+        return paused(request, limit, root=root, length=self.length)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
@@ -129,8 +130,9 @@ class _Forked:
                     begins += [beginning(response, int(place))] * self._branches(number)
             if not begins:
                 return ()
-            request = more_of(collection.requests[group], len(begins), tuple(begins))
-            return (self._limited(request, number + 1),)
+            root = collection.requests[group]
+            request = more_of(root, len(begins), tuple(begins))
+            return (self._limited(request, number + 1, root),)
 
         if (decision := go_on(collection, self.rounds, more)) is not None:
             return decision, state

@@ -29,16 +29,18 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    begun_length,
     call_repr,
     check_counts,
     complete_batch,
     go_on,
     group_of,
+    paused,
 )
 from jaxrl_llm.curation.trees.forks import edit_distance, rouge_l, suffix_match, tree_rollouts
 
-# ``finish`` of a response that ended with a stop token, as in ``rollout.STOP``.
-_STOPPED = 1
+# ``finish`` of a response that ended by its length or with a stop token, as in ``rollout.types``.
+_CUT, _STOPPED = 0, 1
 
 
 class _Branch(NamedTuple):
@@ -63,7 +65,7 @@ class _Tree(NamedTuple):
     Attributes:
       rows: By number, in the order of their birth.
       goes_on: Those whose next tokens the next round samples, in its order.
-      length: Tokens up to which it has grown.
+      length: Tokens up to which it has grown, not counting those of a prefix.
       complete: Whether it grows no further.
       source: What it is of: the outcome of the round, and the tree before it.
     """
@@ -128,11 +130,11 @@ class _Lookahead:
             return self.source.propose(state, key, collection, count)
         size = collection._replace(group_size=1)
         requests, state = self.source.propose(state, key, size, count)
-        return tuple(self._greedy(x, self.segment or 1) for x in requests), state
+        return tuple(self._greedy(x, self.segment or 1, x) for x in requests), state
 
-    @staticmethod
-    def _greedy(request: Request, limit: int) -> Request:
-        return request._replace(temperature=0.0, limit=limit, pauses=True)
+    def _greedy(self, request: Request, tokens: int, root: Request) -> Request:
+        """A request of a tree that grows to so many tokens."""
+        return paused(request, tokens, root=root, length=self.length)._replace(temperature=0.0)
 
     @staticmethod
     def _drawn(root: Request, rollouts: int, responses: tuple[Response, ...] = ()) -> Request:
@@ -154,13 +156,14 @@ class _Lookahead:
             tree = self._tree(collection, group, requests[before[0]].round)
             begins = [_unsure(tree.rows[row].response) for row in tree.goes_on]
             if not tree.complete:
-                limit = min(tree.length + (self.segment or 1), self.limit or 1)
+                tokens = min(tree.length + (self.segment or 1), self.limit or 1)
                 request = more_of(requests[group], len(begins), tuple(begins))
-                return (self._greedy(request, limit),)
+                return (self._greedy(request, tokens, requests[group]),)
             # It grows no further: each of its rows is sampled to its end. Where the root has
-            # ended, what is missing begins with the prompt.
+            # ended, what is missing begins as the root did.
             root = tree.rows[0].response
-            copied = root if root.finish == UNFINISHED else beginning(root, 0)
+            begun = begun_length(requests[group])
+            copied = root if root.finish == UNFINISHED else beginning(root, begun)
             begins += [_unsure(copied)] * (leaves - len(tree.rows))
             ended = [x.response for x in tree.rows.values() if x.response.finish != UNFINISHED]
             endings = []
@@ -197,7 +200,8 @@ class _Lookahead:
             return tree
         leaves = self._leaves(collection)
         if before is None:
-            rows, goes_on, length = {0: _Branch(-1, 0, outcome.responses[0], 0)}, (0,), 0
+            begun = begun_length(collection.requests[group])
+            rows, goes_on, length = {0: _Branch(-1, 0, outcome.responses[0], begun)}, (0,), 0
         else:
             rows, goes_on, length = dict(before.rows), before.goes_on, before.length
             for row, response in zip(goes_on, outcome.responses, strict=True):
@@ -213,7 +217,7 @@ class _Lookahead:
                     ended |= {child} if branch.parent in ended else set()
                 rows = {n: branch for n, branch in rows.items() if n not in ended}
             elif len(rows) < leaves:
-                response = _other(rows[row].response, at, collection.stop_ids)
+                response = _other(rows[row].response, at, collection.stop_ids, self.length)
                 rows[fresh] = _Branch(row, at, response, at + 1)
                 fresh += 1
         # What goes on from here has been looked at; a new branch has not been sampled.
@@ -302,8 +306,13 @@ def _unsure(response: Response) -> Response:
     return response._replace(behavior_logp=None)
 
 
-def _other(response: Response, place: int, stop_ids: tuple[int, ...]) -> Response:
-    """The beginning of a response with the second token in place of the one at a place."""
+def _other(
+    response: Response, place: int, stop_ids: tuple[int, ...], length: int | None
+) -> Response:
+    """The beginning of a response with the second token in place of the one at a place.
+
+    It has ended where that is a stop token, or the last of ``length`` tokens.
+    """
     start = beginning(response, place)
 
     def add(name: str, value) -> np.ndarray | None:
@@ -312,6 +321,7 @@ def _other(response: Response, place: int, stop_ids: tuple[int, ...]) -> Respons
 
     token, logp = response.runner_up[place], response.runner_up_logp[place]  # type: ignore[index]
     version = None if response.version is None else response.version[place]
+    finish = _CUT if place + 1 == length else UNFINISHED
     return start._replace(
         tokens=add("tokens", token),
         behavior_logp=None,
@@ -322,7 +332,7 @@ def _other(response: Response, place: int, stop_ids: tuple[int, ...]) -> Respons
         nodes=add("nodes", -1),
         runner_up=add("runner_up", 0),
         runner_up_logp=add("runner_up_logp", -np.inf),
-        finish=_STOPPED if int(token) in stop_ids else UNFINISHED,
+        finish=_STOPPED if int(token) in stop_ids else finish,
     )
 
 

@@ -28,6 +28,7 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
     complete_batch,
     finished_members,
     go_on,
+    paused,
     rule_arrays,
 )
 from jaxrl_llm.curation.trees.pruning import (
@@ -114,11 +115,11 @@ class _Pruned:
         return {"rule": rule, "source": self.source.init(num_prompts)}
 
     def propose(self, state, key, collection: Collection, count: int):
-        if self.length is None:
+        if self.length is None or self.limit is None:
             raise ValueError(f"{self!r} needs the sizes of a run, for_run(...).")
         size = collection._replace(group_size=self.width(collection.group_size))
         requests, source = self.source.propose(state["source"], key, size, count)
-        limited = tuple(x._replace(limit=self.limit, pauses=True) for x in requests)
+        limited = tuple(paused(x, self.limit, root=x, length=self.length) for x in requests)
         return limited, state | {"source": source}
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:

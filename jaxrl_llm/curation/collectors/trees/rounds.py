@@ -82,6 +82,24 @@ def group_of(requests: Sequence[Request], place: int) -> int:
     return place if extends is None else extends
 
 
+def begun_length(root: Request) -> int:
+    """Tokens with which the responses of a group begin before any is sampled, as after a prefix."""
+    return max((len(response.tokens) for response in root.responses), default=0)
+
+
+def paused(request: Request, tokens: int, *, root: Request, length: int | None) -> Request:
+    """A request whose responses pause after so many tokens, not counting those of a prefix.
+
+    Args:
+      request: Of the group.
+      tokens: At least 1.
+      root: The first request of the group.
+      length: T, at which responses end; None for no bound.
+    """
+    limit = begun_length(root) + tokens
+    return request._replace(limit=limit if length is None else min(limit, length), pauses=True)
+
+
 def rule_arrays(collection: Collection, places: list[int], size: int, length: int, names) -> dict:
     """The responses of finished requests as arrays of ``size`` rows, for a rule.
 

@@ -17,12 +17,14 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    begun_length,
     branch_counts,
     call_repr,
     check_branching,
     complete_batch,
     finished_members,
     go_on,
+    paused,
     rule_arrays,
 )
 
@@ -69,10 +71,10 @@ class _EntropyBranched:
         return self.first, self.segment, self.length
 
     def propose(self, state, key, collection: Collection, count: int):
-        first, segment, _ = self._sizes()
+        first, segment, length = self._sizes()
         size = collection._replace(group_size=first)
         requests, state = self.source.propose(state, key, size, count)
-        return tuple(x._replace(limit=segment, pauses=True) for x in requests), state
+        return tuple(paused(x, segment, root=x, length=length) for x in requests), state
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         _, segment, length = self._sizes()
@@ -99,7 +101,8 @@ class _EntropyBranched:
             if begins:
                 request = more_of(root, len(begins), begins)
                 if not last:
-                    request = request._replace(limit=segment * (number + 2), pauses=True)
+                    tokens = segment * (number + 2)
+                    request = paused(request, tokens, root=root, length=length)
                 asked.append(request)
             if left and (last or not live):
                 asked.append(more_of(root, left))
@@ -119,7 +122,8 @@ class _EntropyBranched:
         size = collection.group_size
         arrays = rule_arrays(collection, before, size, self.length or 0, ["old_entropy"])
         entropy, mask = arrays["old_entropy"], arrays["mask"]
-        beginning_of = np.arange(mask.shape[1]) < (self.segment or 0)
+        places = np.arange(mask.shape[1]) - begun_length(collection.requests[group])
+        beginning_of = (places >= 0) & (places < (self.segment or 0))
 
         def of_first(mask: np.ndarray) -> np.ndarray:
             taken = mask & (np.cumsum(mask, axis=1) <= self.tokens)
