@@ -27,7 +27,7 @@ from jaxrl_llm.cli.completions import (
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.data.prompts import Prompt
 from jaxrl_llm.data.questions import encode_prompts
-from jaxrl_llm.data.rendering import make_renderer
+from jaxrl_llm.data.rendering import response_ends
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.engine.requests import has_ended
@@ -201,8 +201,7 @@ class Job:
 
     ``chat`` is whether prompts go through the chat template; ``step`` is that of the run's
     checkpoint, None if the model is not a run's; ``files`` is a digest of the checkpoint's files or
-    of the model's, None if they are not in a place that the user names. ``stop_ids`` end a
-    completion: by default the tokenizer's.
+    of the model's, None if they are not in a place that the user names.
     """
 
     def __init__(
@@ -216,7 +215,6 @@ class Job:
         system: str | None,
         step: int | None,
         files: str | None = None,
-        stop_ids: tuple[int, ...] | None = None,
     ):
         self.model, self.params, self.tokenizer, self.args = model, params, tokenizer, args
         self._chat, self._system = chat, system
@@ -239,7 +237,7 @@ class Job:
         }
         if files is not None:  # a run may have been made again, a model replaced
             settings["checkpoint"] = files
-        self._stop_ids = tuple(tokenizer.eos_ids if stop_ids is None else stop_ids)
+        self._stop_ids = response_ends(tokenizer, chat=chat)
         if set(self._stop_ids) != set(tokenizer.eos_ids):
             settings["stop_ids"] = self._stop_ids
         settings |= {name: x for name in _DRAW if (x := getattr(args, name)) is not None}
@@ -262,7 +260,6 @@ class Job:
         # Before the model is read: files that are replaced meanwhile are another model's.
         files = digest_of_model(Path(args.model), args.out)
         policy = options.load_policy(choice, dtype=args.dtype, check=check)
-        has_turns = policy.config is None or policy.config.environment is not None
         if policy.config is not None:
             data = policy.config.data
             chat = data.chat and chat
@@ -276,7 +273,6 @@ class Job:
             system=system,
             step=policy.step,
             files=policy.checkpoint or files,
-            stop_ids=_ends_of_turns(policy.tokenizer) if chat and has_turns else None,
         )
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
@@ -332,15 +328,6 @@ class Job:
             )
         except MemoryError as error:
             raise UsageError(f"{error} Give fewer --slots or --max-new-tokens.") from error
-
-
-def _ends_of_turns(tokenizer) -> tuple[int, ...] | None:
-    """The tokens that end a turn, also one that only the chat template knows."""
-    try:
-        renderer = make_renderer(tokenizer)
-    except ValueError:  # a template of single messages alone
-        return None
-    return tuple(dict.fromkeys((*tokenizer.eos_ids, *renderer.stop_ids)))
 
 
 _DRAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")

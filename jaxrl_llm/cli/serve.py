@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
             f"Install the extra: pip install 'jaxrl_llm[train,serve]' ({error})."
         ) from error
     from jaxrl_llm.data import make_renderer
-    from jaxrl_llm.data.rendering import QuestionRenderer
+    from jaxrl_llm.data.rendering import QuestionRenderer, response_ends
 
     # Bound first: a port in use must not cost the loading of a model.
     listener = _listen(args.host, args.port)
@@ -129,8 +129,7 @@ def run(arguments: Sequence[str]) -> int:
     except ValueError as error:
         renderer = None
         _print(f"No chat completions: {error}.")
-    stop_ids = (*policy.tokenizer.eos_ids, *(renderer.stop_ids if renderer else ()))
-    server = _start(args, policy, tuple(dict.fromkeys(stop_ids)))
+    server = _start(args, policy, response_ends(policy.tokenizer, chat=chat))
     # Only the server has the weights from now on, so that new ones replace them.
     policy = policy._replace(params=())
     function = policy.function()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxrl_llm.data.rendering import ChatRenderer, encode_chat
+from jaxrl_llm.data.rendering import ChatRenderer, encode_chat, response_ends
 
 
 class Question(NamedTuple):
@@ -79,21 +79,23 @@ class TextEncoder:
     def response(self, text: str, *, ends: bool = False) -> list[int]:
         """The tokens of a response, with the stop token if it ``ends``.
 
-        The chat template says how a response ends, if that is a token at which the model stops.
+        It ends as the chat template ends a turn; without one, with EOS.
         """
         first = len(self.tokenizer.encode(""))
         tokens = self.tokenizer.encode(text, allow_special=False)[first:]
         return tokens + self._end if ends else tokens
 
     @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return response_ends(self.tokenizer, chat=self.chat)
+
+    @cached_property
     def _end(self) -> list[int]:
-        stops = list(self.tokenizer.eos_ids)
         if self.chat:
-            with suppress(Exception):  # no template, or one that takes no such conversation
-                written = ChatRenderer(self.tokenizer).turn("")
-                if written[-1] in stops:
-                    return written
-        return stops[:1]
+            with suppress(Exception):  # as in response_ends
+                return ChatRenderer(self.tokenizer).turn("")
+        return list(self.tokenizer.eos_ids[:1])
 
     def _encode(self, text: str) -> list[int]:
         if not self.chat:

@@ -18,6 +18,7 @@ the end of a turn.
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -109,6 +110,23 @@ def make_renderer(
       '<bos>user\nSure?<eos><bos>assistant\n'
     """
     return ChatRenderer(tokenizer, system) if chat else TextRenderer(tokenizer, system)
+
+
+def response_ends(tokenizer: Tokenizer, *, chat: bool) -> tuple[int, ...]:
+    """The tokens that end a response: EOS, and what ends a turn in the chat template.
+
+    Base models often have a template whose turns end in another token than their EOS, and a
+    response that does not end there goes on with a turn of the user.
+
+    Args:
+      tokenizer: A ``data.Tokenizer``.
+      chat: Whether responses follow the chat template. Without one that renders, EOS ends them.
+    """
+    ids = tuple(tokenizer.eos_ids)
+    if chat:
+        with suppress(Exception):  # no template, or one that takes no such conversation
+            ids += ChatRenderer(tokenizer).stop_ids
+    return tuple(dict.fromkeys(ids))
 
 
 def describe_tools(tools: Sequence[ToolSpec]) -> str:

@@ -164,6 +164,7 @@ class PretrainedTokenizer:
             _check_growth(backend)
             backend.no_padding()
             backend.no_truncation()
+            # As in transformers 5, which ignores `add_bos_token` where there is a tokenizer.json.
             prefix = _prefix(backend)
         file = folder / "tokenizer_config.json"
         settings = _optional_json(file)

@@ -190,7 +190,7 @@ def collect(
             encode=encoder.response,
             decode=decode,
             takes_text=encoder.takes_text,
-            stop_ids=tuple(encoder.tokenizer.eos_ids),
+            stop_ids=encoder.stop_ids,
             plays=limits.episodes is not None,
         )
     book = _Book(collector, state, key, questions, next_places, start, limits)

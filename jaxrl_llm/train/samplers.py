@@ -10,7 +10,7 @@ import jax
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of, entropy_tau_of
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.data.rendering import make_renderer
+from jaxrl_llm.data.rendering import make_renderer, response_ends
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.mixture import mix_models
@@ -66,12 +66,17 @@ def policy_sampler(
     tokenizer,
     mesh,
     *,
+    chat: bool,
     group_size: int,
     greedy: bool = False,
     shared_prefix_len: int = 0,
     record_experts: bool = False,
 ) -> Callable:
-    """A sampler of ``group_size`` responses per prompt, with the run's options or greedy."""
+    """A sampler of ``group_size`` responses per prompt, with the run's options or greedy.
+
+    ``chat`` is whether prompts go through the chat template.
+    """
+    stop_ids = response_ends(tokenizer, chat=chat)
     if model.velocity is not None:
         steps, length = (
             recipe.likelihood.steps,
@@ -89,7 +94,7 @@ def policy_sampler(
             group_size=group_size,
             deterministic=greedy,
             text_length=length,
-            stop_ids=tokenizer.eos_ids if length else (),
+            stop_ids=stop_ids if length else (),
             pad_id=tokenizer.pad_id,
             mesh=mesh,
         )
@@ -101,7 +106,7 @@ def policy_sampler(
             temperature=0.0 if greedy else sampling.temperature,
             options=sampling.denoising,
             max_new_tokens=sampling.max_new_tokens,
-            stop_ids=tokenizer.eos_ids,
+            stop_ids=stop_ids,
             pad_id=tokenizer.pad_id,
         )
     return make_sampler(
@@ -113,7 +118,7 @@ def policy_sampler(
         top_p=None if greedy else sampling.top_p,
         min_p=None if greedy else sampling.min_p,
         max_new_tokens=sampling.max_new_tokens,
-        stop_ids=tokenizer.eos_ids,
+        stop_ids=stop_ids,
         pad_id=tokenizer.pad_id,
         shared_prefix_len=shared_prefix_len,
         record_experts=record_experts,
@@ -141,8 +146,14 @@ def make_samplers(
         _check_mixture(config)
         behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
     check_replay(config, behavior)
+    chat = config.data.chat
     sampler = partial(
-        policy_sampler, sampling, recipe, tokenizer=tokenizer, shared_prefix_len=shared_prefix_len
+        policy_sampler,
+        sampling,
+        recipe,
+        tokenizer=tokenizer,
+        chat=chat,
+        shared_prefix_len=shared_prefix_len,
     )
     # The mesh of the rollouts; evaluations are on the training mesh.
     place = mesh if sampler_mesh is None else sampler_mesh
@@ -157,7 +168,7 @@ def make_samplers(
             group_size=group_size,
             mesh=mesh,
             max_new_tokens=sampling.max_new_tokens,
-            stop_ids=tokenizer.eos_ids,
+            stop_ids=response_ends(tokenizer, chat=chat),
             pad_id=tokenizer.pad_id,
             shared_prefix_len=shared_prefix_len,
             top_k=sampling.top_k if filtered else None,
@@ -218,6 +229,8 @@ def _rollout_engine(
     if grid is None:
         return None
     sampling, collector, (rows, width) = config.sampling, recipe.collector, grid
+    if config.environment is not None:
+        make_renderer(tokenizer, chat=config.data.chat)  # an error is seen before the first turn
     stop_ids = tokenizer.eos_ids
     if config.environment is not None:  # whose turns end as the chat template ends them
         renderer = make_renderer(tokenizer, chat=config.data.chat)
@@ -235,7 +248,7 @@ def _rollout_engine(
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         max_new_tokens=sampling.max_new_tokens,
-        stop_ids=stop_ids,
+        stop_ids=response_ends(tokenizer, chat=config.data.chat),
         pad_id=tokenizer.pad_id,
         vary=("temperature",) if varies else (),
         entropy=declares(collector, "records_entropy"),

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli import UsageError, completions, main, options, sample
 from jaxrl_llm.cli.completions import Live, OutFile, Printer
 from jaxrl_llm.core.runtime.terminal import visible
+from jaxrl_llm.train import DataConfig
 
 TOKENIZER = jr.testing.ByteTokenizer()
 PROMPTS = ["one", "a longer prompt than the first", "three", "4", "five", "the sixth"]
@@ -485,6 +487,13 @@ def test_a_completion_ends_where_the_template_ends_a_turn(capsys, monkeypatch):
     run(capsys, "one")
     run(capsys, "one", "--raw")
     assert seen == [(258, 257), (258,)]
+    data = DataConfig(prompts="questions.jsonl")
+    for environment in (None, object()):  # as the run sampled, with an environment or without
+        config = SimpleNamespace(data=data, environment=environment)
+        policy = options.Policy(*tiny(), Template(), config)
+        monkeypatch.setattr(options, "load_policy", lambda *args, policy=policy, **kwargs: policy)
+        run(capsys, "one")
+        assert seen.pop() == (258, 257)
 
 
 def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):

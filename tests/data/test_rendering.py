@@ -463,14 +463,21 @@ def test_a_response_ends_as_its_template_ends_a_turn(tokenizers):
     for name, tokenizer in tokenizers.items():
         encoder = TextEncoder(tokenizer, room=100)
         end = make_renderer(tokenizer).stop_ids[0]
-        end = end if end in tokenizer.eos_ids else tokenizer.eos_ids[0]  # where the model stops
         assert encoder.response("Yes.", ends=True)[-1] == end, name
+        other = (end,) if end not in tokenizer.eos_ids else ()  # as of a base model
+        assert encoder.stop_ids == (*tokenizer.eos_ids, *other), name
+        assert bool(other) == (name == "qwen2.5")
         plain = TextEncoder(tokenizer, room=100, chat=False)
         assert plain.response("Yes.", ends=True)[-1] == tokenizer.eos_ids[0], name
+        assert plain.stop_ids == tokenizer.eos_ids
         assert plain.response("Yes.") == encoder.response("Yes.", ends=True)[:-1]
     llama = tokenizers["llama-3"]
     ended = llama.decode(TextEncoder(llama, 100).response("Yes.", ends=True), skip_special=False)
     assert ended == "Yes.<|eot_id|>"
+    for template in (None, "{{ messages[0].content }}"):  # none, and one without replies
+        encoder = TextEncoder(pretrained(template, ["<|endoftext|>"]), 100)
+        end = encoder.tokenizer.eos_ids
+        assert encoder.stop_ids == end == (encoder.response("Yes.", ends=True)[-1],)
 
 
 def test_a_template_without_tools_or_an_end_of_turn():

@@ -616,3 +616,23 @@ def test_requests_that_differ_in_an_array_are_not_the_same():
     assert content(np.int32([1, 2])) == content(np.int32([1, 2]))
     assert content(np.int32([1, 2])) != content(np.int32([1, 3]))
     assert _content(Request(2, 3), ()) == b"" != _content(Request(2, 3, limit=4), ())
+
+
+def test_a_collector_reads_what_ends_a_response():
+    class OtherEnd(jr.testing.ByteTokenizer):
+        """Ends turns with a token that it does not name as EOS, as many base models do."""
+
+        eos_ids = (258,)
+
+    seen = set()
+
+    class Reading(type(in_order())):
+        def observe(self, state, collection):
+            seen.add(collection.stop_ids)
+            return super().observe(state, collection)
+
+    for chat, ends in ((True, (258, 257)), (False, (258,))):
+        limits = Limits(TextEncoder(OtherEnd(), 30, chat=chat), 2, 259)
+        play(Reading(), Shuffled(0), limits=limits)
+        assert seen == {ends}
+        seen.clear()

@@ -29,6 +29,7 @@ from jaxrl_llm.train import (
     SamplingConfig,
     TrainingError,
     TrainState,
+    samplers,
     train,
 )
 from jaxrl_llm.train import (
@@ -879,3 +880,28 @@ def test_slots_that_make_no_grid_are_refused(slots):
         dataclasses.replace(CONFIG, sampling=with_slots(slots))
     with pytest.raises(ValueError, match="slots"):
         SamplingConfig(slots=0)
+
+
+class OtherEnd(jr.testing.ByteTokenizer):
+    """Ends turns with a token that it does not name as EOS, as many base models do."""
+
+    eos_ids = (258,)
+
+
+@pytest.mark.parametrize("recipe", [jr.recipes.grpo(), jr.recipes.eggroll(sigma=0.05)])
+def test_responses_end_where_the_template_ends_a_turn(tmp_path, monkeypatch, recipe):
+    made = []
+    for name in ("make_sampler", "make_engine", "make_population", "make_denoising_sampler"):
+        made_by = lambda *args, stop_ids, **options: made.append(stop_ids)  # noqa: E731
+        monkeypatch.setattr(samplers, name, made_by)
+    causal = jr.testing.tiny_model(num_layers=1)[0]
+    masked = jr.testing.tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)[0]
+    for chat, ends in ((True, (258, 257)), (False, (258,))):
+        data = dataclasses.replace(CONFIG.data, chat=chat)
+        sampling = SAMPLING if recipe.forward_only else with_slots(4)
+        config = tiny_run(tmp_path, recipe=recipe, data=data, sampling=sampling, remat="full")
+        sizes = {"longest": 8, "shared_prefix_len": 0}
+        samplers.make_samplers(config, recipe, causal, OtherEnd(), None, None, **sizes)
+        samplers.policy_sampler(SAMPLING, recipe, masked, OtherEnd(), None, chat=chat, group_size=2)
+        assert len(made) == 4 and set(made) == {ends}
+        made.clear()
