@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.models.export import check_decoder
 from jaxrl_llm.models.heads import merge_headed
 from jaxrl_llm.models.lora import Adapted, merge_lora
@@ -86,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
                 config=model_config,
                 dtype=args.dtype,
                 head=recipe.head,
-                pad_id=_pad_id(tokenizer, model_config) if recipe.head else None,
+                pad_id=_pad_id(tokenizer, config, model_config) if recipe.head else None,
             )
             left_out = save_tokenizer(tokenizer, unfinished)
     what = "adapter" if args.adapter else "reward model" if recipe.head else "model"
@@ -94,10 +96,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _pad_id(tokenizer, config) -> int | None:
+def _pad_id(tokenizer, config: TrainConfig, model_config) -> int | None:
     """The padding of a reward model; None where it is the token that ends a response."""
-    pad_id = int(tokenizer.pad_id)
-    return pad_id if pad_id != tokenizer.eos_ids[0] and pad_id < config.vocab_size else None
+    encoder = TextEncoder(tokenizer, sys.maxsize, config.data.chat, config.data.system)
+    pad_id, end = int(tokenizer.pad_id), encoder.response("", ends=True)[-1]
+    return pad_id if pad_id != end and pad_id < model_config.vocab_size else None
 
 
 def check_new(folder: str) -> None:

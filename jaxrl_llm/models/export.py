@@ -71,7 +71,8 @@ def save_safetensors(
         what its head reads: "response" (its last token) or "step" (the last one of each). They are
         a sequence or a token classifier of transformers with one label. A few families have no such
         class in transformers; this warns, and only :func:`~jaxrl_llm.models.load_reward_model`
-        loads the folder.
+        loads the folder. With "response", config.json has `"read_at": "stop"`: the head was trained
+        at the stop token, where :class:`~jaxrl_llm.train.reward_model` then reads it.
       pad_id: For a reward model, the token behind the shorter rows of a batch, which no response
         ends with: transformers reads the last token that is another one. None for rows alone.
 
@@ -364,7 +365,8 @@ def _of_head(settings: Mapping[str, Any], head: str) -> dict[str, Any]:
             stacklevel=3,
         )
     label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return {"architectures": [scorer], "num_labels": 1} | label
+    mark = {"read_at": "stop"} if head == "response" else {}  # read by `heads.read_at_of`
+    return {"architectures": [scorer], "num_labels": 1} | label | mark
 
 
 def _scorer_params(params: Any, head: str) -> dict[str, Any]:

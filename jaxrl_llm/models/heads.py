@@ -10,6 +10,7 @@ bias is 0.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,13 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families import HEADS, body_class
+from jaxrl_llm.models.families import (
+    ARCHITECTURES,
+    DENOISERS,
+    HEADS,
+    WITH_IMAGES,
+    body_class,
+)
 from jaxrl_llm.models.loading import load_params, open_source
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, merge_lora
 from jaxrl_llm.models.names import resolve
@@ -164,12 +171,45 @@ def head_of(name_or_path: str | Path) -> str | None:
 
     No weight is read.
     """
-    path = resolve(name_or_path, weights=False).config
-    if path.suffix == ".gguf":
-        return None
-    names = read_json(path).get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    name = _class_of(name_or_path)
     return next((head for head, end in HEADS.items() if name.endswith(end)), None)
+
+
+def checked_head(function: str, name_or_path: str | Path) -> str:
+    """What the head of a stored reward model reads; ValueError names `function` if it has none."""
+    if (head := head_of(name_or_path)) is not None:
+        return head
+    name = _class_of(name_or_path)
+    if not name or name in ARCHITECTURES or name in DENOISERS or name in WITH_IMAGES:
+        raise ValueError(
+            f"{function}: {str(name_or_path)!r} is a language model without a head; a run with "
+            "recipe reward_model trains one, and `jaxrl-llm export` writes it."
+        )
+    raise ValueError(
+        f"{function}: {str(name_or_path)!r} is of class {name!r}, which is not "
+        "supported; a reward model is a ...ForSequenceClassification, which reads responses, or a "
+        "...ForTokenClassification, which reads steps."
+    )
+
+
+def read_at_of(name_or_path: str | Path) -> Literal["stop", "end"]:
+    """Where the head of a stored reward model of responses was trained to read.
+
+    "stop" is the stop token after prompt and response, as in runs of this library. "end" is the
+    last token of the conversation that the chat template writes, as in transformers. No weight is
+    read.
+    """
+    values = read_json(resolve(name_or_path, weights=False).config)
+    # Earlier exports lack the mark; what transformers has saved also has its version.
+    ours = values.get("read_at") == "stop" or "transformers_version" not in values
+    return "stop" if ours else "end"
+
+
+def _class_of(name_or_path: str | Path) -> str:
+    """The class of transformers of a stored model; empty for GGUF, which has no heads."""
+    path = resolve(name_or_path, weights=False).config
+    names = None if path.suffix == ".gguf" else read_json(path).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def reward_model_config(
@@ -181,12 +221,7 @@ def reward_model_config(
       name_or_path: See :func:`load_reward_model`, which raises the same.
       dtype: Of the matrix products.
     """
-    head = head_of(name_or_path)
-    if head is None:
-        raise ValueError(
-            f"load_reward_model: {str(name_or_path)!r} is a language model without a head; a run "
-            "of recipe reward_model trains one, and `jaxrl-llm export` writes it."
-        )
+    head = checked_head("load_reward_model", name_or_path)
     path = resolve(name_or_path, weights=False).config
     values = read_json(path)
     body = body_class(str(values["architectures"][0]), composite=bool(values.get("text_config")))

@@ -28,17 +28,20 @@ from jaxrl_llm.core.compose import changed_options
 from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation import judge_message
 from jaxrl_llm.data.questions import TextEncoder
+from jaxrl_llm.data.rendering import encode_chat
 from jaxrl_llm.models import make_model, param_shapes, resolve
 from jaxrl_llm.models.heads import (
+    checked_head,
     head_of,
     headed_model,
     load_reward_model,
+    read_at_of,
     reward_model_config,
 )
 from jaxrl_llm.models.loading import read_config
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.rewards.scoring import Failure
+from jaxrl_llm.rewards.scoring import Failure, one_line
 from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.sampler import make_sampler, pad_rows, prompt_room
 from jaxrl_llm.train.score import Scorer
@@ -59,7 +62,14 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
     """The reward of a completion under a reward model of complete texts or of steps.
 
         reward = r(prompt, completion, stop token), the head's value at the last token
+              or r(conversation), likewise, for a model that transformers has saved
         of steps: p_k = sigmoid(z at the end of step k),   reward = min_k p_k
+
+    The export of a run is read where it was trained: at the stop token. A model of responses that
+    transformers has saved is read as there: the chat template writes prompt and completion as one
+    conversation, without a generation prompt, and the head is read at the last token, which may be
+    a new line after the stop token. Without ``chat`` both are read at the stop token. A model of
+    steps is read at the last token of each step of the completion, which follows the prompt.
 
     With a model of steps the reward is a mapping that also has ``turn_rewards`` and ``turn_ends``,
     for recipes that use rewards of turns. A completion that exceeds the model's context, or has a
@@ -68,6 +78,9 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
     Args:
       model, tokenizer, chat, system, batch_size, dtype: See the module. Use the ``chat`` and
         ``system`` that the reward model was trained with.
+      read_at: "stop" for the stop token, "end" for the last token of the conversation; None for
+        "stop" where config.json says `"read_at": "stop"` or lacks the version of transformers, as
+        exports do, else "end".
       separator: Text between two steps, for a model of steps; None for an empty line.
       reduce: "min", "mean", "last" or "product" over the steps; None for "min".
 
@@ -100,6 +113,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         tokenizer: Any = None,
         chat: bool = True,
         system: str | None = None,
+        read_at: Literal["stop", "end"] | None = None,
         separator: str | None = None,
         reduce: Literal["min", "mean", "last", "product"] | None = None,
         batch_size: int = 32,
@@ -116,6 +130,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
             tokenizer=tokenizer,
             chat=chat,
             system=system,
+            read_at=read_at,
             separator=separator,
             reduce=reduce,
             dtype=dtype,
@@ -125,15 +140,18 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
                 f"{name}: {self.model!r} is the folder of a run; export its model first: jaxrl-llm "
                 f"export {self.model} FOLDER."
             )
-        self.head = head_of(model)
-        if self.head is None:
-            raise ValueError(
-                f"{name}: {self.model!r} is a language model without a head; a run with recipe "
-                "reward_model trains one, and `jaxrl-llm export` writes it."
-            )
+        self.head = checked_head(name, model)
         if self.head == "response":
             why = "with a reward model of responses"
             checks.check_no_effect(name, why, separator=separator, reduce=reduce)
+        else:
+            checks.check_no_effect(name, "with a reward model of steps", read_at=read_at)
+        if not chat:
+            checks.check_no_effect(name, "without a chat template", read_at=read_at)
+        if read_at is None:
+            read_at = read_at_of(model) if chat and self.head == "response" else "stop"
+        checks.check_option(name, "read_at", read_at, ("stop", "end"))
+        self.read_at = read_at
         self.separator = "\n\n" if separator is None else separator
         self.reduce = "min" if reduce is None else reduce
         checks.check_option(name, "reduce", self.reduce, _REDUCE)
@@ -172,6 +190,13 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
                 encoder.conversation(messages, name) if messages else encoder.prompt(prompt, name),
                 encoder.response(completion, ends=True),
             )
+            if self.read_at == "end":
+                try:  # the prompt alone was rendered above, so an error is of the completion
+                    written = _written(encoder, prompt, messages, completion)
+                except ValueError as error:
+                    out[i] = Failure(f"raised ValueError: {one_line(str(error))}", error)
+                    continue
+                tokens = written[:-1], written[-1:]
             length, most = len(tokens[0]) + len(tokens[1]), model.config.max_length
             largest, size = max([*tokens[0], *tokens[1]]), model.config.vocab_size
             if length > most:
@@ -306,14 +331,14 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
 
     @functools.cached_property
     def _sample(self) -> Callable[..., Any]:
-        tokenizer = self._loaded.encoder.tokenizer
+        encoder = self._loaded.encoder
         return make_sampler(
             self._loaded.model,
             max_new_tokens=self.max_new_tokens,
             group_size=1,
-            stop_ids=tokenizer.eos_ids,
+            stop_ids=encoder.stop_ids,
             temperature=0.0,
-            pad_id=tokenizer.pad_id,
+            pad_id=encoder.tokenizer.pad_id,
         )
 
     def score_batch(
@@ -390,6 +415,21 @@ def _conversation(prompt: str, metadata: Mapping[str, Any]) -> list[Mapping[str,
     if not isinstance(last, Mapping) or last.get("role") != "user":
         return None
     return messages if last.get("content") == prompt else None
+
+
+def _written(
+    encoder: TextEncoder,
+    prompt: str,
+    messages: Sequence[Mapping[str, Any]] | None,
+    completion: str,
+) -> list[int]:
+    """The tokens of a prompt and its completion as the chat template writes a conversation."""
+    messages = [*(messages or [{"role": "user", "content": prompt}])]
+    if encoder.system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": encoder.system})
+    messages.append({"role": "assistant", "content": completion})
+    render = functools.partial(encoder.tokenizer.chat, add_generation_prompt=False)
+    return encode_chat(encoder.tokenizer, render, messages)
 
 
 def _transcript(prompt: str, metadata: Mapping[str, Any]) -> str:

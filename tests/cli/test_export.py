@@ -14,6 +14,7 @@ from tiny_run import CONFIG, model
 import jaxrl_llm as jr
 from jaxrl_llm.cli import export, options
 from jaxrl_llm.models import load_model
+from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import (
     Adapted,
     AsyncConfig,
@@ -244,6 +245,23 @@ def test_a_run_of_many_devices_is_read_on_one(capsys, monkeypatch):
         assert options.on_these_devices(kept).mesh == mesh
         told = f"The run had a mesh of 2 devices; one of {jax.device_count()} is used.\n"
         assert capsys.readouterr().err == (told if count == 4 else "")
+
+
+class TwoEnds(ByteTokenizer):
+    """As of Llama 3 Instruct, whose template ends a turn with another token than the first EOS."""
+
+    def __init__(self, pad_id):
+        self.eos_ids, self.pad_id = (0, 257), pad_id
+
+
+@pytest.mark.parametrize(
+    ("pad_id", "chat", "expected"),
+    [(257, True, None), (0, True, 0), (258, True, 258), (257, False, 257), (0, False, None)],
+)
+def test_the_padding_of_a_reward_model_is_not_the_token_that_it_reads(pad_id, chat, expected):
+    module, *_ = model()
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, chat=chat))
+    assert export._pad_id(TwoEnds(pad_id), config, module.config) == expected
 
 
 def test_what_a_server_computes_is_the_model_and_the_adapter():

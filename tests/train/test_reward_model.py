@@ -1,6 +1,7 @@
 """A head on a model: trained on pairs and steps, resumed, exported, and the reward of a policy."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -196,6 +197,73 @@ def test_a_conversation_is_scored_and_judged_as_a_whole(exported, tmp_path):
     assert "User: q1\n\nAssistant: ok\n\nUser: and then?" in alone.seen[0]
 
 
+class Templated(ByteTokenizer):
+    """With a template that writes on after a turn's stop token, and before a last reply."""
+
+    def chat(self, messages, *, add_generation_prompt=True, tools=None):
+        if not messages[-1]["content"]:
+            raise ValueError("a message is empty")
+        texts = [f"<bos>{m['role']}\n{m['content']}<eos>\n" for m in messages]
+        if messages[-1]["role"] == "assistant":
+            begin = "<bos>assistant\n"
+            texts[-1] = texts[-1].replace(begin, begin + "<think>\n\n</think>\n\n")
+        return "".join(texts) + ("<bos>assistant\n" if add_generation_prompt else "")
+
+
+def test_a_reward_model_of_transformers_is_read_at_the_end_of_the_conversation(tmp_path):
+    model, params = jr.models.with_head(*tiny_model(num_layers=1), key=jax.random.key(0))
+    params["head"] = {"kernel": params["head"]["kernel"] * 100}
+    jr.models.save_safetensors(params, tmp_path, config=model.config, head="response")
+    tokenizer, config = Templated(), tmp_path / "config.json"
+    reward_model = functools.partial(jr.train.reward_model, tmp_path, tokenizer=tokenizer)
+    ours, saved = json.loads(config.read_text()), {"transformers_version": "5.23.0"}
+    assert ours["read_at"] == "stop"
+    plain = {name: value for name, value in ours.items() if name != "read_at"}
+    # An export, the same saved by transformers, an export without the mark, a model from elsewhere.
+    contents, read_at = (ours, ours | saved, plain, plain | saved), []
+    for content in contents:
+        config.write_text(json.dumps(content))
+        read_at.append(reward_model().read_at)
+    assert read_at == ["stop", "stop", "stop", "end"]
+    assert reward_model(chat=False).read_at == "stop"
+
+    system, asked, last = (
+        {"role": role, "content": text}
+        for role, text in (("system", "Be brief."), ("user", "q"), ("user", "and then?"))
+    )
+    reply = {"role": "assistant", "content": "ab"}
+
+    def written(*messages, **options):
+        return tokenizer.chat([system, *messages], **options)
+
+    texts = {
+        "end": [
+            written(asked, reply, add_generation_prompt=False),
+            written(asked, reply, last, reply, add_generation_prompt=False),
+        ],
+        "stop": [written(asked) + "ab<eos>", written(asked, reply, last) + "ab<eos>"],
+    }
+    assert all(text.endswith("</think>\n\nab<eos>\n") for text in texts["end"])
+    rows = ["q", "and then?"], ["ab", "ab"], [{}, {"messages": [asked, reply, last]}]
+    rewards = {
+        "end": reward_model(system="Be brief.", batch_size=2),
+        "stop": reward_model(system="Be brief.", batch_size=2, read_at="stop"),
+    }
+    apply = jax.jit(model.apply)
+    for name, reward in rewards.items():
+        for text, value in zip(texts[name], reward.score_batch(*rows), strict=True):
+            row = jnp.array([[tokenizer.encode(text)]])
+            context = jr.models.AttentionContext(jnp.ones((1, 1, row.shape[-1]), bool))
+            hidden, _ = apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
+            np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], value, rtol=1e-4)
+    assert "read_at='stop'" in rewards["stop"].in_full and "read_at" not in rewards["end"].in_full
+    # A completion that the template refuses has no reward; a prompt that it refuses is an error.
+    (failure,) = rewards["end"].score_batch(["q"], [""], [{}])
+    assert failure.reason == "raised ValueError: a message is empty"
+    with pytest.raises(ValueError, match="a message is empty"):
+        rewards["end"].score_batch([""], ["ab"], [{}])
+
+
 # What AutoModelForSequenceClassification and AutoModelForTokenClassification of transformers 5.23.0
 # (torch 2.13.0) compute of the folders below: at the last token, and at every one plus the bias.
 LOGITS = [-1.3863, -2.2687, -2.7517, -1.4319, -0.1499, -1.7983]
@@ -304,10 +372,23 @@ def test_bad_folders_and_recipes_are_named(tmp_path, exported):
     jr.models.save_safetensors(params, tmp_path / "lm", config=model.config)
     with pytest.raises(ValueError, match="is a language model without a head"):
         jr.train.reward_model(tmp_path / "lm")
+    config = tmp_path / "lm" / "config.json"
+    settings = json.loads(config.read_text()) | {"architectures": ["Qwen2ForProcessRewardModel"]}
+    config.write_text(json.dumps(settings))
+    for read in (jr.train.reward_model, jr.models.load_reward_model):
+        told = f"^{read.__name__}: .* of class 'Qwen2ForProcessRewardModel', which is not sup"
+        with pytest.raises(ValueError, match=told):
+            read(tmp_path / "lm")
     with pytest.raises(ValueError, match="is the folder of a run; export its model first"):
         jr.train.reward_model(exported / "reward_model_run")
     with pytest.raises(ValueError, match="separator='x' has no effect with a reward model of resp"):
         jr.train.reward_model(exported / "reward_model", separator="x")
+    with pytest.raises(
+        ValueError, match="read_at='end' has no effect with a reward model of steps"
+    ):
+        jr.train.reward_model(exported / "process_reward_model", read_at="end")
+    with pytest.raises(ValueError, match="read_at='end' has no effect without a chat template"):
+        jr.train.reward_model(exported / "reward_model", chat=False, read_at="end")
     with pytest.raises(ValueError, match="is a reward model, which writes nothing"):
         jr.train.judge(exported / "reward_model")
     recipe = jr.recipes.reward_model()
@@ -364,6 +445,19 @@ def test_verdicts_of_a_judge_are_rewards(tmp_path):
     real = jr.train.judge(tmp_path, tokenizer=ByteTokenizer(), max_new_tokens=4, batch_size=2)
     texts = real.write(["a", "bc", "d" * 400])
     assert texts[2] is None and texts[:2] == [real.write([x])[0] for x in ("a", "bc")]
+
+
+def test_a_judge_stops_where_its_template_ends_a_turn(tmp_path, monkeypatch):
+    class OtherEnd(ByteTokenizer):
+        eos_ids = (258,)
+
+    model, params = tiny_model(num_layers=1)
+    jr.models.save_safetensors(params, tmp_path, config=model.config)
+    monkeypatch.setattr(
+        "jaxrl_llm.train.model_rewards.make_sampler", lambda *args, stop_ids, **options: stop_ids
+    )
+    for chat, ends in ((True, (258, 257)), (False, (258,))):
+        assert jr.train.judge(tmp_path, tokenizer=OtherEnd(), chat=chat)._sample == ends
 
 
 def test_a_tokenizer_may_have_tokens_that_the_model_lacks(tmp_path):
@@ -431,7 +525,7 @@ def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, cap
         jr.recipes.grpo().replace(collector=jr.curation.hinted(nurl)),
     ):
         with pytest.raises(ValueError, match=told):
-            tiny_run(tmp_path / "run", recipe=recipe, **options)
+            train(tiny_run(tmp_path / "run", recipe=recipe, **options))
     for recipe in ("grpo", "dapo"):  # other groups, each graded as a whole
         tiny_run(tmp_path / "run", recipe=recipe, **options)
     whole = jr.curation.hinted(jr.curation.ladder(jr.curation.tier_messages))
