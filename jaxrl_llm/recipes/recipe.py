@@ -270,7 +270,7 @@ class Recipe:
         return any(traits_of(each).needs_updates for each in functions)
 
     @property
-    def _samples(self) -> bool:
+    def samples_responses(self) -> bool:
         """Whether some weights sample the responses; those of the data are right at any step."""
         nothing = getattr(self.collector, "samples_nothing", False)
         return not (nothing or declares(self.collector, "offline"))
@@ -278,7 +278,7 @@ class Recipe:
     @property
     def _only_on_policy(self) -> bool:
         """Whether its gradient is right only for the weights that sampled the batch."""
-        return self._samples and not self.uses_ratio
+        return self.samples_responses and not self.uses_ratio
 
     @property
     def head(self) -> str | None:
@@ -375,7 +375,7 @@ class Recipe:
                 f"no ratio to them; {remedy}, or use 0."
             )
         of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
-        if of_step and self._samples and not self.reads_behavior:
+        if of_step and self.samples_responses and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} reads {of_step[0]!r} of the policy at the start of the step "
                 "beside old_logp, which would be that of the older weights that sampled "

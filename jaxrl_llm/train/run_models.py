@@ -1,6 +1,7 @@
 """The models of a run: the policy, its reference, its teacher and its subagent."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.data.questions import Question
+from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.config import ModelConfig, differences
 from jaxrl_llm.models.heads import with_head, with_vocabulary, without_output
@@ -21,6 +22,7 @@ from jaxrl_llm.train.batches import check_group_fits
 from jaxrl_llm.train.checkpoint.serialization import abstract, values_digest
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.mesh import check_expert_axis, sampling_mesh
+from jaxrl_llm.train.run_data import data_responses
 from jaxrl_llm.train.score_batch import Teacher, check_teacher
 from jaxrl_llm.train.start import find_start
 from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler
@@ -181,23 +183,29 @@ def holds_reference(config: TrainConfig, recipe: Any) -> bool:
 
 
 def load_teacher(
-    config: TrainConfig, recipe: Any, model: Model, tokenizer, questions, mesh, *, longest: int
+    config: TrainConfig,
+    recipe: Any,
+    model: Model,
+    questions: Sequence[Question],
+    mesh,
+    *,
+    encoder: TextEncoder,
 ) -> Any:
     """The teacher of a run: a ``Teacher`` on the devices, a teacher on the host, or None.
 
     Args:
       config: The configuration, which names the teacher.
-      recipe, model, tokenizer: Recipe, model and tokenizer of the policy.
-      questions: All questions of the run; stored scores must cover them.
+      recipe, model: Recipe and model of the policy.
+      questions: The training questions. Stored scores must cover them and their responses.
       mesh: Mesh of the devices.
-      longest: Tokens of the longest prompt.
+      encoder: The policy's text encoder, with room for the longest prompt.
 
     Raises:
       ValueError: If the teacher does not return what the recipe reads, has another tokenizer or too
-        short a context, or has stored scores of another tokenizer or data set; or if its server
-        does not answer.
+        short a context, or has stored scores of another tokenizer or data set, or in a run that
+        samples; or if its server does not answer.
     """
-    teacher = config.teacher
+    teacher, tokenizer, longest = config.teacher, encoder.tokenizer, encoder.room
     if teacher is None:
         return None
     teacher = from_name(teacher) if isinstance(teacher, str) else teacher
@@ -205,7 +213,11 @@ def load_teacher(
         check_host_teacher(recipe, teacher)
         _check_on_host(config, teacher, questions)
         if isinstance(teacher, StoredTeacher):
-            teacher.check(tokenizer, questions)
+            responses = (
+                (x, encoder.response(y, ends=True) if isinstance(y, str) else y)
+                for x, y in data_responses(config, recipe, questions)
+            )
+            teacher.check(tokenizer, questions, responses)
             return teacher
         # As for scores, only the first process asks a server; one that is down ends the run here.
         scores = teacher.teacher if isinstance(teacher, AlignedTeacher) else teacher
@@ -227,7 +239,8 @@ def load_teacher(
         aligned = AlignedTeacher(ModelTeacher(other, params), theirs)
         _check_on_host(config, aligned, questions)
         return aligned
-    same_tokens = tokenizer_digest(theirs) == tokenizer_digest(tokenizer)
+    # A base model and its instruct model differ in the tokens that end a reply.
+    same_tokens = tokenizer_digest(theirs, ends=False) == tokenizer_digest(tokenizer, ends=False)
     if same_tokens and other.config.vocab_size > model.config.vocab_size:
         other = with_vocabulary(other, model.config.vocab_size)
     check_teacher("config", recipe, model, other)
@@ -236,6 +249,14 @@ def load_teacher(
         raise ValueError(
             "config: the teacher has another tokenizer than the policy, but recipe "
             f"{recipe.name!r} compares tokens; use span_distillation."
+        )
+    if ends := [i for i in theirs.eos_ids if i not in encoder.stop_ids]:
+        named = ", ".join(f"{theirs.decode([i], skip_special=False)!r} ({i})" for i in ends)
+        warnings.warn(
+            f"config: the teacher teaches the policy to end a response with {named}, but the "
+            "policy goes on after it; add it to the policy's eos_ids, such as eos_token_id in its "
+            "generation_config.json.",
+            stacklevel=2,
         )
     return Teacher(other, params)
 

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -327,8 +327,13 @@ def _logprob(entry: Any) -> float:
     return entry["logprob"] if isinstance(entry, dict) else entry
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
+def tokenizer_digest(tokenizer: Any, *, ends: bool = True) -> str:
     """A digest of a tokenizer's rules and vocabulary, independent of where it was loaded from.
+
+    Args:
+      tokenizer: A ``data.Tokenizer``.
+      ends: Whether the digest depends on ``eos_ids``, in which a base model often differs from its
+        instruct model.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -338,7 +343,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
     """
     size = tokenizer.vocab_size
     ids = range(0, size, max(size // 512, 1))
-    facts = [size, list(tokenizer.eos_ids), list(map(int, tokenizer.encode(_PROBE)))]
+    facts = [size, *([list(tokenizer.eos_ids)] if ends else [])]
+    facts += [list(map(int, tokenizer.encode(_PROBE)))]
     facts += [tokenizer.decode([i], skip_special=False) for i in ids]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -443,8 +449,13 @@ class StoredTeacher:
     def __repr__(self) -> str:
         return f"StoredTeacher({self.path!r})"
 
-    def check(self, tokenizer: Any, questions: Sequence[Question]) -> None:
-        """Raises ValueError if the scores are of another tokenizer or data set."""
+    def check(
+        self,
+        tokenizer: Any,
+        questions: Sequence[Question],
+        responses: Iterable[tuple[Question, Sequence[int]]] = (),
+    ) -> None:
+        """Raises ValueError if the scores are of another tokenizer, data set or responses."""
         if str(self._file["tokenizer"]) != tokenizer_digest(tokenizer):
             raise ValueError(f"{self!r} was made with another tokenizer than the run's.")
         known = set(self._file["prompts"].tolist())
@@ -454,6 +465,12 @@ class StoredTeacher:
                 raise ValueError(
                     f"{self!r} was made from another data set: it has no response to prompt "
                     f"{prompt.name!r}.{date_written(tokenizer)}"
+                )
+        for question, tokens in responses:
+            if _row_key(question.tokens, tokens) not in self._rows:
+                raise ValueError(
+                    f"{self!r} has no scores for a response of {len(tokens)} tokens to prompt "
+                    f"{question.prompt.name!r}; write those of all responses of the data."
                 )
 
     def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
@@ -513,7 +530,7 @@ class AlignedTeacher:
         """
         ours, theirs = encoder.tokenizer, self.tokenizer
         there = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
-        cut, rows, prompts, same, stops = [], [], [], [], set(ours.eos_ids)
+        cut, rows, prompts, same, stops = [], [], [], [], set(encoder.stop_ids)
         for text, response in zip(texts, responses, strict=True):
             tokens = [int(x) for x in response]
             ends = bool(tokens) and tokens[-1] in stops
@@ -567,7 +584,7 @@ class AlignedTeacher:
 
 
 def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
-    """Raises ValueError if a recipe reads fields that its teacher on the host does not return."""
+    """Raises ValueError if a recipe needs more than its teacher on the host returns."""
     if isinstance(teacher, AlignedTeacher) != ("teacher_span_logp" in recipe.required_fields):
         if isinstance(teacher, AlignedTeacher):
             raise ValueError(
@@ -592,6 +609,12 @@ def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
         raise ValueError(
             f"config: recipe {recipe.name!r} reads {', '.join(unknown)} of its teacher, but "
             f"{teacher!r} has only {', '.join(_KNOWN)}."
+        )
+    if isinstance(getattr(teacher, "teacher", teacher), StoredTeacher) and recipe.samples_responses:
+        raise ValueError(
+            f"config: recipe {recipe.name!r} samples responses, but {teacher!r} has scores only of "
+            "stored ones; use a model or a token server as the teacher, or take all responses from "
+            "the data, as recipes.gkd(top=20, offline=True) does."
         )
 
 

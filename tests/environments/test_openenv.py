@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 
 from jaxrl_llm.environments import OpenEnv, Parsed
+from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.testing import check_env
 
 pytest.importorskip("openenv")
@@ -78,6 +79,10 @@ def test_an_action_that_the_server_refuses_and_a_server_that_is_not_there(url):
         env.step(env.reset({}, 0)[0], Parsed("hello"))
     with pytest.raises(ConnectionError):
         OpenEnv("http://127.0.0.1:1").reset({}, 0)
+
+
+def test_a_late_step_ends_before_a_run_abandons_it_with_its_session():
+    assert OpenEnv("http://127.0.0.1:1").timeout < EpisodeOptions().seconds
 
 
 def test_a_lost_session_does_not_go_on_in_another_one(url, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import socketserver
 import threading
 import unicodedata
+import warnings
 from pathlib import Path
 
 import jax
@@ -44,6 +45,7 @@ from jaxrl_llm.train.teachers import (
     StoredTeacher,
     TokenScores,
     host_scores,
+    tokenizer_digest,
     write_scores,
 )
 
@@ -343,6 +345,43 @@ def test_stored_scores_train_as_the_model_does(config, tmp_path):
         StoredTeacher(path).check(Upper(), [])
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    ["iw_opd", "span_distillation", jr.recipes.gkd(top=2), jr.recipes.gkd(top=2, demonstrations=1)],
+)
+def test_a_file_of_scores_does_not_teach_a_recipe_that_samples(config, tmp_path, recipe):
+    path = str(tmp_path / "scores.npz")
+    write_scores(path, Counting(top=2), [[1]], [[3, 4]], top=2, tokenizer=ByteTokenizer())
+    spans = recipe == "span_distillation"
+    stored = AlignedTeacher(StoredTeacher(path), Pairs()) if spans else path
+    told = (
+        r"samples responses, but .*StoredTeacher.* has scores only of stored ones; .*offline=True"
+    )
+    with pytest.raises(ValueError, match=told):
+        load_experiment(dataclasses.replace(config, teacher=stored, recipe=recipe))
+
+
+def test_a_response_that_a_file_of_scores_lacks_is_named_before_the_first_batch(config, tmp_path):
+    path, tok = str(tmp_path / "scores.npz"), ByteTokenizer()
+    read = [tok.encode(prompt.text) for prompt in prompts()]
+    answers = [[*tok.encode(x), *tok.eos_ids] for x in ANSWERS]
+    config = dataclasses.replace(
+        config,
+        teacher=path,
+        recipe=jr.recipes.gkd(top=2, offline=True),
+        sampling=SamplingConfig(group_size=1, max_new_tokens=8),
+    )
+
+    def write(responses):
+        write_scores(path, Counting(top=2), read, responses, top=2, tokenizer=tok)
+
+    write([*answers[:3], answers[3][:-1]])  # without the stop token
+    with pytest.raises(ValueError, match="no scores for a response of 6 tokens to prompt 'say 3'"):
+        load_experiment(config)
+    write(answers)
+    assert isinstance(load_experiment(config)[0].teacher, StoredTeacher)
+
+
 def test_a_file_of_scores_is_written_whole_and_read_whole(tmp_path, monkeypatch):
     path, tok = tmp_path / "new" / "scores.npz", ByteTokenizer()
 
@@ -489,6 +528,21 @@ def test_a_response_that_the_teacher_writes_as_another_text_has_no_spans():
     assert known.tolist() == [0, 1, 2, 3, 3] and len(counting.asked) == 1
 
 
+def test_a_response_that_ends_as_its_template_does_ends_for_the_teacher_too():
+    class OtherEnd(ByteTokenizer):
+        """Ends turns with a token that it does not name as EOS, as many base models do."""
+
+        eos_ids = (258,)
+
+    counting, end = Counting(), ByteTokenizer.eos_ids[0]
+    encoder = jr.data.questions.TextEncoder(OtherEnd(), 100)
+    ((ids, logp),) = AlignedTeacher(counting, ByteTokenizer()).spans(
+        ["q"], [[*b"ab", end]], encoder=encoder
+    )
+    assert ids.tolist() == [0, 1, 2] and logp.tolist() == [-1, -2, -3]
+    assert counting.asked[0][1] == [*b"ab", end]
+
+
 def test_a_teacher_with_another_tokenizer_teaches_in_the_loop(config):
     counting = Counting()
     aligned = AlignedTeacher(counting, Pairs())
@@ -546,6 +600,29 @@ def no_trees():
 def conversations():
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "say 0"}]
     return PromptSet([Prompt("say 0", messages=messages)] * 4, source="test")
+
+
+class EndsElsewhere(ByteTokenizer):
+    """The same vocabulary, in which another token ends a reply, as of an instruct model."""
+
+    eos_ids = (256, 257)
+
+
+def test_a_teacher_may_end_its_replies_with_other_tokens(config):
+    def ends_elsewhere():
+        return *teacher()[:2], EndsElsewhere()
+
+    # That of files, which were written with the tokens that end a reply.
+    assert tokenizer_digest(ByteTokenizer()) == "e97d2be14be3c79d"
+    assert tokenizer_digest(EndsElsewhere()) != tokenizer_digest(ByteTokenizer())
+    told = r"teaches the policy to end a response with '<bos>' \(256\), but the policy goes on"
+    with pytest.warns(UserWarning, match=told):
+        load_experiment(dataclasses.replace(config, teacher=ends_elsewhere))
+    with warnings.catch_warnings():  # the policy ends where the teacher does
+        warnings.simplefilter("error")
+        load_experiment(
+            dataclasses.replace(config, model=lambda: (*student()[:2], EndsElsewhere()))
+        )
 
 
 WARM = SamplingConfig(group_size=2, max_new_tokens=8, temperature=0.5)

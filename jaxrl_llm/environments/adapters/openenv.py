@@ -26,9 +26,11 @@ class OpenEnv(Replay):
         parsed reply to the fields.
       describe: The name of the field of an observation that the policy sees, or a function from
         the fields to a text; by default all of them, as JSON.
-      timeout: Seconds that a step may take.
+      timeout: Seconds that the server may take for a reset or a step. It is best below
+        ``episodes.seconds``: a step that a run abandons keeps its session until the timeout.
       live: See :class:`Replay`. The server must allow as many sessions and one more for each step
-        under way, ``live + episodes.workers`` in a run.
+        under way or abandoned: ``live + episodes.workers`` in a run, and twice the workers with
+        ``asynchrony.max_staleness``, where an evaluation plays while rollouts are sampled.
 
     Raises:
       ImportError: If openenv is not installed.
@@ -38,7 +40,7 @@ class OpenEnv(Replay):
     url: str
     action: str | Callable[[Parsed], Mapping[str, Any]] = "message"
     describe: str | Callable[[Mapping[str, Any]], str] = json.dumps
-    timeout: float = 60.0
+    timeout: float = 25.0
     live: int = field(default=32, kw_only=True)
 
     def start(self, task: Mapping[str, Any], seed: int) -> tuple["_Session", Observation]:
