@@ -77,6 +77,8 @@ class FlatPacking:
         of all rows. Undefined after the end of a response.
       ends: int32 ``[N, R, S]``, as in :class:`Tree`.
       microbatches: M of the full batch; static.
+      budget: Maximum number of cells of a microbatch on each device, if the rows were planned for
+        one; static.
     """
 
     prompt_sources: Array
@@ -86,6 +88,7 @@ class FlatPacking:
     cells: Array
     ends: Array
     microbatches: int = field(default=1, metadata={"static": True})
+    budget: int | None = field(default=None, metadata={"static": True})
 
     @property
     def num_cells(self) -> int:

@@ -1,5 +1,6 @@
 """How a batch becomes optimizer steps: passes, minibatches, microbatches, packed rows."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -496,7 +497,7 @@ def _plan_by_tokens(
         flat = cast("FlatPacking", _plan(batch, "flat", model, parts, rows))
         cells = flat.num_cells // (flat.microbatches * rows.shards)
         if cells <= budget:
-            return flat
+            return dataclasses.replace(flat, budget=budget)
     raise ValueError(
         f"pack_batch: a microbatch of one group on each device takes {cells} cells, more than "
         f"tokens_per_microbatch {budget}."

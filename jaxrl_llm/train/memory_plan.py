@@ -781,8 +781,11 @@ def _activations(run: _Run, accelerator: bool) -> tuple[int, int]:
     if recipe.has_teacher and not recipe.learns_from_model:
         # The teacher's rows have a prompt each.
         room = teacher_room(config, run.model, run.slot_prompt)
-        rows = -(-config.prompts_per_step // (run.passes.microbatches * run.shards))
-        width = power_of_two(room)
+        width, slices = power_of_two(room), run.passes.microbatches
+        cells = run.group_size * (width + run.length)
+        alone = run.divided(Passes(microbatches=slices), config.prompts_per_step, cells)
+        slices = max(slices, alone.microbatches)
+        rows = -(-config.prompts_per_step // (slices * run.shards))
         scored = max(scored, scoring(BatchShape(rows * run.group_size, 1, width, run.length)))
     return most, scored
 

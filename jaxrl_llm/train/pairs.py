@@ -10,9 +10,9 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.curation.collectors.protocol import width_of
 from jaxrl_llm.diffusion import Likelihood
-from jaxrl_llm.models.sharding import on_mesh
+from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.batches import map_microbatches
+from jaxrl_llm.train.batches import Passes, least_saved_in, map_microbatches, pack_batch
 from jaxrl_llm.train.denoising import check_unmasked, draw_masks, scorer_of
 from jaxrl_llm.train.evaluate import Accuracy, accuracy
 from jaxrl_llm.train.experiment import Experiment
@@ -26,6 +26,49 @@ Score = Callable[[Batch], ScoredItems]
 """Scores the items of a host batch: implicit rewards, or the rewards of a reward model."""
 
 
+def place_rows(experiment: Experiment, batch: Batch, *, count: int) -> Batch:
+    """A host batch on the devices; packed, if ``tokens_per_microbatch`` bounds its microbatches.
+
+    Args:
+      experiment: The run.
+      batch: Rows of the data.
+      count: The number of rows that are scored in all, for what is worth compiling.
+    """
+    config, mesh = experiment.config, experiment.mesh
+    if config.tokens_per_microbatch is not None:
+        batch, _ = pack_batch(
+            batch,
+            config.layout,
+            model=experiment.model,
+            shards=batch_shards(mesh),
+            shared_prefix_len=experiment.shared_prefix_len,
+            tokens_per_microbatch=config.tokens_per_microbatch,
+            least_saved=least_saved_in(-(-count // config.prompts_per_step)),
+        )
+    return place_batch(batch, mesh)
+
+
+def make_logp(experiment: Experiment) -> Callable[[ArrayTree, Batch], Array]:
+    """A compiled ``logp(params, batch) -> [P, G, T]`` of a batch on the devices, packed or not.
+
+    For a recipe that trains a reward model, these are the values of its head; for one with a
+    likelihood, its estimates on the masks of the batch.
+    """
+    config = experiment.config
+    scorer = scorer_of(
+        experiment.recipe,
+        experiment.model,
+        temperature=config.sampling.temperature,
+        shared_prefix_len=experiment.shared_prefix_len,
+    )
+
+    def logp(params: ArrayTree, batch: Batch) -> Array:
+        slices = Passes(microbatches=config.microbatches).of(batch.packing).microbatches
+        return map_microbatches(lambda part: scorer(params, part).logp, batch, slices)
+
+    return jax.jit(on_mesh(logp, experiment.mesh))
+
+
 def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) -> Score:
     """A score by implicit rewards under a policy, relative to the reference if the recipe uses one.
 
@@ -37,21 +80,10 @@ def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) 
       params: Parameters of the policy.
       reference: Parameters of the reference.
     """
-    config, mesh, recipe = experiment.config, experiment.mesh, experiment.recipe
-    scorer = scorer_of(
-        recipe,
-        experiment.model,
-        temperature=config.sampling.temperature,
-        shared_prefix_len=experiment.shared_prefix_len,
-    )
-
-    def logp(params: ArrayTree, batch: Batch) -> Array:
-        return map_microbatches(lambda part: scorer(params, part).logp, batch, config.microbatches)
-
-    logp_of = jax.jit(on_mesh(logp, mesh))
+    recipe, logp_of = experiment.recipe, make_logp(experiment)
 
     def score(batch: Batch) -> ScoredItems:
-        batch = place_batch(batch, mesh)
+        batch = place_rows(experiment, batch, count=len(experiment.held_out))
         ref_logp = logp_of(reference, batch) if recipe.uses_reference else None
         return scored_items(recipe, logp_of(params, batch), ref_logp, batch)
 
@@ -90,7 +122,7 @@ def evaluate_pairs(
             batch = _masked(experiment, read, number)
         if experiment.references is not None:
             batch = experiment.references.attach(batch)
-        if experiment.recipe.head is not None:  # attaches the labels of steps
+        if experiment.recipe.head == "step":  # attaches their labels
             batch = attach_fields(
                 batch,
                 experiment.recipe,
@@ -153,4 +185,4 @@ def _pairs(items: ScoredItems) -> np.ndarray:
 
 
 def _unavailable() -> np.ndarray:
-    raise ValueError("A reward model samples no greedy responses.")
+    raise ValueError("A process reward model samples no greedy responses.")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.metrics import ScoredItems, host_metrics, scored_items
 from jaxrl_llm.train.optimizer import learning_rate
-from jaxrl_llm.train.pairs import evaluate_pairs
+from jaxrl_llm.train.pairs import evaluate_pairs, make_logp
 from jaxrl_llm.train.profile import Clock, Meter
 from jaxrl_llm.train.rollouts import (
     RolloutBatch,
@@ -273,13 +274,20 @@ class Run:
 
             def score(batch: Batch) -> ScoredItems:
                 scored, _ = self.algorithm.score(batch)
-                prepared, logp = self.algorithm.inspect(state, scored)
-                recipe = self.experiment.recipe
-                ref_logp = prepared.ref_logp if recipe.uses_reference else None
-                return scored_items(recipe, logp, ref_logp, scored)
+                recipe, ref_logp = self.experiment.recipe, None
+                if recipe.uses_reference:
+                    ref_logp = scored.ref_logp  # of a frozen one
+                    if recipe.reference is not None:
+                        ref_logp = self._logp(state.reference_policy, scored)
+                return scored_items(recipe, self._logp(state.policy, scored), ref_logp, scored)
 
             results["pairs"] = evaluate_pairs(self.experiment, score, check=check)
         return results, rows
+
+    @functools.cached_property
+    def _logp(self) -> Callable:
+        """Log-probabilities of held-out responses, compiled once for all evaluations."""
+        return make_logp(self.experiment)
 
     def _check_idle(self, step: int, rollouts: RolloutBatch) -> None:
         """Logs that a step made no update, and ends the run after too many such steps in a row.

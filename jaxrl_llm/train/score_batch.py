@@ -8,6 +8,7 @@ are those of :mod:`~jaxrl_llm.train.policy_gradient`.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ import optax
 
 from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.packing import rewritten_rows
+from jaxrl_llm.core.packing import FlatPacking, rewritten_rows
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.wiring import of_likelihood
 from jaxrl_llm.train.batches import join_microbatches, map_microbatches, split_microbatches
@@ -192,8 +194,12 @@ def _score_teacher(
             "model is the teacher."
         )
     reader, params = teacher_of(recipe, scorer, state, teacher)
+    read, slices = batch, microbatches
+    if "teacher_prompt_tokens" in batch.extras:  # one for each response
+        rows = batch.extras["teacher_prompt_tokens"].shape[1:], batch.tokens.shape[1:]
+        read, slices = _padded(batch, microbatches, sum(map(math.prod, rows)))
     values = map_microbatches(
-        lambda part: reader.teacher(params, part, taught, states=states), batch, microbatches
+        lambda part: reader.teacher(params, part, taught, states=states), read, slices
     )
     return batch.with_extras(values)
 
@@ -210,7 +216,10 @@ def _score_answers(
             f"Recipe {recipe.name!r}: the batch has no {' and no '.join(missing)} in its "
             "extras, and no answer_logp computed from them."
         )
-    answers = map_microbatches(lambda part: scorer.answers(state.policy, part), batch, microbatches)
+    (G, T), L = batch.tokens.shape[1:], batch.extras["ground_truth"].shape[-1]
+    cells = batch.prompt_tokens.shape[-1] + G * (T + L)
+    padded, slices = _padded(batch, microbatches, cells)
+    answers = map_microbatches(lambda part: scorer.answers(state.policy, part), padded, slices)
     return batch.with_extras({"answer_logp": answers})
 
 
@@ -327,14 +336,35 @@ def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatch
             f"least 2 prompts; got {batch.prompt_tokens.shape[0]}."
         )
     # Rows that share prompts would be others'; responses that are trees are so after any prompt.
-    others = batch.replace(
+    cells = batch.prompt_tokens.shape[-1] + math.prod(batch.tokens.shape[1:])
+    others, slices = _padded(batch, microbatches, cells)
+    others = others.replace(
         prompt_tokens=jnp.roll(batch.prompt_tokens, 1, axis=0),
         prompt_mask=jnp.roll(batch.prompt_mask, 1, axis=0),
-        packing=rewritten_rows(batch.packing),
         experts=None,
     )
-    logp = map_microbatches(lambda part: scorer(params, part).logp, others, microbatches)
+    logp = map_microbatches(lambda part: scorer(params, part).logp, others, slices)
     return jax.lax.stop_gradient(jnp.sum(masking.zero_masked(logp, batch.mask), axis=-1))
+
+
+def _padded(batch: Batch, microbatches: int, cells: int) -> tuple[Batch, int]:
+    """The batch without a packing that a model cannot use, and in how many slices it is read then.
+
+    A packing for a budget of cells has too few microbatches for padded rows. These are within the
+    budget in the smallest number of slices of equally many groups, from ``microbatches`` on; or in
+    slices of one group on each device, if even that exceeds it.
+
+    Args:
+      batch: With the packing, of which only rewritten responses remain.
+      microbatches: Those of the packing.
+      cells: The padded cells of a group.
+    """
+    packing, padded = batch.packing, batch.replace(packing=rewritten_rows(batch.packing))
+    if not isinstance(packing, FlatPacking) or packing.budget is None:
+        return padded, microbatches
+    groups = batch.tokens.shape[0] // batch_shards(jax.sharding.get_abstract_mesh())
+    counts = (n for n in range(microbatches, groups + 1) if groups % n == 0)
+    return padded, next((n for n in counts if groups // n * cells <= packing.budget), groups)
 
 
 def score_visits(
@@ -384,12 +414,12 @@ def score_visits(
             mask=batch.mask,
             where=batch.where,
         )
-        responses = batch.replace(
-            tokens=recalled.tokens, mask=recalled.mask, support=None, packing=None, experts=None
+        cells = batch.prompt_tokens.shape[-1] + math.prod(recalled.tokens.shape[1:])
+        padded, slices = _padded(batch, microbatches, cells)
+        responses = padded.replace(
+            tokens=recalled.tokens, mask=recalled.mask, support=None, experts=None
         )
-        logp = map_microbatches(
-            lambda part: scorer(state.policy, part).logp, responses, microbatches
-        )
+        logp = map_microbatches(lambda part: scorer(state.policy, part).logp, responses, slices)
         extras[name], visits = memory.update(jax.lax.stop_gradient(logp), visits, recalled)
         algo_state = algo_state._replace(controllers={**algo_state.controllers, name: visits})
     return batch.replace(extras=extras), algo_state

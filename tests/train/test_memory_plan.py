@@ -727,15 +727,19 @@ def test_a_plan_counts_the_rollouts_and_texts_of_a_collector(plans):
 def test_a_plan_counts_the_prompts_of_a_teacher(plans):
     config, inputs, _ = plans
 
-    def activations(name, room=None):
+    def activations(name, room=None, **changes):
         sampling = dataclasses.replace(config.sampling, prompt_length=room)
-        changed = dataclasses.replace(config, recipe=name, sampling=sampling, remat="full")
+        changes = {"recipe": name, "sampling": sampling, "remat": "full"} | changes
+        changed = dataclasses.replace(config, **changes)
         return make_plan(changed, load_inputs(changed)).step["activations"]
 
     # Eight responses of 4 tokens, each after a prompt of its own, that of the data and more.
     shape, batch = inputs.model.config, BatchShape(8, 1, 64, 4)
     assert shape.num_layers == 1
     assert activations("sdpo", 60) == activation_bytes(shape, batch, remat="none")
+    # A budget of cells holds two of the four groups, each of 2 x (64 + 4).
+    two = activations("sdpo", 60, tokens_per_microbatch=280)
+    assert two == activation_bytes(shape, batch._replace(prompts=4), remat="none")
     assert activations("sdpo", 16) < activations("sdpo", 60) < activations("sdpo")
     batch = batch._replace(prompt_length=256)  # what the context leaves, in a power of two
     assert activations("sdpo") == activation_bytes(shape, batch, remat="none")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from test_checkpoint import assert_same
-from test_pairs import ROWS, of_pairs
+from test_pairs import ROWS, of_pairs, watched_slices
 from tiny_run import model
 
 import jaxrl_llm as jr
@@ -119,6 +119,20 @@ def test_all_parts_of_a_mixture_are_scored_and_evaluated(tmp_path):
         return scored_items(recipe, -1.0 * batch.tokens, None, batch)
 
     assert evaluate_pairs(experiment, by_letters).mean == 0.5
+
+
+def test_the_data_are_scored_within_a_budget_of_cells(tmp_path, rows, monkeypatch):
+    seen, values = watched_slices(monkeypatch), []
+    for budget in (None, 64):
+        path, off = tmp_path / f"{budget}.npz", EvaluationConfig(enabled=False)
+        config = of_pairs(tmp_path / "run", rows, reference_logp=str(path), evaluation=off)
+        config = dataclasses.replace(config, tokens_per_microbatch=budget)
+        experiment = init_experiment(config, tmp_path / f"{budget}", resume=False)[0]
+        every = (x.batch for x in experiment.offline_batches(experiment.train))
+        values.append(np.stack([experiment.references.attach(x).ref_logp for x in every]))
+    np.testing.assert_allclose(values[1], values[0], atol=1e-5)
+    (first, *others), cells = zip(*seen, strict=True)
+    assert first == 1 and min(others) > 1 and cells[0] > 64 >= max(cells[1:])
 
 
 def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):

@@ -13,11 +13,15 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli import main
 from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.data.questions import TextEncoder
+from jaxrl_llm.recipes import Computed
+from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import AsyncConfig, DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.run_data import load_prompts
+from jaxrl_llm.train.run_data import check_classes, load_prompts
 from jaxrl_llm.train.sampled_pairs import pair_row
 from jaxrl_llm.train.setup import load_experiment
 
@@ -126,6 +130,63 @@ def test_held_out_rows_have_examples_of_the_training_rows(tmp_path):
             assert text.count("Preferred answer") == 2 and place < 4
             seen.add(place)
     assert seen == {0, 1, 2, 3}
+
+
+def prompts_of_an_evaluation(experiment, params):
+    """The messages that the greedy sampler gets."""
+
+    class Asked(Exception):
+        pass
+
+    def sample(params, key, prompts):
+        raise Asked([bytes(x for x in tokens if x < 256).decode() for tokens in prompts])
+
+    samplers = experiment.samplers._replace(greedy=sample, sampled=sample)
+    experiment = dataclasses.replace(experiment, samplers=samplers)
+    with pytest.raises(Asked) as asked:
+        experiment.evaluate(params, jax.random.key(0))
+    return asked.value.args[0]
+
+
+def test_answers_are_evaluated_after_the_examples_of_each_user(tmp_path):
+    """Two users ask the same questions, and each has another answer to them."""
+    path = tmp_path / "users.jsonl"
+    rows = [
+        {"prompt": f"q{n // 2}", "chosen": "ab"[n % 2], "rejected": "C", "user": n % 2}
+        for n in range(20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe, off = jr.recipes.fspo(shots=2), EvaluationConfig(enabled=False)
+    config = of_pairs(tmp_path / "run", str(path), recipe=recipe, reward=low_bytes)
+    experiment, params = load_experiment(config)
+    texts = prompts_of_an_evaluation(experiment, params)
+    asked = sorted((text.splitlines()[-1], text.count("answer: a")) for text in texts)
+    held_out = sorted({f"Question: {x.prompt.content}" for x in experiment.held_out})
+    assert asked == [(question, count) for question in held_out for count in (0, 2)]
+    assert all(text.count("Preferred answer") == 2 for text in texts)
+    # Among prompts without examples an evaluation has none.
+    mixed = jr.curation.mixed((recipe.collector, 0.5), (jr.curation.in_order(), 0.5))
+    config = dataclasses.replace(config, recipe=recipe.replace(collector=mixed))
+    with pytest.raises(ValueError, match="evaluation: its prompts would lack what few_shot_pairs"):
+        load_experiment(config)
+    load_experiment(dataclasses.replace(config, evaluation=off))
+
+
+def test_the_classes_of_a_head_end_no_response(tmp_path, pairs):
+    recipe = jr.recipes.spo_degree(classes=(9, 257, 8))
+    with pytest.raises(ValueError, match=r"config: classes=\(9, 257, 8\) of recipe 'spo_degree'"):
+        load_experiment(of_pairs(tmp_path / "run", pairs, recipe=recipe))
+    # As in SmolLM2, Gemma and OLMo, the first ids end a response.
+    tokenizer = ByteTokenizer()
+    tokenizer.eos_ids = (2, 1, 0)
+    encoder = TextEncoder(tokenizer, 9, chat=False)
+    check_classes(recipe := jr.recipes.spo_degree(), encoder)
+    with pytest.raises(ValueError, match=r"holds \[0, 2\], at which a response ends"):
+        check_classes(jr.recipes.spo_degree(classes=(0, 2, 5)), encoder)
+    head = Computed("degree_logits", jr.preferences.degree_logits, "policy")
+    tokenizer.eos_ids = (6,)
+    with pytest.raises(ValueError, match=r"holds \[6\], at which a response ends"):
+        check_classes(recipe.replace(computed=(head,)), TextEncoder(tokenizer, 9, chat=False))
 
 
 def test_a_new_pair_keeps_what_describes_its_prompt():
@@ -240,6 +301,57 @@ def test_pairs_are_ranked_by_the_likelihood_of_a_denoiser(tmp_path, pairs):
     scorer = jax.jit(scorer_of(experiment.recipe, experiment.model))
     of_policy, of_reference = (scorer(x, batches[0]).logp.sum(-1) for x in (moved, params))
     np.testing.assert_allclose(score(batches[0]).scores, of_policy - of_reference, atol=1e-4)
+
+
+def watched_slices(monkeypatch):
+    """The slices of each batch of data that a program is compiled for, and the cells of one."""
+    seen = []
+
+    def watched(function, batch, slices):
+        cells = batch.prompt_tokens.size + batch.tokens.size
+        cells = cells if batch.packing is None else batch.packing.num_cells
+        seen.append((slices, cells / slices))
+        return map_microbatches(function, batch, slices)
+
+    monkeypatch.setattr("jaxrl_llm.train.pairs.map_microbatches", watched)
+    return seen
+
+
+def test_pairs_are_ranked_within_a_budget_of_cells(tmp_path, pairs, monkeypatch):
+    config = of_pairs(tmp_path / "run", pairs, tokens_per_microbatch=64)
+    experiment, params = load_experiment(config)
+    moved = jax.tree.map(lambda x: 1.5 * x, params)
+    batch = next(experiment.offline_batches(experiment.held_out)).batch
+    plain = dataclasses.replace(config, tokens_per_microbatch=None)
+    plain = dataclasses.replace(experiment, config=plain)
+    seen = watched_slices(monkeypatch)
+    want, got = (make_score(x, moved, params)(batch) for x in (plain, experiment))
+    np.testing.assert_allclose(got.scores, want.scores, atol=1e-4)
+    assert np.ptp(want.scores) > 0.1
+    assert seen[0][0] == 1 < seen[1][0] and seen[0][1] > 64 >= seen[1][1]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
+    """Rows held out need none, and rows that training leaves out are compared."""
+
+    def clear(rewards, *, where, margin):
+        return where & (margin > 0)[:, None]
+
+    path = tmp_path / "margins.jsonl"
+    path.write_text("".join(json.dumps(row | {"margin": 1.0}) + "\n" for row in ROWS))
+    recipe = jr.recipes.dpo().replace(curation=jr.stateless(clear))
+    if moves:
+        reset = jr.bind(jr.regularizers.reset_reference, every=3)
+        recipe = recipe.replace(reference=reset)
+    data = DataConfig(prompts=str(path), evaluation=pairs, held_out=0.0, chat=False)
+    config = of_pairs(tmp_path / "run", "", recipe=recipe, data=data, steps=2)
+    with pytest.warns(UserWarning, match="20 of the 20 evaluation prompts are also trained on"):
+        result = train(config)
+        experiment, params = load_experiment(config)
+    assert result.before["pairs"].mean == 0.5
+    score = make_score(experiment, result.state.policy, params)
+    assert result.after["pairs"] == evaluate_pairs(experiment, score)
 
 
 def test_held_out_responses_of_a_denoiser_do_not_hold_its_mask_id(tmp_path, pairs):

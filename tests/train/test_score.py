@@ -1,10 +1,12 @@
 """Scores of a batch; what all its prompts begin with is computed once."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import make_batch
 
@@ -14,11 +16,13 @@ from jaxrl_llm.core.packing import plan_packing, plan_tree, row_trees
 from jaxrl_llm.models import AttentionContext, LayerKind
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.rollout.sampler import count_shared_prefix
-from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.testing import make_case, tiny_model
+from jaxrl_llm.testing.extras import make_extras
 from jaxrl_llm.testing.model_checks import score_rows
-from jaxrl_llm.train import make_mesh, make_scorer, score
+from jaxrl_llm.train import init_state, make_mesh, make_scorer, pack_batch, score
+from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.score_batch import mismatched
+from jaxrl_llm.train.score_batch import mismatched, score_batch, score_visits
 
 
 def plain_score(model, params, batch, *, temperature):
@@ -555,3 +559,67 @@ def test_another_rows_prompt_leaves_rewritten_responses_as_they_were():
     )
     own = jnp.sum(scorer(params, alike).logp, axis=-1)
     np.testing.assert_allclose(mismatched(scorer, params, alike, 1), own, rtol=1e-4)
+
+
+def watched_slices(monkeypatch):
+    """The slices in which each pass over a batch reads it."""
+    slices = []
+
+    def watched(function, batch, count):
+        slices.append(count)
+        return map_microbatches(function, batch, count)
+
+    monkeypatch.setattr(sys.modules[mismatched.__module__], "map_microbatches", watched)
+    return slices
+
+
+def short_batch(budget):
+    """Eight groups of three short responses in rows of six cells, packed for a budget of cells."""
+    model, _ = tiny_model(num_layers=1)
+    batch = jax.device_get(make_batch(prompts=8, group=3, length=6))
+    batch = batch.replace(mask=batch.mask & (np.arange(6) < 1))
+    return pack_batch(batch, "flat", model=model, tokens_per_microbatch=budget, least_saved=1)[0]
+
+
+@pytest.mark.parametrize(("budget", "want"), [(512, 1), (64, 4), (20, 8)])
+def test_responses_after_another_rows_prompt_are_read_within_the_budget(budget, want, monkeypatch):
+    """A padded group has 24 cells, a packed one at most 18."""
+    (model, params), batch = tiny_model(num_layers=1), short_batch(budget)
+    slices, scorer = watched_slices(monkeypatch), Scorer(model)
+    got = mismatched(scorer, params, batch, batch.packing.microbatches)
+    np.testing.assert_allclose(
+        got, mismatched(scorer, params, batch.replace(packing=None), 1), rtol=1e-4
+    )
+    assert slices == [want, 1] and batch.packing.microbatches <= want
+
+
+def test_the_budget_is_that_of_each_device(monkeypatch):
+    (model, params), slices = tiny_model(num_layers=1), watched_slices(monkeypatch)
+    over_mesh = on_mesh(functools.partial(mismatched, Scorer(model)), make_mesh(data=2, tensor=4))
+    jax.eval_shape(lambda batch: over_mesh(params, batch, 1), short_batch(64))
+    assert slices == [2]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cells"),
+    [
+        (jr.recipes.kto(), 5 + 4 * 6),
+        (jr.recipes.sdpo(), 4 * (7 + 6)),  # a prompt for each response
+        (jr.recipes.igpo(), 5 + 4 * (6 + 7)),  # and the answer
+        (jr.recipes.spo_tracker(num_prompts=8, length=6), 5 + 2 * 6),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_passes_over_padded_rows_are_within_the_budget(recipe, cells, monkeypatch):
+    (model, params), batch = tiny_model(num_layers=1), jax.device_get(make_case().batch)
+    wanted = {"teacher_prompt_tokens", "teacher_prompt_mask", "ground_truth", "ground_truth_mask"}
+    wanted |= {"turn_ids", "turn_where", "prompt_ids"}
+    extras = {name: x for name, x in make_extras(batch).items() if name in wanted}
+    batch = batch.replace(mask=batch.mask & (np.arange(6) < 2), behavior_logp=None, extras=extras)
+    batch, _ = pack_batch(batch, "flat", model=model, tokens_per_microbatch=130, least_saved=1)
+    assert batch.packing.microbatches == 1
+    state = init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
+    computes = score_visits if recipe.computed_from("last_visit") else score_batch
+    slices = watched_slices(monkeypatch)
+    jax.eval_shape(lambda batch: computes(batch, recipe, Scorer(model), state=state), batch)
+    assert slices[-1] == next(n for n in (2, 4, 8) if 8 // n * cells <= 130)
