@@ -12,6 +12,7 @@ from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train import TrainConfig
 from jaxrl_llm.train.at_k import check_k
+from jaxrl_llm.train.checkpoint.serialization import reference_fingerprint
 from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.pairs import evaluate_pairs, make_score
 from jaxrl_llm.train.run_models import load_reference
@@ -75,12 +76,15 @@ def _evaluate(args: Evaluate) -> int:
     collector_state: ArrayTree = ()
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)
-        start = params
+        reference, marks = None, {}
+        if ranks and experiment.recipe.uses_reference:
+            reference = load_reference(config, experiment.model, params, experiment.mesh)
+            marks = reference_fingerprint(params, reference)
         remembers = hasattr(experiment.collector, "evaluation_text")
         if remembers:
             collector_state = experiment.collector.init(len(experiment.train))
         if target.run_dir is not None:
-            params, checkpoints = choice.restore(target.run_dir, experiment, params)
+            params, checkpoints = choice.restore(target.run_dir, experiment, params, **marks)
             if remembers:
                 step = checkpoints.last
                 collector_state = checkpoints.restore_collector(collector_state, step=step)
@@ -92,7 +96,6 @@ def _evaluate(args: Evaluate) -> int:
             params, key, collector_state=collector_state, k=args.k, success=success
         )
     if ranks:
-        reference = load_reference(config, experiment.model, start, experiment.mesh)
         results["pairs"] = evaluate_pairs(experiment, make_score(experiment, params, reference))
     if args.json:
         print(json.dumps({kind: value.record() for kind, value in results.items()}))

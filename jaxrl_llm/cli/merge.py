@@ -174,6 +174,7 @@ def _load(name: str, trust: bool) -> _Source:
         run_dir = Path(choice.target)
         model_config, _, params, tokenizer = load_trained(run_dir, config, choice, merge=True)
         return _Source(model_config, params, tokenizer)
+    options.check_exists(choice.target)
     model, params = models.load_model(name)
     return _Source(model.config, params, data.load_tokenizer(name))
 

@@ -321,6 +321,8 @@ def load_target(name: str, *, trust: bool = False) -> Target:
         raise UsageError("The name of a run folder or config file must not be empty.")
     path = Path(name)
     if not path.is_dir():
+        if not split_config(name)[0].endswith(".py"):
+            check_exists(name)
         file, config_name = split_config(named_config(name))
         return Target(load_config(file, name=config_name), None)
     if not names_run(name):
@@ -414,18 +416,20 @@ class CheckpointChoice(NamedTuple):
         return best
 
     def restore(
-        self, run_dir: Path, experiment: Experiment, params: ArrayTree
+        self, run_dir: Path, experiment: Experiment, params: ArrayTree, **marks: str
     ) -> tuple[ArrayTree, Checkpoints]:
         """The policy of the checkpoint, from the parameters before training; the checkpoints.
 
         The questions must be those of the run: of others, it may have trained on held-out ones.
+        So must be what ``marks`` identifies, such as a reference.
         """
         config = experiment.config
+        marks |= base_fingerprint(params, config.lora) | {"questions": experiment.questions}
         checkpoints = Checkpoints(
             run_dir / "checkpoints",
             model=experiment.model,
             best=config.checkpoint.best,
-            run=base_fingerprint(params, config.lora) | {"questions": experiment.questions},
+            run=marks,
         )
         return checkpoints.restore_policy(params, step=self.resolve(checkpoints)), checkpoints
 
@@ -446,6 +450,16 @@ class Policy(NamedTuple):
         return without_precision(config_text(self.model.config)), lora
 
 
+def check_exists(name: str) -> None:
+    """Raises UsageError for the name of no file in a folder of runs, such as a mistyped run.
+
+    It is then not looked for on the hub.
+    """
+    beside = Path(name).parent if not Path(name).exists() and "/" in name else None
+    if beside is not None and any(names_run(str(x)) for x in beside.glob("*")):
+        raise UsageError(f"There is no run {name!r}.")
+
+
 def load_policy(
     choice: CheckpointChoice,
     *,
@@ -462,9 +476,7 @@ def load_policy(
         from jaxrl_llm import data, models
 
         choice.check(None)
-        beside = Path(name).parent if not Path(name).exists() and "/" in name else None
-        if beside is not None and any(names_run(str(x)) for x in beside.glob("*")):
-            raise UsageError(f"There is no run {name!r}.")  # and it is not looked for on the hub
+        check_exists(name)
         with usage_errors():
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, data.load_tokenizer(name))

@@ -37,6 +37,11 @@ class Traits:
         log-probabilities: the trained model is then a reward model.
       needs_updates: Whether a function, or a term of it, is 0 under the policy at the start of a
         batch, so that it has no effect on a batch with one update.
+      spends_budget: Whether an allocator of rollouts gives out its whole ``budget``, so that it has
+        no choice if that is enough for all prompts.
+      class_ids: The option of a statistic of the policy with ids of tokens that it trains as
+        classes, also where a response ends, so a run refuses ids that end one. None if it has no
+        such option.
       clip: What the options ``eps_low``, ``eps_high`` and ``dual_clip`` of a surrogate bound, for
         metrics: "ratio" for the ratio of its level, from ``1 - eps_low`` to ``1 + eps_high``;
         "log_ratio" for the log ratio of each token, from ``-eps_low`` to ``eps_high``; "dual" if
@@ -54,6 +59,8 @@ class Traits:
     compares_extremes: bool = False
     reads_head: bool = False
     needs_updates: bool = False
+    spends_budget: bool = False
+    class_ids: str | None = None
     clip: Literal["ratio", "log_ratio", "dual"] | None = None
     reward_range: tuple[float, float] = (-math.inf, math.inf)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import Array, checks, stats
+from jaxrl_llm.core import Array, checks, stats, traits
 
 # A count that is an integer in exact arithmetic may come out just above it in float32.
 _CEIL_SLACK = 1e-4
@@ -302,6 +302,7 @@ def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
     return counts
 
 
+@traits(spends_budget=True)
 def v0_extra_rollouts(
     rates: Array, *, counts: Array, budget: int, max_rollouts: int, exact: bool = False
 ) -> np.ndarray:
@@ -523,6 +524,7 @@ def rollout_priority(
     return jnp.where(count < 2, jnp.inf, priority)
 
 
+@traits(spends_budget=True)
 def xrpo_extra_rollouts(
     rewards: Array,
     *,

@@ -228,7 +228,8 @@ def flow_kl(
 
     Args:
       step_mean, ref_step_mean: ``[..., T, D]``, floating point; ``ref_step_mean`` is a constant.
-      step_std: ``[..., T]``, noise per unit of time, :attr:`FlowStep.std`.
+      step_std: ``[..., T]``, noise per unit of time, :attr:`FlowStep.std`; 0 for the tokens of a
+        text before the steps, which have no divergence.
       mask: bool ``[..., T]``, True for steps that train.
       coef: Not negative.
 
@@ -247,9 +248,10 @@ def flow_kl(
     """
     _inputs.check_token_mask("flow_kl", "mask", mask)
     checks.check_non_negative("flow_kl", coef=coef)
-    step_mean, ref_step_mean = (_read(x, mask) for x in (step_mean, ref_step_mean))
-    std = jnp.where(mask, step_std, 1.0)
-    return masking.zero_masked(coef * latent_kl(step_mean, ref_step_mean, std), mask)
+    where = mask & (step_std > 0)
+    step_mean, ref_step_mean = (_read(x, where) for x in (step_mean, ref_step_mean))
+    std = jnp.where(where, step_std, 1.0)
+    return masking.zero_masked(coef * latent_kl(step_mean, ref_step_mean, std), where)
 
 
 def flow_mse(
@@ -303,7 +305,8 @@ def flow_clip(
       advantages: ``[..., T]``, or ``[...]``, one per trajectory; a constant.
       mask: bool ``[..., T]``, True for steps that train.
       step_mean, old_step_mean: ``[..., T, D]``, means of the Gaussians; the old mean is a constant.
-      step_scale: ``[..., T]``, their standard deviation, :attr:`FlowStep.scale`.
+      step_scale: ``[..., T]``, their standard deviation, :attr:`FlowStep.scale`; 0 for the tokens
+        of a text before the steps, which do not train here.
       eps: Clip of the ratio, above 0.
       reduce: "mean" or "sum", as the likelihood reduces over dimensions, ``reduce`` of
         :func:`flow_likelihood`: the two must agree, which the densities do not tell.
@@ -330,14 +333,15 @@ def flow_clip(
     checks.check_option(function, "reduce", reduce, ("mean", "sum"))
     if jnp.ndim(advantages) == jnp.ndim(mask) - 1:
         advantages = advantages[..., None]
-    advantages = masking.zero_masked(jnp.broadcast_to(advantages, jnp.shape(mask)), mask)
+    where = mask & (step_scale > 0)
+    advantages = masking.zero_masked(jnp.broadcast_to(advantages, jnp.shape(mask)), where)
     advantages, old_logp = map(jax.lax.stop_gradient, (advantages, old_logp))
-    mean, old_mean = (_read(x, mask) for x in (step_mean, old_step_mean))
-    log_ratio = masking.zero_masked(logp, mask) - masking.zero_masked(old_logp, mask)
-    scale = jnp.where(mask, step_scale, 1.0)
+    mean, old_mean = (_read(x, where) for x in (step_mean, old_step_mean))
+    log_ratio = masking.zero_masked(logp, where) - masking.zero_masked(old_logp, where)
+    scale = jnp.where(where, step_scale, 1.0)
     ratio = jnp.exp(ratio_norm(log_ratio, mean, old_mean, scale, reduce=reduce))
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
-    return masking.zero_masked(-jnp.minimum(ratio * advantages, clipped * advantages), mask)
+    return masking.zero_masked(-jnp.minimum(ratio * advantages, clipped * advantages), where)
 
 
 def _read(x: Array, mask: Array) -> Array:

@@ -9,7 +9,7 @@ range.
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, traits
 
 
 def degrade_mask(key: Array, salience: Array, mask: Array, *, fraction: float | Array) -> Array:
@@ -129,8 +129,9 @@ def degree_loss(
     return masking.masked_mean(-right, valid, axis=-1)
 
 
+@traits(class_ids="classes")
 def degree_logits(
-    logits: Array, targets: Array | None = None, *, classes: tuple[int, ...] = (0, 1, 2, 3)
+    logits: Array, targets: Array | None = None, *, classes: tuple[int, ...] = (3, 4, 5, 6)
 ) -> Array:
     """A head that predicts degrees: rows of the output matrix, one per degree.
 
@@ -142,7 +143,8 @@ def degree_logits(
     Args:
       logits: ``[..., V]``, floating point.
       targets: Not used.
-      classes: Ids of M different tokens that rarely occur in responses.
+      classes: Ids of M different tokens that rarely occur in responses and do not end one. By
+        default not the first ids, which end a response in many vocabularies.
 
     Returns:
       ``[..., M]`` float32; 0 where a truncated support leaves a class out.

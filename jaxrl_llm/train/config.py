@@ -588,11 +588,6 @@ class TrainConfig:
                 f"config: {needs}, but the baseline of recipe {recipe.name!r} is the reward of a "
                 "greedy response."
             )
-        if declares(recipe.collector, "grades_apart"):
-            raise ValueError(
-                f"config: {needs}, but {recipe.collector!r} has responses of a group graded apart "
-                "from the others."
-            )
 
     def _check_offline(self) -> None:
         """Raises ValueError for options of sampling where the data have the responses."""

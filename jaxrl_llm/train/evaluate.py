@@ -65,8 +65,8 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
         n = p (1 - p) / Var(mean),   Var(mean) = var(means of questions) / Q,   Q <= n <= Q S
 
     Other rewards use Student's t of the question means, with Q - 1 degrees of freedom; one question
-    has no interval. If completions are missing, each question is weighted by its number of graded
-    completions, N_q of N in total:
+    has no interval, nor have equal means, such as those of rewards that are all -1. If completions
+    are missing, each question is weighted by its number of graded completions, N_q of N in total:
 
         Var(mean) = Q / (Q - 1) sum of (N_q (mean_q - mean))^2 / N^2,   Q' <= n <= N
 
@@ -108,7 +108,7 @@ def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
         low, high = wilson(mean, min(max(n, least), N))
     else:
         half = t_quantile(Q) * math.sqrt(variance)
-        low, high = (mean - half, mean + half) if Q > 1 else (math.nan, math.nan)
+        low, high = (mean - half, mean + half) if variance > 0 else (math.nan, math.nan)
     return Accuracy(mean, low, high, Q, S, bool(np.isin(values, (0.0, 1.0)).all()), failed)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import watchdog
@@ -128,6 +129,7 @@ class Experiment:
             self.model,
             self.tokenizer,
             self.rollout_mesh,
+            chat=self.config.data.chat,
             group_size=group_size,
             shared_prefix_len=self.shared_prefix_len,
         )
@@ -241,11 +243,26 @@ class Experiment:
         questions, rows = self._to_evaluate(collector_state)
         compile_sampler(self.samplers.greedy, params, key, questions, rows)
 
+    @functools.cached_property
+    def _after_messages(self) -> list[Question]:
+        """The held-out rows, with the messages of offline collectors as their prompts.
+
+        Rows of one question stay apart: their messages differ, as with examples of several users.
+        """
+        tokens: dict[tuple[int, int], list[int]] = {}
+        for places, batch, _, part in self.offline_batches(self.held_out, self.train):
+            for p, place in enumerate(places):
+                mask = np.asarray(batch.prompt_mask[p])
+                tokens[part, place] = np.asarray(batch.prompt_tokens[p])[mask].tolist()
+        return [self.held_out[i]._replace(tokens=x) for (_, i), x in sorted(tokens.items())]
+
     def _to_evaluate(self, collector_state: ArrayTree) -> tuple[list[Question], int]:
         """The questions of an evaluation, and how many of them are decoded greedily at a time."""
         config, shards = self.config, batch_shards(self.rollout_mesh)
         questions, message = self.held_out, None
-        if config.reads_columns:  # several rows of one prompt are one question
+        if config.offline and declares(self.collector, "sends_text"):
+            questions = self._after_messages
+        elif config.reads_columns:  # several rows of one prompt are one question
             questions = list({x.prompt.content: x for x in questions}.values())
         if hasattr(self.collector, "evaluation_text"):
             message = self.collector.evaluation_text(collector_state, self.encoder.takes_text)

@@ -5,9 +5,10 @@ import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from jaxrl_llm.core import accepted, traits_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     declares,
@@ -25,6 +26,7 @@ from jaxrl_llm.rollout.episodes import rewrites_reasoning
 from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.train.config import TrainConfig, find_prompts
 from jaxrl_llm.train.fields import check_fields
+from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.score_batch import Teacher
 
 T = TypeVar("T")
@@ -103,11 +105,17 @@ def within_limit(config: TrainConfig, rows: Sequence[T], prompts: Sequence[Promp
 
 
 def check_data(
-    config: TrainConfig, recipe: Any, prompts: Sequence, held_out: Sequence = ()
+    config: TrainConfig,
+    recipe: Any,
+    prompts: Sequence,
+    held_out: Sequence = (),
+    *,
+    trains: bool = True,
 ) -> None:
     """Raises ValueError if prompts lack data that a recipe or its collector reads.
 
-    Held-out prompts need the responses that an evaluation compares.
+    Held-out prompts need the responses that an evaluation compares. What decides training alone is
+    checked only for a run that ``trains``, so a policy of before can still be evaluated.
     """
     other_text = declares(recipe.collector, "sends_text")
     other_text = other_text or recipe.computed_from("responses")
@@ -127,7 +135,10 @@ def check_data(
             f"config: recipe {recipe.name!r} writes the prompts of its teacher from the text of "
             "the data, not from the first observation of an environment; use another recipe."
         )
-    _check_text_column(config, recipe, itertools.chain(prompts, held_out))
+    if trains:
+        _check_graded_together(config, recipe)
+        _check_text_column(config, recipe, itertools.chain(prompts, held_out))
+    _check_evaluation_text(config, recipe)
     rows = [Question(prompt, []) for prompt in prompts]
     if not recipe.forward_only:
         check_fields(recipe, rows, environment=config.environment is not None)
@@ -140,7 +151,7 @@ def check_data(
             )
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
-        if hasattr(part, "check_sizes"):
+        if trains and hasattr(part, "check_sizes"):
             part.check_sizes(
                 DataRows(rows),
                 group_size=config.sampling.group_size,
@@ -149,7 +160,7 @@ def check_data(
         if compares and getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]
             part.check_rows(DataRows(others))
-            if recipe.head:  # its evaluation reads the fields that training reads
+            if recipe.head == "step":  # whose evaluation reads the labels
                 check_fields(recipe, others)
 
 
@@ -182,24 +193,50 @@ def check_responses(
     It would end the run when its turn comes, and again each time that the run is resumed.
     """
     most = config.sampling.max_new_tokens
+    for (prompt, _), tokens in data_responses(config, recipe, questions):
+        if isinstance(tokens, str):
+            if len(tokens.encode()) + _END_ROOM <= most:
+                continue  # no token is less than a byte
+            tokens = encoder.response(tokens, ends=True)
+        if len(tokens) > most:
+            raise ValueError(
+                f"data: a response to prompt {prompt.name!r} has "
+                f"{len(tokens)} tokens, but sampling.max_new_tokens is {most}."
+            )
+
+
+def data_responses(
+    config: TrainConfig, recipe: Any, questions: Sequence[Question]
+) -> Iterator[tuple[Question, Any]]:
+    """The responses of the data that a run reads, texts or token ids, each with its question."""
     for part in collector_parts(recipe.collector):
         policy = getattr(part, "policy", part)  # of a collector that helps groups
         reader = getattr(policy, "reader", None)
         if not getattr(policy, "brings_responses", False) or reader is None:
             continue
         width = width_of(part, config.sampling.group_size)
-        for row, (prompt, _) in zip(DataRows(questions), questions, strict=True):
+        for row, question in zip(DataRows(questions), questions, strict=True):
             for response in reader(row)[:width]:
-                tokens = response.tokens
-                if isinstance(tokens, str):
-                    if len(tokens.encode()) + _END_ROOM <= most:
-                        continue  # no token is less than a byte
-                    tokens = encoder.response(tokens, ends=True)
-                if len(tokens) > most:
-                    raise ValueError(
-                        f"data: a response to prompt {prompt.name!r} has "
-                        f"{len(tokens)} tokens, but sampling.max_new_tokens is {most}."
-                    )
+                yield question, response.tokens
+
+
+def check_classes(recipe: Any, encoder: TextEncoder) -> None:
+    """Raises ValueError if a statistic trains a token that ends a response as one of its classes.
+
+    It is read where a response ends, so training it would move where the policy stops.
+    """
+    for function in recipe.computed_from("policy").values():
+        if (option := traits_of(function).class_ids) is None:
+            continue
+        bound = dict(getattr(function, "options", ()))
+        default = getattr(accepted(function).get(option), "default", ())
+        classes = bound.get(option, default)
+        if ends := [each for each in classes if each in encoder.stop_ids]:
+            raise ValueError(
+                f"config: {option}={classes} of recipe {recipe.name!r} holds {ends}, at which a "
+                "response ends, so training these classes would move where the policy stops; "
+                "choose tokens that are rare in responses."
+            )
 
 
 def why_no_rewrites(config: TrainConfig, recipe: Any, model: Model, teacher: Any = None) -> str:
@@ -215,6 +252,33 @@ def why_no_rewrites(config: TrainConfig, recipe: Any, model: Model, teacher: Any
     if config.tokens_per_microbatch is not None:
         return "tokens_per_microbatch cannot be used with that; use microbatches"
     return ""
+
+
+def _check_evaluation_text(config: TrainConfig, recipe: Any) -> None:
+    """Raises ValueError if an evaluation would lack the messages of a part of the collector."""
+    collector = recipe.collector
+    if not (config.evaluation.enabled and config.samples_held_out):
+        return
+    for part in collector_parts(collector):
+        lost = hasattr(part, "evaluation_text") and not hasattr(collector, "evaluation_text")
+        # With responses of the data alone, the evaluation has the prompts of the collector.
+        examples = getattr(part, "offline", False) and getattr(part, "sends_text", False)
+        if lost or examples and not config.offline:
+            raise ValueError(
+                f"evaluation: its prompts would lack what {part!r} puts into them, since "
+                f"{collector!r} does not pass that on; turn the evaluation off "
+                "(evaluation.enabled=False)."
+            )
+
+
+def _check_graded_together(config: TrainConfig, recipe: Any) -> None:
+    """Raises ValueError if a judge that compares would get the responses of a group in parts."""
+    compares = isinstance(config.reward, judge) and config.reward.compare
+    if compares and declares(recipe.collector, "grades_apart"):
+        raise ValueError(
+            "config: a judge that compares needs several responses to a prompt, but "
+            f"{recipe.collector!r} has responses of a group graded apart from the others."
+        )
 
 
 def _check_text_column(config: TrainConfig, recipe: Any, prompts: Iterable[Prompt]) -> None:
@@ -236,7 +300,7 @@ def _check_text_column(config: TrainConfig, recipe: Any, prompts: Iterable[Promp
 def _names_text(option: Any) -> bool:
     """Whether an option, or one inside of it, is the name of the column text."""
     if dataclasses.is_dataclass(option):
-        return any(map(_names_text, vars(option).values()))
+        return any(_names_text(getattr(option, each.name)) for each in dataclasses.fields(option))
     if isinstance(option, tuple):
         return any(map(_names_text, option))
     return isinstance(option, str) and option == "text"

@@ -22,16 +22,23 @@ from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.config_text import config_text
-from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
+from jaxrl_llm.train.checkpoint.serialization import (
+    base_fingerprint,
+    reference_fingerprint,
+    shapes_of,
+    values_digest,
+)
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.mesh import MeshConfig, load_meshes, place_batch, replicated, sampling_mesh
+from jaxrl_llm.train.mesh import MeshConfig, load_meshes, replicated, sampling_mesh
 from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
 from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient, make_scorer
+from jaxrl_llm.train.pairs import make_logp, place_rows
+from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.run_data import (
+    check_classes,
     check_data,
     check_responses,
     encode_questions,
@@ -94,7 +101,7 @@ def load_experiment(
     )
     prompts, others, digest = load_prompts(config)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
-    check_data(config, recipe, prompts, others)
+    check_data(config, recipe, prompts, others, trains=trains)
     model, tokenizer, shapes, read = open_trained(
         config if starts else dataclasses.replace(config, init_from=None),
         recipe,
@@ -120,7 +127,8 @@ def load_experiment(
     if trains:
         compared = held_out if config.offline else []
         check_responses(config, recipe, [*train, *compared], encoder)
-        teacher = load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
+        check_classes(recipe, encoder)
+        teacher = load_teacher(config, recipe, model, train, mesh, encoder=encoder)
         warn_of_rewrites(config, recipe, model, tokenizer, teacher)
         warn_of_warmup(config, recipe)
         warn_of_one_update(config, recipe)
@@ -176,23 +184,16 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
     Raises:
       ValueError: If the file belongs to another reference or other data.
     """
-    config, model, mesh = experiment.config, experiment.model, experiment.mesh
-    scorer = make_scorer(
-        model,
-        microbatches=config.microbatches,
-        temperature=config.sampling.temperature,
-        shared_prefix_len=experiment.shared_prefix_len,
-        mesh=mesh,
-    )
+    config, logp = experiment.config, make_logp(experiment)
     about = {
-        "reference model": f"{values_digest(reference)} {config_text(model.config)}",
+        "reference model": f"{values_digest(reference)} {config_text(experiment.model.config)}",
         "temperature": config.sampling.temperature,
     }
     questions = [*experiment.train, *experiment.unlimited]
     return reference_logp(
         with_home(str(config.reference_logp)),
         lambda: experiment.offline_batches(questions),
-        lambda batch: scorer(reference, place_batch(batch, mesh)),
+        lambda batch: logp(reference, place_rows(experiment, batch, count=len(questions))),
         about=about,
         questions=questions,
         note=date_written(experiment.tokenizer),
@@ -325,9 +326,7 @@ def _fingerprint(
     fingerprint = {"questions": experiment.questions, "seed": config.seed}
     fingerprint |= base_fingerprint(params, config.lora)
     # A resumed run loads a frozen reference again; its digest must then be the same.
-    has_digest = isinstance(params, Adapted) and reference is params.base
-    if reference is not None and not has_digest:
-        fingerprint["reference"] = values_digest(reference)
+    fingerprint |= reference_fingerprint(params, reference)
     if (digest := teacher_digest(experiment.teacher)) is not None:
         fingerprint["teacher"] = digest
     return fingerprint

@@ -162,6 +162,13 @@ def test_a_mistyped_run_is_not_a_model_of_the_hub(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["sample", "runs/frist", "hi"]) == 2
     assert "There is no run 'runs/frist'." in capsys.readouterr().err
+    for words in (
+        ("evaluate", "runs/frist"),
+        ("export", "runs/frist", "new"),
+        ("merge", "runs/frist@4", "runs/first", "--out", "new"),
+    ):
+        assert main(list(words)) == 2
+        assert "There is no run 'runs/frist" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path / "runs")  # where a name alone may be that of a model
     assert main(["sample", "nobody-made-this", "hi"]) == 2
     assert "There is no run" not in capsys.readouterr().err

@@ -16,6 +16,8 @@ from jaxrl_llm.train.run_data import load_prompts
 # right answer, and every prompt comes twice.
 CONFIG = """
 import dataclasses
+from pathlib import Path
+import jax
 from tiny_run import CONFIG
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
@@ -49,6 +51,13 @@ learn = dataclasses.replace(
     config, recipe="dpo", data=DataConfig(prompts="pairs.jsonl", chat=False), run_dir="run"
 )
 played = dataclasses.replace(learn, reward=None)
+
+def other():
+    scale = float(Path("scale.txt").read_text())
+    network, params = tiny_model(num_layers=1)
+    return network, jax.tree.map(lambda x: scale * x, params)
+
+compared = dataclasses.replace(played, reference=other)
 
 def with_sets():
     rows = (Prompt(f"q{n}", "1", {"n": {n}}, f"id{n}") for n in range(4))
@@ -110,6 +119,22 @@ def test_the_file_is_right_over_wrong_and_a_run_learns_from_it(capsys, here):
     assert run(capsys, "pairs", "run", "--out", "next.jsonl")[0] == 0
     texts = [row["prompt"] for row in rows_of("next.jsonl")]
     assert len(set(texts)) == len(texts) and set(texts) < {row["prompt"] for row in rows}
+
+
+@pytest.mark.slow
+def test_pairs_are_not_ranked_by_another_reference_than_that_of_the_run(capsys, here):
+    rows = [{"prompt": f"q{n}", "chosen": f"{n}!", "rejected": f"{n}"} for n in range(10)]
+    Path("pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    Path("scale.txt").write_text("0.5")
+    assert run(capsys, "train", "task.py:compared")[0] == 0
+    last = rows_of("run/metrics.jsonl")[-1]["held_out"]["pairs"]
+    code, out, err = run(capsys, "evaluate", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["pairs"]["mean"] == last["mean"]
+    Path("scale.txt").write_text("2")
+    code, _, err = run(capsys, "evaluate", "run")
+    assert code == 2
+    one_sentence(err, "was made with another reference")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RewardError("no")])

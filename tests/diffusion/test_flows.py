@@ -178,6 +178,31 @@ def test_normed_ratios_of_summed_densities():
         loss(old, "max")
 
 
+def test_tokens_of_a_text_have_no_part_in_steps():
+    """Their statistics are 0, whether the mask has them or not."""
+    mean, ref, *_ = sample(5, shape=(2, 5, 3))
+    text = jnp.arange(5) < 2
+    mean, ref = (jnp.where(text[:, None], 0.0, x) for x in (mean, ref))
+    scale = jnp.where(text, 0.0, 0.5) * jnp.ones((2, 1))
+    logp, old, A = -jnp.ones((2, 5)), jnp.full((2, 5), -1.1), jnp.array([1.0, -2.0])
+    mask = jnp.ones((2, 5), bool)
+
+    def kl(mean, mask):
+        return diffusion.flow_kl(mean, ref, scale, mask)
+
+    def clip(mean, mask):
+        return diffusion.flow_clip(
+            logp, old, A, mask, step_mean=mean, old_step_mean=ref, step_scale=scale, eps=0.5
+        )
+
+    for term in (kl, clip):
+        loss = term(mean, mask)
+        assert not loss[:, :2].any() and (loss[:, 2:] != 0).all()
+        np.testing.assert_array_equal(loss, term(mean, mask & ~text))
+        slope = jax.grad(lambda x, term=term: term(x, mask).sum())(mean)
+        assert np.isfinite(slope).all() and not slope[:, :2].any() and slope[:, 2:].any()
+
+
 def test_penalties_are_zero_at_the_reference_and_ignore_other_steps():
     v, ref, _, _ = sample(3)
     where = jnp.array([[True, False]] * 3)

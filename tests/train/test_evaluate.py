@@ -61,6 +61,8 @@ def test_certain_and_unbounded_rewards():
     found = accuracy(np.array([[1.0, 3.0], [-2.0, 0.0]]))  # means 2 and -1
     half = 12.706205 * np.sqrt(4.5 / 2)  # Student's t with one degree of freedom
     assert found[:3] == pytest.approx((0.5, 0.5 - half, 0.5 + half), rel=1e-6)
+    for lost in (np.full((40, 1), -1.0), np.full((2, 3), 5.0)):  # no spread says how sure that is
+        assert np.isnan(accuracy(lost)[1:3]).all()
     with pytest.raises(ValueError, match="accuracy: there are no rewards"):
         accuracy(np.zeros((0, 2)))
     with pytest.raises(ValueError, match="accuracy: rewards must have 2 axes"):

@@ -40,6 +40,7 @@ from jaxrl_llm.train.logging.results import (
 )
 from jaxrl_llm.train.logging.settings import (
     changed_evaluation,
+    changed_score,
     changed_settings,
     fixed_settings,
     recipe_settings,
@@ -90,6 +91,35 @@ def test_a_mean_without_an_interval_is_read_as_it_was_written(tmp_path):
         folder.held_out(0, found, [])
         assert folder.accuracy_at(0) == found
     assert any("greedy 5.000 [no interval]" in line for line in lines)
+
+
+def test_a_run_that_begins_anew_keeps_no_command_of_another_one(tmp_path):
+    command = {"config.py": "config = 1\n", "run.json": "{}\n"}
+
+    def files():
+        return {path.name for path in tmp_path.iterdir()} & set(command)
+
+    with RunFolder(tmp_path, resume=False) as folder:
+        folder.start(0, command)
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.start(2, {})  # goes on as it was
+    assert files() == set(command)
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.start(2, {}, changed={"reward": ("a", "b")})
+    assert not files()
+    (tmp_path / "config.py").write_text("of the user\n")
+    with RunFolder(tmp_path, resume=False, overwrite=True) as folder:
+        folder.start(0, {})
+    assert files() == {"config.py"}
+
+
+def test_what_does_not_decide_a_score_leaves_it():
+    old = {"sampling.temperature": 1.0, "sampling.slots": 4, "reward": "a", "episodes.max_turns": 2}
+    new = {"sampling.temperature": 0.5, "sampling.slots": 8, "reward": "b", "episodes.max_turns": 3}
+    pairs = {name: (old[name], new[name]) for name in old}
+    assert changed_score(old, new, "sampled") == pairs
+    assert set(changed_score(old, new, "greedy")) == {"reward", "episodes.max_turns"}
+    assert set(changed_score(old, new, "pairs")) == {"sampling.temperature"}
 
 
 @pytest.mark.parametrize(
@@ -251,6 +281,12 @@ def test_options_of_a_state_are_noticed():
     assert changed_settings(now | {"recipe.advantage": old}, now) == {}
     old = "chain(stateless(rloo), Transform(...))"
     assert "recipe.advantage" in changed_settings(now | {"recipe.advantage": old}, now)
+
+
+def test_a_slot_that_compares_equal_since_is_no_change():
+    now = recipe_settings(jr.recipes.verl_erank(gain=3.0), length=8)
+    assert now["recipe.changed_slots"] == "advantage"
+    assert changed_settings(now | {"recipe.changed_slots": "none"}, now) == {}
 
 
 def test_a_run_whose_penalty_had_a_private_name_resumes():

@@ -93,6 +93,16 @@ def test_the_evaluation_of_a_config_has_an_empty_library(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "config.py"), "--samples", "1"]) == 0
 
 
+def test_a_library_that_would_not_reach_an_evaluation_is_refused(tmp_path):
+    experienced = jr.curation.experienced()
+    both = jr.curation.mixed((jr.curation.in_order(), 0.5), (experienced, 0.5))
+    recipe = jr.recipes.grpo().replace(name="mine", collector=both)
+    config = tiny_run(tmp_path / "run", recipe=recipe, evaluation=EvaluationConfig())
+    with pytest.raises(ValueError, match=r"would lack what experienced\(\) puts into them, since"):
+        load_experiment(config)
+    load_experiment(dataclasses.replace(config, evaluation=EvaluationConfig(enabled=False)))
+
+
 @pytest.mark.slow
 def test_an_evaluation_has_the_library_in_its_prompts(tmp_path, capsys):
     """What a run has learned without weights is in the prompts of its evaluations."""

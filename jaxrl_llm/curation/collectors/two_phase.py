@@ -2,13 +2,13 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core import ArrayTree, accepted, call_with, checks
+from jaxrl_llm.core import ArrayTree, accepted, call_with, checks, traits_of
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
@@ -145,20 +145,29 @@ class _TwoPhase:
     grades_apart = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_TwoPhase":
+        first = self.first or group_size
+        source = sized(self.source, group_size=first, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
+
+    def check_sizes(self, data: Sequence[Mapping], *, group_size: int, num_groups: int) -> None:
+        """Raises ValueError if the sizes leave the allocator no choice."""
+        del data, num_groups
         size, most = self.first or group_size, self.max_rollouts
         if size >= most:
             raise ValueError(
                 f"{self!r}: max_rollouts {most} must be above the {size} rollouts of the first "
                 "round (first, or group_size), or no prompt can get more."
             )
-        if "budget" in accepted(self.allocate) and not size < group_size < most:
+        if "budget" in accepted(self.allocate) and group_size <= size:
             raise ValueError(
-                f"{self!r}: for its allocator to have a choice, group_size must be above the "
-                f"{size} rollouts of the first round (first) and below max_rollouts {most}; got "
-                f"{group_size}."
+                f"{self!r}: for its allocator to have a budget, group_size must be above the "
+                f"{size} rollouts of the first round (first); got {group_size}."
             )
-        source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
-        return dataclasses.replace(self, source=source)
+        if traits_of(self.allocate).spends_budget and group_size >= most:
+            raise ValueError(
+                f"{self!r}: for its allocator to have a choice, group_size must be below "
+                f"max_rollouts {most}, or each prompt gets so many; got {group_size}."
+            )
 
     @property
     def sends_text(self) -> bool:
@@ -348,8 +357,8 @@ def two_phase(
       TypeError: If ``allocate`` is not a function, or a number is not an integer.
       ValueError: If a number is out of its range; in a run, if an allocation is out of range, a
         prompt lacks a column that the allocator names, or G leaves the allocator no choice:
-        ``max_rollouts`` must be above the first rollouts, and G between the two if it takes a
-        ``budget``.
+        ``max_rollouts`` must be above the first rollouts, so must G for an allocator that takes a
+        ``budget``, and below ``max_rollouts`` for one that spends all of it.
 
     Example:
       >>> import jaxrl_llm as jr

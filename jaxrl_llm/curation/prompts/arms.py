@@ -10,7 +10,7 @@ not match or an option out of its range.
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.curation.prompts.bins import exponential_weights
 
 
@@ -161,6 +161,7 @@ def shadow_price(
     return jnp.asarray(price, jnp.float32) + rate * (realized - mean_rollouts)
 
 
+@traits(spends_budget=True)
 def gdro_extra_rollouts(
     bins: Array,
     arm_scores: Array,

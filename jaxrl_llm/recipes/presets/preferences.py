@@ -133,7 +133,7 @@ def dpo(
 
 
 def spo_degree(
-    *, beta: float = 0.1, degree_coef: float = 0.1, classes: tuple[int, ...] = (0, 1, 2, 3)
+    *, beta: float = 0.1, degree_coef: float = 0.1, classes: tuple[int, ...] = (3, 4, 5, 6)
 ) -> Recipe:
     """Self-supervised preference optimization: DPO plus a classifier of the degree of degradation.
 
@@ -146,7 +146,8 @@ def spo_degree(
     Args:
       beta: Scale of the implicit rewards.
       degree_coef: Weight of the degree term; 0 is :func:`dpo`.
-      classes: Token ids whose rows of the output matrix are the head, such as rare symbols.
+      classes: Token ids whose rows of the output matrix are the head, such as rare symbols; not one
+        that ends a response, which is where the head is read.
 
     References:
       Self-supervised preference optimization (arXiv:2409.17791). Confidence: ABSTRACT; the tokens

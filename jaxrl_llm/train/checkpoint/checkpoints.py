@@ -395,7 +395,7 @@ class Checkpoints:
         """
         model = without_precision(config_text(self.model.config))
         wanted = {"params": shapes_digest(like), "model": model}
-        checked = ("lora", "base", "questions")
+        checked = ("lora", "base", "questions", "reference")
         wanted |= {name: mark for name, mark in self.run.items() if name in checked}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 

@@ -69,6 +69,14 @@ def base_fingerprint(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
     return {"lora": repr(config), "base": values_digest(params.base)}
 
 
+def reference_fingerprint(params: ArrayTree, reference: ArrayTree | None) -> dict[str, str]:
+    """Identifies a frozen reference, which is not in the checkpoint; else empty."""
+    # That of an adapter is its base, which has a digest.
+    if reference is None or isinstance(params, Adapted) and reference is params.base:
+        return {}
+    return {"reference": values_digest(reference)}
+
+
 class OtherRun(Exception):
     """The checkpoint is complete, but not of this run."""
 

@@ -73,6 +73,13 @@ def results_of(folder: Path) -> Iterator[Path]:
     yield from (path for name in ("report.html", "reward.png") if (path := folder / name).is_file())
 
 
+def command_files(folder: Path) -> Iterator[Path]:
+    """Files by which ``jaxrl-llm train`` describes the run that it made."""
+    if (folder / "run.json").is_file():  # else the config is a file of the user
+        names = ("config.py", "run.json")
+        yield from [path for name in names if (path := folder / name).is_file()]
+
+
 def _line(path: Path) -> bytes:
     """The first line of a file, at most 1 MB of it; empty where there is no file."""
     if not path.is_file():

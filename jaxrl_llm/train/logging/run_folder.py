@@ -22,7 +22,13 @@ from jaxrl_llm.core.secrets import mask, mask_known
 from jaxrl_llm.train.checkpoint import CheckpointError
 from jaxrl_llm.train.checkpoint.checkpoints import left_in, wait_for_saves
 from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.logging.contents import date_of, holds_steps, other_files, results_of
+from jaxrl_llm.train.logging.contents import (
+    command_files,
+    date_of,
+    holds_steps,
+    other_files,
+    results_of,
+)
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.results import JsonLines, damage_of, plot_reward, samples_table
 from jaxrl_llm.train.logging.settings import (
@@ -248,8 +254,13 @@ class RunFolder:
         """
         if not self.resumes:
             return {}
-        known = processes.from_first(self._last_settings)
-        return {} if known is None else changed_score(known, settings, metric)
+
+        def find() -> dict[str, tuple[Any, Any]]:
+            known = self._last_settings()
+            return {} if known is None else changed_score(known, settings, metric)
+
+        # Of the first process, whose settings are written: a reward may name its own host.
+        return processes.from_first(find)
 
     def _last_settings(self) -> dict[str, Any] | None:
         """The settings of the last session, or None if sessions.jsonl has none."""
@@ -319,6 +330,11 @@ class RunFolder:
                 self.sessions.keep_up_to(0)
             row |= {"settings": settings or {}, "about": about or {}}
             self.sessions.write(row | ({"changed": changed} if changed else {}))
+        if not files and (not step or changed):
+            # The command that made the run no longer describes it.
+            for path in command_files(self.path):
+                with writing(path):
+                    path.unlink()
         for name, text in files.items():
             with writing(self.path / name):
                 write_whole(self.path / name, without_secrets(name, text))

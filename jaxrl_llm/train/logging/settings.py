@@ -25,6 +25,7 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-chec
 
 _PASSES = ("epochs", "minibatches")
 _EVALUATES = "evaluation.enabled"
+_CHANGED_SLOTS = "recipe.changed_slots"
 _IN_FULL = ".in_full"  # ends the name of an object whose own name leaves its options out
 
 
@@ -95,7 +96,7 @@ def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(presets[0])]
         # Where both presets differ, the slot depends on the number of questions.
         changed = [k for k in names for slot, a, b in [values(k)] if slot != a and a == b]
-        flat["recipe.changed_slots"] = ", ".join(changed) or "none"
+        flat[_CHANGED_SLOTS] = ", ".join(changed) or "none"
     return flat
 
 
@@ -226,14 +227,27 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
         pair = values.pop(name)
         if None not in pair and pair[0] != pair[1]:  # earlier versions wrote the name alone
             values[name.removesuffix(_IN_FULL)] = pair
-    changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    differ = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     same = (is_moved, is_named, is_renamed)
-    return {k: pair for k, pair in changed.items() if not any(rule(k, pair) for rule in same)}
+    changed = {k: pair for k, pair in differ.items() if not any(rule(k, pair) for rule in same)}
+    # Which slots differ from the preset depends on which functions compare equal, and that on the
+    # version; the slots themselves are compared above.
+    if not any(k.startswith("recipe") and k != _CHANGED_SLOTS for k in changed):
+        changed.pop(_CHANGED_SLOTS, None)
+    return changed
 
 
 # What decides an evaluation besides its own options: these settings and sections.
 _OF_EVALUATION = ("environment", "episodes", "reward", "reward_on_error", "sampling")
 _OF_QUESTIONS = ("data.chat", "data.system")
+# Of these, what has no effect on one metric.
+_OF_DRAWS = tuple(f"sampling.{name}" for name in ("top_k", "top_p", "min_p", "slots"))
+_OF_ANSWERS = ("environment", "episodes", "reward", "reward_on_error")
+_NOT_OF_SCORE = {
+    "reward": ("evaluation.limit", "evaluation.samples"),
+    "greedy": ("evaluation.samples", "sampling.temperature", *_OF_DRAWS),
+    "pairs": ("evaluation.samples", *_OF_DRAWS, *_OF_ANSWERS),
+}
 
 
 def evaluation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,13 +295,13 @@ def changed_score(
       >>> changed_score(old, {"evaluation.samples": 64, "evaluation.limit": 9}, "greedy")
       {'evaluation.limit': (8, 9)}
     """
-    without = {
-        "reward": ("evaluation.limit", "evaluation.samples"),
-        "greedy": ("evaluation.samples",),
-        "pairs": ("evaluation.samples",),
-    }.get(metric, ())
+    without = _NOT_OF_SCORE.get(metric, ())
     changed = changed_evaluation(old, new)
-    return {name: pair for name, pair in changed.items() if name not in without}
+    return {
+        name: pair
+        for name, pair in changed.items()
+        if not any(name == each or name.startswith(f"{each}.") for each in without)
+    }
 
 
 def fixed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
