@@ -231,10 +231,6 @@ def _rollout_engine(
     sampling, collector, (rows, width) = config.sampling, recipe.collector, grid
     if config.environment is not None:
         make_renderer(tokenizer, chat=config.data.chat)  # an error is seen before the first turn
-    stop_ids = tokenizer.eos_ids
-    if config.environment is not None:  # whose turns end as the chat template ends them
-        renderer = make_renderer(tokenizer, chat=config.data.chat)
-        stop_ids = tuple(dict.fromkeys((*stop_ids, *renderer.stop_ids)))
     # An evaluation of episodes decodes greedily in the same slots.
     varies = config.environment is not None or declares(collector, "varies_temperature")
     return make_engine(
