@@ -69,6 +69,7 @@ mathjax3_config = {
 }
 
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_theme_options = {
     "show_toc_level": 2,
