@@ -120,7 +120,10 @@ def load_experiment(
     if (budget := config.tokens_per_microbatch) is not None:
         group_size = width_of(collector or in_order(), config.sampling.group_size)
         length = config.sampling.max_new_tokens + (longest if sends_text else 0)
-        shape = bucket_of(longest), group_size, length
+        # An evaluation of pairs packs held-out rows in the same way.
+        compared = held_out if config.compares_held_out else []
+        prompt = max([longest, *(len(q.tokens) for q in compared)])
+        shape = bucket_of(prompt), group_size, length
         check_group_fits("train", model, budget, shape, batch_shards(mesh))
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     teacher = None

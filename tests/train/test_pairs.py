@@ -331,6 +331,15 @@ def test_pairs_are_ranked_within_a_budget_of_cells(tmp_path, pairs, monkeypatch)
     assert seen[0][0] == 1 < seen[1][0] and seen[0][1] > 64 >= seen[1][1]
 
 
+def test_a_held_out_prompt_beyond_the_budget_is_refused_at_the_start(tmp_path, pairs):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps(ROWS[0] | {"prompt": "x" * 100}) + "\n")
+    data = DataConfig(prompts=pairs, evaluation=str(path), held_out=0.0, chat=False)
+    config = of_pairs(tmp_path / "run", "", data=data, tokens_per_microbatch=64)
+    with pytest.raises(ValueError, match=r"tokens_per_microbatch must be at least .* prompt of 1"):
+        load_experiment(config)
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
     """Rows held out need none, and rows that training leaves out are compared."""
