@@ -75,7 +75,8 @@ def _like(text: str, wanted: Methods) -> int:
         blocks.append("\n".join(lines))
     first = {row.keys[:1] for row in rows}
     if len(first) == 1 and first != {()}:
-        blocks += [describe(*catalog.select(name=rows[0].keys[0]))]
+        blocks.append("The first of these methods, with its own defaults:")
+        blocks.append(describe(*catalog.select(name=rows[0].keys[0])))
     print("\n\n".join(blocks))
     return 0
 
@@ -88,7 +89,9 @@ def describe(method: catalog.Method) -> str:
     for paper in catalog.PAPERS:
         if method.key in paper.keys:
             lines += wrapped(paper.title, 12, more=0)
-    lines += [f"kind        {method.kind}", f"confidence  {method.confidence}"]
+    lines.append(f"kind        {method.kind}")
+    if method.arxiv:
+        lines.append(f"confidence  {method.confidence}")
     if method.preset:
         trains = "whole" if method.whole else f"without {method.missing}"
         lines += textwrap.wrap(f"trains      {trains}", _WIDTH)

@@ -6,6 +6,7 @@ Invalid or contradictory arguments raise UsageError.
 import atexit
 import contextlib
 import dataclasses
+import difflib
 import errno
 import hashlib
 import importlib.util
@@ -175,7 +176,9 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
             return None
         presets = (*PRESETS, *EVOLUTION_PRESETS)
         if Recipe in kinds and words[0] not in presets:
-            raise ValueError(f"no preset {words[0]!r}; there are {', '.join(presets)}")
+            near = difflib.get_close_matches(words[0], presets, n=3)
+            meant = f" did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"no preset {words[0]!r};{meant} there are {', '.join(presets)}")
         return words[0] if str in kinds else find_reward(words[0])
 
     def to_words(value: Any) -> list[str]:

@@ -354,6 +354,14 @@ class Transform(NamedTuple):
     learn: Callable[..., ArrayTree] | None = None
     call: str | None = None
 
+    def __repr__(self) -> str:
+        """The call that makes it, as a recipe prints it."""
+        if (parts := parts_of(self)) is not None:
+            return f"chain({', '.join(map(repr, parts))})"
+        if functions := functions_of(self):
+            return f"stateless({stable_repr(functions[0])})"
+        return self.call or f"Transform({stable_repr(self.update)})"
+
 
 def prints_as_call(make: Callable[_P, Transform]) -> Callable[_P, Transform]:
     """Decorates a function that makes a Transform, which then prints as the call that made it.

@@ -235,7 +235,8 @@ def _from_rows(
     for name in filter(None, (prompt_field, answer_field)):
         if name not in fields and not (implicit and name == prompt_field):
             raise ValueError(
-                f"{function}: {source} has no field {name!r}; its fields are {', '.join(fields)}."
+                f"{function}: {source} has no field {name!r}; its fields are {', '.join(fields)}. "
+                "Name its own with prompt_field and answer_field."
             )
 
     positions = answer_field is not None and all(_is_position(row, answer_field) for row in rows)

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_llm.core import Transform, functions_of, parts_of
+from jaxrl_llm.core import Transform
 from jaxrl_llm.core.compose import stable_repr
 
 
@@ -17,11 +17,7 @@ def name_of(function: Callable) -> str:
 def format_value(value) -> str:
     """A slot's value as text: functions by name, with their options."""
     if isinstance(value, Transform):
-        if (parts := parts_of(value)) is not None:
-            return f"chain({', '.join(map(format_value, parts))})"
-        if functions := functions_of(value):
-            return f"stateless({format_value(functions[0])})"
-        return value.call or f"Transform({stable_repr(value.update)})"
+        return repr(value)
     if isinstance(value, tuple):
         name = type(value).__name__ if hasattr(value, "_fields") else ""
         comma = "," if len(value) == 1 and not name else ""

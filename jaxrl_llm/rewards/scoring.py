@@ -64,6 +64,21 @@ def name_of(reward: Any) -> str:
     return getattr(named, "__qualname__", None) or type(inner).__name__
 
 
+def check_arguments(function: str, reward: Callable) -> None:
+    """Raises TypeError for a reward that does not take a prompt, a completion and the metadata."""
+    try:
+        signature = inspect.signature(reward)
+    except (TypeError, ValueError):  # of a builtin, which has none
+        return
+    try:
+        signature.bind("", "", {})
+    except TypeError as error:
+        raise TypeError(
+            f"{function}: a reward is called as reward(prompt, completion, metadata), for one "
+            f"completion at a time; {name_of(reward)} takes {signature}."
+        ) from error
+
+
 def describe(position: int, metadata: Mapping[str, Any]) -> str:
     """How messages name one row of a batch."""
     identity = metadata.get("id") if isinstance(metadata, Mapping) else None
@@ -577,7 +592,7 @@ def _entries(reward, value: Any, row: str) -> tuple[dict[str | None, float], dic
             kind = "" if name in (None, "reward") else ", a text or a list of such numbers"
             raise RewardError(
                 f"Reward {name_of(reward)} gave {_show(entry)}{where} for {row}, "
-                f"where a finite number{kind} is needed."
+                f"where a finite number{kind} is needed for this one completion."
             )
         numbers[name] = number
     return numbers, details

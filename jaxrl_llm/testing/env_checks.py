@@ -1,7 +1,6 @@
 """Checks that an environment fulfills the contract of :class:`jaxrl_llm.environments.Env`."""
 
 import asyncio
-import contextlib
 import contextvars
 import inspect
 import json
@@ -40,14 +39,16 @@ def check_env(
       are texts or None; ``instead`` is None at ``reset``.
     - ``truncation_reward``, if there is one, returns the same finite number twice and does not
       change the state.
-    - An episode that has ended stays ended: another step raises ValueError or ends the episode too.
+    - An episode that has ended stays ended: the reply that ended it, given again, raises ValueError
+      or ends the episode too.
     - Tools have distinct names and a JSON schema of type "object".
 
     Args:
       env: The environment; its ``step`` and ``truncation_reward`` may be async.
       tasks: Rows to start episodes from.
       actions: Replies, as texts or parsed. An episode uses them in order, repeats them if it lasts
-        longer, and also tries every other reply at each state.
+        longer, and also tries every other reply at each state. Only what they reach is checked,
+        so they should reach each ending.
       seeds: Seeds for each row.
       turns: Largest number of turns of an episode.
 
@@ -93,7 +94,10 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
         _check_observation(seen, where, reset=False)
         for other in replies:
             what = f"{where}, reply {other.text!r}"
-            _check_observation(_step(env, state, other)[1], what, reset=False)
+            last, result = _step(env, state, other)
+            _check_observation(result, what, reset=False)
+            if result.done or result.stopped:
+                _check_ended(env, last, other, what)
         _expect(
             _same(seen, _step(env, state, action)[1]),
             where,
@@ -118,16 +122,21 @@ def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int,
             _check_limit(env, state, end, unfinished, copy, f"{where}, {end}")
         state = after
         if seen.done or seen.stopped:
-            with contextlib.suppress(ValueError):  # a refusal of the step
-                _, seen = _step(env, state, action)
-            ended = seen.done or seen.stopped
-            _expect(
-                ended,
-                where,
-                "the episode has ended, but another step from its last state goes on; that step "
-                "must return done or stopped again, or raise ValueError",
-            )
             return
+
+
+def _check_ended(env: Env, state: Any, reply: Parsed, place: str) -> None:
+    """Checks that the reply which ended an episode does not go on from its last state."""
+    try:
+        _, seen = _step(env, state, reply)
+    except ValueError:  # a refusal of the step
+        return
+    _expect(
+        seen.done or seen.stopped,
+        place,
+        "the episode has ended, but the same step from its last state goes on; it must return "
+        "done or stopped again, or raise ValueError",
+    )
 
 
 def _check_limit(
@@ -151,6 +160,8 @@ def _check_number(name: str, value: Any, place: str) -> None:
 
 def _check_observation(observation: Observation, place: str, *, reset: bool) -> None:
     """Checks one observation from ``reset`` or ``step``."""
+    kind = type(observation).__name__
+    _expect(isinstance(observation, Observation), place, f"it gave a {kind}, not an Observation")
     roles = _ROLES if reset else _ROLES[:2]
     for message in observation.messages:
         role, content = message.get("role"), message.get("content")

@@ -18,7 +18,7 @@ from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
-from jaxrl_llm.rewards.scoring import ON_ERROR, OnError, has_patience
+from jaxrl_llm.rewards.scoring import ON_ERROR, OnError, check_arguments, has_patience
 from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
@@ -507,6 +507,8 @@ class TrainConfig:
             graded = callable(self.reward) or isinstance(self.reward, BatchReward)
             if not graded and not (self.reward is None and self._has_rewards):
                 raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+            if callable(self.reward):
+                check_arguments("config", self.reward)
             if self.reward is None and self.reward_deadline is not None:
                 raise ValueError("config: reward_deadline has no effect without a reward.")
             if self.reward is None and self.reward_on_error != "drop":

@@ -217,7 +217,8 @@ def make_mesh(
         text = " x ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
             f"make_mesh: {text} needs {total} devices, but there are {len(devices)}; the sizes "
-            f"must multiply to the number of devices{'' if whole else ', or to 1'}."
+            f"must multiply to the number of devices{'' if whole else ', or to 1'}. "
+            "JAX_NUM_CPU_DEVICES makes several of one CPU."
         )
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     # The first axes communicate least, so they cross the network between slices.

@@ -211,9 +211,10 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     where, scores = collected.where, collected.scores
     present = where.reshape(-1) if where.any() else ~scores.failed
     present = present if present.any() else np.ones(where.size, bool)
-    components = scores.reward_components.items()
     values = {}
-    for name, x in components:
+    for name, x in scores.reward_components.items():
+        if name == "reward":  # the reward itself, which has a metric of its own
+            continue
         apply = x[present & ~np.isnan(x)]
         values[f"reward/{name}"] = float(apply.mean()) if apply.size else float("nan")
     values["reward_failures"] = float(collected.failures)

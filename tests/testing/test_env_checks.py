@@ -132,8 +132,29 @@ def test_an_episode_that_goes_on_after_its_end():
             after = [*state, action.text]
             return after, Observation(message(), done=len(after) == 2)
 
-    with pytest.raises(AssertionError, match="turn 1: the episode has ended, .* must return done"):
+    with pytest.raises(AssertionError, match="turn 1, .*: the episode has ended, .* must return"):
         check_env(Reviving(), [{}], ["a"])
+
+
+def test_every_ending_that_a_reply_reaches_is_checked():
+    class Forgiving(Listing):
+        """It ends at a wrong reply, and forgets that it has."""
+
+        def step(self, state, action):
+            wrong = action.text == "no" and not state
+            return [*state, action.text], Observation(message(), done=wrong)
+
+    with pytest.raises(AssertionError, match="turn 0, reply 'no': the episode has ended"):
+        check_env(Forgiving(), [{}], ["yes", "no"])
+
+
+def test_a_step_that_gives_no_observation():
+    class Telling(Listing):
+        def step(self, state, action):
+            return state, "You lose."
+
+    with pytest.raises(AssertionError, match="turn 0: it gave a str, not an Observation"):
+        check_env(Telling(), [{}], ["a"])
 
 
 class Limited(Listing):

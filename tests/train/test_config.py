@@ -276,6 +276,10 @@ def test_a_best_is_chosen_by_evaluations_more_frequent_than_checkpoints():
 
 
 def test_reward_must_be_callable():
+    with pytest.raises(
+        TypeError, match=r"reward\(prompt, completion, metadata\).* takes \(completions"
+    ):
+        dataclasses.replace(CONFIG, reward=lambda completions, **columns: [0.0])
     with pytest.raises(TypeError, match="reward must be callable; got 'last_integer'"):
         dataclasses.replace(CONFIG, reward="last_integer")
 
