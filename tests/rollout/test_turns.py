@@ -254,7 +254,7 @@ def test_an_engine_of_one_slot_warms_up(make, tiny):
 
 def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, left):
     model, params = tiny
-    other, waiting, dialog = jax.tree.map(lambda x: x * 1.5, params), {}, Dialog()
+    other, waiting, dialog = jax.tree.map(lambda x: x * 1.2, params), {}, Dialog()
 
     def follow(completion):
         future = Future()

@@ -264,7 +264,10 @@ def test_an_adapter_moves_if_it_learns():
         example("config"), model=one_layer, lora=LoRAConfig(rank=4), optimizer=DESCENT
     )
     assert_loop_runs_whole("grpo", config=config, steps=1)
-    still = jr.recipes.grpo().replace(name="still", advantage=jr.stateless(lambda r: 0.0 * r))
+    # Without a KL term, whose gradient is rounding rather than 0 on some processors.
+    still = jr.recipes.grpo(kl_coef=0.0).replace(
+        name="still", advantage=jr.stateless(lambda r: 0.0 * r)
+    )
     with pytest.raises(AssertionError, match="'still': the parameters did not move"):
         assert_loop_runs_whole(still, config=config, steps=1)
 
