@@ -67,7 +67,8 @@ def name_of(reward: Any) -> str:
 def check_arguments(function: str, reward: Callable) -> None:
     """Raises TypeError for a reward that does not take a prompt, a completion and the metadata."""
     try:
-        signature = inspect.signature(reward)
+        # Of what is called, not of what it wraps.
+        signature = inspect.signature(reward, follow_wrapped=False)
     except (TypeError, ValueError):  # of a builtin, which has none
         return
     try:

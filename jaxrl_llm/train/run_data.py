@@ -138,7 +138,7 @@ def check_data(
     if trains:
         _check_graded_together(config, recipe)
         _check_text_column(config, recipe, itertools.chain(prompts, held_out))
-    _check_evaluation_text(config, recipe)
+    _warn_of_evaluation_text(config, recipe)
     rows = [Question(prompt, []) for prompt in prompts]
     if not recipe.forward_only:
         check_fields(recipe, rows, environment=config.environment is not None)
@@ -254,8 +254,8 @@ def why_no_rewrites(config: TrainConfig, recipe: Any, model: Model, teacher: Any
     return ""
 
 
-def _check_evaluation_text(config: TrainConfig, recipe: Any) -> None:
-    """Raises ValueError if an evaluation would lack the messages of a part of the collector."""
+def _warn_of_evaluation_text(config: TrainConfig, recipe: Any) -> None:
+    """Warns if an evaluation lacks the messages of a part of the collector."""
     collector = recipe.collector
     if not (config.evaluation.enabled and config.samples_held_out):
         return
@@ -264,10 +264,10 @@ def _check_evaluation_text(config: TrainConfig, recipe: Any) -> None:
         # With responses of the data alone, the evaluation has the prompts of the collector.
         examples = getattr(part, "offline", False) and getattr(part, "sends_text", False)
         if lost or examples and not config.offline:
-            raise ValueError(
-                f"evaluation: its prompts would lack what {part!r} puts into them, since "
-                f"{collector!r} does not pass that on; turn the evaluation off "
-                "(evaluation.enabled=False)."
+            warnings.warn(
+                f"evaluation: its prompts lack what {part!r} puts into those of training, since "
+                f"{collector!r} does not pass that on.",
+                stacklevel=3,
             )
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import warnings
 
 import jax
@@ -280,6 +281,12 @@ def test_reward_must_be_callable():
         TypeError, match=r"reward\(prompt, completion, metadata\).* takes \(completions"
     ):
         dataclasses.replace(CONFIG, reward=lambda completions, **columns: [0.0])
+
+    @functools.wraps(lambda prediction, target: 0.0)  # only what is called counts
+    def adapted(prompt, completion, metadata):
+        return 0.0
+
+    assert dataclasses.replace(CONFIG, reward=adapted).reward is adapted
     with pytest.raises(TypeError, match="reward must be callable; got 'last_integer'"):
         dataclasses.replace(CONFIG, reward="last_integer")
 

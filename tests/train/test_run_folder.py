@@ -120,6 +120,8 @@ def test_what_does_not_decide_a_score_leaves_it():
     assert changed_score(old, new, "sampled") == pairs
     assert set(changed_score(old, new, "greedy")) == {"reward", "episodes.max_turns"}
     assert set(changed_score(old, new, "pairs")) == {"sampling.temperature"}
+    agents = ({**each, "recipe.subagent": "Subagent()"} for each in (old, new))
+    assert "sampling.temperature" in changed_score(*agents, "greedy")
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,8 @@ def changed_score(
       {'evaluation.limit': (8, 9)}
     """
     without = _NOT_OF_SCORE.get(metric, ())
+    if metric == "greedy" and any("recipe.subagent" in each for each in (old, new)):
+        without = ("evaluation.samples",)  # the answers of a subagent are sampled
     changed = changed_evaluation(old, new)
     return {
         name: pair
