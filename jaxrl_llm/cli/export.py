@@ -14,6 +14,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.data.questions import TextEncoder
+from jaxrl_llm.data.rendering import response_ends
 from jaxrl_llm.models.export import check_decoder
 from jaxrl_llm.models.heads import merge_headed
 from jaxrl_llm.models.lora import Adapted, merge_lora
@@ -90,7 +91,8 @@ def run(arguments: Sequence[str]) -> int:
                 head=recipe.head,
                 pad_id=_pad_id(tokenizer, config, model_config) if recipe.head else None,
             )
-            left_out = save_tokenizer(tokenizer, unfinished)
+            ends = response_ends(tokenizer, chat=config.data.chat)
+            left_out = save_tokenizer(tokenizer, unfinished, ends=ends)
     what = "adapter" if args.adapter else "reward model" if recipe.head else "model"
     print(f"The {what} after step {step} is in {args.folder}, as {args.dtype}.{left_out}")
     return 0
@@ -138,12 +140,12 @@ def new_folder(folder: str) -> Iterator[Path]:
         raise
 
 
-def save_tokenizer(tokenizer, folder: Path) -> str:
+def save_tokenizer(tokenizer, folder: Path, *, ends: Sequence[int] | None = None) -> str:
     """Writes the files of a tokenizer; returns a message if it has none, else ""."""
     from jaxrl_llm import data
 
     try:
-        data.save_tokenizer(tokenizer, folder)
+        data.save_tokenizer(tokenizer, folder, ends=ends)
     except TypeError:
         return f" Its {type(tokenizer).__name__} has no files, so there are none of the tokenizer."
     return ""

@@ -314,7 +314,12 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
     return PretrainedTokenizer.from_gguf(open_gguf(path))
 
 
-def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str]) -> None:
+def save_tokenizer(
+    tokenizer: PretrainedTokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    ends: Sequence[int] | None = None,
+) -> None:
     """Writes a tokenizer in the format of `load_tokenizer` and transformers.
 
     tokenizer.json splits text as the tokenizer does and adds its BOS; tokenizer_config.json has the
@@ -324,6 +329,7 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     Args:
       tokenizer: The tokenizer.
       folder: The folder; it is created if it does not exist, and files of these names are replaced.
+      ends: The tokens that end a reply; None for ``eos_ids``.
 
     Raises:
       TypeError: If the tokenizer is not from `load_tokenizer`.
@@ -373,7 +379,7 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
             (target / file).parent.mkdir(exist_ok=True)
             (target / file).write_text(held[name], encoding="utf-8")
     write_json(target / "tokenizer_config.json", settings)
-    ends = list(tokenizer.eos_ids)
+    ends = list(tokenizer.eos_ids if ends is None else ends)
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends}
     generation["pad_token_id"] = tokenizer.pad_id
     if "bos_token" in names:

@@ -12,7 +12,7 @@ from jaxrl_llm.core import accepted, traits_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     declares,
-    parts_with_groups,
+    parts_with_sizes,
     width_of,
 )
 from jaxrl_llm.data.prompts import Prompt, row_text, texts_of_rows
@@ -143,7 +143,8 @@ def check_data(
     if not recipe.forward_only:
         check_fields(recipe, rows, environment=config.environment is not None)
     compares = declares(recipe.collector, "offline")
-    for part, groups in parts_with_groups(recipe.collector, config.prompts_per_step):
+    sizes = config.prompts_per_step, config.sampling.group_size
+    for part, groups, group_size in parts_with_sizes(recipe.collector, *sizes):
         if not groups:
             raise ValueError(
                 f"config: the share of {part!r} is no group of a batch of prompts_per_step "
@@ -152,11 +153,7 @@ def check_data(
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
         if trains and hasattr(part, "check_sizes"):
-            part.check_sizes(
-                DataRows(rows),
-                group_size=config.sampling.group_size,
-                num_groups=groups,
-            )
+            part.check_sizes(DataRows(rows), group_size=group_size, num_groups=groups)
         if compares and getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]
             part.check_rows(DataRows(others))

@@ -10,7 +10,12 @@ from tokenizers import Tokenizer as Backend
 from jaxrl_llm.data import patterns
 from jaxrl_llm.data.chat import render_chat
 from jaxrl_llm.data.gguf_tokenizer import SPLITTINGS
-from jaxrl_llm.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
+from jaxrl_llm.data.tokenizer import (
+    PretrainedTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
 DATA = json.loads((GOLDEN / "smollm2.json").read_text(encoding="utf-8"))
@@ -201,6 +206,13 @@ def test_end_tokens_come_from_both_files(tmp_path):
     assert load_tokenizer(folder).eos_ids == (259, 258)
     config = {"eos_token": "<eos>", "pad_token": "<bos>"}
     assert load_tokenizer(make_folder(tmp_path / "o", config=config)).pad_id == 257
+
+
+def test_other_tokens_may_end_a_reply_where_a_tokenizer_is_written(tmp_path):
+    tokenizer = load_tokenizer(make_folder(tmp_path / "m"))
+    for ends, expected in ((None, tokenizer.eos_ids), ((*tokenizer.eos_ids, 259), (258, 259))):
+        save_tokenizer(tokenizer, tmp_path / "new", ends=ends)
+        assert load_tokenizer(tmp_path / "new").eos_ids == expected
 
 
 def test_end_tokens_of_a_folder_without_generation_config_are_those_of_config(tmp_path):

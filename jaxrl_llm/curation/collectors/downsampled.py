@@ -47,9 +47,12 @@ class _Downsampled:
     asks_again = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Downsampled":
-        size = self.oversample * group_size
+        size = self.group_size_of_source(group_size)
         source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
         return dataclasses.replace(self, source=source)
+
+    def group_size_of_source(self, group_size: int) -> int:
+        return self.oversample * group_size
 
     def width(self, group_size: int) -> int:
         return group_size
@@ -131,7 +134,7 @@ class _Downsampled:
             )
 
     def _wide(self, collection: Collection) -> Collection:
-        return collection._replace(group_size=self.oversample * collection.group_size)
+        return collection._replace(group_size=self.group_size_of_source(collection.group_size))
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.rule)}, oversample={self.oversample}"

@@ -70,7 +70,8 @@ with the state that came with the newest weights. It cannot be a part of another
 
 A mixture, a collector that divides a batch between others, has ``sources``, a tuple of these, and
 ``groups_of_sources(num_groups)``, which returns the number of groups of each. The parts of a
-collector without these two count as if each had all groups.
+collector without these two count as if each had all groups. One whose source samples groups of
+another size has ``group_size_of_source(group_size)``.
 
 A collector that reads columns of the data has ``check_data(data)``, which raises ValueError for a
 row that lacks them; a run calls it before it samples. An ``offline`` collector also has
@@ -587,14 +588,18 @@ def collector_parts(collector: Any) -> Iterator[Any]:
       >>> list(collector_parts(in_order()))
       [in_order()]
     """
-    return (part for part, _ in parts_with_groups(collector, 0))
+    return (part for part, _, _ in parts_with_sizes(collector, 0, 0))
 
 
-def parts_with_groups(collector: Any, num_groups: int) -> Iterator[tuple[Any, int]]:
-    """:func:`collector_parts`, each with the number of groups that it has of a batch."""
-    yield collector, num_groups
+def parts_with_sizes(
+    collector: Any, num_groups: int, group_size: int
+) -> Iterator[tuple[Any, int, int]]:
+    """:func:`collector_parts`, each with its groups of a batch and the rollouts of one."""
+    yield collector, num_groups, group_size
+    size_of = getattr(collector, "group_size_of_source", None)
+    size = group_size if size_of is None else size_of(group_size)
     for source, count in _sources_with_groups(collector, num_groups):
-        yield from parts_with_groups(source, count)
+        yield from parts_with_sizes(source, count, size)
 
 
 def _sources_with_groups(collector: Any, num_groups: int) -> list[tuple[Any, int]]:

@@ -76,7 +76,8 @@ class _PlainTexts:
         )
 
     def _response(self, row: Mapping[str, Any], collection: Collection) -> Response:
-        tokens = collection.encode(row[self.column], ends=True)
+        # A document ends as the one before it did, not as a turn of a chat.
+        tokens = [*collection.encode(row[self.column]), *collection.stop_ids[:1]]
         cut = np.asarray(tokens, np.int32)[: self.max_new_tokens]
         return Response(cut, finish=_STOP if len(cut) == len(tokens) else _LENGTH, reward=0.0)
 

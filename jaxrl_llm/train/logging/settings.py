@@ -143,6 +143,7 @@ _FREE = {
     "max_skipped": "when a run gives up",
     "reward_deadline": "how long a call may take",
     "episodes.seconds": "how long a call may take",
+    "environment.timeout": "how long a call may take",
     "episodes.workers": "how many environments step at a time",
     "recipe.status": "a word that earlier versions wrote and nothing read",
 }

@@ -25,7 +25,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     declares,
     more_of,
-    parts_with_groups,
+    parts_with_sizes,
     sized,
 )
 from jaxrl_llm.data import Prompt
@@ -784,7 +784,17 @@ def test_more_of_a_group_that_began_with_a_prefix_begins_with_it():
 
 def test_parts_of_a_mixture_have_their_groups():
     mixture = curation.mixed((curation.paraphrased(), 0.5), (curation.in_order(), 0.5))
-    assert [groups for _, groups in parts_with_groups(mixture, 6)] == [6, 3, 3, 3]
+    assert [groups for _, groups, _ in parts_with_sizes(mixture, 6, 4)] == [6, 3, 3, 3]
+
+
+def test_the_source_of_downsampled_has_its_group_size():
+    source = curation.two_phase(lambda budget: 1, max_rollouts=32, first=8)
+    collector = curation.downsampled(curation.max_variance_subset, oversample=2, source=source)
+    sizes = {part: size for part, _, size in parts_with_sizes(collector, 6, 8)}
+    assert sizes[collector] == 8 and sizes[source] == 16
+    source.check_sizes((), group_size=16, num_groups=6)
+    with pytest.raises(ValueError, match="group_size must be above the 8 rollouts"):
+        source.check_sizes((), group_size=8, num_groups=6)
 
 
 def test_hints_are_sampled_at_the_temperature_of_their_group():

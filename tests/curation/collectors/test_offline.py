@@ -205,6 +205,19 @@ def test_copies_lose_ever_more_of_the_longest_tokens():
         curation.degraded_pairs(0.5)
 
 
+def test_documents_end_as_the_one_before_them_did_whatever_ends_a_turn():
+    collection = Collection(
+        1,
+        1,
+        data=[{"pretraining": "a"}],
+        stop_ids=(6, 9),
+        encode=lambda text, ends=False: [1, 9] if ends else [1],  # a chat template ends with 9
+    )
+    collector = curation.plain_texts().for_run(1, 8)
+    ((request,), _) = collector.propose(collector.init(1), KEY, collection, 1)
+    assert request.prompt_tokens == (6,) and request.responses[0].tokens.tolist() == [1, 6]
+
+
 def test_steps_are_one_response_with_a_label_each():
     for request in asked(curation.offline_steps(separator=" | ")):
         ((response,), n) = request.responses, 1 + request.prompt % 3
