@@ -215,10 +215,10 @@ def make_mesh(
         return None
     if total != len(devices):
         text = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        several = " JAX_NUM_CPU_DEVICES makes several of one CPU." if total > len(devices) else ""
         raise ValueError(
             f"make_mesh: {text} needs {total} devices, but there are {len(devices)}; the sizes "
-            f"must multiply to the number of devices{'' if whole else ', or to 1'}. "
-            "JAX_NUM_CPU_DEVICES makes several of one CPU."
+            f"must multiply to the number of devices{'' if whole else ', or to 1'}.{several}"
         )
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     # The first axes communicate least, so they cross the network between slices.

@@ -108,7 +108,7 @@ def of(name, function, source="batch") -> Computed:
         ),
         (
             {"computed": (of("a", jr.stateless(mean_logit)),)},
-            r"computed 'a' \(batch\) must be a function; got Transform",
+            r"computed 'a' \(batch\) must be a function; got stateless",
         ),
         ({"epochs": 1.5}, "epochs must be an integer; got 1.5"),
         ({"minibatches": True}, "minibatches must be an integer; got True"),

@@ -186,12 +186,16 @@ def test_a_file_has_all_held_out_rows_whatever_the_limit(tmp_path, rows):
     assert path.stat().st_mtime_ns == made
 
 
+def graded(prompt, completion, metadata):
+    return float(len(completion))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"recipe": "simpo"}, "no effect: recipe 'simpo' reads none"),
-        ({"recipe": "grpo", "reward": len}, "no effect: recipe 'grpo' samples its responses"),
-        ({"recipe": "eggroll", "reward": len, "remat": "full"}, "recipe 'eggroll' reads none"),
+        ({"recipe": "grpo", "reward": graded}, "no effect: recipe 'grpo' samples its responses"),
+        ({"recipe": "eggroll", "reward": graded, "remat": "full"}, "recipe 'eggroll' reads none"),
         ({"recipe": "fspo"}, "prompts of recipe 'fspo' change with each batch"),
         ({"reference_logp": "refs"}, "reference_logp must end in .npz; got 'refs'"),
     ],
