@@ -10,6 +10,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.export import check_new, load_trained, new_folder, save_tokenizer
+from jaxrl_llm.data.rendering import response_ends
 from jaxrl_llm.models.config import ModelConfig, differences
 from jaxrl_llm.train.logging.results import read_jsonl
 
@@ -117,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
         merged = _merge(args, [source.params for source in sources], base and base.params)
     with new_folder(args.out) as unfinished:
         models.save_safetensors(merged, unfinished, config=first.config, dtype=args.dtype)
-        left_out = save_tokenizer(first.tokenizer, unfinished)
+        left_out = save_tokenizer(first.tokenizer, unfinished, ends=first.ends)
     print(
         f"The {args.method} of {', '.join(args.models)} is in {args.out}, as "
         f"{args.dtype}.{left_out}"
@@ -160,6 +161,7 @@ class _Source(NamedTuple):
     config: ModelConfig
     params: Any
     tokenizer: Any
+    ends: tuple[int, ...] | None = None  # what ends the replies of a run
 
 
 def _load(name: str, trust: bool) -> _Source:
@@ -173,7 +175,8 @@ def _load(name: str, trust: bool) -> _Source:
             raise UsageError(f"The run {choice.target!r} trained a reward model; merge has none.")
         run_dir = Path(choice.target)
         model_config, _, params, tokenizer = load_trained(run_dir, config, choice, merge=True)
-        return _Source(model_config, params, tokenizer)
+        ends = response_ends(tokenizer, chat=config.data.chat)
+        return _Source(model_config, params, tokenizer, ends)
     options.check_exists(choice.target)
     model, params = models.load_model(name)
     return _Source(model.config, params, data.load_tokenizer(name))
