@@ -286,9 +286,30 @@ def test_options_of_a_state_are_noticed():
 
 
 def test_a_slot_that_compares_equal_since_is_no_change():
-    now = recipe_settings(jr.recipes.verl_erank(gain=3.0), length=8)
-    assert now["recipe.changed_slots"] == "advantage"
-    assert changed_settings(now | {"recipe.changed_slots": "none"}, now) == {}
+    center = "(Computed('center', Transform(...), 'controller'),)"
+    written = (
+        (jr.recipes.verl_erank(gain=3.0), "advantage", "chain(stateless(grpo), Transform(...))"),
+        (jr.recipes.bco(beta=0.2), "computed", center),
+    )
+    for recipe, slot, text in written:
+        now = recipe_settings(recipe, length=8)
+        slots = now["recipe.changed_slots"].split(", ")
+        assert slot in slots
+        rest = ", ".join(name for name in slots if name != slot) or "none"
+        old = now | {"recipe.changed_slots": rest, f"recipe.{slot}": text}
+        assert changed_settings(old, now) == {}
+
+
+def test_a_function_of_ones_own_with_the_name_of_a_preset_is_noticed():
+    def rloo(rewards, *, where=None):
+        return rewards
+
+    rloo.__qualname__ = "rloo"
+    preset = jr.recipes.rloo()
+    own = preset.replace(advantage=jr.stateless(rloo))
+    old, new = (recipe_settings(recipe, length=8) for recipe in (preset, own))
+    assert old["recipe.advantage"] == new["recipe.advantage"]
+    assert changed_settings(old, new) == {"recipe.changed_slots": ("none", "advantage")}
 
 
 def test_a_run_whose_penalty_had_a_private_name_resumes():

@@ -231,10 +231,13 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     differ = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     same = (is_moved, is_named, is_renamed)
     changed = {k: pair for k, pair in differ.items() if not any(rule(k, pair) for rule in same)}
-    # Which slots differ from the preset depends on which functions compare equal, and that on the
-    # version; the slots themselves are compared above.
-    if not any(k.startswith("recipe") and k != _CHANGED_SLOTS for k in changed):
-        changed.pop(_CHANGED_SLOTS, None)
+    # Slots that earlier versions wrote otherwise never compared equal to those of a preset there,
+    # so they were not counted. Others are: one's own function may have the name of another.
+    if _CHANGED_SLOTS in changed:
+        before, after = (set(str(x).split(", ")) - {"none"} for x in changed[_CHANGED_SLOTS])
+        rewritten = {name.removeprefix("recipe.") for name in differ if name not in changed}
+        if before ^ after <= rewritten:
+            del changed[_CHANGED_SLOTS]
     return changed
 
 
