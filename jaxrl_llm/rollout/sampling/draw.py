@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.entropy import EntropyStats, signal_temperature
@@ -50,7 +51,8 @@ def sample_from(logits: Array, uniform: Array) -> Array:
         last = mass.shape[-1] - 1 - jnp.argmax(mass[..., ::-1] > 0, axis=-1)
         return jnp.minimum(index, last)
 
-    blocks = jnp.sum(weights, axis=-1)
+    # Without the barrier XLA would sum all weights once more for the sum of all blocks.
+    blocks = jax.lax.optimization_barrier(jnp.sum(weights, axis=-1))
     target = uniform * jnp.sum(blocks, axis=-1)
     block = first_above(blocks, target)
     before = jnp.sum(jnp.where(jnp.arange(blocks.shape[-1]) < block[..., None], blocks, 0.0), -1)
