@@ -32,8 +32,9 @@ def measured(folder: Path = RESULTS) -> str:
         "long_context": _long,
         "context_axis": _context_axis,
         "checkpoint": _checkpoint,
+        "gpu": _gpu,
     }
-    found = pages.results(folder)
+    found = [r for r in pages.results(folder) if r["name"] != "gpu" or "train" in r]
     order = list(writers)
     chosen = sorted(
         (r for r in found if r["name"] in writers), key=lambda r: order.index(r["name"])
@@ -69,6 +70,30 @@ def _beside_peers(result: Mapping[str, Any]) -> str:
         for name, side in sides.items()
     ]
     return pages.table(title, ("", "seconds", "times ours", "peak memory, GB"), rows)
+
+
+def _gpu(result: Mapping[str, Any]) -> str:
+    train = result["train"]
+    work = train["workload"]
+    title = (
+        f"One step of {work['model']}, products in {work['dtype']}, weights and AdamW in "
+        f"{work['master_dtype']}, {work['prompts']} prompts x {work['rollouts']} rollouts, "
+        f"{work['prompt_tokens']} + {work['response_tokens']} tokens, {result['device']}, whose "
+        f"largest product is {train['peak_flops_per_s']['measured'] / 1e12:.0f} Tflop/s "
+        "(`python -m benchmarks.gpu --part train`):"
+    )
+    rows = [
+        (
+            f'`remat="{remat}"`',
+            spread(found["seconds"]),
+            spread(found["tokens_per_s"]),
+            f"{found['mfu']['measured']['median']:.0%}",
+            f"{found['peak_memory_bytes'] / 1e9:.1f}",
+        )
+        for remat, found in train["ours"].items()
+    ]
+    columns = ("", "seconds", "tokens/s", "utilization", "peak memory, GB")
+    return pages.table(title, columns, rows)
 
 
 def _quickstart(result: Mapping[str, Any]) -> str:
