@@ -81,7 +81,7 @@ def takes_kernel(query: Array, cache: KV) -> bool:
     (heads, d), kv_heads = query.shape[-2:], cache.keys.shape[-3]
     half = query.dtype in (jnp.bfloat16, jnp.float16) and query.dtype == cache.keys.dtype
     fits = 16 <= d <= 256 and d == _power(d) and heads // kv_heads <= _QUERIES[0]
-    return half and fits and jax.device_count() == 1 and _has_triton()
+    return half and fits and len(jax.devices()) == 1 and _has_triton()
 
 
 def _has_triton() -> bool:

@@ -33,7 +33,7 @@ def decoding_params(model: Model, params: ArrayTree) -> ArrayTree:
 
 
 def _on_one_gpu() -> bool:
-    return jax.default_backend() == "gpu" and jax.device_count() == 1
+    return jax.default_backend() == "gpu" and len(jax.devices()) == 1
 
 
 def join_kernels(params: ArrayTree) -> ArrayTree:

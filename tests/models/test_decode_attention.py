@@ -163,8 +163,7 @@ def test_where_it_is_taken(monkeypatch, change, taken):
     case |= change
     device = type("Device", (), {"compute_capability": case["capability"]})
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "device_count", lambda: case["devices"])
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "devices", lambda: [device] * case["devices"])
     triton = pytest.importorskip("jax.experimental.pallas.triton")
     monkeypatch.setattr(triton, "get_gpu_info", dict, raising=False)
     query = jnp.zeros((1, 1, 1, case["heads"], case["d"]), case["dtype"])
