@@ -25,6 +25,7 @@ from jaxrl_llm.core.kernels.grouped import grouped_product
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.delta import delta_of, over_axes, row_experts
 from jaxrl_llm.models.layers import ExpertsConfig
+from jaxrl_llm.models.linear import drawn
 from jaxrl_llm.models.remat import product, recomputed
 from jaxrl_llm.models.sharding import on_each_device_in_slices
 
@@ -106,8 +107,7 @@ class ExpertLinear(nnx.Module):
 
     def __init__(self, inputs: int, outputs: int, config: ExpertsConfig, rngs):
         init = nnx.initializers.normal(inputs**-0.5)
-        shape = (config.count, inputs, outputs)
-        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.kernel = drawn(init, rngs, config.count, inputs, outputs)
         self.bias = nnx.Param(jnp.zeros((config.count, outputs))) if config.bias else None
 
     def arrays(self, dtype, delta) -> dict[str, Array]:

@@ -27,7 +27,7 @@ from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.delta import delta_of, over_axes
 from jaxrl_llm.models.layers import LinearAttentionConfig
-from jaxrl_llm.models.linear import Linear
+from jaxrl_llm.models.linear import Linear, drawn
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import AttentionContext, DeltaState
 from jaxrl_llm.models.sharding import keep_tokens
@@ -212,12 +212,12 @@ class GatedDelta(nnx.Module):
         init = nnx.initializers.normal(sizes.conv_size**-0.5)
 
         def kernel(channels: int) -> nnx.Param:
-            return nnx.Param(init(rngs.params(), (sizes.conv_size, 1, channels), jnp.float32))
+            return drawn(init, rngs, sizes.conv_size, 1, channels)
 
         self.q_conv, self.k_conv, self.v_conv = kernel(keys), kernel(keys), kernel(values)
         # A half-life of a few to a few thousand tokens, as the heads of released models begin.
-        rates = jax.random.uniform(rngs.params(), (sizes.value_heads,), minval=1e-3, maxval=1.0)
-        self.a_log = nnx.Param(jnp.log(rates))
+        rates = partial(jax.random.uniform, minval=1e-3, maxval=1.0)
+        self.a_log = drawn(lambda *x: jnp.log(rates(*x)), rngs, sizes.value_heads)
         self.dt_bias = nnx.Param(jnp.zeros((sizes.value_heads,)))
         self.norm = OutputNorm(sizes.value_dim, c)
         self.sizes, self.dtype = sizes, c.dtype

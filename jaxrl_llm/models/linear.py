@@ -1,5 +1,7 @@
 """The modules that most layers are made of: a linear layer and an RMS norm, both with deltas."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +13,17 @@ from jaxrl_llm.models.delta import over_axes, row_product
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.quantize import quantized_matmul
 from jaxrl_llm.models.remat import product
+
+
+def drawn(init: Callable, rngs: nnx.Rngs | None, *shape: int) -> nnx.Param:
+    """A parameter before training, float32.
+
+    Zeros without ``rngs``, for the form and the shapes of a model: tracing the draws of all its
+    layers would take several times as long as all else.
+    """
+    if rngs is None:
+        return nnx.Param(jnp.zeros(shape, jnp.float32))
+    return nnx.Param(init(rngs.params(), shape, jnp.float32))
 
 
 class Linear(nnx.Module):
@@ -25,8 +38,7 @@ class Linear(nnx.Module):
     """
 
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, rngs, *, bias=False):
-        init = nnx.initializers.normal(inputs**-0.5)
-        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.float32))
+        self.kernel = drawn(nnx.initializers.normal(inputs**-0.5), rngs, inputs, outputs)
         self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
         self.dtype, self.quantization = config.dtype, config.quantization
 

@@ -6,6 +6,7 @@ else sees pure functions of a plain dict of arrays.
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -29,7 +30,7 @@ from jaxrl_llm.models.delta import check_delta, delta_of, row_embedding, row_pro
 from jaxrl_llm.models.experts import Mixture
 from jaxrl_llm.models.gated_delta import GatedDelta, empty_state
 from jaxrl_llm.models.layers import LayerKind
-from jaxrl_llm.models.linear import Linear, RMSNorm
+from jaxrl_llm.models.linear import Linear, RMSNorm, drawn
 from jaxrl_llm.models.protocol import (
     EXPERT_DTYPE,
     KV,
@@ -192,8 +193,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs):
         init = nnx.initializers.normal(config.width**-0.5)
-        shape = (config.vocab_size, config.width)
-        self.embedding = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.embedding = drawn(init, rngs, config.vocab_size, config.width)
         self.dtype, self.scale = config.dtype, config.embedding_scale
 
     def __call__(self, tokens: Array, delta=None) -> Array:
@@ -212,8 +212,7 @@ class Head(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs):
         init = nnx.initializers.normal(config.width**-0.5)
-        shape = (config.vocab_size, config.width)
-        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.kernel = drawn(init, rngs, config.vocab_size, config.width)
 
 
 @functools.lru_cache(maxsize=64)
@@ -343,14 +342,23 @@ def make_model(config: ModelConfig) -> Model:
     return _decoder(config)
 
 
+@dataclass(frozen=True, eq=False)
+class _Init:
+    """``Model.init`` of the decoder, and the shapes of what it returns."""
+
+    config: ModelConfig
+    shapes: ArrayTree
+
+    def __call__(self, key: Array) -> ArrayTree:
+        decoder = Decoder(self.config, nnx.Rngs(params=key))
+        return nnx.to_pure_dict(nnx.state(decoder, nnx.Param))
+
+
 # A start of the command line makes a model three times, each of which traces every layer.
 @functools.lru_cache(maxsize=16)
 def _decoder(config: ModelConfig) -> Model:
     """The functions of :func:`make_model`, the same for equal configurations."""
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
-
-    def init(key: Array) -> ArrayTree:
-        return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(params=key)), nnx.Param))
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, None)))
 
     def run(params, tokens, positions, context, delta, remat):
         checks.check_rank("Model.apply", 3, tokens=tokens, positions=positions)
@@ -390,7 +398,7 @@ def _decoder(config: ModelConfig) -> Model:
     in_one_row = config.causal and config.linear_attention is None
     return Model(
         config,
-        init,
+        _Init(config, nnx.to_pure_dict(shapes)),
         apply,
         output_matrix,
         reads_segments=in_one_row,
@@ -418,6 +426,8 @@ def param_shapes(model: Model) -> ArrayTree:
       >>> jr.models.param_shapes(model)["embed"]["embedding"]
       ShapeDtypeStruct(shape=(259, 32), dtype=float32)
     """
+    if isinstance(model.init, _Init):
+        return jax.tree.map(lambda x: x, model.init.shapes)  # its own dicts
     return jax.eval_shape(model.init, jax.random.key(0))
 
 

@@ -23,6 +23,7 @@ from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.models.denoising import block_length_of
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.transformer import param_shapes
 from jaxrl_llm.recipes import Batch
 
 PHASES = ("wait", "score", "train", "save", "evaluate")
@@ -90,7 +91,7 @@ def model_size(model: Model) -> ModelSize | None:
     heads = getattr(config, "num_heads", None)
     if heads is None:
         return None
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = param_shapes(model)
     vocabulary = jax.eval_shape(model.output_matrix, params).shape
     experts, matrices = getattr(config, "experts", None), 0
     for path, x in jax.tree_util.tree_leaves_with_path(params):

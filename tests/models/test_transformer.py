@@ -12,6 +12,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
 from jaxrl_llm.models.layers import LayerKind
 from jaxrl_llm.models.linear import RMSNorm
+from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.transformer import param_shapes
 from jaxrl_llm.testing import tiny_config, tiny_model
 
@@ -200,11 +201,29 @@ def test_bfloat16_compute_keeps_float32_parameters():
     np.testing.assert_allclose(hidden.astype(np.float32), exact, atol=0.15)
 
 
-def test_shapes_and_count_without_allocating():
-    model, params = tiny_model()
+SHAPES = {
+    **FAMILIES,
+    "experts": {"experts": ExpertsConfig(count=4, active=2, width=16, shared=16)},
+    "linear": {
+        "linear_attention": LinearAttentionConfig(
+            key_heads=2, value_heads=4, key_dim=6, value_dim=10
+        ),
+        "layers": (LayerKind(linear=True), LayerKind()),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_shapes_and_count_without_allocating(kind):
+    """Shapes come from a form without draws; they are those of the drawn parameters."""
+    model, params = tiny_model(**SHAPES[kind])
     shapes = jr.models.param_shapes(model)
+    assert jax.tree.structure(shapes) == jax.tree.structure(params)
     jax.tree.map(lambda s, x: np.testing.assert_equal(s.shape, x.shape), shapes, params)
+    assert all(s.dtype == jnp.float32 for s in jax.tree.leaves(shapes))
     assert jr.models.count_params(model) == sum(x.size for x in jax.tree.leaves(params))
+    shapes["norm"] = None  # the caller's own
+    assert jr.models.param_shapes(model)["norm"] is not None
 
 
 def _no_mask():
