@@ -75,8 +75,9 @@ def _power(n: int) -> int:
 def takes_kernel(query: Array, cache: KV) -> bool:
     """Whether the kernel serves queries ``[..., Hq, d]`` and this device.
 
-    It takes half precision and heads of a width of 16 to 256 that is a power of two, on one NVIDIA
-    GPU: the compiler cannot divide it among several.
+    It takes half precision and heads of a width of 16 to 256 that is a power of two, on one GPU of
+    NVIDIA's Hopper generation, where it was measured. Others have less memory for its blocks, and
+    the compiler cannot divide it among several.
     """
     (heads, d), kv_heads = query.shape[-2:], cache.keys.shape[-3]
     half = query.dtype in (jnp.bfloat16, jnp.float16) and query.dtype == cache.keys.dtype
@@ -90,7 +91,7 @@ def _has_triton() -> bool:
         return False
     # "9.0"; that of AMD's is a name such as "gfx942".
     major = getattr(jax.devices()[0], "compute_capability", "").partition(".")[0]
-    if not major.isdigit() or int(major) < 8:
+    if major != "9":
         return False
     try:
         from jax.experimental.pallas import triton
@@ -343,6 +344,8 @@ def decode_attention(
     from jax.experimental.pallas import triton
 
     (P, G, heads, d), kv_heads = query.shape, cache.keys.shape[2]
+    if prefix is None or prefix_mask is None:
+        prefix = prefix_mask = None
     grid = grid or Grid.of(query, cache, prefix)
     of_prompts, programs = (), P * G * kv_heads * grid.row_parts
     if prefix is not None and prefix_mask is not None:

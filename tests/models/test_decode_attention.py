@@ -154,7 +154,8 @@ def test_processors_have_no_kernel():
         ({"d": 48}, False),
         ({"heads": 64}, False),
         ({"devices": 2}, False),
-        ({"capability": "7.5"}, False),
+        ({"capability": "8.9"}, False),
+        ({"capability": "90.0"}, False),
         ({"capability": "gfx942"}, False),
     ],
 )

@@ -10,9 +10,8 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
-from jaxrl_llm.models.layers import LayerKind
-from jaxrl_llm.models.linear import RMSNorm
 from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
+from jaxrl_llm.models.linear import RMSNorm
 from jaxrl_llm.models.transformer import param_shapes
 from jaxrl_llm.testing import tiny_config, tiny_model
 
