@@ -54,7 +54,7 @@ class Grid(NamedTuple):
     @classmethod
     def of(cls, query: Array, cache: KV, prefix: KV | None) -> "Grid":
         """By the shapes; a part has at least two blocks of keys."""
-        (P, G, heads, _), kv_heads = query.shape, cache.keys.shape[2]
+        (P, G, heads, d), kv_heads = query.shape, cache.keys.shape[2]
         queries = min(max(_power(G * heads // kv_heads), _QUERIES[0]), _QUERIES[1])
 
         def parts(programs: int, length: int) -> int:
@@ -64,7 +64,9 @@ class Grid(NamedTuple):
         if prefix is not None:
             blocks = -(-(G * heads // kv_heads) // queries)
             of_prompts = parts(P * kv_heads * blocks, prefix.keys.shape[-1])
-        return cls(_KEYS, queries, of_prompts, parts(P * G * kv_heads, cache.keys.shape[-1]))
+        of_rows = parts(P * G * kv_heads, cache.keys.shape[-1])
+        # Blocks of wider heads would not fit into the shared memory of a program three times.
+        return cls(_KEYS, queries, of_prompts, of_rows, stages=3 if d <= 128 else 2)
 
 
 def _power(n: int) -> int:
