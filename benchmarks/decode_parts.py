@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.context import context_attention
-from jaxrl_llm.models.joined import decoding_params, split_kernels
 from jaxrl_llm.rollout.sampling.draw import draw_tokens
 
 # Of each loop, in the middle of a response.
@@ -31,8 +30,7 @@ def forward(model: Model, params, tokens, prefix, cache):
         index = jnp.full(shape, first + t, jnp.int32)
         context = AttentionContext(jnp.ones((*shape, 1), bool), prefix, kept, cache, index)
         positions = (index + kept.shape[-1])[..., None]
-        weights = split_kernels(params)
-        hidden, cache = model.apply(weights, tokens[..., None], positions, context)
+        hidden, cache = model.apply(params, tokens[..., None], positions, context)
         tokens = (tokens + (hidden[:, :, 0, 0] > 0)) % model.config.vocab_size
         return tokens, cache
 
@@ -88,10 +86,8 @@ def pieces(model: Model, params, size) -> dict[str, Callable[[], Any]]:
     draws = jax.jit(partial(output_and_draw, model))
     reads = jax.jit(partial(prefill, model))
 
-    joined = decoding_params(model, params)
-
     def run_forward():
-        out, held["cache"] = passes(joined, tokens, prefix, held["cache"])
+        out, held["cache"] = passes(params, tokens, prefix, held["cache"])
         return out
 
     def run_attention():

@@ -132,18 +132,19 @@ def _gpu(result: Mapping[str, Any]) -> str:
         (
             slots,
             spread(case["sampler"]["tokens_per_s"]),
-            spread(case["plain"]["tokens_per_s"]) if "plain" in case else "",
-            spread(case["engine"]["tokens_per_s"]),
+            spread(case["engine"]["tokens_per_s"]) if "engine" in case else "",
             f"{case['step']['bandwidth_share']:.0%}",
         )
-        for slots, case in result["ours"].items()
+        for slots, case in (
+            *result["ours"].items(),
+            *((f"{slots}, tried", case) for slots, case in result.get("tried", {}).items()),
+        )
     ]
     title = (
         f"{work['model']}, {work['dtype']}, {work['prompt_tokens']} + {work['new_tokens']} tokens, "
         f"{result['device']} (`python -m benchmarks.gpu`):"
     )
-    columns = ("slots", "sampler, tokens/s", "plain attention", "engine, tokens/s")
-    columns += ("share of bandwidth",)
+    columns = ("slots", "sampler, tokens/s", "engine, tokens/s", "share of bandwidth")
     return pages.table(title, columns, rows)
 
 

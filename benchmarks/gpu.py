@@ -10,7 +10,6 @@ Weights are random. A decode step reads all weights, the keys and values of each
 those of each response so far: `bandwidth_share` is what these bytes over the time of a step are of
 the bandwidth of a plain copy, measured in the same run. A step's parts are measured as compiled
 pieces of the same shapes; projections are what a pass of the model takes beside its attention.
-"plain" is the sampler without the kernel for attention and without joined kernels.
 
 The result holds the train step under "train" and populations under "evolution", each with its own
 workload, versions and commit; saving one part leaves the others as they were saved before.
@@ -22,7 +21,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +41,6 @@ from benchmarks.worker import (
     package_versions,
     peak_memory,
 )
-from jaxrl_llm.models import context, joined
 
 SIZE = {"rollouts": 8, "prompt_tokens": 512, "new_tokens": 256, "copied_bytes": 2**31}
 TINY = {"rollouts": 4, "prompt_tokens": 16, "new_tokens": 8, "copied_bytes": 2**22}
@@ -110,20 +107,6 @@ def sampler_run(model, params, prompts, size) -> Callable[[], Any]:
     return run
 
 
-def plain_run(model, params, prompts, size) -> Callable[[], Any]:
-    """:func:`sampler_run` as on a device without the kernel for attention and joined kernels."""
-    run = sampler_run(model, params, prompts, size)
-
-    def patched():  # the first call traces
-        with (
-            mock.patch.object(context, "takes_kernel", lambda *_: False),
-            mock.patch.object(joined, "_on_one_gpu", lambda: False),
-        ):
-            return run()
-
-    return patched
-
-
 def engine_run(model, params, prompts, size) -> Callable[[], Any]:
     """Twice as many groups as there are rows, through the slots of ``rollout.make_engine``."""
     engine = jr.rollout.make_engine(
@@ -156,11 +139,7 @@ def case(model, params, size, *, bandwidth: float, rounds: int) -> dict[str, Any
         size["prompts"], size["prompt_tokens"], vocab_size=model.config.vocab_size
     )
     tokens = size["slots"] * size["new_tokens"]
-    ways = {
-        "plain": (plain_run, tokens),
-        "sampler": (sampler_run, tokens),
-        "engine": (engine_run, 2 * tokens),
-    }
+    ways = {"sampler": (sampler_run, tokens), "engine": (engine_run, 2 * tokens)}
     runs = {name: make(model, params, prompts, size) for name, (make, _) in ways.items()}
     found, peaks = in_turns(rounds, runs), jax_device_memory() or peak_memory()
     result: dict[str, Any] = {}

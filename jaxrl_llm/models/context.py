@@ -11,7 +11,6 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.scatter import scattered
 from jaxrl_llm.models.attention import Prefix, Sight, attend
-from jaxrl_llm.models.decode_attention import decode_attention, takes_kernel
 from jaxrl_llm.models.protocol import KV, AttentionContext, Cache, DeltaState, PromptTree
 from jaxrl_llm.models.sharding import context_size
 
@@ -306,9 +305,6 @@ def context_attention(
         return _attend_rows(attend_layer, query, new, context, window), new
     T = query.shape[2]
     cache, before = _of_attention(context.cache), _of_attention(context.prefix)
-    plain = window is None and cap is None and sinks is None and context.ends is None
-    if cache is not None and T == 1 and plain and takes_kernel(query, cache):
-        return _decode(query, new, cache, before, context, scale)
     last = jnp.arange(T)
     if context.ahead is not None:
         last = jnp.minimum(last + context.ahead, T - 1)
@@ -338,28 +334,6 @@ def context_attention(
         sight=sight,
     )
     return output, kv
-
-
-def _decode(
-    query: Array,
-    new: KV,
-    cache: KV,
-    before: KV | None,
-    context: AttentionContext,
-    scale: float | None,
-) -> tuple[Array, KV]:
-    """:func:`context_attention` of one token a row by the kernel for it."""
-    query = query[:, :, 0]
-    scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
-    output, kv = decode_attention(
-        scaled,
-        KV(new.keys[..., 0], new.values[..., 0, :]),
-        cache,
-        jnp.broadcast_to(jnp.asarray(context.index), query.shape[:2]),
-        prefix=before,
-        prefix_mask=context.prefix_mask,
-    )
-    return output.astype(query.dtype)[:, :, None], kv
 
 
 def _attend_rows(

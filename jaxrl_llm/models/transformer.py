@@ -4,9 +4,9 @@ The module exists only inside this file. :func:`make_model` splits it at the bou
 else sees pure functions of a plain dict of arrays.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -342,12 +342,12 @@ def make_model(config: ModelConfig) -> Model:
     return _decoder(config)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Init:
     """``Model.init`` of the decoder, and the shapes of what it returns."""
 
-    config: ModelConfig
-    shapes: ArrayTree
+    config: ModelConfig = dataclasses.field(repr=False)
+    shapes: ArrayTree = dataclasses.field(repr=False)
 
     def __call__(self, key: Array) -> ArrayTree:
         decoder = Decoder(self.config, nnx.Rngs(params=key))

@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
-from jaxrl_llm.models.joined import split_kernels
 from jaxrl_llm.models.protocol import AttentionContext, Cache, Model, empty_cache
 from jaxrl_llm.rollout.compaction import rows_for
 from jaxrl_llm.rollout.slots import (
@@ -282,8 +281,7 @@ def decode(
     """Decodes until ``steps`` tokens are sampled or few enough slots are active.
 
     Args:
-      model, slots, deltas: See the module.
-      params: Those of the model, or of :func:`~jaxrl_llm.models.joined.decoding_params`.
+      model, params, slots, deltas: See the module.
       draw: ``draw(logits [R, W, V], uniform [R, W], slots) -> Tokens``: one token of every slot.
       key: The key of all requests.
       version: int32 scalar, recorded with each token.
@@ -296,7 +294,7 @@ def decode(
     """
     keys = jax.vmap(jax.vmap(lambda request: jax.random.fold_in(key, request)))(slots.requests.id)
     uniform = jax.vmap(jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t))))
-    matrix = None if model.logits is not None else model.output_matrix(split_kernels(params))
+    matrix = None if model.logits is not None else model.output_matrix(params)
     prompts = slots.prompts
     delta = _deltas_of(deltas, prompts.adapter)
     ends = jnp.maximum(prompts.length - 1, 0)
@@ -314,15 +312,14 @@ def decode(
             active[..., None], prompts.prefix, prefix_mask, slots.cache, length
         )
         positions = (ends[:, None] + length)[..., None]
-        params_here = split_kernels(params)
-        inputs, experts = (params_here, last[..., None], positions, context), None
+        inputs, experts = (params, last[..., None], positions, context), None
         if model.apply_routed is None or slots.out.experts is None:
             hidden, cache = model.apply(*inputs, delta=delta)
         else:
             hidden, cache, experts = model.apply_routed(*inputs, delta=delta)
             experts = experts[:, :, 0]
         if model.logits is not None:
-            logits = model.logits(params_here, hidden[:, :, 0])
+            logits = model.logits(params, hidden[:, :, 0])
         else:
             logits = jnp.einsum(
                 "rwd,vd->rwv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32

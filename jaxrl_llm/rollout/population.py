@@ -16,7 +16,6 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.denoising import check_causal
-from jaxrl_llm.models.joined import decoding_params
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
@@ -228,7 +227,7 @@ def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pa
         slots = decode_slots(
             model,
             draw.next_token,
-            decoding_params(model, params),
+            params,
             slots,
             key,
             deltas=deltas,

@@ -20,7 +20,6 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.threads import compile_aside, wait_for_one
 from jaxrl_llm.models.denoising import check_causal
-from jaxrl_llm.models.joined import decoding_params
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
@@ -307,13 +306,11 @@ def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., R
             prompts=Prompts(prompt_tokens, length, jnp.zeros_like(length), prefix)
         )
 
-        weights = decoding_params(model, params)
-
         def run(slots: Slots, **until) -> Slots:
             return decode_slots(
                 model,
                 draw.next_token,
-                weights,
+                params,
                 slots,
                 key,
                 version=version,

@@ -25,7 +25,6 @@ from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import declares, in_order, width_of
 from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
-from jaxrl_llm.models.joined import decoding_params
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, cast_params, expert_shape
 from jaxrl_llm.models.quantize import RoundedWeights
@@ -980,10 +979,10 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
     def made(new, old):
         if is_rounded(new):
             return new.q
-        return None if (new.shape, new.dtype) == (old.shape, old.dtype) else new
+        return None if new.dtype == old.dtype else new
 
-    # The weights that a sampler casts, rounds to 8 bits or joins before it decodes.
-    cast = jax.eval_shape(lambda p: decoding_params(run.model, p), run.params)
+    # The weights that a sampler casts or rounds to 8 bits before it decodes.
+    cast = jax.eval_shape(lambda p: cast_params(run.model, p), run.params)
     if size := run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded)):
         sizes["weights as multiplied"] = size
     return sizes

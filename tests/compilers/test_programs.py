@@ -68,17 +68,6 @@ def test_devices_with_experts_exchange_tokens(kind):
     assert {tuple(shape[1:3]) for shape in found} == {(2, 128)}
 
 
-@pytest.mark.parametrize("kind", ["h100"], indirect=True)
-def test_a_step_of_the_sampler_is_few_kernels(kind):
-    """24 of a layer before it attended by one; each takes 2 microseconds, whatever it does."""
-    found = run("tests/compilers/decode.py", kind)
-    assert found["kernels for attention"] == 2  # of two layers
-    assert found["kernels of a layer"] <= 15
-    assert found["copies of a cache"] == 0
-    assert found["products"] >= 8
-    assert found["products of kernels that lie apart"] == 0
-
-
 @pytest.mark.parametrize("kind", ["v5e"], indirect=True)
 def test_data_spans_two_slices(kind):
     del kind

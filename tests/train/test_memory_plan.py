@@ -965,14 +965,3 @@ def test_a_state_that_is_more_than_the_device_is_refused(plans, monkeypatch):
         patch.setattr(memory_plan, "available_memory", lambda devices: None)
         memory_plan.check_memory(config)
         assert memory_plan.plan_text(plans[0]).endswith("does not tell how much memory it has.")
-
-
-def test_kernels_that_are_joined_for_the_sampler(plans, monkeypatch):
-    config, inputs, _ = plans
-    assert "weights as multiplied" not in make_plan(config, inputs, accelerator=True).sampling
-    monkeypatch.setattr("jaxrl_llm.models.joined._on_one_gpu", lambda: True)
-    found = make_plan(config, inputs, accelerator=True)
-    layers = inputs.params["layers"].values()
-    kernels = [layer["attention"][name]["kernel"] for layer in layers for name in "qkv"]
-    kernels += [layer["mlp"][name]["kernel"] for layer in layers for name in ("gate", "up")]
-    assert found.sampling["weights as multiplied"] == 4 * sum(x.size for x in kernels)

@@ -20,8 +20,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.threads import LAUNCHING
 from jaxrl_llm.models.denoising import check_causal
-from jaxrl_llm.models.joined import decoding_params, split_kernels
-from jaxrl_llm.models.protocol import Model, has_states
+from jaxrl_llm.models.protocol import Model, cast_params, has_states
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding, sampling_on_mesh
 from jaxrl_llm.rollout import slots as slot_functions
 from jaxrl_llm.rollout._inputs import check_sizes, check_spread
@@ -231,7 +230,7 @@ class Engine:
         responses, after a stop or new weights, and ``turns`` what adds short observations.
         """
         call, spec, zero = self.call, self.spec, np.int32(0)
-        params = decoding_params(self.model, params)
+        params = cast_params(self.model, params)
         none, slot = np.zeros(spec.grid, bool), slot_array(spec, (0, 0))
         slots = call("put_prompts", self.init(), *prompt_arrays(spec, {}))
         for count in self.row_counts:
@@ -451,17 +450,14 @@ def _compile(
         return _init_slots(model, spec)
 
     def fill_prompts(params, slots, rows, deltas):
-        params = split_kernels(params)
         return fill_prompt_slots(model, params, slots, rows, block=spec.block, deltas=deltas)
 
     def fill_responses(params, slots, rows, count, where, deltas):
-        params = split_kernels(params)
         return fill_response_slots(
             model, params, slots, rows, count, where, block=spec.block, deltas=deltas
         )
 
     def fill_extended(params, slots, index, first, longest, deltas, *, block):
-        params = split_kernels(params)
         return fill_extended_slots(
             model, params, slots, index, first, longest, block=block, deltas=deltas
         )

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.core.runtime.threads import wait_for_one
-from jaxrl_llm.models.joined import decoding_params
+from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_tokens
 from jaxrl_llm.rollout.decode import count_deltas
 from jaxrl_llm.rollout.engine.engine import Engine
@@ -136,7 +136,7 @@ class Generation:
             check_sizes("Generation", segment=segment)
         check_ids("Generation", version=version)
         self.engine, self.key, self.version = engine, key, version
-        self.params = decoding_params(engine.model, params)
+        self.params = cast_params(engine.model, params)
         self.deltas, self._num_deltas = deltas, count_deltas("Generation", deltas)
         self.segment = segment
         self._monitor = StopStringMonitor(stop_strings, decode_text, on_tokens)
@@ -364,7 +364,7 @@ class Generation:
                 raise ValueError(f"update: the number of deltas must stay {self._num_deltas}.")
             self.deltas = deltas
         self._check_slots()
-        self.params, self.version = decoding_params(self.engine.model, params), version
+        self.params, self.version = cast_params(self.engine.model, params), version
         scheduler = self._scheduler
         # Those that have left their slots are read again when they come back.
         for request, between in self._turns.items():
