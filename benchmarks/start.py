@@ -6,7 +6,8 @@
 
 Each run is a process of its own, the checkouts in turns: first without any compiled program, then
 again with the programs that the first run left. The time counts imports, the data, the weights, the
-first batch, the evaluation before training, and the step itself. The processes end there.
+first batch, the evaluation before training, and the step itself. The processes end there. "model"
+is the time until the run names its model: imports, data, weights and the state of the optimizer.
 """
 
 import argparse
@@ -14,36 +15,53 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks import harness
 
 CONFIG = "configs/quickstart.py"
 SEED = "3"  # of no reported run
-WAYS = ("cold", "warm")
+WAYS, UNTIL = ("cold", "warm"), ("model", "step")
 
 
-def seconds(checkout: Path, config: str, programs: Path) -> float:
-    """Seconds until the first step of a run is in its metrics."""
+def seconds(checkout: Path, config: str, programs: Path) -> dict[str, float]:
+    """Seconds until a run names its model, and until its first step is in its metrics."""
     environment = os.environ | {
         "PYTHONPATH": str(checkout.resolve()),
         "JAX_COMPILATION_CACHE_DIR": str(programs),
+        "PYTHONUNBUFFERED": "1",
     }
+    found: dict[str, float] = {}
+
+    def listen(lines: Iterable[str]) -> None:
+        for line in lines:
+            if " parameters, " in line:
+                found.setdefault("model", time.perf_counter() - start)
+            sys.stderr.write(line)
+
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "run" / "metrics.jsonl"
         command = [sys.executable, "-m", "jaxrl_llm", "train", config, "--checkpoint.every", "0"]
         command += ["--seed", SEED, "--data.seed", SEED, "--run-dir", str(metrics.parent)]
         start = time.perf_counter()
         with subprocess.Popen(
-            command, cwd=checkout, env=environment, stdout=sys.stderr, stdin=subprocess.DEVNULL
+            command,
+            cwd=checkout,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
         ) as run:
+            threading.Thread(target=listen, args=(run.stdout,)).start()
             try:
                 while not metrics.is_file() or '"loss"' not in metrics.read_text():
                     if run.poll() is not None:
                         raise SystemExit(f"benchmarks.start: the run ended with {run.returncode}.")
                     time.sleep(0.05)
-                return time.perf_counter() - start
+                return found | {"step": time.perf_counter() - start}
             finally:
                 run.kill()
 
@@ -57,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args(argv)
     checkouts = harness.checkouts(options.before)
-    found: dict[str, dict[str, list[float]]] = {
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
         name: {way: [] for way in WAYS} for name in checkouts
     }
     for _ in range(options.turns):
@@ -66,7 +84,10 @@ def main(argv: list[str] | None = None) -> None:
                 for way in WAYS:
                     found[name][way].append(seconds(checkout, options.config, Path(programs)))
     ours = {
-        name: {way: harness.summary(taken) for way, taken in ways.items()}
+        name: {
+            way: {until: harness.summary([x[until] for x in taken]) for until in UNTIL}
+            for way, taken in ways.items()
+        }
         for name, ways in found.items()
     }
     workload = {"config": options.config, "seed": SEED, "turns": options.turns}

