@@ -16,13 +16,16 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
@@ -52,16 +55,32 @@ def run(
     # is the result.
     with tempfile.TemporaryDirectory() as programs:
         own = {"JAX_COMPILATION_CACHE_DIR": programs, "PYTHONPATH": str(checkout.resolve())}
-        usage, seconds = timed(command, {**os.environ, **own}, checkout)
-    return {**measured(seed, folder), **resources(usage, seconds), "commit": commit}
+        ends: list[Used] = []
+        usage, seconds = timed(
+            command,
+            {**os.environ, **own},
+            checkout,
+            beside=lambda pid: note_steps(pid, folder / "metrics.jsonl", ends),
+        )
+    took = {**resources(usage, seconds), **resources_of_steps(ends)}
+    return {**measured(seed, folder), **took, "commit": commit}
 
 
 def timed(
-    command: Sequence[str], environment: Mapping[str, str], checkout: Path = harness.ROOT
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    checkout: Path = harness.ROOT,
+    *,
+    beside: Callable[[int], None] | None = None,
 ) -> tuple[Any, float]:
-    """What a command used, as ``os.wait4`` counts it, and its seconds; it must succeed."""
+    """What a command used, as ``os.wait4`` counts it, and its seconds; it must succeed.
+
+    ``beside`` is called with the id of its process, in a thread of its own.
+    """
     start = time.perf_counter()
     process = subprocess.Popen(command, cwd=checkout, stdout=sys.stderr, env=environment)
+    if beside is not None:
+        threading.Thread(target=beside, args=(process.pid,), daemon=True).start()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -84,6 +103,40 @@ def resources(usage: Any, seconds: float) -> dict[str, float]:
         "kernel_share": round(usage.ru_stime / busy, 4),
         "peak_memory_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
+
+
+class Used(NamedTuple):
+    """A moment, and the seconds that a process had taken until then, its own and the kernel's."""
+
+    moment: float
+    own: float
+    kernel: float
+
+
+def note_steps(pid: int, metrics: Path, ends: list[Used]) -> None:
+    """Adds what a process has used at the end of each step, until it ends; only on Linux."""
+    tick, seen = os.sysconf("SC_CLK_TCK"), 0
+    while True:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return
+        count = metrics.read_text().count('"loss"') if metrics.is_file() else 0
+        if count > seen:
+            seen = count
+            ends.append(Used(time.perf_counter(), int(fields[11]) / tick, int(fields[12]) / tick))
+        time.sleep(0.02)
+
+
+def resources_of_steps(ends: Sequence[Used]) -> dict[str, float]:
+    """Medians over the steps but the first: those that compile, save or evaluate do not count."""
+    steps = [(Used(*(b - a for a, b in zip(*pair, strict=True)))) for pair in pairwise(ends)]
+    if not steps:
+        return {}
+    cores = os.cpu_count() or 1
+    busy = statistics.median((s.own + s.kernel) / (s.moment * cores) for s in steps)
+    kernel = statistics.median(s.kernel / (s.own + s.kernel) for s in steps)
+    return {"cores_busy_in_steps": round(busy, 3), "kernel_share_in_steps": round(kernel, 4)}
 
 
 def once(

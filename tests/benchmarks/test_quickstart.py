@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -104,6 +106,35 @@ def test_what_a_command_took_of_the_machine(monkeypatch):
     found = quickstart.resources(USAGE, 60.0)
     assert found["command_minutes"] == 1.0 and found["cores_busy"] == 0.833
     assert found["kernel_share"] == 0.02 and found["peak_memory_bytes"] in (1000, 1_024_000)
+
+
+def test_what_its_steps_took(monkeypatch):
+    """By their medians: a step that compiles takes longer, with more of the kernel."""
+    monkeypatch.setattr(quickstart.os, "cpu_count", lambda: 2)
+    ends = [(0.0, 5.0, 1.0), (10.0, 24.0, 1.2), (20.0, 43.0, 1.4), (50.0, 63.0, 11.4)]
+    found = quickstart.resources_of_steps([quickstart.Used(*end) for end in ends])
+    assert found == {"cores_busy_in_steps": 0.96, "kernel_share_in_steps": 0.0104}
+    assert quickstart.resources_of_steps([]) == quickstart.resources_of_steps([ends[0]]) == {}
+
+
+def test_the_ends_of_steps_are_noted(tmp_path):
+    metrics, ends = tmp_path / "metrics.jsonl", []
+    code = (
+        "import sys, time\n"
+        "for _ in range(2):\n"
+        "    time.sleep(0.3)\n"
+        "    open(sys.argv[1], 'a').write('{\"loss\": 1}\\n')\n"
+        "time.sleep(0.3)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(metrics)])
+    noting = threading.Thread(
+        target=quickstart.note_steps, args=(process.pid, metrics, ends), daemon=True
+    )
+    noting.start()
+    process.wait()
+    noting.join(10)
+    assert not noting.is_alive()
+    assert len(ends) == 2 and ends[0].moment < ends[1].moment
 
 
 def test_a_command_that_fails_is_named():
