@@ -55,7 +55,8 @@ def test_targets_are_drawn(tmp_path, rows):
 def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
     commands = []
 
-    def train(command, environment, checkout):
+    def train(command, environment, checkout, *, beside):
+        assert callable(beside)
         assert environment["PYTHONPATH"] == str(checkout)
         commands.append([*command, "in", str(checkout)])
         assert not os.listdir(environment["JAX_COMPILATION_CACHE_DIR"])
