@@ -64,7 +64,7 @@ def random_model(*, tiny: bool) -> tuple[jr.models.Model, Any]:
 def copy_bandwidth(size: int, rounds: int) -> dict[str, float]:
     """Bytes a second, read and written, of a plain copy of ``size`` bytes.
 
-    Of several in one program: starting one takes as long as a third of it.
+    Of several in one program, since starting one takes up to as long as a copy.
     """
     held = jnp.ones(size // 4, jnp.float32)
     copies = jax.jit(lambda x: jax.lax.fori_loop(0, COPIES, lambda _, x: -x, x), donate_argnums=0)

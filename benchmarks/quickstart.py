@@ -114,7 +114,10 @@ class Used(NamedTuple):
 
 
 def note_steps(pid: int, metrics: Path, ends: list[Used]) -> None:
-    """Adds what a process has used at the end of each step, until it ends; only on Linux."""
+    """Adds what a process has used at the end of each step, until it ends.
+
+    Returns at once where there is no /proc.
+    """
     tick, seen = os.sysconf("SC_CLK_TCK"), 0
     while True:
         try:
@@ -129,8 +132,8 @@ def note_steps(pid: int, metrics: Path, ends: list[Used]) -> None:
 
 
 def resources_of_steps(ends: Sequence[Used]) -> dict[str, float]:
-    """Medians over the steps but the first: those that compile, save or evaluate do not count."""
-    steps = [(Used(*(b - a for a, b in zip(*pair, strict=True)))) for pair in pairwise(ends)]
+    """Medians over the steps but the first, which the few that compile or save hardly move."""
+    steps = [Used(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairwise(ends)]
     if not steps:
         return {}
     cores = os.cpu_count() or 1

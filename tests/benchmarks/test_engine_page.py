@@ -77,7 +77,9 @@ def test_results_become_tables(tmp_path, monkeypatch):
         "startup": {"compile_seconds": 21.0, "warm_start_seconds": 4.5},
     }
     case = {name: {"tokens_per_s": figure} for name in ("sampler", "engine")}
-    gpu = {"name": "gpu", **common, "ours": {"64": {**case, "step": {"bandwidth_share": 0.61}}}}
+    case |= {"step": {"bandwidth_share": 0.61}}
+    alone = {name: x for name, x in case.items() if name != "engine"}
+    gpu = {"name": "gpu", **common, "ours": {"64": case, "128": alone}, "tried": {"64": case}}
     each = {"seconds_per_informative_group": {"median": 2.0, "min": 1.5, "max": 2.5}, "tokens": 1.3}
     refill = {
         "name": "refill",
@@ -114,6 +116,8 @@ def test_results_become_tables(tmp_path, monkeypatch):
     assert "longest 200 | 800 (790 to 812) tokens/s, 2.04 times static" in text
     assert "1 times the prompt cache, 1.01 times the prefill" in text
     assert "| 64 | 800 (790 to 812) | 800 (790 to 812) | 61% |" in text
+    assert "| 128 | 800 (790 to 812) |  | 61% |" in text
+    assert "| 64, tried | 800 (790 to 812) | 800 (790 to 812) | 61% |" in text
     assert "32 groups whose rewards differ, where 47% of all groups agree" in text
     assert "| `refill` on the engine | 2 (1.5 to 2.5) | 0.67 | 1.30 |" in text
     assert "| episodes, the environment answers at once | 800 (790 to 812) | 0.90 |" in text

@@ -1,5 +1,6 @@
 """docs/training.md tells the truth: its names exist and its numbers are those of the results."""
 
+import json
 import re
 
 import jaxrl_llm as jr
@@ -40,8 +41,25 @@ def test_measured_part_is_current():
 
 def test_every_result_has_its_table():
     text = training_page.measured()
-    for command in ("train_step", "packing", "checkpoint"):
+    for command in ("train_step", "packing", "checkpoint", "start", "gpu --part train"):
         assert f"`python -m benchmarks.{command}`" in text
+
+
+def test_a_gpu_has_a_table_once_it_has_trained(tmp_path):
+    figure = {"median": 2.0, "min": 1.5, "max": 2.5}
+    sampled = {"name": "gpu", "device": "D", "ours": {"64": {}}}
+    (tmp_path / "gpu-D.json").write_text(json.dumps(sampled))
+    assert training_page.measured(tmp_path) == "Nothing yet."
+    sizes = {"prompts": 4, "rollouts": 8, "prompt_tokens": 512, "response_tokens": 448}
+    work = {"model": "M", "dtype": "bfloat16", "master_dtype": "float32", **sizes}
+    ours = {"seconds": figure, "tokens_per_s": figure, "peak_memory_bytes": 41.6e9}
+    ours["mfu"] = {"measured": {**figure, "median": 0.552}}
+    peak = {"measured": 747e12}
+    train = {"workload": work, "peak_flops_per_s": peak, "ours": {"dots": ours}}
+    (tmp_path / "gpu-D.json").write_text(json.dumps({**sampled, "train": train}))
+    text = training_page.measured(tmp_path)
+    assert "512 + 448 tokens, D, whose largest product is 747 Tflop/s" in text
+    assert '| `remat="dots"` | 2 (1.5 to 2.5) | 2 (1.5 to 2.5) | 55% | 41.6 |' in text
 
 
 def test_late_steps_are_a_row_a_figure_beside_those_before():
