@@ -118,6 +118,15 @@ def test_what_its_steps_took(monkeypatch):
     assert quickstart.resources_of_steps([]) == quickstart.resources_of_steps([ends[0]]) == {}
 
 
+def test_measured_steps_leave_little_to_the_kernel():
+    """Of every run that is published: no pages are given back and taken again between steps."""
+    files = harness.RESULTS.glob("quickstart-*.json")
+    runs = [run for file in files for run in json.loads(file.read_text())["runs"]]
+    shares = [x for run in runs if (x := run.get("kernel_share_in_steps")) is not None]
+    assert shares and max(shares) < 0.04
+    assert max(run["command_minutes"] for run in runs) < 10
+
+
 def test_the_ends_of_steps_are_noted(tmp_path):
     metrics, ends = tmp_path / "metrics.jsonl", []
     code = (
