@@ -69,8 +69,11 @@ def test_the_seconds_of_a_start_beside_a_checkout(capfd):
     start.main(["--config", "configs/tiny.py", "--before", str(harness.ROOT), "--turns", "1"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     for name in ("now", "before"):
-        assert result["ours"][name]["cold"]["min"] > 1 and result["ours"][name]["warm"]["min"] > 1
-        assert f"| {name} | " in training_page._start(result)
+        for found in (result["ours"][name][way] for way in start.WAYS):
+            assert 1 < found["model"]["min"] < found["step"]["min"]
+        assert all(
+            f"\n| {until}, {name} | " in training_page._start(result) for until in start.UNTIL
+        )
 
 
 @pytest.mark.of_many
