@@ -234,6 +234,13 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
     if length > room:
         raise ValueError(f"Model.apply: {length} tokens do not fit in a cache of {room}.")
 
+    if length == 1 and cache.keys.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        # A scatter would copy the whole cache twice, as bits and back; this is one pass in place.
+        start = jnp.clip(index, 0, room - 1)[..., None, None, None]
+        keys = jnp.where(jnp.arange(room) == start, new.keys, cache.keys)
+        values = jnp.where(jnp.arange(room)[:, None] == start, new.values, cache.values)
+        return KV(keys, values)
+
     # One scatter to distinct places, done where the cache lies. A window of one head each: TPUs
     # write those of several heads one after the other.
     def put(cache: Array, new: Array, start: Array, axis: int) -> Array:

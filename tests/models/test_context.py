@@ -1,5 +1,6 @@
 """What a call may attend to: prompts in its own rows, and contexts that make no sense."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,13 +94,16 @@ def test_the_decoder_checks_its_context():
         model.apply(params, tokens[..., 1:], tokens[..., 1:], context)
 
 
-def test_each_row_is_written_at_its_own_place():
-    room, length, heads, d = 7, 3, 2, 4
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("length", [1, 3])
+def test_each_row_is_written_at_its_own_place(length, dtype):
+    room, heads, d = 7, 2, 4
     cache = KV(draw(1, P, G, heads, d, room), draw(2, P, G, heads, room, d))
     own = KV(draw(3, P, G, heads, d, length), draw(4, P, G, heads, length, d))
+    cache, own = jax.tree.map(lambda x: x.astype(dtype), (cache, own))
 
     def written(cache, index):
-        query = draw(5, P, G, length, heads, d)
+        query = draw(5, P, G, length, heads, d).astype(dtype)
         context = AttentionContext(jnp.ones((P, G, length), bool), cache=(cache,), index=index)
         return context_attention(query, own, context)[1]
 
@@ -115,5 +119,28 @@ def test_each_row_is_written_at_its_own_place():
     one = written(cache, jnp.int32(2))
     for a, b in zip(one, written(cache, jnp.full((P, G), 2)), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="3 tokens do not fit in a cache of 2"):
-        written(KV(cache.keys[..., :2], cache.values[..., :2, :]), index)
+    if length > 1:
+        with pytest.raises(ValueError, match="3 tokens do not fit in a cache of 2"):
+            written(KV(cache.keys[..., :2], cache.values[..., :2, :]), index)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_decoding_reads_no_cache_as_bits(dtype):
+    """On CPUs an array as bits is a copy, of the whole cache for a scatter of bfloat16."""
+    heads, d, room = 2, 4, 512
+    shapes = (P, G, heads, d, room), (P, G, heads, room, d)
+    cache = KV(*(jnp.zeros(shape, dtype) for shape in shapes))
+    own = KV(jnp.ones((P, G, heads, d, 1), dtype), jnp.ones((P, G, heads, 1, d), dtype))
+
+    def decode(cache, index):
+        def step(t, carry):
+            query, cache = carry
+            context = AttentionContext(jnp.ones((P, G, 1), bool), cache=(cache,), index=index + t)
+            return context_attention(query, own, context)
+
+        return jax.lax.fori_loop(0, 3, step, (jnp.ones((P, G, 1, heads, d), dtype), cache))
+
+    index = jnp.zeros((P, G), int)
+    program = jax.jit(decode, donate_argnums=0).lower(cache, index).compile()
+    assert "bitcast-convert(" not in program.as_text()
+    assert (decode(cache, index)[1].keys.sum(-1) == 3).all()

@@ -13,7 +13,8 @@ def scattered(put: Callable[..., Array], x: Array, new: Array, *index: Array) ->
     """``put(x, new, *index)``, where ``put`` only moves numbers of ``new`` into ``x``.
 
     Both have one dtype. XLA for CPUs scatters bfloat16 in float32, for which it converts all of
-    ``x`` and then back. Here it gets the bits as integers. ``put`` closes over no arrays.
+    ``x`` and then back. Here it gets the bits as integers, which are a copy of ``x`` each way where
+    a loop also reads ``x`` as numbers. ``put`` closes over no arrays.
 
     Example:
       >>> import jax.numpy as jnp
