@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxrl_llm as jr
-from benchmarks import harness, workload
+from benchmarks import decoding, harness, workload
 from benchmarks.worker import jax_device_name, package_versions
 
 SIZES = {
@@ -105,20 +104,10 @@ def against_products(model, params, size, rounds: int) -> dict[str, Any]:
         max_new_tokens=new,
         chunk=new,
     )
-    matrices = [x for x in jax.tree.leaves(params) if x.ndim == 2]
-    inputs = {n: jnp.ones((slots, n), jnp.float32) for x in matrices for n in x.shape}
-
-    @jax.jit
-    def products(matrices, inputs):
-        # Sums keep the products alive and cost next to nothing; the embedding is [V, D].
-        out = 0.0
-        for x in matrices:
-            y = inputs[x.shape[1]] @ x.T if x.shape[0] > x.shape[1] * 8 else inputs[x.shape[0]] @ x
-            out += y[0, 0] + y[-1, -1]
-        return out
+    products = decoding.products(params, slots)
 
     def many_products():
-        return [products(matrices, inputs) for _ in range(new)]
+        return [products() for _ in range(new)]
 
     def generate():
         generation = jr.rollout.Generation(engine, params, key=jax.random.key(0))
@@ -127,7 +116,7 @@ def against_products(model, params, size, rounds: int) -> dict[str, Any]:
 
     seconds = in_turns(rounds, {"products": many_products, "engine": generate})
     total = slots * new
-    flops = 2 * slots * sum(x.size for x in matrices)
+    flops = decoding.product_flops(params, slots)
     return {
         "engine_tokens_per_s": harness.summary([total / s for s in seconds["engine"]]),
         "products_tokens_per_s": harness.summary([total / s for s in seconds["products"]]),

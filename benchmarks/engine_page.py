@@ -20,6 +20,7 @@ def measured(folder: Path = RESULTS) -> str:
     """What the benchmarks of the engine, its groups and its episodes, and of accelerators found."""
     found = pages.results(folder)
     parts = [_engine(each) for each in found if each["name"] == "engine"]
+    parts += [_decoding(each) for each in found if each["name"] == "decoding"]
     parts += [_refill(each) for each in found if each["name"] == "refill"]
     parts += [_episodes(each) for each in found if each["name"].startswith("environments")]
     parts += [_few_samples(each) for each in found if each["name"] == "few_samples"]
@@ -55,6 +56,28 @@ def _engine(result: Mapping[str, Any]) -> str:
     ]
     title = f"{work['model']}, {work['dtype']}, {result['device']} (`python -m benchmarks.engine`):"
     return pages.table(title, ("what", "measured"), rows)
+
+
+def _decoding(result: Mapping[str, Any]) -> str:
+    work = result["workload"]
+    rows = [
+        (
+            case,
+            spread(of["before"]["tokens_per_s"]),
+            spread(of["now"]["tokens_per_s"]),
+            f"{result['ratios'][case]:.2f}",
+            f"{of['now']['share_of_products']['median']:.0%}",
+        )
+        for case, of in result["ours"].items()
+    ]
+    title = (
+        f"Tokens/s of the sampler, {work['slots']} slots, {work['model']}, {result['device']}, "
+        f"commit {short(result['commit'])} beside {short(work['before'])}, which in bfloat16 on "
+        "CPUs copied the whole cache twice a step; the last column is the share of what its matrix "
+        "products alone would allow (`python -m benchmarks.decoding`):"
+    )
+    columns = ("tokens", "before", "now", "times as fast", "share of products")
+    return pages.table(title, columns, rows)
 
 
 def _refill(result: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import (
     context_axis,
+    decoding,
     dpo_step,
     engine_page,
     few_samples,
@@ -44,6 +45,16 @@ def test_long_context_runs_beside_a_checkout(capfd):
     found = json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
     assert found["now"]["bytes"] == found["before"]["bytes"] and found["times_faster"] > 0
     assert found["now"]["bytes"]["16"] > found["now"]["bytes"]["8"] > 0
+
+
+@pytest.mark.slow
+def test_decoding_beside_a_checkout(capfd):
+    decoding.main(["--tiny", "--before", str(harness.ROOT), "--turns", "1"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert len(result["ours"]) == len(result["ratios"]) == 4
+    for of in result["ours"].values():
+        assert 0 < of["now"]["share_of_products"]["median"] < 1
+    assert "\n| bfloat16, 64 + 8 tokens | " in engine_page._decoding(result)
 
 
 @pytest.mark.slow
