@@ -65,14 +65,14 @@ def benchmark_row(result: Mapping[str, Any]) -> str:
     """One line of the table of benchmarks."""
     work, sides = result["workload"], {"ours": result["ours"], **result["peers"]}
     rows = f"{work['prompts']} x {work['rollouts']} rollouts"
+    dtype = "" if work["dtype"] == "float32" else f", {work['dtype']}"
     if "new_tokens" in work:
-        what = f"Sampling, {rows}, {work['prompt_tokens']} + {work['new_tokens']} tokens"
+        what = f"Sampling, {rows}, {work['prompt_tokens']} + {work['new_tokens']} tokens{dtype}"
         figure, unit = "tokens_per_s", "tokens/s"
     else:
         length = f"{work['prompt_tokens']} + {work['response_tokens']} tokens"
         how = ", rematerialized" if work["remat"] else ""
-        how += "" if work["dtype"] == "float32" else f", {work['dtype']}"
-        what, figure, unit = f"GRPO step, {rows}, {length}{how}", "seconds", "s"
+        what, figure, unit = f"GRPO step, {rows}, {length}{how}{dtype}", "seconds", "s"
     cells = [what, work["model"], result["device"], unit]
     for side in ("ours", "transformers", "tunix"):
         cells.append(spread(sides[side][figure]) if side in sides else "")
@@ -107,7 +107,7 @@ def results(folder: Path = RESULTS) -> str:
         )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")
-    measured = [r for r in found if r["name"] == "sampler" or r["name"].startswith("train_step")]
+    measured = [r for r in found if r["name"].startswith(("sampler", "train_step"))]
     if measured:
         header = ("workload", "model", "device", "unit", "ours", "transformers", "tunix")
         parts.append(_table(header, map(benchmark_row, measured)))

@@ -1,5 +1,7 @@
 """`rollout.make_sampler`: a group shares one prefill, and both log-probabilities are returned."""
 
+import dataclasses
+
 import jax
 
 import jaxrl_llm as jr
@@ -11,6 +13,7 @@ PACKAGES = ("jax", "jaxlib", "jaxrl_llm")
 def setup(workload: dict) -> Measured:
     """Load the model; no token ends a sequence."""
     model, params = jr.models.load_model(workload["folder"])
+    model = jr.models.make_model(dataclasses.replace(model.config, dtype=workload["dtype"]))
     prompts, new_tokens = workload["prompt_ids"], workload["new_tokens"]
     sample = jr.rollout.make_sampler(
         model,

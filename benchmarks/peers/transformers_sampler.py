@@ -6,10 +6,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from benchmarks.worker import Measured, cpu_name, serve
 
 
-def setup(workload: dict) -> Measured:
+def setup(workload: dict, dtype: torch.dtype = torch.float32) -> Measured:
     """Load the model; sampling never stops early, since no token is the end."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(workload["folder"], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(workload["folder"], dtype=dtype)
     model = model.to(device).eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
     prompts = torch.tensor(workload["prompt_ids"], device=device)

@@ -26,6 +26,7 @@ from benchmarks import (
     "name, benchmark, options",
     [
         ("sampler", sampler, []),
+        ("sampler_bfloat16", sampler, ["--case", "bfloat16"]),
         ("dpo_step_precomputed", dpo_step, ["--case", "precomputed"]),
         ("train_step_bfloat16", train_step, ["--case", "bfloat16"]),
     ],
