@@ -3,7 +3,7 @@
 It is passed to Python as a text, into two sandboxes that two pipes connect: one runs `serve`, with
 the candidate's code, and one `grade`, with the tests. What the candidate returns arrives as plain
 data (numbers, texts, lists, ...), so that no method of it runs where tests compare; any other
-object stays where it is, and the tests hold a `Remote` to call it by.
+object stays where it is, and the tests hold a `Remote` to call it by, or `Items` to iterate over.
 """
 
 import ast
@@ -13,14 +13,20 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 
 LONGEST = 1 << 24  # characters of a message
 LARGEST = 1 << 63  # integers from here on are sent in hexadecimal digits
+MOST = 1 << 20  # items of an iterator that a test passes
+ITERATORS = ("builtins", "itertools", "_collections")  # modules whose iterators only have items
+PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, slice)
 TAGS = {
     "t": tuple,
     "s": set,
     "f": frozenset,
+    "l": iter,
     "r": lambda x: range(x[0], x[1], x[2]),
+    "p": lambda x: slice(x[0], x[1], x[2]),
     "c": lambda x: complex(x[0], x[1]),
 }
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)
@@ -31,7 +37,7 @@ class Gone(BaseException):
 
 
 class Unpassable(TypeError):
-    """A test passes a function to the candidate, which is in another process."""
+    """A test passes what is not plain data to the candidate, which is in another process."""
 
 
 def encode(value, other):
@@ -47,8 +53,9 @@ def encode(value, other):
     for tag, kind in (("t", tuple), ("s", set), ("f", frozenset)):
         if isinstance(value, kind):
             return {tag: [encode(x, other) for x in value]}
-    if isinstance(value, range):
-        return {"r": [encode(x, other) for x in (value.start, value.stop, value.step)]}
+    for tag, kind in (("r", range), ("p", slice)):
+        if isinstance(value, kind):
+            return {tag: [encode(x, other) for x in (value.start, value.stop, value.step)]}
     if isinstance(value, complex):
         return {"c": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
@@ -74,6 +81,24 @@ def decode(entry, other):
     return other(tag, content)
 
 
+def bare(value):
+    """Whether a value is an iterator of Python's; others, as a file, may be asked for more."""
+    return isinstance(value, Iterator) and type(value).__module__ in ITERATORS
+
+
+def exception(names, message):
+    """The first of the built-in exceptions with these names that a message can make."""
+    for name in names:
+        kind = getattr(builtins, str(name), None)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            continue
+        # An end of an iteration would end one of the test.
+        if not issubclass(kind, (StopIteration, StopAsyncIteration)):
+            with contextlib.suppress(TypeError):  # such as UnicodeDecodeError, of five arguments
+                return kind(message)
+    return RuntimeError(message)
+
+
 def send(sink, line):
     """Writes one message."""
     sink.write(line + "\n")
@@ -91,10 +116,8 @@ def serve(path, requests, replies):
     objects = []
 
     def keep(value):
-        if hasattr(type(value), "__next__"):
-            return {"l": [encode(x, keep) for x in itertools.islice(value, 1 << 20)]}
         objects.append(value)
-        return {"o": len(objects) - 1}
+        return {"n" if hasattr(type(value), "__next__") else "o": len(objects) - 1}
 
     def answer(kind, *what):
         if kind == "name":
@@ -102,6 +125,14 @@ def serve(path, requests, replies):
         target = objects[what[0]]
         if kind == "attribute":
             return getattr(target, what[1])
+        if kind == "iterate":
+            iterator = iter(target)
+            return None if iterator is target else iterator
+        if kind == "next":
+            try:
+                return True, next(target)
+            except StopIteration as end:
+                return False, end.value
         return target(*what[1], **what[2])
 
     send(sink, json.dumps("ready"))
@@ -110,7 +141,8 @@ def serve(path, requests, replies):
             value = answer(*decode(json.loads(line), lambda tag, number: objects[number]))
             reply = json.dumps(["value", encode(value, keep)])
         except BaseException as error:
-            reply = json.dumps(["raised", type(error).__name__, str(error)])
+            names = [kind.__name__ for kind in type(error).__mro__]
+            reply = json.dumps(["raised", names, str(error)])
         send(sink, reply)
 
 
@@ -121,6 +153,7 @@ class Channel:
         self.sink = open(requests, "w", encoding="utf-8")  # noqa: SIM115
         self.source = open(replies, encoding="utf-8", errors="replace")  # noqa: SIM115
         self.gone = False
+        self.answered = False  # with plain data or an exception
 
     def receive(self):
         """The next message."""
@@ -136,9 +169,20 @@ class Channel:
         def handle(value):
             if isinstance(value, Remote):
                 return {"o": object.__getattribute__(value, "number")}
-            if callable(value):
-                raise Unpassable(f"a test passes a {type(value).__name__} to the candidate")
-            raise TypeError(f"{type(value).__name__} cannot be passed to the candidate")
+            if isinstance(value, (KeysView, ValuesView, ItemsView)):
+                return encode(list(value), handle)
+            name = type(value).__name__
+            why = f"a test passes a {name} to the candidate, which can get only plain data"
+            if bare(value):
+                items = [encode(x, handle) for x in itertools.islice(value, MOST)]
+                if len(items) < MOST:
+                    return {"l": items}
+                why = f"a test passes a {name} of {MOST} or more items to the candidate"
+            # These may come from an answer, and then the row is not at fault: an endless iterator,
+            # an exception, or a method of a mapping where right code returns an object.
+            owner = getattr(value, "__self__", value)
+            theirs = self.answered and (bare(owner) or isinstance(owner, (*PLAIN, BaseException)))
+            raise (TypeError if theirs else Unpassable)(why)
 
         text = json.dumps(encode(list(question), handle))
         try:
@@ -151,21 +195,19 @@ class Channel:
         reply = self.receive()
         try:
             if reply[0] == "value":
-                return decode(reply[1], self.remote)
-            kind, message = getattr(builtins, str(reply[1]), None), str(reply[2])
+                value = decode(reply[1], self.remote)
+                self.answered = self.answered or not isinstance(value, Remote)
+                return value
+            self.answered = True
+            error = exception(reply[1], str(reply[2]))
         except Exception:
             self.gone = True  # what no server of ours sends
             raise Gone from None
-        # An end of an iteration would end one of the test.
-        if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is StopIteration:
-            kind = RuntimeError
-        raise kind(message)
+        raise error
 
     def remote(self, tag, content):
         """The local proxy of the candidate's object."""
-        if tag == "l":
-            return iter([decode(x, self.remote) for x in content])
-        return Remote(self, int(content))
+        return (Items if tag == "n" else Remote)(self, int(content))
 
 
 class Remote:
@@ -177,29 +219,50 @@ class Remote:
 
     def __call__(self, *arguments, **options):
         """Calls it there."""
-        channel = object.__getattribute__(self, "channel")
-        number = object.__getattribute__(self, "number")
-        return channel.ask("call", number, arguments, options)
+        return ask(self, "call", arguments, options)
 
     def __getattribute__(self, name):
         """Reads an attribute there; none that Python itself looks for here."""
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        channel = object.__getattribute__(self, "channel")
-        return channel.ask("attribute", object.__getattribute__(self, "number"), name)
+        return ask(self, "attribute", name)
 
     def __getitem__(self, key):
         """Reads an item there."""
-        channel = object.__getattribute__(self, "channel")
-        number = object.__getattribute__(self, "number")
-        return channel.ask("attribute", number, "__getitem__")(key)
+        return ask(self, "attribute", "__getitem__")(key)
 
-    def refuse(self, *_):
+    def refuse(self, *_) -> bool:
         """Its class decides what it equals, so a test that compares it fails."""
         raise AssertionError("the candidate returned an object, which cannot be compared")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = refuse
     __hash__ = None
+
+
+class Items(Remote):
+    """An iterator of the candidate's process, which makes each item when a test takes it."""
+
+    def __iter__(self):
+        """Begins an iteration there."""
+        iterator = ask(self, "iterate")
+        return self if iterator is None else iterator
+
+    def __next__(self):
+        """Takes one item there."""
+        more, value = ask(self, "next")
+        if more:
+            return value
+        raise StopIteration(value)
+
+    def __bool__(self, *_):
+        """As that of Python's iterators, which tests that read ``f(x) or []`` rely on."""
+        return True
+
+
+def ask(remote, kind, *what):
+    """The answer to a question about the candidate's object."""
+    number = object.__getattribute__(remote, "number")
+    return object.__getattribute__(remote, "channel").ask(kind, number, *what)
 
 
 def free_names(texts):
@@ -249,7 +312,9 @@ def grade(nonce, requests, replies):
             if isinstance(error, Unpassable) or not free_names([job["setup"]]):
                 report(nonce, f"the setup fails with {type(error).__name__}: {error}")
             return
+        answered = channel.answered
         for test in job["tests"]:
+            channel.answered = answered
             try:
                 exec(compile(test, "test", "exec"), dict(names))
                 passed = not channel.gone

@@ -35,7 +35,8 @@ from jaxrl_llm.rewards.sandbox import LONGEST_CODE, Limits, Program, run_program
 from jaxrl_llm.rewards.scoring import RewardError
 
 _CALLS = Path(__file__).with_name("_calls.py").read_text(encoding="utf-8")
-_FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$")
+# Possessive, so that a line of spaces or of letters takes linear time.
+_FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+$")
 _PYTHON = ("", "python", "python3", "py", "py3")
 _MEMORY = 512 * 2**20
 _LEAST_OUTPUT = 64 * 2**10
@@ -44,8 +45,9 @@ _LEAST_OUTPUT = 64 * 2**10
 def from_code_block(text: str) -> str | None:
     r"""The code of the last fenced block of Python, after the thinking.
 
-    A block without a language counts as Python; blocks of other languages are skipped. The spaces
-    before the fence, as in an item of a list, are removed from each line.
+    A block without a language counts as Python; blocks of other languages are skipped. The white
+    space before the fence, as in an item of a list, is removed from each line. A fence that is 4 or
+    more columns deeper, as in a docstring of the program, does not close the block.
 
     Args:
       text: The reply.
@@ -67,14 +69,23 @@ def from_code_block(text: str) -> str | None:
         if not fence:
             if match:
                 indent, fence, language, lines = match[1], match[2], match[3].lower(), []
-        elif match and match[2].startswith(fence) and not match[3]:
+        elif (
+            match
+            and match[2].startswith(fence)
+            and not match[3]
+            and _columns(match[1]) < _columns(indent) + 4
+        ):
             if language in _PYTHON:
                 block = "".join(lines)
             fence = ""
         else:
-            spaces = len(line) - len(line.lstrip(" "))
-            lines.append(line[min(spaces, len(indent)) :])
+            lines.append(line[len(os.path.commonprefix([indent, line])) :])
     return None if fence and language in _PYTHON else block
+
+
+def _columns(space: str) -> int:
+    """The width of white space, with the tabs of Markdown."""
+    return len(space.expandtabs(4))
 
 
 def code_stdio(
@@ -181,9 +192,10 @@ def code_asserts(
     Tests run in one sandbox and the code in another, which answers calls of its definitions. Names
     that tests read, and that neither the tests nor Python define, refer to the candidate. Results
     come back as plain data: None, numbers, texts, bytes, ranges, lists, tuples, sets and mappings;
-    iterators come as their items. Any other object stays in the candidate's process, where tests
-    call it and read its attributes; a test that compares it fails. Arguments are passed by value,
-    so a test does not see changes that the code makes to them, and none can be a function.
+    an iterator makes each item when a test takes it. Any other object stays in the candidate's
+    process, where tests call it and read its attributes; a test that compares it fails. Arguments
+    are such data too, views and iterators, so none can be a function. They are passed by value: a
+    test does not see changes that the code makes to them.
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above; one run has all tests, and
@@ -199,8 +211,8 @@ def code_asserts(
     Raises:
       RewardError: If there are no such tests, or a test is not valid Python, or asserts nothing at
         its top level, as a test of pytest or unittest that nobody calls; or if the setup fails
-        whatever the code is, or a test passes a function to it (with ``partial``, if all tests do;
-        else such a test fails).
+        whatever the code is, or a test passes to it what is no such argument (with ``partial``, if
+        all tests do; else such a test fails).
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -238,7 +250,7 @@ def code_asserts(
     printed = run_programs([grader, candidate], limits)[0].stdout
     verdicts = [line.removeprefix(f"{nonce} ") for line in printed.splitlines() if nonce in line]
     impossible = [verdict for verdict in verdicts if verdict not in ("0", "1")]
-    if impossible and (not partial or len(impossible) == len(verdicts)):
+    if impossible and (not partial or len(impossible) == len(tests)):
         raise RewardError(f"code_asserts: no code can pass the tests, since {impossible[0]}")
     return _graded(
         [verdict == "1" for verdict in [*verdicts, *["0"] * len(tests)][: len(tests)]],

@@ -146,6 +146,18 @@ def test_what_no_code_can_pass_is_an_error_of_the_row():
         ("1. Solution:\n   ```python\n   if x:\n       y\n\n   ```", "if x:\n    y\n\n"),
         ("  ```\na\n b\n   c\n\td\n ```", "a\nb\n c\n\td\n"),
         ("```\n  a\n  ```", "  a\n"),
+        ("10. Solution:\n    ```python\n    if x:\n        y\n    ```", "if x:\n    y\n"),
+        ("- So:\n    - This:\n\n      ```\n      a\n      ```\n    Done.", "a\n"),
+        ("- So:\n\t```\n\tif x:\n\t\ty\n\n\t```", "if x:\n\ty\n\n"),
+        ("    ```\n    a\n```", "a\n"),
+        # Fences in a docstring are within a function, so they are at least 4 spaces deeper.
+        ("```\ndef f():\n    ```\n    4\n    ```\n```", "def f():\n    ```\n    4\n    ```\n"),
+        ("```\ndef f():\n\t```\n\t4\n\t```\n```", "def f():\n\t```\n\t4\n\t```\n"),
+        (
+            "    ```\n    def f():\n        ```\n        ```\n    ```",
+            "def f():\n    ```\n    ```\n",
+        ),
+        ("\t```\n\tdef f():\n\t\t```\n\t\t```\n\t```", "def f():\n\t```\n\t```\n"),
         ("  ```\n  a\n  ```\n```\n  b\n```", "  b\n"),
         ("print(4)", None),
         ("", None),
@@ -158,6 +170,8 @@ def test_the_last_block_of_python_is_the_code(text, code):
 
 def test_extraction_takes_linear_time():
     from_code_block("```" + "`" * 10**6 + "\n" + "```x`\n" * 10**5 + " " * 10**6)
+    for run in (" ", "\t", "x", "x "):
+        from_code_block(f"```{run * 10**5}`\n{run * 10**5}```\n{run * 10**5}`")
 
 
 def test_what_a_program_prints_is_compared_by_words(bubblewrap):
@@ -218,6 +232,207 @@ def test_assertions_run_with_calls_of_another_process(bubblewrap):
     test = "s = Stack()\ns.push(1).push([2])\n"
     test += "assert size(s) == 2 and s.items == [1, [2]] and s[1] == [2]"
     assert passes(code, test, "assert Stack() == Stack()", "assert Stack()") == [True, False, False]
+
+
+def test_exceptions_arrive_as_the_nearest_of_pythons_own(bubblewrap):
+    code = (
+        "import decimal, json, statistics\n"
+        "class EmptyError(ValueError): pass\n"
+        "class Odd(Exception): pass\n"
+        "class Stop(StopIteration): pass\n"
+        "class Both(Odd, KeyError): pass\n"
+        "def f(kind):\n    raise {'empty': EmptyError, 'odd': Odd, 'stop': Stop, 'both': Both}"
+        "[kind]('why')\n"
+        "def undecodable(x): return x.decode()\n"
+        "def group(): raise ExceptionGroup('why', [ValueError()])\n"
+        "def quit(): raise SystemExit(0)"
+    )
+    calls = {
+        "json.loads('{')": "ValueError",
+        "statistics.mean([])": "ValueError",
+        "decimal.Decimal('x')": "ArithmeticError",
+        "f('empty')": "ValueError",
+        "f('odd')": "Exception",
+        "f('stop')": "Exception",
+        "f('both')": "KeyError",
+        "f('none')": "KeyError",
+        "undecodable(b'\\xff')": "UnicodeError",
+        "group()": "Exception",
+        "quit()": "RuntimeError",
+        "undecodable(3)": "AttributeError",
+    }
+    tests = [
+        f"try:\n    {call}\nexcept {kind}:\n    pass\nelse:\n    assert False"
+        for call, kind in calls.items()
+    ]
+    assert passes(code, *tests) == [True] * len(tests)
+    exact = "try:\n    f('{}')\nexcept Exception as error:\n    assert repr(error) == {!r}"
+    tests = [
+        exact.format("empty", "ValueError('why')"),
+        exact.format("odd", "Exception('why')"),
+        exact.format("stop", "Exception('why')"),
+    ]
+    assert passes(code, *tests) == [True] * 3
+    other = "try:\n    f('empty')\nexcept (KeyError, RuntimeError):\n    pass"
+    assert passes(code, other) == [False]
+
+
+def test_iterators_of_the_candidate_make_items_when_a_test_takes_them(bubblewrap):
+    code = (
+        "made = []\n"
+        "def seen(): return made\n"
+        "def naturals():\n    n = 0\n    while True:\n        made.append(n)\n        yield n\n"
+        "        n += 1\n"
+        "def count(n):\n    for x in range(n):\n        yield x\n    return 'done'\n"
+        "def broken():\n    yield 1\n    raise ValueError('why')\n"
+        "def echo():\n    x = None\n    while True:\n        x = yield x\n"
+        "def pairs(): return ((n, count(n)) for n in range(3))\n"
+        "def total(items): return sum(items)\n"
+        "class Down:\n    def __init__(self, top):\n        self.top = top\n"
+        "    def __iter__(self):\n        self.n = self.top\n        return self\n"
+        "    def __next__(self):\n        if self.n == 0:\n            raise StopIteration\n"
+        "        self.n -= 1\n        return self.n\n"
+        "    def double(self):\n        self.top *= 2\n        return self"
+    )
+    tests = [
+        # An endless one is as long as the test reads it, and does nothing before.
+        "x = naturals()\nassert [next(x) for _ in range(3)] == [0, 1, 2] == seen()",
+        "import itertools\nassert list(itertools.islice(naturals(), 4)) == [0, 1, 2, 3]",
+        "for a, b in zip('xyz', naturals()):\n    assert 'xyz'[b] == a",
+        # A finite one is as it was.
+        "assert list(count(3)) == [0, 1, 2] and sum(count(4)) == 6 and [*count(0)] == []",
+        "assert sorted(count(3)) == [0, 1, 2] and 2 in count(3) and 3 not in count(3)",
+        "x = count(3)\nassert next(x) == 0 and list(x) == [1, 2] and list(x) == []",
+        "assert list(count(2) or []) == [0, 1] and next(count(0), 'none') == 'none'",
+        "a, b = count(2)\nassert (a, b) == (0, 1) and dict(zip('a', count(1))) == {'a': 0}",
+        "x = count(0)\ntry:\n    next(x)\nexcept StopIteration as end:\n"
+        "    assert end.value == 'done'\nelse:\n    assert False",
+        "x = broken()\nassert next(x) == 1\ntry:\n    next(x)\nexcept ValueError:\n    pass\n"
+        "else:\n    assert False",
+        "assert [(n, list(x)) for n, x in pairs()] == [(0, []), (1, [0]), (2, [0, 1])]",
+        # It goes back as itself, and keeps its methods and attributes.
+        "x = count(5)\nassert next(x) == 0 and total(x) == 10 and list(x) == []",
+        "assert total(2 * n for n in count(3)) == 6 and total(map(abs, count(3))) == 3",
+        "x = echo()\nnext(x)\nassert x.send(3) == 3 and x.send('a') == 'a'",
+        "x = Down(2)\nassert x.top == 2 and list(x) == [1, 0] and list(x) == [1, 0] and x.n == 0",
+        "x = iter(Down(2).double())\nassert iter(x) is x and next(x) == 3 and x.n == 3",
+        "assert count(3) == [0, 1, 2]",
+    ]
+    assert passes(code, *tests) == [True] * (len(tests) - 1) + [False]
+
+
+def test_iterators_and_views_of_a_test_reach_the_candidate(bubblewrap):
+    code = (
+        "def take(items): return [x for x in items]\n"
+        "def first(items): return next(items)\n"
+        "def cut(x, part): return x[part]\n"
+        "class Row:\n    def __getitem__(self, key): return list(range(9))[key]"
+    )
+    tests = [
+        "assert take(x * x for x in [1, 2]) == [1, 4]",
+        "x = {'a': 1, 'b': 2}\nassert take(x.keys()) == ['a', 'b'] and take(x.values()) == [1, 2]",
+        "assert take({'a': 1}.items()) == [('a', 1)] and take([iter('ab')]) != []",
+        "assert take(iter([1, 2])) == [1, 2] and take(map(str, (1, 2))) == ['1', '2']",
+        "assert first(iter([5, 6])) == 5 and first(zip('ab', 'cd')) == ('a', 'c')",
+        "assert cut([1, 2, 3], slice(1, None)) == [2, 3] and Row()[1:6:2] == [1, 3, 5]",
+    ]
+    assert passes(code, *tests) == [True] * len(tests)
+
+
+@pytest.mark.parametrize(
+    "test, setup, what",
+    [
+        ("assert f(Point(1)) == 1", "class Point:\n    def __init__(self, x): self.x = x", "Point"),
+        ("assert f([{'a': (date(2020, 1, 1),)}]) == 1", "from datetime import date", "date"),
+        ("assert f(1, key=Decimal('1.5')) == 1", "from decimal import Decimal", "Decimal"),
+        (
+            "assert f(1) == 1\nassert f(Decimal('1.5')) == 1",
+            "from decimal import Decimal",
+            "Decimal",
+        ),
+        ("assert f(x for x in [object()]) == 1", "", "object"),
+        ("out = []\nf(out.append)\nassert out == [1]", "", "builtin_function_or_method"),
+        ("assert f(int) == 1", "", "type"),
+        ("assert f(1) == 1\nassert f(StringIO('x')) == 'x'", "from io import StringIO", "StringIO"),
+        ("assert f(count()) == 1", "from itertools import count", "count of 1048576 or more items"),
+    ],
+)
+def test_an_argument_that_is_not_plain_data_is_an_error_of_the_row(bubblewrap, test, setup, what):
+    with pytest.raises(
+        RewardError, match=f"no code can pass the tests, since a test passes a {what}"
+    ):
+        passes("def f(x, key=None): return x", "assert f(1) == 1", test, setup=setup)
+
+
+def test_no_value_of_the_candidate_is_an_error_of_the_row(bubblewrap):
+    """A wrong completion must not end a run."""
+    answers = {
+        "a generator": "(n for n in range(3))",
+        "an endless iterator": "__import__('itertools').repeat(1)",
+        "an iterator": "iter([1, 2])",
+        "an object": "object()",
+        "a list": "[1, 2]",
+        "a mapping": "{'items': print}",
+        "a class": "ValueError",
+        "a view": "{1: 2}.items()",
+    }
+    tests = [
+        "assert g(f()) == 5",
+        "assert g([f(), {1: f()}]) == 5",
+        "assert g(f) == 5",
+        "assert g(f().append) == 5",
+        "assert g(f().items) == 5",
+        "assert g(iter(f())) == 5",
+        "assert g(zip(f(), 'ab')) == 5",
+        "assert f()[1:] == [5]",
+        "try:\n    h()\nexcept ValueError as error:\n    assert g(error) == 5",
+    ]
+    for answer in answers.values():
+        code = f"def f(): return {answer}\ndef g(x): return 0\ndef h(): raise ValueError"
+        assert passes(code, *tests) == [False] * len(tests)
+    # Here what the test makes of the answer has no end.
+    code = "def f():\n    while True:\n        yield 1\ndef g(x): return 0"
+    assert passes(code, "assert g(map(str, f())) == 0", seconds=1.0) == [False]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ["raised", ["KeyError", 3, None, "UnicodeDecodeError", "print", "Gone", "__doc__"], None],
+        ["raised", [], "why"],
+        ["raised", 3, "why"],
+        ["raised", "ValueError", "why"],
+        ["raised", ["Unpassable", "StopIteration", "SystemExit", "KeyboardInterrupt"], "why"],
+        ["raised"],
+        ["value", {"n": 0}],
+        ["value", {"n": 1e400}],
+        ["value", {"n": "x"}],
+        ["value", {"n": 10**30}],
+        ["value", {"l": 3}],
+        ["value", {"l": [{"n": 0}]}],
+        ["value", {"p": [1]}],
+        ["value", {"d": [[{"n": 0}, 1]]}],
+        ["value", {"t": [{"n": 0}, 1]}],
+        ["value", {"t": [True]}],
+        ["value", {"t": [True, {"n": -1}]}],
+        ["value", 3],
+        [],
+        None,
+    ],
+)
+def test_replies_that_no_server_of_ours_sends_fail_tests(bubblewrap, reply):
+    """The candidate can write to the pipe, in the place of `serve`."""
+    line = json.dumps(reply) + "\n"
+    code = f"import os\ndef f(x=1):\n    os.write(4, {line!r}.encode())\n    return iter([1])\n"
+    code += "class Bad:\n    def __iter__(self): return f()\n    def __next__(self): return f()\n"
+    code += "def bad(): return Bad()"
+    tests = [
+        "assert list(f()) == [2]",
+        "assert list(bad()) == [2]",
+        "assert f(map(f, f())) == 2",
+    ]
+    for test in tests:
+        assert passes(code, test) == [False]
 
 
 def test_integers_of_any_length_pass_both_ways(bubblewrap):
