@@ -273,7 +273,7 @@ LETTERS = string.ascii_uppercase[:10]
 # Runs are bounded, so that no run of spaces takes quadratic time.
 _OPEN = r"[\s(\[{*_$\"'`:=]{0,8}(?:\\(?:text|textbf|mathrm|mathbf)\s?\{\s?)?[(\[]?"
 _LETTER = (
-    r"([A-Z](?![A-Za-z0-9'])(?! [a-z])"  # a capital that stands alone,
+    r"([A-Z](?![A-Za-z0-9'])(?!(?<=[AI]) [a-z])"  # a capital that stands alone and is no word,
     r"|[A-Z](?=\s(?:is|because|since|as|and|with)\b)"  # that a reason follows,
     r"|[a-z](?=[)\].,*]|\s{0,8}$))"  # or a small letter at the end
 )
@@ -294,7 +294,8 @@ def choice_letter(text: str, letters: str = LETTERS) -> str | None:
 
     The first match of: a letter that is the whole reply; a letter in the last box; the last
     "answer is X" or "Answer: (X)"; the last "option X"; the last "X is correct"; the last single
-    capital letter. A capital before a lower-case word ("A cat") counts as a word.
+    capital letter, but none before a lower-case word ("B is too small"). After "answer" and
+    "option", A and I before a lower-case word ("A cat") are words, but for "A because" and similar.
 
     Args:
       text: The reply.

@@ -149,6 +149,11 @@ def _choice(text: str) -> str | None:
     return choice_letter(text) or boxed_text(rest) or final_answer(rest)
 
 
+def _bare(label: str) -> str:
+    """The name of an option without what may stand around it, as in "(2)" and "2."."""
+    return label.strip(" ()[].:")
+
+
 @extracts(_choice)
 def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the reply chooses the right option, else zero.
@@ -164,8 +169,8 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
       metadata: "answer" is the letter of the right option, its index from 0, or its text; a text
         needs "choices", the texts of the options. Without "choices" there are ten letters. Choices
         as of ARC are a mapping with the texts as "text" and their names as "label", such as 1 to 4;
-        the answer, and a reply without a letter, may be such a name; in a reply, a text comes
-        before a name.
+        the answer, and a reply without a letter, may be such a name, in a reply also as "(2)" or
+        "2."; there, a text comes before a name.
         Integers of a file are loaded as letters if each is the position of a text in "choices".
 
     Returns:
@@ -220,8 +225,9 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
         ]
         letter = present[0] if len(present) == 1 else None
     if letter is None and labels:
-        stated = math_text(without_thinking(completion))  # the number of an option
-        letter = letters[labels.index(stated)] if stated in labels else None
+        stated = _bare(math_text(without_thinking(completion)) or "")  # the number of an option
+        bare = [_bare(label) for label in labels]
+        letter = letters[bare.index(stated)] if stated in bare else None
     return float(letter == wanted)
 
 

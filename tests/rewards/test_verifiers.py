@@ -16,6 +16,7 @@ from jaxrl_llm.rewards.scoring import name_of
 R = rewards
 ARC = {"text": list("wxyz"), "label": list("ABCD")}
 NUMBERED = {"text": ["Mars", "Venus", "Earth"], "label": ["1", "2", "3"]}
+BRACKETED = NUMBERED | {"label": ["(1)", "(2)", "(3)"]}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,15 @@ def test_the_last_box_ends_at_its_brace(text, box):
         ("answer is\n\nC", "C"),
         ("Answer: option B", "B"),
         ("The answer is C because heat rises", "C"),
+        ("The answer is C due to friction.", "C"),
+        ("The answer is C due to friction; option A is too small.", "C"),
+        ("I choose option C over the rest.", "C"),
+        ("The answer is A due to friction.", None),  # as "Answer: A cat"
         ("The answer is C. Option A is wrong because", "C"),
         ("correct option: (d)", "D"),
         ("B) 42", "B"),
         ("A cat sat. B", "B"),
+        ("B. Here C is too small and D needs friction.", "B"),
         (r"The answer is \boxed{\text{(A)}}, not B", "A"),
         ("<think>Answer: A</think>Answer: B", "B"),
         ("the answer is a mystery", None),
@@ -143,6 +149,13 @@ HUGE = "12345678901234567890"  # which no float64 is
         (R.multiple_choice, "Answer: A", {"answer": "2", "choices": NUMBERED}, 0.0),
         (R.multiple_choice, "So it is (2).", {"answer": "2", "choices": NUMBERED}, 1.0),
         (R.multiple_choice, "Answer: 2", {"answer": "B", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: 2.", {"answer": "2", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: (2)", {"answer": "2", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: **[2].**", {"answer": "2", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: (3).", {"answer": "2", "choices": NUMBERED}, 0.0),
+        (R.multiple_choice, "Answer: (-2)", {"answer": "2", "choices": NUMBERED}, 0.0),
+        (R.multiple_choice, "\\boxed{(2)}", {"answer": "2", "choices": NUMBERED}, 1.0),
+        (R.multiple_choice, "Answer: 2)", {"answer": "(2)", "choices": BRACKETED}, 1.0),
         (R.multiple_choice, "Not 2 but 3.", {"answer": "2", "choices": NUMBERED}, 0.0),
         (R.multiple_choice, "Mars has 2 moons.", {"answer": "1", "choices": NUMBERED}, 1.0),
         (R.multiple_choice, "<think>2</think> 1", {"answer": "2", "choices": NUMBERED}, 0.0),
