@@ -97,6 +97,34 @@ def _with_values(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if value is not None}
 
 
+def without_added_keys(row: Mapping[str, Any], prompt_field: str) -> dict[str, Any]:
+    """A row without the keys that a table adds to its messages, and to the calls in them.
+
+    Arrow has one type for all messages of a column, and one for the arguments of all calls, so each
+    has the keys of all others, as None. A None that was written there is left out, too.
+
+    Example:
+      >>> call = {"name": "weather", "arguments": {"city": "Rome", "x": None}}
+      >>> row = {"prompt": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+      >>> without_added_keys(row, "prompt")["prompt"][0]["tool_calls"]
+      [{'name': 'weather', 'arguments': {'city': 'Rome'}}]
+    """
+
+    def written(value: Any) -> Any:
+        if isinstance(value, Mapping):  # a message has its content also where that is None
+            kept = {"content"} if "role" in value else set()
+            return {k: written(v) for k, v in value.items() if v is not None or k in kept}
+        return [written(x) for x in value] if isinstance(value, list) else value
+
+    def conversations(value: Any) -> Any:
+        if is_conversation(value):
+            return written(value)
+        return [conversations(x) for x in value] if isinstance(value, list) else value
+
+    columns = {prompt_field, *RESPONSES, *LISTS}
+    return {k: conversations(v) if k in columns else v for k, v in row.items()}
+
+
 def as_text(value: Messages, prompt: Messages, column: str, name: str) -> str:
     """The text of a response, which follows the messages of a prompt or begins with them.
 

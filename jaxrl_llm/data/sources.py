@@ -7,9 +7,11 @@ the answers of SQuAD, a mapping whose "text" is such a list; an empty one is no 
 answer of every row is the position of one of its ``choices``, which are texts, it becomes the
 letter of that choice; a warning tells if every answer could be the number that a choice states. A
 prompt may be a list of messages that ends with the user's; then ``chosen``, ``rejected`` and
-``completion`` may be messages of the assistant, or without a prompt complete conversations. Every
-other field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed
-data, a missing field and an unknown name raise ValueError; a package that is not installed raises
+``completion`` may be messages of the assistant, or without a prompt complete conversations.
+Messages of Parquet files and of the hub are without keys whose value is None, since Arrow adds to
+each the keys of all others; :func:`from_file` reads those of JSON lines as written. Every other
+field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed data,
+a missing field and an unknown name raise ValueError; a package that is not installed raises
 ImportError.
 """
 
@@ -27,7 +29,7 @@ from typing import Any
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.files import parse_json, with_home
-from jaxrl_llm.data.conversations import is_conversation, plain_row
+from jaxrl_llm.data.conversations import is_conversation, plain_row, without_added_keys
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 from jaxrl_llm.rewards.answers import LETTERS, answer_text
 
@@ -164,7 +166,8 @@ def from_file(
         table = datasets.load_dataset(
             reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
         )
-        rows, fields = list(table), list(table.features or ())
+        rows = [without_added_keys(row, prompt_field) for row in table]
+        fields = list(table.features or ())
     if reader == "json":
         rows = _as_written(path, rows, fields)
     names = prompt_field, answer_field
@@ -210,7 +213,8 @@ def from_hub(
                 paths = [path for path in paths if _HAS_JSON.search(path)]
             _check_json(datasets, paths, "from_hub")
         table = datasets.load_dataset(name, config, split=split, revision=revision)
-        rows, fields = list(table), list(table.features or ())
+        rows = [without_added_keys(row, prompt_field) for row in table]
+        fields = list(table.features or ())
     names = prompt_field, answer_field
     return _from_rows(rows, fields, "from_hub", source, f"{name}/{split}", *names, needs_answer)
 

@@ -2,11 +2,12 @@
 
 import json
 
+import datasets
 import pytest
 from datasets import Dataset
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import Prompt, encode_prompts, from_file, split_distinct
+from jaxrl_llm.data import Prompt, encode_prompts, from_file, from_hub, split_distinct
 from jaxrl_llm.data.conversations import plain_row
 from jaxrl_llm.data.questions import TextEncoder
 
@@ -148,3 +149,45 @@ def test_a_key_that_a_table_adds_is_no_difference(tmp_path):
     Dataset.from_list(rows).to_parquet(path)
     prompts = from_file(path, needs_answer=False)
     assert [x.metadata["chosen"] for x in prompts] == ["6", "6"]
+
+
+def calling(name, **arguments):
+    call = {"function": {"name": name, "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "It is there."},
+        {"role": "user", "content": "So?"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hub", "lines"])
+def test_calls_have_the_arguments_that_were_written(tmp_path, kind, monkeypatch):
+    """Arrow has one type for the arguments of all calls of a column."""
+    first, second = calling("weather", city="Rome"), calling("sum", x=1, y={"z": [2]})
+    rows = [
+        {"prompt": first, "completion": first + GOOD, "responses": [GOOD], "more": {"a": 1}},
+        {"prompt": second, "completion": GOOD, "responses": [second + GOOD], "more": {"b": None}},
+    ]
+    if kind == "lines":  # of an object that goes on over several lines, which Arrow reads
+        path = tmp_path / "rows.json"
+        path.write_text("\n".join(json.dumps(row, indent=1) for row in rows))
+        prompts = from_file(path, needs_answer=False)
+    elif kind == "hub":
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        (tmp_path / "repo").mkdir()
+        Dataset.from_list(rows).to_parquet(tmp_path / "repo" / "train.parquet")
+        prompts = from_hub(str(tmp_path / "repo"), split="train", needs_answer=False)
+    else:
+        Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+        prompts = from_file(tmp_path / "rows.parquet", needs_answer=False)
+    assert [list(prompt.messages) for prompt in prompts] == [first, second]
+    assert [x.metadata["completion"] for x in prompts] == ["6", "6"]
+    assert [x.metadata["responses"] for x in prompts] == [["6"], ["6"]]
+    assert prompts[0].metadata["more"] == {"a": 1, "b": None}  # no messages
+
+
+def test_an_argument_that_is_null_in_a_file_of_lines_is_one(tmp_path):
+    turns = calling("weather", city=None)
+    (prompt,) = read(tmp_path, {"prompt": turns, "completion": turns + GOOD})
+    assert list(prompt.messages) == turns
