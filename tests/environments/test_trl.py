@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_llm.data.rendering import encode_chat
 from jaxrl_llm.environments import (
     NoSubagentError,
     Parsed,
@@ -17,7 +18,7 @@ from jaxrl_llm.environments import (
     ask,
 )
 from jaxrl_llm.rewards import SandboxError
-from jaxrl_llm.testing import check_env
+from jaxrl_llm.testing import ByteTokenizer, check_env
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 DATA = json.loads((GOLDEN / "trl_environment.json").read_text())
@@ -140,6 +141,23 @@ def test_an_answer_with_half_a_character_is_a_text():
         env.reset(ROW, 0)[0], Parsed("", calls=(ToolCall("say", {"text": "\ud83d"}),))
     )
     assert seen.messages[0]["content"].encode() == b"?"
+
+
+@pytest.mark.parametrize("name", ["sell<eos>", "\ud83d", "a b"])
+def test_a_name_that_no_template_could_write_is_unknown(name):
+    """Else the policy could end its episode, which is then dropped in place of scored."""
+    env = TRLEnv(Shop)
+    state, _ = env.reset(ROW, 0)
+    state, seen = env.step(state, Parsed("", calls=(ToolCall(name, {}),)))
+    (message,) = seen.messages
+    assert message["name"].encode("utf-8", "replace") == b"unknown" and not seen.done
+    assert message["content"] == str({"error": f"Tool {name} not found."})
+    tokenizer = ByteTokenizer()
+    assert encode_chat(tokenizer, tokenizer.chat, seen.messages)
+    assert env.step(state, Parsed("done"))[1].done
+    for kept in ("sell", "_hidden", "functions.sell-2"):
+        _, seen = env.step(env.reset(ROW, 0)[0], Parsed("", calls=(ToolCall(kept, {}),)))
+        assert seen.messages[0]["name"] == kept
 
 
 def test_reset_gets_the_columns_that_it_names():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ class TRLEnv(Replay):
     ``reset`` is called with the columns of the row that it names, or all of them if it accepts
     any, and with ``prompt``, the row's text as messages; the text that it returns is appended to
     the row's. The public methods are the tools; results of async methods keep the order of the
-    calls, while TRL puts them last. The first turn without a call ends the episode, and
-    ``get_reward`` scores it. An episode that a limit of the run ends is scored by ``get_reward``
-    too. TRL has no seed: a ``reset`` with a parameter ``seed`` gets it, and :class:`Replay` reports
-    a class that draws random numbers otherwise when an episode is forked or resumed.
+    calls, while TRL puts them last. The answer to a call whose name has characters other than
+    letters, digits and ``_-.`` is named "unknown". The first turn without a call ends the episode,
+    and ``get_reward`` scores it. An episode that a limit of the run ends is scored by
+    ``get_reward`` too. TRL has no seed: a ``reset`` with a parameter ``seed`` gets it, and
+    :class:`Replay` reports a class that draws random numbers otherwise when an episode is forked or
+    resumed.
 
     Attributes:
       factory: The class, or a function that makes an instance.
@@ -137,6 +140,8 @@ def _methods(instance: Any) -> list[Callable]:
 
 def _message(name: str, result: Any) -> Message:
     text = str(result).encode("utf-8", "replace").decode()  # half of a surrogate pair is no text
+    # The policy's text: in a name, templates cannot write that, or what spells a special token.
+    name = name if re.fullmatch(r"[\w.-]+", name) else "unknown"
     return {"role": "tool", "name": name, "content": text}
 
 
