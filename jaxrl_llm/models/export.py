@@ -206,6 +206,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
       ['LlamaForCausalLM']
     """
     classes = {kind: name for name, kind in ARCHITECTURES.items()}
+    family = FAMILIES[classes[config.architecture]]
     rope = _hf_rope(config.rope_scaling)
     values: dict[str, Any] = {
         "architectures": [classes[config.architecture]],
@@ -227,16 +228,15 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "use_cache": True,
     }
-    if config.rotary_dim is not None:
-        share = {"partial_rotary_factor": config.rotary_dim / config.head_dim}
+    # In a family with linear attention an absent share means a quarter, not all.
+    if config.rotary_dim is not None or family.linear:
+        share = {"partial_rotary_factor": config.rotated / config.head_dim}
         values |= share | {"rope_parameters": values["rope_parameters"] | share}
     if config.mlp_bias:
         values["mlp_bias"] = True
     values |= _of_layers(config, values["rope_parameters"]) | _of_experts(config)
     values |= _of_linear(config)
-    values |= {
-        name: getattr(config, CAPS[name]) for name in FAMILIES[classes[config.architecture]].caps
-    }
+    values |= {name: getattr(config, CAPS[name]) for name in family.caps}
     if config.query_scale is not None:
         values["query_pre_attn_scalar"] = round(config.query_scale**-2)
     if config.activation != "silu":
@@ -371,6 +371,11 @@ def _of_head(settings: Mapping[str, Any], head: str) -> dict[str, Any]:
 
 def _scorer_params(params: Any, head: str) -> dict[str, Any]:
     """The parameters of body and head in one tree, without the output matrix."""
+    if not {"model", "head"} <= set(params):
+        raise ValueError(
+            f"save_safetensors: head {head!r} needs the parameters of models.with_head, which have "
+            f"'model' and 'head'; got {', '.join(sorted(map(str, params)))}."
+        )
     body = {name: x for name, x in params["model"].items() if name != "head"}
     score = dict(params["head"])
     if head == "step":

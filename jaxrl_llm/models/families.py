@@ -517,7 +517,7 @@ def _layers(
     theta = None
     if family.window_rope is not None:
         theta = _theta(local_rope, config, family.window_rope)
-        if local_rope.get("rope_type", "default") != "default":
+        if (local_rope.get("rope_type") or local_rope.get("type") or "default") != "default":
             raise ValueError(
                 "ModelConfig.from_hf: a scaled rope on layers with windows is not supported"
             )
@@ -653,6 +653,11 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
             f"ModelConfig.from_hf: `hidden_act` {activation!r} is not supported, only "
             f"{', '.join(map(repr, ACTIVATIONS))}"
         )
+    if family.linear and ACTIVATIONS[activation] != "silu":
+        raise ValueError(
+            f"ModelConfig.from_hf: `hidden_act` {activation!r} is not supported for "
+            f"{family.model_type!r}, whose linear attention has only 'silu'"
+        )
     if config.get("attention_bias") and family.model_type not in ("qwen2", "gpt_oss"):
         raise ValueError(
             "ModelConfig.from_hf: `attention_bias` true is not supported for "
@@ -665,6 +670,11 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
                 "ModelConfig.from_hf: `quantization_config` is not supported, but for MXFP4 of "
                 "gpt-oss; take the unquantized weights or a GGUF file"
             )
+    if config.get("per_layer_config"):
+        raise ValueError(
+            "ModelConfig.from_hf: `per_layer_config`, which gives some layers other settings, is "
+            "not supported, only null"
+        )
     for name in (*CAPS, "use_bidirectional_attention"):
         if config.get(name) and name not in family.caps:
             raise ValueError(

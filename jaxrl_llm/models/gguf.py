@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_llm.core.runtime.files import parsing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.rope import RopeScaling
+from jaxrl_llm.models.rope import LinearScaling, RopeScaling
 
 # Families whose layers the metadata below describes completely.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -145,8 +145,8 @@ class GgufFile:
         """The configuration of the decoder, from the metadata and the names of the tensors."""
         with parsing("GgufFile", self.path, "GGUF model"):
             kind = self.architecture
-            scaling = self.metadata(f"{kind}.rope.scaling.type", "none")
-            if scaling != "none":
+            scaling = self._scaling_type(kind)
+            if scaling not in ("none", "linear"):
                 raise ValueError(
                     f"GgufFile: {self.path} asks for {scaling!r} rope scaling, which is not "
                     "supported"
@@ -196,10 +196,30 @@ class GgufFile:
             )
         return value
 
-    def _rope_scaling(self, kind: str, theta: float, head_dim: int) -> RopeScaling | None:
-        """Llama 3 scaling is stored as its divisors only; find the settings that give them."""
-        if _ROPE_TENSOR not in self._tensors:
+    def _scaling_type(self, kind: str) -> Any:
+        """How rotary frequencies are scaled; as in llama.cpp, linearly where it is not stored."""
+        return self.metadata(f"{kind}.rope.scaling.type", "linear")
+
+    def _linear_scaling(self, kind: str) -> LinearScaling | None:
+        """Linear scaling, of which older files store only the factor; None where there is none."""
+        older = self.metadata(f"{kind}.rope.scale_linear", 0.0)
+        factor = _short_float(self.metadata(f"{kind}.rope.scaling.factor", older))
+        if self._scaling_type(kind) == "none" or factor in (0.0, 1.0):
             return None
+        return LinearScaling(factor=factor)
+
+    def _rope_scaling(
+        self, kind: str, theta: float, head_dim: int
+    ) -> RopeScaling | LinearScaling | None:
+        """Llama 3 scaling is stored as its divisors only; find the settings that give them."""
+        linear = self._linear_scaling(kind)
+        if _ROPE_TENSOR not in self._tensors:
+            return linear
+        if linear is not None:
+            raise ValueError(
+                f"GgufFile: {self.path} asks for linear rope scaling by {linear.factor} beside the "
+                f"scaling of the tensor {_ROPE_TENSOR}, which is not supported"
+            )
         from gguf.quants import dequantize
 
         tensor = self._tensors[_ROPE_TENSOR]

@@ -227,7 +227,8 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
       Parameters like ``params.base``, in its dtypes; parameters without an adapter are not copied.
 
     Raises:
-      ValueError: If the adapter has a key that the base does not have.
+      ValueError: If the adapter has a key that the base does not have, or a rank that is not that
+        of the configuration.
 
     Example:
       >>> import jax
@@ -252,6 +253,11 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
                 for k, x in base.items()
             }
         a, b = adapter["a"], adapter["b"]
+        if a.shape[-1] != config.rank:  # the scale would be that of another adapter
+            raise ValueError(
+                f"merge_lora: the configuration has rank {config.rank}, but the adapter of "
+                f"{path.removesuffix('/')!r} has rank {a.shape[-1]}."
+            )
         product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
         kernel = (base["kernel"].astype(jnp.float32) + scale * product).astype(base["kernel"].dtype)
         return {**base, "kernel": kernel}

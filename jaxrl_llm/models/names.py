@@ -60,6 +60,7 @@ def resolve(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
 
     Raises:
       FileNotFoundError: If nothing has that name, or the folder is no model.
+      PermissionError: If it has to be fetched with a login that has access to it.
       ConnectionError: If it has to be fetched and cannot be.
 
     Example:
@@ -121,8 +122,8 @@ def fetch_repository(repository: str, *, weights: bool = True) -> Path:
       weights: False to fetch only configuration and tokenizer.
 
     Raises:
-      FileNotFoundError: If there is no such repository.
-      PermissionError: If it requires a login.
+      FileNotFoundError: If there is no such repository, or a private one and no login.
+      PermissionError: If it requires a login, or the login is refused.
       ConnectionError: If it is not in the cache and cannot be fetched.
     """
     from huggingface_hub import snapshot_download
@@ -130,6 +131,7 @@ def fetch_repository(repository: str, *, weights: bool = True) -> Path:
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
+        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -143,16 +145,35 @@ def fetch_repository(repository: str, *, weights: bool = True) -> Path:
             "it"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
+        private = ", or it is private: log in with access to it"
         raise FileNotFoundError(
             f"resolve: there is no local folder and no Hugging Face repository {repository!r}"
+            + (private if isinstance(error, RepositoryNotFoundError) else "")
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
+    # HTTPError is the base in httpx, also of a connection that breaks and of a proxy's failure.
+    except (LocalEntryNotFoundError, HTTPError, ConnectionError) as error:
+        for answer in (error, error.__cause__):  # a cause is why the cache was looked into
+            if isinstance(answer, HfHubHTTPError):
+                raise _refusal(repository, answer.response.status_code) from error
         raise ConnectionError(
             f"resolve: the Hugging Face repository {repository!r} is not in the local cache and "
             f"could not be fetched ({type(error).__name__}); is this machine offline?"
         ) from error
     except OSError as error:  # a full disk, a folder without permission
         raise OSError(f"resolve: cannot store the repository {repository!r} ({error})") from error
+
+
+def _refusal(repository: str, status: int) -> OSError:
+    """The error for an answer of the Hugging Face Hub with this HTTP status."""
+    if status in (401, 403):
+        return PermissionError(
+            f"resolve: the Hugging Face Hub denies access to the repository {repository!r} (HTTP "
+            f"status {status}); log in with a valid token that has access to it"
+        )
+    return ConnectionError(
+        f"resolve: the Hugging Face repository {repository!r} could not be fetched, since the Hub "
+        f"answered with HTTP status {status}"
+    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -34,14 +34,15 @@ def save_adapter(
     Args:
       adapter: From a run, float32.
       folder: Created if it is absent.
-      lora: Configuration of the adapter.
+      lora: Configuration of the adapter, with its rank.
       config: Configuration of the adapted decoder.
       base: Name of the adapted model, which PEFT loads by default.
 
     Raises:
       ValueError: If the configuration is not of the built-in decoder, the adapter has a layer that
-        the decoder does not have, or adapts a router, experts, any MLP of Qwen3-MoE or Qwen3-Next,
-        or a layer that is a part of one in transformers, as in Qwen3.5 and Qwen3-Next.
+        the decoder does not have, or not the shapes that rank and decoder ask for, or it adapts a
+        router, experts, any MLP of Qwen3-MoE or Qwen3-Next, or a layer that is a part of one in
+        transformers, as in Qwen3.5 and Qwen3-Next.
 
     Example:
       >>> import pathlib, tempfile
@@ -59,6 +60,8 @@ def save_adapter(
       rank], lora_alpha / r as factor.
     """
     check_decoder("save_adapter", config)
+    if lora.rank is None:
+        raise ValueError("save_adapter: the configuration has no rank.")
     table, tensors = parameter_table(config), {}
     for path, x in jax.tree_util.tree_leaves_with_path(adapter):
         *layer, factor = trees.path_str(path).split("/")
@@ -82,6 +85,13 @@ def save_adapter(
             )
         if weight is None or factor not in _FACTORS:
             raise ValueError(f"save_adapter: the decoder has no linear layer {'/'.join(layer)!r}.")
+        inputs, outputs = weight.shape
+        shape = (inputs, lora.rank) if factor == "a" else (lora.rank, outputs)
+        if x.shape != shape:
+            raise ValueError(
+                f"save_adapter: {factor} of {'/'.join(layer)!r} has shape {x.shape}, but rank "
+                f"{lora.rank} and the decoder ask for {shape}."
+            )
         name = f"{_PREFIX}{weight.name.removesuffix('weight')}{_FACTORS[factor]}.weight"
         tensors[name] = np.ascontiguousarray(np.asarray(x, np.float32).T)
     target = Path(folder)

@@ -183,6 +183,23 @@ def test_a_rope_scaling_updates_the_layers_without_a_window(kind):
     assert config.layers[0] == LayerKind(window=64, rope_theta=3e4)
 
 
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_a_scaled_rope_of_layers_with_a_window_is_refused(kind):
+    plain, scaled = {"rope_type": "default"}, {kind: "linear", "factor": 8.0}
+    rope = {"rope_parameters": {"full_attention": plain, "sliding_attention": scaled}}
+    with pytest.raises(ValueError, match="a scaled rope on layers with windows is not supported"):
+        ModelConfig.from_hf(changed(**GEMMA3, **rope))
+
+
+def test_overrides_of_no_layer_are_none():
+    assert ModelConfig.from_hf(changed(per_layer_config={})) == GOOD
+
+
+def test_linear_attention_with_the_other_name_of_its_activation():
+    names = {"architectures": ["Qwen3_5ForCausalLM"], "hidden_act": "swish"}
+    assert ModelConfig.from_hf(changed(**names)).activation == "silu"
+
+
 def test_a_part_of_each_head_stays_rotated_under_a_rope_scaling():
     sizes = {"architectures": ["Qwen3_5ForCausalLM"], "num_key_value_heads": 3, "head_dim": 64}
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
@@ -268,6 +285,12 @@ def test_linear_rope():
         ({"rope_theta": float("inf")}, "rope_theta"),
         ({"rope_scaling": 3}, "rope settings"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"per_layer_config": {"3": {"num_key_value_heads": 1}}}, "per_layer_config"),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "num_experts": 4}
+            | {"hidden_act": "gelu_pytorch_tanh"},
+            "hidden_act.*gelu_pytorch_tanh.*'qwen3_next', whose linear attention has only 'silu'",
+        ),
         ({"use_sliding_window": True, "max_window_layers": []}, "max_window_layers"),
     ],
 )

@@ -17,6 +17,7 @@ from jaxrl_llm.models import (
     AttentionContext,
     LayerKind,
     LinearScaling,
+    ModelConfig,
     RopeScaling,
     YarnScaling,
     export,
@@ -270,6 +271,26 @@ def test_a_model_of_ones_own_has_no_form_of_hugging_face(tmp_path):
 def test_a_shape_that_transformers_cannot_compute_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         hf_config(tiny_config(**changes))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_all_dimensions_are_rotated_where_a_class_rotates_a_quarter(name):
+    settings = json.loads((GOLDEN / name / "config.json").read_text())
+    config = dataclasses.replace(ModelConfig.from_hf(settings), rotary_dim=None)
+    written, share = hf_config(config), "partial_rotary_factor"
+    assert written[share] == written["rope_parameters"][share] == 1.0
+    again = ModelConfig.from_hf(written)
+    assert again.rotary_dim is None
+    assert hf_config(again) == written
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_language_model_is_saved_as_a_reward_model_only_with_a_head(tmp_path, tied):
+    model, params = tiny_model(num_layers=1, tied=tied)
+    message = "head 'response' needs the parameters of models.with_head, .*; got embed, .*norm"
+    with pytest.raises(ValueError, match=f"save_safetensors: {message}"):
+        save_safetensors(params, tmp_path / "new", config=model.config, head="response")
+    assert not (tmp_path / "new").exists()
 
 
 def scorer(name):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import GgufFile, hugging_face_name, open_gguf
 from jaxrl_llm.models.loading import load_model, load_params
-from jaxrl_llm.models.rope import RopeScaling
+from jaxrl_llm.models.rope import LinearScaling, RopeScaling
 from jaxrl_llm.models.safetensors import SafetensorsFolder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
@@ -219,6 +219,27 @@ def test_llama3_rope_scaling_is_found_in_the_divisors(tmp_path):
         assert GgufFile(write(tmp_path / "n.gguf", expected, stored)).config
 
 
+@pytest.mark.parametrize(
+    ("extra", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.5}, 2.5),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, 8.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 8.0}, None),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scale_linear": 1.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+    ],
+)
+def test_linear_rope_scaling_as_llama_cpp_reads_it(tmp_path, extra, factor):
+    """An absent type is linear, and the older name of the factor counts where the other lacks."""
+    config, tensors, _ = golden("llama")
+    extra = {f"llama.{key}": value for key, value in extra.items()}
+    read = GgufFile(write(tmp_path / "m.gguf", config, tensors, extra=extra)).config
+    assert read.rope_scaling == (None if factor is None else LinearScaling(factor=factor))
+
+
 Q, EMBEDDING = "model.layers.1.self_attn.q_proj.weight", "model.embed_tokens.weight"
 BIAS = {"model.layers.0.mlp.gate_proj.bias": np.ones(48, np.float32)}
 NARROW = {"model.layers.0.mlp.down_proj.weight": np.ones((32, 40), np.float32)}
@@ -236,6 +257,11 @@ NARROW = {"model.layers.0.mlp.down_proj.weight": np.ones((32, 40), np.float32)}
             r"blk\.0\.ffn_down\.weight of .*m\.gguf has shape \(32, 40\), .* \(32, 48\)",
         ),
         ({}, {"extra": {"llama.rope.scaling.type": "yarn"}}, "'yarn' rope scaling"),
+        (
+            {"rope_freqs.weight": np.ones(4, np.float32)},
+            {"extra": {"llama.rope.scaling.factor": 4.0}},
+            r"linear rope scaling by 4\.0 beside the scaling of the tensor rope_freqs",
+        ),
         (
             {},
             {"extra": {"llama.attention.sliding_window": 16}},

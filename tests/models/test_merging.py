@@ -216,6 +216,19 @@ def test_adapters_are_averaged_as_products():
     assert not np.allclose(apart, expected["layers"]["0"]["attention"]["q"]["kernel"], atol=1e-3)
 
 
+def test_an_adapter_of_another_rank_is_not_merged():
+    """Its scale would be that of another adapter; experts have their own axis before the rank."""
+    base = {"q": {"kernel": jnp.ones((4, 5))}, "experts": {"up": {"kernel": jnp.ones((3, 4, 5))}}}
+    for target, path in (("q", "q"), ("up", "experts/up")):
+        config = LoRAConfig(rank=2, targets=(target,))
+        adapter = init_lora(base, config)
+        assert_same(merge_lora(Adapted(base, adapter), config), base)
+        _, wide = average_lora([adapter, adapter], config=config)
+        message = f"merge_lora: .* has rank 4, but the adapter of '{path}' has rank 2"
+        with pytest.raises(ValueError, match=message):
+            merge_lora(Adapted(base, adapter), wide)
+
+
 OTHER = {name: A[name] for name in ("head", "count")}
 
 

@@ -1,17 +1,25 @@
 """Names become files; fetching is watched through stand-ins, no network is used."""
 
 import hashlib
+import importlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import tokenizers
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from jaxrl_llm.data import load_tokenizer
 from jaxrl_llm.models import load_model, save_safetensors
@@ -170,6 +178,54 @@ def test_weights_are_fetched_last(tmp_path, monkeypatch):
     assert asked == [False, True]
 
 
+def answer(status, kind=HfHubHTTPError):
+    """The error of huggingface_hub for an answer of the Hub."""
+    return kind("a story", response=SimpleNamespace(status_code=status, headers={}, request=None))
+
+
+def not_local(reason):
+    """The error where a repository is neither reached, for a reason, nor in the cache."""
+    error = LocalEntryNotFoundError("a story")
+    error.__cause__ = reason
+    return error
+
+
+def of_transport(name):
+    """An error of the HTTP library of huggingface_hub: none of OSError."""
+    library = importlib.import_module(HTTPError.__module__.partition(".")[0])
+    error = getattr(library, name)("a story")
+    assert not isinstance(error, OSError)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "words"),
+    [
+        (
+            answer(401, RepositoryNotFoundError),
+            FileNotFoundError,
+            "no Hugging Face repository 'owner/name', or it is private: log in with access to it$",
+        ),
+        (answer(403, GatedRepoError), PermissionError, "'owner/name' needs a login that has acce"),
+        (answer(401), PermissionError, r"denies access to .*'owner/name' \(HTTP status 401\)"),
+        (not_local(answer(403)), PermissionError, r"denies access .* \(HTTP status 403\)"),
+        (answer(429), ConnectionError, "'owner/name' could .* answered with HTTP status 429$"),
+        (not_local(answer(503)), ConnectionError, "the Hub answered with HTTP status 503$"),
+        (of_transport("ReadError"), ConnectionError, r"\(ReadError\); is this machine offline"),
+        (of_transport("ProxyError"), ConnectionError, r"\(ProxyError\); is this machine offline"),
+        (not_local(of_transport("ConnectError")), ConnectionError, "is this machine offline"),
+    ],
+)
+def test_why_a_repository_is_not_fetched(monkeypatch, tmp_path, failure, error, words):
+    def fail(repository, **_):
+        raise failure
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(error, match=words):
+        resolve("owner/name")
+
+
 @pytest.mark.parametrize(
     ("name", "failure", "error", "words"),
     [
@@ -192,7 +248,7 @@ def test_weights_are_fetched_last(tmp_path, monkeypatch):
             ConnectionError,
             "'no-owner/no-name' is not in the local cache",
         ),
-        ("own er/na me", None, FileNotFoundError, "no Hugging Face repository 'own er/na me'"),
+        ("own er/na me", None, FileNotFoundError, "no Hugging Face repository 'own er/na me'$"),
     ],
 )
 def test_hugging_face_fails(monkeypatch, tmp_path, name, failure, error, words):

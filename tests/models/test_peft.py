@@ -112,3 +112,31 @@ def test_an_adapter_of_another_model(tmp_path):
     adapter = init_lora(tiny_model()[1], lora)
     with pytest.raises(ValueError, match="no linear layer 'layers/1/attention/k'"):
         save_adapter(adapter, tmp_path, lora=lora, config=model.config)
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        (LoRAConfig(), "the configuration has no rank"),
+        (
+            LoRAConfig(rank=4),
+            r"a of 'layers/0/attention/k' has shape \(32, 2\), but rank 4 .* \(32, 4\)",
+        ),
+    ],
+)
+def test_a_configuration_of_another_rank(tmp_path, lora, message):
+    """PEFT would not load it, or would multiply it by another factor."""
+    model, params = tiny_model(num_layers=1)
+    adapter = init_lora(params, LoRAConfig(rank=2))
+    with pytest.raises(ValueError, match=f"save_adapter: {message}"):
+        save_adapter(adapter, tmp_path / "new", lora=lora, config=model.config)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_adapter_of_a_wider_model(tmp_path):
+    model, _ = tiny_model(num_layers=1)
+    lora = LoRAConfig(rank=2, targets=("q$",))
+    adapter = init_lora(tiny_model(num_layers=1, num_heads=8)[1], lora)
+    message = r"b of 'layers/0/attention/q' has shape \(2, 64\), but .* ask for \(2, 32\)"
+    with pytest.raises(ValueError, match=message):
+        save_adapter(adapter, tmp_path, lora=lora, config=model.config)
