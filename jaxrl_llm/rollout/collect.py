@@ -209,9 +209,8 @@ def collect(
                     f"collector {collector!r} neither completes the batch of {num_groups} groups "
                     f"nor asks for more, after {len(book.asked)} groups."
                 )
-            # Rows of the sampler that would be empty sample what may be asked for next; a collector
-            # with a width asks for more of the same groups.
-            if width_of(collector, group_size) == group_size and (spare := backend.spare()):
+            # Rows of the sampler that would be empty sample what may be asked for next.
+            if declares(collector, "asks_ahead") and (spare := backend.spare()):
                 backend.submit(book.ahead(spare))
             book.finished |= backend.wait()
             book.take()
@@ -273,6 +272,7 @@ class _Book:
         self.requests: list[Request] = []
         self.outcomes: list[Outcome | None] = []
         self.asked: list[Asked] = []
+        self._known: set[Asked] = set()  # the same
         self.finished: dict[Asked, Graded] = {}  # also of groups that are not asked for yet
         self.waiting = 0
         self._open: dict[Asked, int] = {}  # asked for and without an outcome, by their places
@@ -301,6 +301,14 @@ class _Book:
     def ask(self, requests: Sequence[Request]) -> list[Asked]:
         """Enters requests; those that nothing samples yet."""
         resolved = self._resolve(requests)
+        for each in resolved:
+            if each in self._known:
+                raise ValueError(
+                    f"collector {self.collector!r} asks twice for the draws of rollouts "
+                    f"{each.request.draws_of} of request {each.request.extends}, in equal "
+                    "requests; use the outcome of the first one twice."
+                )
+            self._known.add(each)
         self._open |= {each: i for i, each in enumerate(resolved, len(self.asked))}
         self._planned -= sum(each in self._submitted for each in resolved)
         self._number += sum(request.rollouts for request in requests if not request.draws_of)

@@ -19,6 +19,7 @@ from jaxrl_llm.curation import (
     refill,
     two_phase,
 )
+from jaxrl_llm.curation.collectors.protocol import declares, sized
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
@@ -206,6 +207,8 @@ def test_what_beliefs_cannot_take_is_one_sentence(reward, score, message):
 
 class Wandering:
     """Asks for a group that it did not propose, so that the numbers of those ahead shift."""
+
+    asks_ahead = True
 
     def init(self, num_prompts):
         return ()
@@ -515,6 +518,7 @@ class Demonstrated:
     """Refills with complete responses and texts, which are sampled ahead like any other."""
 
     sends_text: bool = True
+    asks_ahead: bool = True
 
     def init(self, num_prompts):
         return ()
@@ -554,11 +558,8 @@ class OnceEach:
         return in_order().observe(state, collection)
 
 
-def test_a_source_with_few_prompts_left_completes_its_batch():
-    """The sampler has seven rows to spare, and one prompt is left to sample ahead."""
-
-    def not_the_third(rewards):
-        return np.broadcast_to((np.arange(len(rewards)) != 2)[:, None], rewards.shape)
+def rounds_of_numbers(size, rounds, grade):
+    """The sampler's backend for so many groups; the tokens are the numbers of the requests."""
 
     def round_of(prompts, ids):
         rounds.append(ids[:, 0].tolist())
@@ -575,8 +576,18 @@ def test_a_source_with_few_prompts_left_completes_its_batch():
             version=zeros.astype(np.int32),
         )
 
-    rounds, size, more = [], 8, {"decode": str, "grade": grade}
-    backend = SamplerBackend(round_of, QUESTIONS, num_groups=size, group_size=G, **more)
+    more = {"decode": str, "grade": grade}
+    return SamplerBackend(round_of, QUESTIONS, num_groups=size, group_size=G, **more)
+
+
+def test_a_source_with_few_prompts_left_completes_its_batch():
+    """The sampler has seven rows to spare, and one prompt is left to sample ahead."""
+
+    def not_the_third(rewards):
+        return np.broadcast_to((np.arange(len(rewards)) != 2)[:, None], rewards.shape)
+
+    rounds, size = [], 8
+    backend = rounds_of_numbers(size, rounds, grade)
     collector = refill(not_the_third, max_rounds=2, source=OnceEach(10))
     batch = collect(
         collector,
@@ -592,6 +603,65 @@ def test_a_source_with_few_prompts_left_completes_its_batch():
     assert batch.places == [0, 1, 3, 4, 5, 6, 7, 8] and batch.where.all()
     # Of the second round, two rows are of groups, and the others repeat the first.
     assert rounds[1] == [8 * G, 9 * G] + [8 * G] * 6 and len(rounds) == 2
+
+
+def test_a_replayed_batch_samples_and_grades_only_what_it_needs():
+    """Stored groups leave half of the sampler's rows empty."""
+
+    def mixed_grade(questions, texts):
+        graded.extend(questions)
+        sizes = [g for group in texts for g in range(len(group))]
+        rewards = np.float32(np.arange(len(sizes)) % 2)
+        return Scores(rewards, {}, np.zeros(len(sizes), bool))
+
+    graded, rounds, size = [], [], 8
+    collector = sized(
+        jr.curation.replayed(capacity=size, share=0.5),
+        group_size=G,
+        max_new_tokens=2,
+        num_groups=size,
+    )
+    state, needed = collector.init(N), []
+    for step in range(2):
+        batch = collect(
+            collector,
+            state,
+            KEY,
+            rounds_of_numbers(size, rounds, mixed_grade),
+            QUESTIONS,
+            next_places=range,
+            num_groups=size,
+            group_size=G,
+            step=step,
+            limits=Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259),
+        )
+        state = batch.state
+        needed.append((len(graded), batch.tokens))
+        graded.clear()
+    assert needed == [(8, 8 * G * 2), (4, 4 * G * 2)] and len(rounds) == 2
+
+
+def test_what_is_built_of_refill_samples_ahead():
+    one = refill(jr.curation.informative_groups)
+    for collector in (one, jr.curation.replayed(capacity=4, share=0.5, source=one)):
+        assert declares(collector, "asks_ahead")
+    for collector in (in_order(), jr.curation.predicted(len, len), jr.curation.judged()):
+        assert not declares(collector, "asks_ahead")
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_same_draws_are_asked_for_once(together):
+    class Twice(type(in_order())):
+        def observe(self, state, collection):
+            asked = len(collection.requests)
+            if asked < P or None in collection.outcomes[:P]:
+                return super().observe(state, collection)
+            again = (Request(1, extends=0, draws_of=(0,)),)
+            return Decision(requests=again * 2 if together else again), state
+
+    with pytest.raises(ValueError) as error:
+        play(Twice(), Shuffled(0))
+    assert "asks twice for the draws of rollouts (0,) of request 0" in str(error.value)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 4, 2 * P])

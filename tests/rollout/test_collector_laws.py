@@ -377,6 +377,22 @@ COLLECTORS = {
         share=0.25,
         source=curation.mixed((HALF_JUDGED, 0.5), (curation.in_order(), 0.5)),
     ),
+    # A smaller batch, which is divided again.
+    "replayed paraphrases": curation.replayed(
+        capacity=5,
+        share=0.5,
+        source=curation.mixed((curation.paraphrased(), 0.5), (curation.in_order(), 0.5)),
+    ),
+    # What is built of a collector whose next groups are sampled ahead.
+    "replayed refill": curation.replayed(
+        capacity=5, share=0.5, source=curation.refill(informative_groups)
+    ),
+    "replaced refill": curation.replayed(
+        capacity=5, replace=informative_groups, source=curation.refill(informative_groups)
+    ),
+    "downsampled refill": curation.downsampled(
+        curation.resample_on_correct, source=curation.refill(informative_groups)
+    ),
     # Responses that begin with a prefix.
     "budgeted prefixes": curation.budgeted((2, 4, 8), source=PREFIXES),
     "pruned prefixes": curation.pruned(likely, limit=3, source=PREFIXES),

@@ -23,6 +23,9 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 
+# What a rule may read besides the components of the reward.
+_OWN_NAMES = ("rewards", "where", "lengths", "truncated", "count", "key")
+
 
 class DownsampledState(NamedTuple):
     """State of :func:`downsampled`.
@@ -92,6 +95,7 @@ class _Downsampled:
         context["count"] = most
         context["lengths"] = np.zeros(shape, np.int32)
         context["truncated"] = np.zeros(shape, bool)
+        components: dict[str, np.ndarray] = {}
         for p, row in enumerate(rows):
             for g, (i, j) in enumerate(row.members):
                 outcome = collection.outcome(i)
@@ -100,14 +104,14 @@ class _Downsampled:
                 if row.rewards is not None:
                     context["rewards"][p, g] = row.rewards[g]
                 for name, values in outcome.reward_components.items():
-                    if name not in context:
+                    if name not in components:
                         self._check_component(name)
-                        context[name] = np.zeros(shape, np.float32)
-                    context[name][p, g] = values[j]
+                        components[name] = np.zeros(shape, np.float32)
+                    components[name][p, g] = values[j]
         with on_host():
             if self._draws:
                 context["key"] = jax.random.wrap_key_data(state.key)
-            times = np.asarray(call_with(self.rule, context=context))
+            times = np.asarray(call_with(self.rule, context=components | context))
         checks.check_shape(repr(self), "the rule's result", times, shape)
         if times.dtype.kind not in "biu":
             raise ValueError(f"{self!r}: the rule must return bool or integers; got {times.dtype}.")
@@ -127,7 +131,14 @@ class _Downsampled:
         return Decision(rows=tuple(chosen)), DownsampledState(state.key, source)
 
     def _check_component(self, name: str) -> None:
-        if name in accepted(self.rule) and declares(self.source, "lacks_components"):
+        if name not in accepted(self.rule):
+            return
+        if name in _OWN_NAMES:
+            raise ValueError(
+                f"{self!r}: the rule reads {name!r}, which is also the name of a component of the "
+                "run's reward; rename the component."
+            )
+        if declares(self.source, "lacks_components"):
             raise ValueError(
                 f"{self!r}: the rule reads the component {name!r}, but the run's reward does not "
                 f"grade all responses of the source. {GRADED_BY_RUN}"
@@ -173,8 +184,8 @@ def downsampled(
     Raises:
       TypeError: If ``rule`` is not a function.
       ValueError: If ``oversample`` is not an integer above 0; in a run, if the rule selects more
-        than G rollouts of a group, or names a component of a reward that does not grade all
-        responses of the source.
+        than G rollouts of a group, names a component of a reward that does not grade all responses
+        of the source, or reads a name of those above that a component has as well.
 
     Example:
       >>> import jaxrl_llm as jr

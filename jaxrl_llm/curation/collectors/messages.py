@@ -65,6 +65,7 @@ class SeveralMessages:
     source: Collector
 
     sends_text = True
+    always_sends_text = True
     asks_again = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "SeveralMessages":
@@ -103,9 +104,8 @@ class SeveralMessages:
                 requests.append(resized(proposed[group - begun], rollouts)._replace(text=text))
         return tuple(requests), state
 
-    def _observe(self, state, collection: Collection, prompts: int):
-        """Asks for so many prompts; the decision and the state once all have finished, or None."""
-        wanted = prompts * len(self._messages(collection))
+    def _observe(self, state, collection: Collection, wanted: int):
+        """Asks for so many messages; the decision, the state and whether all have finished."""
         if (missing := wanted - len(collection.requests)) > 0:
             return Decision(ask=missing), state, False
         if collection.waiting:
@@ -149,8 +149,8 @@ class _Paraphrased(SeveralMessages):
             )
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        each = len(collection.data[0]["paraphrases"])
-        decision, state, done = self._observe(state, collection, collection.num_groups // each)
+        # A part of a batch may end within the paraphrases of its last question.
+        decision, state, done = self._observe(state, collection, collection.num_groups)
         if not done:
             return decision, state
         requests = enumerate(collection.requests)
@@ -192,10 +192,10 @@ class _Budgeted(SeveralMessages):
             )
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        decision, state, done = self._observe(state, collection, collection.num_groups)
+        each = len(self.budgets)
+        decision, state, done = self._observe(state, collection, collection.num_groups * each)
         if not done:
             return decision, state
-        each = len(self.budgets)
         rows = []
         for first in range(0, len(collection.requests), each):
             places = range(first, first + each)
@@ -219,8 +219,9 @@ def paraphrased(*, source: Collector | None = None) -> Collector:
         rows n N to n N + N - 1 = the N paraphrases of question n, G rollouts each
 
     The data's column ``paraphrases`` is a list of N texts, with the same N for every row; P is a
-    multiple of N. The responses are graded as responses to the question, and train on the prompt
-    that they answer.
+    multiple of N. The fresh groups of a batch of :func:`replayed` may end within the paraphrases of
+    a question. The responses are graded as responses to the question, and train on the prompt that
+    they answer.
 
     Args:
       source: The collector that proposes the questions; None for :func:`in_order`.

@@ -13,6 +13,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     collector_parts,
+    declares,
     for_batch_of,
     on_host,
     sized,
@@ -57,10 +58,16 @@ class _Mixed:
         counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
         return counts.tolist()
 
+    def _part_ahead(self, num_groups: int) -> int:
+        """The last part that has groups, of those that ask for more if there are any."""
+        present = [k for k, n in enumerate(self.groups_of_sources(num_groups)) if n]
+        return max(present, key=lambda k: (declares(self.sources[k], "asks_ahead"), k))
+
     def propose(self, state, key, collection: Collection, count: int):
         asks = [decision.ask for decision, _ in self._decisions(state, collection)]
         # What is proposed beyond what is asked for only keeps a sampler busy.
-        asks[-1] += max(count - sum(asks), 0)
+        if (surplus := count - sum(asks)) > 0:
+            asks[self._part_ahead(collection.num_groups)] += surplus
         requests: list[Request] = []
         states = list(state)
         # Parts alike that share a key would choose the same prompts.
@@ -155,9 +162,9 @@ def mixed(*parts: tuple[Collector, float]) -> Collector:
 
         P_k = P share_k / sum of shares, rounded by the largest remainders
 
-    The rows are in the order of the parts, whose draws are independent unless they set the
-    same ``seed``. Prompts in the order of the data go to the part that requests next, so each
-    is used once.
+    The rows are in the order of their requests, at first that of the parts, whose draws are
+    independent unless they set the same ``seed``. Prompts in the order of the data go to the part
+    that requests next, so each is used once.
 
     Args:
       *parts: A collector and its share, above 0, each.

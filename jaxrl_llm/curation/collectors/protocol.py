@@ -25,6 +25,8 @@ collector built of others has their attributes (:func:`declares`):
 
 - ``sends_text = True``: requests with a ``text``. The prompt length is increased for it. The
   prompts of an environment are its first observations, so a run with one is rejected.
+- ``always_sends_text = True``: all of its requests have a ``text``, so there are no groups that
+  ``replayed`` could store. A collector built of several has it only if all of them do.
 - ``mixes_texts = True``: rows whose members train after different texts, which a denoising or flow
   model cannot score.
 - ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
@@ -55,6 +57,8 @@ collector built of others has their attributes (:func:`declares`):
   if it says so itself.
 - ``asks_again = True``: it requests more after groups have finished, selects among their rollouts
   or sets their rewards, so it cannot be the source of a collector that only uses its prompts.
+- ``asks_ahead = True``: after groups have finished it asks for further ones that do not depend on
+  them, the next of ``propose``, so rows that the whole-batch sampler has to spare sample these.
 - ``grades_apart = True``: rows whose responses are graded in several requests, so a reward that
   compares the responses of a group would not see all of them; a run with such a judge is rejected.
 - ``counts_groups = True``: its place in the data advances by the groups of a batch that it is
@@ -95,7 +99,7 @@ from jaxrl_llm.core import Array, ArrayTree, checks
 # policy; sampled for an earlier batch; an answer to a question about other rollouts.
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
 # Attributes that a collector built of others has only if all of them do.
-_OF_ALL_SOURCES = ("offline", "has_rewards")
+_OF_ALL_SOURCES = ("offline", "has_rewards", "always_sends_text")
 # All attributes that the module describes, but samples_nothing, which a mixture says of itself.
 DECLARATIONS = (
     *_OF_ALL_SOURCES,
@@ -115,6 +119,7 @@ DECLARATIONS = (
     "records_runner_up",
     "values_prefixes",
     "asks_again",
+    "asks_ahead",
     "grades_apart",
     "counts_groups",
     "repeats_starts",
@@ -545,7 +550,8 @@ def width_of(collector: Collector, group_size: int) -> int:
 def declares(collector: Any, name: str) -> bool:
     """Whether a collector, or one that it is built of, has this attribute with a true value.
 
-    One that is built of several is ``offline`` or ``has_rewards`` only if all of them are.
+    One that is built of several is ``offline``, or has ``has_rewards`` or ``always_sends_text``,
+    only if all of them do.
 
     Raises:
       ValueError: If no collector may have an attribute of this name.

@@ -32,6 +32,7 @@ class _Refill:
     source: Collector
 
     asks_again = True
+    asks_ahead = True
 
     # What the rule said of the outcomes of this batch, so that each is asked once: by identity.
     judged: dict[int, tuple[Outcome, bool]] = dataclasses.field(

@@ -12,7 +12,7 @@ REWARDS = [[1, 1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
 PENALTY = [[0.5, 0.0, 1.0, 0.2, 0.1, 0, 0, 0], [1.0] * 8]
 
 
-def outcome(place):
+def outcome(place, component="penalty"):
     size = len(REWARDS[place])
     return Outcome(
         prompt=place,
@@ -20,18 +20,18 @@ def outcome(place):
         where=np.ones(size, bool),
         lengths=np.full(size, 3, np.int32),
         truncated=np.zeros(size, bool),
-        reward_components={"penalty": np.float32(PENALTY[place])},
+        reward_components={component: np.float32(PENALTY[place])},
     )
 
 
-def chosen(collector, seed=0, where=None):
+def chosen(collector, seed=0, where=None, component="penalty"):
     """The rollouts of each row, after every prompt has finished."""
     state, key = collector.init(10), jax.random.key(seed)
     collection = Collection(P, G)
     decision, _ = collector.observe(state, collection)
     requests, state = collector.propose(state, key, collection, decision.ask)
     assert [request.rollouts for request in requests] == [8, 8]
-    outcomes = [outcome(0), outcome(1)]
+    outcomes = [outcome(0, component), outcome(1, component)]
     if where is not None:
         outcomes[1] = outcomes[1]._replace(where=np.array(where))
     halfway = collection._replace(requests=requests, outcomes=(None, outcomes[1]))
@@ -112,6 +112,21 @@ def test_a_rule_reads_no_component_that_some_responses_lack():
     with pytest.raises(ValueError, match="the component 'penalty', but the run's reward does not"):
         chosen(downsampled(jr.curation.resample_on_correct, source=Stored()))
     assert len(chosen(downsampled(jr.curation.contrasts, source=Stored()))) == P
+
+
+@pytest.mark.parametrize("name", ["count", "where", "rewards", "key"])
+def test_a_component_that_has_the_name_of_what_a_rule_reads_is_refused(name):
+    with pytest.raises(ValueError, match=f"reads '{name}', which is also the name of a component"):
+        chosen(downsampled(jr.curation.resample_groups), component=name)
+
+
+@pytest.mark.parametrize("name", ["count", "where", "lengths", "truncated"])
+def test_a_component_that_no_rule_reads_may_have_any_name(name):
+    def first_half(rewards):
+        return np.broadcast_to(np.arange(8) < G, rewards.shape)
+
+    rows = chosen(downsampled(first_half), component=name)
+    assert [members(row) for row in rows] == [[0, 1, 2, 3]] * P
 
 
 def test_rewards_that_a_source_gives_are_read_and_stay_with_their_rollouts():

@@ -435,6 +435,23 @@ def test_a_success_that_trains_after_the_plain_prompt_has_the_components_of_its_
     assert given and set(given) == {None}
 
 
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (curation.scaffold(TIERS, after="plain"), {}),
+        (curation.rethink(), {"rewards": second_thoughts}),
+    ],
+)
+def test_a_success_that_trains_after_the_plain_prompt_ended_as_it_did(policy, options):
+    def cut(request, outcome):
+        cut = tuple(x._replace(finish=LENGTH) for x in outcome.responses)
+        return outcome._replace(responses=cut)
+
+    requests, *_ = play(curation.hinted(policy), change=cut, **options)
+    given = [x.finish for r in requests if r.role == DEMONSTRATION for x in r.responses]
+    assert given and set(given) == {LENGTH}
+
+
 # --- repairs ---------------------------------------------------------------------------------
 
 
@@ -780,6 +797,21 @@ def test_more_of_a_group_that_began_with_a_prefix_begins_with_it():
     assert len(more.responses) == 2 and more.responses[0] is begins
     others = (begins, Response(np.int32([9])))
     assert more_of(Request(2, 3, responses=others), 2).responses == ()
+
+
+def test_what_a_mixture_proposes_ahead_is_of_a_part_that_has_groups_and_asks_for_more():
+    class Never(type(curation.in_order())):
+        def propose(self, state, key, collection, count):
+            raise AssertionError("it has no groups")
+
+    mixture = curation.mixed((curation.in_order(), 0.9), (Never(), 0.1))
+    requests, _ = mixture.propose(mixture.init(N), KEY, Collection(2, G), 5)
+    assert [request.round for request in requests] == [0] * 5
+    refill = curation.refill(curation.informative_groups)
+    mixture = curation.mixed((refill, 0.5), (curation.prefixed(), 0.5))
+    asked = Collection(2, G, requests=(Request(G), Request(G, round=1)), outcomes=(None, None))
+    requests, _ = mixture.propose(mixture.init(N), KEY, asked, 2)
+    assert [request.round for request in requests] == [0, 0]
 
 
 def test_parts_of_a_mixture_have_their_groups():

@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 import pytest
-from batches_of_collectors import RecordingSource
+from batches_of_collectors import RecordingSource, play_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome
 from jaxrl_llm.curation.collectors.messages import budget_message
+from jaxrl_llm.curation.collectors.protocol import sized
 
 DATA = [{"text": f"q{n}", "paraphrases": [f"a{n}", f"b{n}", f"c{n}"]} for n in range(8)]
 KEY = jax.random.key(0)
@@ -54,6 +55,37 @@ def test_each_paraphrase_is_a_row():
     assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
     assert [r.text(DATA[4]) for r in requests] == ["a4", "b4", "c4"] * 2
     assert [row.members for row in rows] == [tuple((i, g) for g in range(5)) for i in range(6)]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 5])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_part_of_a_batch_may_end_within_the_paraphrases_of_a_question(groups, one_by_one):
+    source = jr.curation.in_epochs(seed=1)
+    collector = jr.curation.paraphrased(source=source)
+    requests, rows, state = play(collector, backwards, groups=groups, one_by_one=one_by_one)
+    assert [r.extends for r in requests] == [None, 0, 0, None, 3][:groups]
+    assert [row.members[0][0] for row in rows] == list(range(groups))
+    expected, _ = source.propose(source.init(len(DATA)), KEY, Collection(groups, 5), 3)
+    following, _ = source.propose(state, KEY, Collection(groups, 5), 1)
+    assert following[0].prompt == expected[-(-groups // 3)].prompt
+
+
+def test_stored_groups_leave_a_mixture_any_number_of_paraphrases():
+    mixture = jr.curation.mixed((jr.curation.paraphrased(), 0.75), (jr.curation.in_order(), 0.25))
+    collector = sized(
+        jr.curation.replayed(capacity=8, share=0.5, source=mixture), group_size=2, max_new_tokens=2
+    )
+
+    def answer(request, i):
+        if request.responses:
+            return outcome(i % 8, 2)._replace(responses=request.responses)
+        tokens = (jr.curation.Response(np.int32([i]), np.zeros(1), np.zeros(1)),) * 2
+        return outcome(i % 8, 2)._replace(responses=tokens)
+
+    state = collector.init(len(DATA))
+    for step in range(3):
+        rows, state, _ = play_batch(collector, state, Collection(4, 2, step, data=DATA), answer)
+        assert len(rows) == 4
 
 
 def test_each_budget_gets_a_part_of_the_group():

@@ -260,6 +260,22 @@ def test_a_source_that_replays_groups_itself_is_refused(options):
             replayed(capacity=4, source=source, **options)
 
 
+@pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
+def test_a_source_that_always_sends_a_text_is_refused(options):
+    budgeted, paraphrased = jr.curation.budgeted((2, 4)), jr.curation.paraphrased()
+    for source in (
+        budgeted,
+        paraphrased,
+        jr.curation.mixed((budgeted, 0.5), (paraphrased, 0.5)),
+        jr.curation.downsampled(jr.curation.resample_on_correct, source=budgeted),
+    ):
+        with pytest.raises(ValueError, match="replayed: source .* sends a text in place of each"):
+            replayed(capacity=4, source=source, **options)
+    # Groups without a text can be stored.
+    replayed(capacity=4, source=jr.curation.mixed((budgeted, 0.5), (in_order(), 0.5)), **options)
+    replayed(capacity=4, source=jr.curation.experienced(), **options)
+
+
 def test_a_source_that_values_prefixes_is_refused():
     source = jr.curation.valued(jr.bind(jr.curation.stretch_starts, length=3))
     with pytest.raises(ValueError, match="the buffer stores no segments of responses"):

@@ -310,6 +310,7 @@ class _Rethink(_Ladder):
         chosen = tuple(
             Response(
                 outcome.responses[i].tokens,
+                finish=outcome.responses[i].finish,
                 reward=None if outcome.reward_components else float(outcome.rewards[i]),
             )
             for i in np.flatnonzero(right)

@@ -63,7 +63,8 @@ class _Scaffold(HintedPolicy):
         outcome = hinted[level][1]
         # A response with its reward has no components, so it is graded again if there are any.
         reward = None if outcome.reward_components else float(outcome.rewards[0])
-        plain = Response(outcome.responses[0].tokens, reward=reward)
+        right = outcome.responses[0]
+        plain = Response(right.tokens, finish=right.finish, reward=reward)
         return [Request(1, responses=(plain,), sampled=False, role=DEMONSTRATION)]
 
     def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
