@@ -196,7 +196,15 @@ def make_optimizer(config: OptimizerConfig, *, updates: int = 1) -> optax.Gradie
         )
     if config.max_grad_norm is None:
         return moves
-    return optax.chain(clip_by_norm(config.max_grad_norm), moves)
+    return ClippedOptimizer(*optax.chain(clip_by_norm(config.max_grad_norm), moves))
+
+
+class ClippedOptimizer(optax.GradientTransformationExtraArgs):
+    """What :func:`make_optimizer` returns with a bound; its ``update`` takes the gradient's norm.
+
+    An optax wrapper around it is of another class. Wrappers pass extra arguments on even where they
+    change the gradient, so a step gives the norm to this class alone.
+    """
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -254,7 +262,8 @@ def apply_if_finite(
     without matrix products is therefore computed twice, which costs less than the copy.
 
     Args:
-      optimizer: Any optax transformation; if it takes extra arguments, it receives ``grad_norm``.
+      optimizer: Any optax transformation. One of :func:`make_optimizer` that is not wrapped in
+        another receives ``grad_norm``.
       carry: Parameters and the optimizer's state.
       loss: ``[]``.
       grads: Gradient of the loss.
@@ -271,11 +280,11 @@ def apply_if_finite(
     if scale is not None:
         applied &= jnp.isfinite(scale)
 
-    update = optax.with_extra_args_support(optimizer).update
+    known = {"grad_norm": norm} if isinstance(optimizer, ClippedOptimizer) else {}
 
     def changed(grads, carry):
         params, opt_state = carry
-        changes, opt_state = update(grads, opt_state, params, grad_norm=norm)
+        changes, opt_state = optimizer.update(grads, opt_state, params, **known)
         if scale is not None:
             changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
         return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)

@@ -344,6 +344,8 @@ def begin(
 
     An error in the configuration is raised on entry and leaves no new folder.
     """
+    if allow_changed and not resume:
+        raise ValueError("train: allow_changed has no effect without resume.")
     remember(find_secrets(config))
     config = with_mesh_sizes(config)  # on which it depends how many minibatches a batch has
     opened = RunFolder(

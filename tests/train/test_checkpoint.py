@@ -420,6 +420,79 @@ def test_what_is_not_damage_is_not_passed_over(tmp_path, monkeypatch, error, rea
         checkpoints.restore(make_state()[1])
 
 
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_intact_one_of_the_same_step_is_replaced(tmp_path):
+    checkpoints, _ = save_steps(tmp_path, 1)
+    _, state = make_state(seed=9, step=1)
+    checkpoints.save(state)
+    checkpoints.wait()
+    assert names(tmp_path) == ["step_00000001"]
+    assert_same(checkpoints.restore(make_state()[1]), state)
+
+
+def test_a_damaged_one_of_the_same_step_is_kept(tmp_path):
+    checkpoints, _ = save_steps(tmp_path, 1)
+    truncate(checkpoints.path(1))
+    _, state = make_state(seed=9, step=1)
+    checkpoints.save(state)  # which no restore has passed over
+    checkpoints.wait()
+    assert names(tmp_path) == ["step_00000001", "step_00000001.damaged"]
+    assert_same(checkpoints.restore(make_state()[1]), state)
+
+
+@pytest.mark.parametrize("goes_on", ["restore", "save", "sweep"])
+def test_a_kill_while_one_is_replaced_costs_no_checkpoint(tmp_path, goes_on):
+    """The folders as each instant of a save of the same step leaves them."""
+    model, state = make_state(step=1)
+    saves, copies, rename = Checkpoints(tmp_path / "run", model=model), [], Path.rename
+
+    def copied(path, target):
+        copies.append(tmp_path / f"killed {len(copies)}")
+        shutil.copytree(tmp_path / "run", copies[-1])
+        return rename(path, target)
+
+    states = [state, make_state(seed=9, step=1)[1]]
+    saves.save(states[0])
+    saves.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", copied)
+        saves.save(states[1])
+        saves.wait()
+    left = [names(folder) for folder in copies]
+    one, old, new = (f"step_00000001{x}" for x in ("", ".replaced", ".unfinished"))
+    assert left[-3:] == [[one, new], [old, new], [one, old]]
+    for folder, expected in zip(copies[-3:], (states[0], states[0], states[1]), strict=True):
+        again = Checkpoints(folder, model=model)
+        if goes_on == "save":
+            again.save(make_state(step=2)[1])
+            again.wait()
+            assert names(folder) == [one, "step_00000002"]
+        elif goes_on == "sweep":
+            again.sweep()
+            assert names(folder) == [one]
+        assert_same(again.restore(make_state()[1], step=1), expected)
+
+
+def test_one_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    checkpoints, states = save_steps(tmp_path, 1)
+    rename = Path.rename
+
+    def fails(path, target):
+        if path.name.endswith(".unfinished"):
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    checkpoints.save(make_state(seed=9, step=1)[1])
+    with pytest.raises(CheckpointError, match="permission denied; the one of step 1 stands"):
+        checkpoints.wait()
+    assert names(tmp_path) == ["step_00000001"]
+    assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+
 def test_what_a_killed_save_left_is_swept(tmp_path):
     for left in ("step_00000001.unfinished", "step_00000001.unfinished.orbax-checkpoint-tmp-17"):
         (tmp_path / left).mkdir()

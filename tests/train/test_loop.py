@@ -98,6 +98,22 @@ def test_resume_is_exact(whole_run, tmp_path):
         assert {k: row[k] for k in numbers} == {k: other[k] for k in numbers}
 
 
+def test_a_run_goes_on_from_a_checkpoint_that_was_being_replaced(tmp_path):
+    first = train(tiny_run(tmp_path, steps=1))
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    saved.rename(saved.with_suffix(".replaced"))  # where a kill left it, without another one
+    again = train(tiny_run(tmp_path, steps=1), resume=True)
+    assert_same(again.state, first.state)
+    assert list((tmp_path / "checkpoints").iterdir()) == [saved]
+    assert len(again.history) == 1
+
+
+def test_changes_are_allowed_only_to_a_run_that_goes_on(tmp_path):
+    with pytest.raises(ValueError, match=r"train: allow_changed has no effect without resume\."):
+        train(tiny_run(tmp_path / "run"), allow_changed=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_resume_drops_what_came_after_the_last_good_checkpoint(whole_run, tmp_path):
     expected, _ = whole_run
     config = tiny_run(tmp_path, checkpoint=CheckpointConfig(every=2))

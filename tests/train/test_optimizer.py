@@ -107,6 +107,53 @@ def test_gradients_are_shortened_by_the_norm_that_is_known(length):
     np.testing.assert_allclose(told["b"], -0.5 * grads["b"] / 4, rtol=1e-6)
 
 
+SGD = OptimizerConfig(name="sgd", learning_rate=1.0, b1=0.0, max_grad_norm=1.0)
+WRAPPED = {  # the wrapper, the norm of the gradient before it, and that of the update
+    "scaled": (lambda inner: optax.chain(optax.scale(10.0), inner), 0.5, 1.0),
+    "followed": (lambda inner: optax.chain(inner, optax.scale(2.0)), 3.0, 2.0),
+    "masked": (lambda inner: optax.masked(inner, {"a": True, "b": False}), 1.5, 2**0.5),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.usefixtures("platform")
+def test_a_wrapped_optimizer_bounds_the_gradient_that_it_gets(name):
+    """Wrappers pass extra arguments on, also where they change the gradient."""
+    wrap, length, expected = WRAPPED[name]
+    optimizer = wrap(make_optimizer(SGD))
+    grads = jax.tree.map(lambda x: x * length / 1.5, GRADS)
+    carry = (PARAMS, optimizer.init(PARAMS))
+    _, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), grads)
+    np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-6)
+    np.testing.assert_allclose(metrics["update_norm"], expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("platform")
+def test_the_mean_of_several_gradients_is_bounded_by_its_own_norm():
+    optimizer = optax.MultiSteps(make_optimizer(SGD), 2).gradient_transformation()
+    carry, norms = (PARAMS, optimizer.init(PARAMS)), []
+    for factor in (8.0, 0.1):  # the mean has a norm above 6, the second gradient one of 0.15
+        grads = jax.tree.map(functools.partial(jnp.multiply, factor), GRADS)
+        carry, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), grads)
+        norms.append(float(metrics["update_norm"]))
+    np.testing.assert_allclose(norms, [0.0, 1.0], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("platform")
+def test_a_step_computes_the_norm_of_its_gradient_once(monkeypatch):
+    calls, norm = [], module.trees.norm
+    monkeypatch.setattr(module.trees, "norm", lambda tree: calls.append(1) or norm(tree))
+
+    def count(optimizer):
+        calls.clear()
+        step = functools.partial(module.apply_if_finite, optimizer)
+        jax.make_jaxpr(step)((PARAMS, optimizer.init(PARAMS)), jnp.float32(2.0), GRADS)
+        return len(calls)
+
+    unbounded = count(make_optimizer(dataclasses.replace(SGD, max_grad_norm=None)))
+    assert count(make_optimizer(SGD)) == unbounded < count(optax.chain(make_optimizer(SGD)))
+
+
 BAD = {
     "loss": {"loss": NAN},
     "infinite loss": {"loss": INF},

@@ -4,6 +4,10 @@ A checkpoint is a folder ``step_00000010``. It is written under another name and
 complete, has its checksums and is on disk, so a folder of that name is complete or was damaged
 later. A damaged checkpoint is skipped with a warning. The next save renames it to
 ``step_00000010.damaged`` and deletes nothing because of it.
+
+A save of a step that has an intact checkpoint replaces it: the old folder becomes
+``step_00000010.replaced``, the new one takes its name, and the old one is deleted. A kill between
+these two renames leaves both complete, and the next restore or save puts the old one back.
 """
 
 import contextlib
@@ -42,6 +46,7 @@ from jaxrl_llm.train.checkpoint.serialization import (
 from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
+_REPLACED = ".replaced"  # the suffix of an intact one while another of its step takes its name
 # The name, and in the metadata the key, of what is saved with the state.
 _EXTRAS, _UPDATES = "extras", "updates"  # in the metadata
 # Seconds that a process with an error waits for the others to reach the same point.
@@ -232,10 +237,13 @@ class Checkpoints:
             unfinished = self._unfinished(step)
             record.write_record(unfinished, notes, step=step)
             files.sync_all(unfinished)
-            self._set_aside(step)
+            replaced = self._make_way(step)
             unfinished.rename(self.path(step))
             files.sync(self.folder)  # before older ones are deleted
             try:
+                if replaced is not None:
+                    # Under this name, what may be left of it is swept, never put back.
+                    shutil.rmtree(replaced.rename(unfinished))
                 for damaged in list(self._passed):
                     self._set_aside(damaged)
                 steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
@@ -262,6 +270,18 @@ class Checkpoints:
             pool.shutdown(wait=False)
             self._pending = _Pending(step, finishing, required, self.last, size)
             self.last = step
+
+    def _make_way(self, step: int) -> Path | None:
+        """Renames the checkpoint that a step has; returns its new name if it may be deleted.
+
+        One that may not was skipped as damaged, or differs from its record.
+        """
+        if not (path := self.path(step)).exists():
+            return None
+        if step in self._passed or not _is_intact(path, step):
+            self._set_aside(step)
+            return None
+        return path.rename(path.with_suffix(_REPLACED))
 
     def _set_aside(self, step: int) -> None:
         """Renames a damaged checkpoint that was skipped."""
@@ -334,10 +354,23 @@ class Checkpoints:
             warnings.warn(f"{told}. The run goes on.", stacklevel=4)
 
     def sweep(self) -> None:
-        """Removes the remains of interrupted saves; call it only while no save is running."""
+        """Removes the remains of interrupted saves; call it only while no save is running.
+
+        A checkpoint that such a save had not yet replaced gets its name back.
+        """
         if jax.process_index() == 0:
+            self._put_back()
             for path in self.folder.glob(f"step_*{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _put_back(self) -> None:
+        """Gives the checkpoints their names back that a save was killed before it replaced."""
+        for path in self.folder.glob(f"step_*{_REPLACED}"):
+            if (place := path.with_suffix("")).exists():  # killed after it was replaced
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):  # a folder that may only be read
+                    path.rename(place)
 
     def restore(
         self, like: TrainState, *, step: int | None = None, any_precision: bool = False
@@ -353,6 +386,8 @@ class Checkpoints:
           ValueError: If the checkpoint belongs to another model, optimizer, recipe or run.
           CheckpointError: If there is none, or none can be read.
         """
+        if self._pending is None:  # a save under way may be between its two renames
+            processes.from_first(self._put_back)
         wanted = fingerprint(self.model, like) | self.run
         if any_precision:
             wanted["model"] = without_precision(config_text(self.model.config))
@@ -437,6 +472,15 @@ class Checkpoints:
         tree, place = read_last(paths, like, wanted, partial=partial)
         self.last, self._passed = steps[place], steps[place + 1 :]
         return tree
+
+
+def _is_intact(path: Path, step: int) -> bool:
+    """Whether a checkpoint agrees with its record; one that cannot be read does not."""
+    try:
+        record.check_record(path, step=step)
+    except Exception:  # a damaged record may hold anything
+        return False
+    return True
 
 
 def _patience(size: int) -> float:
