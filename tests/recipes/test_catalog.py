@@ -214,7 +214,7 @@ def test_a_method_is_whole_with_a_preset_or_commands_and_nothing_missing():
     assert {m.key for m in catalog.CATALOG if m.commands} == {"merge", "mwa", "salsa_soup_ref"}
     assert not in_part("gspo").whole
     missing = {m.preset for m in catalog.CATALOG if m.missing}
-    assert {"grpo", "dr_grpo", "gspo", "mssr", "ppo_max", "eggroll"}.isdisjoint(missing)
+    assert {"grpo", "dr_grpo", "gspo", "mssr", "gae_token", "eggroll"}.isdisjoint(missing)
 
 
 def test_what_peers_confirmed_are_functions_of_the_catalog():

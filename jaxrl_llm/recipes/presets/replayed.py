@@ -40,8 +40,8 @@ def rollout_replay(
 
     References:
       DOTS (arXiv:2506.05316), rollout replay, with the 8 updates per batch of the released script;
-      with its selection of prompts it is :func:`dots`. There a new group of equal rewards also
-      removes the stored group of its prompt.
+      with its selection of prompts it is :func:`dots`. There groups of equal rewards are stored
+      and replayed too, and take the place of the stored group of their prompt.
     """
     return from_base(
         name="rollout_replay",
