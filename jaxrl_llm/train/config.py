@@ -368,9 +368,10 @@ class TrainConfig:
         and in training; None for no rounding.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
         reward that takes full batches. A `VerifierPool` has its own deadline and patience.
-      reward_on_error: Treatment of a response if a verifier process hangs or dies, or an async
-        reward raises or exceeds the deadline: "drop" excludes it from the step, "zero" trains on a
-        reward of 0, "raise" ends the run. If all calls of a batch fail, the run ends in any case.
+      reward_on_error: Treatment of a response if its call in a `VerifierPool` hangs, raises or
+        crashes, or an async reward raises or exceeds the deadline: "drop" excludes it from the
+        step, "zero" trains on a reward of 0, "raise" ends the run. If all calls of a batch fail,
+        the run ends in any case.
       seed: Seed of the sampling; a resumed run must have the same seed.
       samples_shown: Completions per step that go to samples.jsonl, from as many prompts as
         possible.

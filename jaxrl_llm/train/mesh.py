@@ -78,9 +78,9 @@ class AsyncConfig:
     reward.
 
     Attributes:
-      max_staleness: Maximum number of updates by which the weights that sample are older than those
-        that train. 0 samples and trains in turns; 1 does both at once; more evens out batches of
-        unequal duration.
+      max_staleness: Maximum number of steps, each of one batch, by which the weights that sample
+        are older than those that train. 0 samples and trains in turns; 1 does both at once; more
+        evens out batches of unequal duration.
       sampler_devices: Number of devices that only sample: the last ones; the mesh has the others.
         None shares the one device of a run without a mesh.
       sampler_mesh: The mesh of those devices; by default all of them split the batch.
