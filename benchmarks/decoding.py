@@ -30,8 +30,8 @@ from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.testing import tiny_config
 
 PROMPTS, ROLLOUTS, LENGTH = 8, 8, 64
-DTYPES, RESPONSES = ("float32", "bfloat16"), (64, 256)
-TINY_RESPONSES = (4, 8)
+CASES = (("float32", 64), ("bfloat16", 64), ("bfloat16", 256))  # dtype, tokens of a response
+TINY_CASES = (("float32", 4), ("bfloat16", 4), ("bfloat16", 8))
 # Times that the products of a step are run.
 _PRODUCTS = 32
 
@@ -103,32 +103,29 @@ def main(argv: list[str] | None = None) -> None:
     ours: dict[str, Any] = {}
     ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in DTYPES:
-            for new in TINY_RESPONSES if options.tiny else RESPONSES:
-                request = {"dtype": dtype, "new": new, "tiny": options.tiny}
-                seconds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
-                for _ in range(options.turns):
-                    for name, path in checkouts.items():
-                        programs = {"JAX_COMPILATION_CACHE_DIR": str(Path(folder) / name)}
-                        seconds[name].append(harness.run_child(__file__, request, path, **programs))
-                case = f"{dtype}, {LENGTH} + {new} tokens"
-                ours[case] = {
-                    name: {
-                        "tokens_per_s": harness.summary(
-                            [slots * new / x["sampler"] for x in taken]
-                        ),
-                        "share_of_products": harness.summary(
-                            [x["products"] / x["sampler"] for x in taken]
-                        ),
-                    }
-                    for name, taken in seconds.items()
+        for dtype, new in TINY_CASES if options.tiny else CASES:
+            request = {"dtype": dtype, "new": new, "tiny": options.tiny}
+            seconds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+            for _ in range(options.turns):
+                for name, path in checkouts.items():
+                    programs = {"JAX_COMPILATION_CACHE_DIR": str(Path(folder) / name)}
+                    seconds[name].append(harness.run_child(__file__, request, path, **programs))
+            case = f"{dtype}, {LENGTH} + {new} tokens"
+            ours[case] = {
+                name: {
+                    "tokens_per_s": harness.summary([slots * new / x["sampler"] for x in taken]),
+                    "share_of_products": harness.summary(
+                        [x["products"] / x["sampler"] for x in taken]
+                    ),
                 }
-                if options.before is not None:
-                    before, now = (
-                        statistics.median(x["sampler"] for x in seconds[name])
-                        for name in ("before", "now")
-                    )
-                    ratios[case] = round(before / now, 2)
+                for name, taken in seconds.items()
+            }
+            if options.before is not None:
+                before, now = (
+                    statistics.median(x["sampler"] for x in seconds[name])
+                    for name in ("before", "now")
+                )
+                ratios[case] = round(before / now, 2)
     size = {"model": "tiny" if options.tiny else "SmolLM2-135M", "slots": slots}
     if options.before is not None:
         size["before"] = harness.commit(options.before)

@@ -52,7 +52,7 @@ def test_long_context_runs_beside_a_checkout(capfd):
 def test_decoding_beside_a_checkout(capfd):
     decoding.main(["--tiny", "--before", str(harness.ROOT), "--turns", "1"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert len(result["ours"]) == len(result["ratios"]) == 4
+    assert len(result["ours"]) == len(result["ratios"]) == 3
     for of in result["ours"].values():
         assert 0 < of["now"]["share_of_products"]["median"] < 1
     assert "\n| bfloat16, 64 + 8 tokens | " in engine_page._decoding(result)
