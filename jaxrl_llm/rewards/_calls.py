@@ -18,6 +18,7 @@ from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 LONGEST = 1 << 24  # characters of a message
 LARGEST = 1 << 63  # integers from here on are sent in hexadecimal digits
 MOST = 1 << 20  # items of an iterator that a test passes
+SINGLE, LARGEST = 256, 4096  # items of the candidate's iterators one by one; then of a batch
 ITERATORS = ("builtins", "itertools", "_collections")  # modules whose iterators only have items
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, slice)
 TAGS = {
@@ -115,6 +116,25 @@ def serve(path, requests, replies):
         exec(compile(file.read(), path, "exec"), module.__dict__)
     objects = []
 
+    late = {}  # exceptions of iterators, raised when the items before them have been taken
+
+    def items(number, iterator, most):
+        if number in late:
+            raise late.pop(number)
+        taken = []
+        while len(taken) < most:
+            try:
+                taken.append((True, next(iterator)))
+            except StopIteration as end:
+                taken.append((False, end.value))
+                break
+            except Exception as error:
+                if not taken:
+                    raise
+                late[number] = error
+                break
+        return taken
+
     def keep(value):
         objects.append(value)
         return {"n" if hasattr(type(value), "__next__") else "o": len(objects) - 1}
@@ -129,10 +149,7 @@ def serve(path, requests, replies):
             iterator = iter(target)
             return None if iterator is target else iterator
         if kind == "next":
-            try:
-                return True, next(target)
-            except StopIteration as end:
-                return False, end.value
+            return items(what[0], target, what[1])
         return target(*what[1], **what[2])
 
     send(sink, json.dumps("ready"))
@@ -240,7 +257,15 @@ class Remote:
 
 
 class Items(Remote):
-    """An iterator of the candidate's process, which makes each item when a test takes it."""
+    """An iterator of the candidate's process, which makes each item when a test takes it.
+
+    Of a long one, batches of items are made in advance, since each question takes a while.
+    """
+
+    def __init__(self, channel, number):
+        super().__init__(channel, number)
+        object.__setattr__(self, "taken", 0)
+        object.__setattr__(self, "batch", [])  # the last item first
 
     def __iter__(self):
         """Begins an iteration there."""
@@ -248,8 +273,12 @@ class Items(Remote):
         return self if iterator is None else iterator
 
     def __next__(self):
-        """Takes one item there."""
-        more, value = ask(self, "next")
+        """Takes one item."""
+        batch, taken = (object.__getattribute__(self, name) for name in ("batch", "taken"))
+        if not batch:
+            batch += ask(self, "next", 1 if taken < SINGLE else min(taken, LARGEST))[::-1]
+        more, value = batch.pop()
+        object.__setattr__(self, "taken", taken + 1)
         if more:
             return value
         raise StopIteration(value)
@@ -288,7 +317,7 @@ def report(nonce, what):
 def grade(nonce, requests, replies):
     """Runs the tests of the standard input, and prints behind the nonce whether each holds.
 
-    In the place of a test that no candidate can pass, or of all of them, it prints why.
+    In the place of a test that no candidate can pass it prints why.
     """
     job = json.load(sys.stdin)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -310,7 +339,8 @@ def grade(nonce, requests, replies):
         except BaseException as error:
             # What reads nothing of the candidate fails with every one.
             if isinstance(error, Unpassable) or not free_names([job["setup"]]):
-                report(nonce, f"the setup fails with {type(error).__name__}: {error}")
+                for _ in job["tests"]:
+                    report(nonce, f"the setup fails with {type(error).__name__}: {error}")
             return
         answered = channel.answered
         for test in job["tests"]:

@@ -273,15 +273,17 @@ LETTERS = string.ascii_uppercase[:10]
 # Runs are bounded, so that no run of spaces takes quadratic time.
 _OPEN = r"[\s(\[{*_$\"'`:=]{0,8}(?:\\(?:text|textbf|mathrm|mathbf)\s?\{\s?)?[(\[]?"
 _LETTER = (
-    r"([A-Z](?![A-Za-z0-9'])(?!(?<=[AI]) [a-z])"  # a capital that stands alone and is no word,
+    r"[A-Z](?![A-Za-z0-9'])(?! [a-z])"  # a capital that stands alone,
     r"|[A-Z](?=\s(?:is|because|since|as|and|with)\b)"  # that a reason follows,
-    r"|[a-z](?=[)\].,*]|\s{0,8}$))"  # or a small letter at the end
+    r"|[a-z](?=[)\].,*]|\s{0,8}$)"  # or a small letter at the end
 )
+# After "answer", where the letter is a claim, also before these words, but for A and I: "A given".
+_REASON = r"[B-HJ-Z](?=\s(?:due|from|by|for|which|given|according|based|but|so)\b)"
 _STATEMENTS = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
-        rf"(?i:\banswer\b)\s?(?i:is)?{_OPEN}(?i:(?:option|choice)\s)?{_OPEN}{_LETTER}",
-        rf"(?i:\b(?:option|choice)\b)\s?(?i:is)?{_OPEN}{_LETTER}",
+        rf"(?i:\banswer\b)\s?(?i:is)?{_OPEN}(?i:(?:option|choice)\s)?{_OPEN}({_LETTER}|{_REASON})",
+        rf"(?i:\b(?:option|choice)\b)\s?(?i:is)?{_OPEN}({_LETTER})",
         r"\b([A-Z])\b[)\]}*\s]{0,8}(?i:is\s(?:the\s)?correct)",
     )
 )
@@ -294,8 +296,8 @@ def choice_letter(text: str, letters: str = LETTERS) -> str | None:
 
     The first match of: a letter that is the whole reply; a letter in the last box; the last
     "answer is X" or "Answer: (X)"; the last "option X"; the last "X is correct"; the last single
-    capital letter, but none before a lower-case word ("B is too small"). After "answer" and
-    "option", A and I before a lower-case word ("A cat") are words, but for "A because" and similar.
+    capital letter. A capital before a lower-case word ("A cat", "B cells") counts as a word, but
+    after "answer" and "option" for "B because" and similar, and after "answer" for "B due to".
 
     Args:
       text: The reply.

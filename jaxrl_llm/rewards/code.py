@@ -46,8 +46,9 @@ def from_code_block(text: str) -> str | None:
     r"""The code of the last fenced block of Python, after the thinking.
 
     A block without a language counts as Python; blocks of other languages are skipped. The white
-    space before the fence, as in an item of a list, is removed from each line. A fence that is 4 or
-    more columns deeper, as in a docstring of the program, does not close the block.
+    space before the fence, as in an item of a list, is removed from each line. A fence at column 4
+    or deeper, as in a docstring of the program, does not close the block; nor, where the block
+    begins there itself, does one that is 4 columns deeper than it.
 
     Args:
       text: The reply.
@@ -73,7 +74,7 @@ def from_code_block(text: str) -> str | None:
             match
             and match[2].startswith(fence)
             and not match[3]
-            and _columns(match[1]) < _columns(indent) + 4
+            and _columns(match[1]) < (4 if _columns(indent) < 4 else _columns(indent) + 4)
         ):
             if language in _PYTHON:
                 block = "".join(lines)
@@ -211,8 +212,9 @@ def code_asserts(
     Raises:
       RewardError: If there are no such tests, or a test is not valid Python, or asserts nothing at
         its top level, as a test of pytest or unittest that nobody calls; or if the setup fails
-        whatever the code is, or a test passes to it what is no such argument (with ``partial``, if
-        all tests do; else such a test fails).
+        whatever the code is, or a test passes it an argument of another kind (with ``partial``, if
+        all tests do; else such a test fails). After the code has answered in a test, an argument of
+        another kind that may be a part of an answer only fails that test.
       SandboxError: If the sandbox cannot run here.
 
     Example:

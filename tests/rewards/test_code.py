@@ -387,9 +387,10 @@ def test_no_value_of_the_candidate_is_an_error_of_the_row(bubblewrap):
         "assert f()[1:] == [5]",
         "try:\n    h()\nexcept ValueError as error:\n    assert g(error) == 5",
     ]
+    reads = "assert g(1) == 0"
     for answer in answers.values():
         code = f"def f(): return {answer}\ndef g(x): return 0\ndef h(): raise ValueError"
-        assert passes(code, *tests) == [False] * len(tests)
+        assert passes(code, reads, *tests, reads) == [True, *[False] * len(tests), True]
     # Here what the test makes of the answer has no end.
     code = "def f():\n    while True:\n        yield 1\ndef g(x): return 0"
     assert passes(code, "assert g(map(str, f())) == 0", seconds=1.0) == [False]
@@ -433,6 +434,36 @@ def test_replies_that_no_server_of_ours_sends_fail_tests(bubblewrap, reply):
     ]
     for test in tests:
         assert passes(code, test) == [False]
+
+
+def test_the_pipe_of_the_answers_is_the_fourth_descriptor(bubblewrap):
+    """Else the replies above would reach nobody."""
+    line = json.dumps(["value", [2]]) + "\n"
+    code = f"import os\ndef f():\n    os.write(4, {line!r}.encode())\n    return [1]\n"
+    assert passes(code, "assert list(f()) == [2]", "assert list(f()) == [1]") == [True, True]
+
+
+def test_long_iterators_come_in_batches(bubblewrap):
+    code = (
+        "def count(n):\n    for x in range(n):\n        yield x\n"
+        "def broken(n):\n    yield from count(n)\n    raise ValueError('why')\n"
+    )
+    tests = [
+        "assert sum(count(100_000)) == 4999950000",
+        "x = count(3000)\nassert [next(x) for _ in range(1000)] == list(range(1000))\n"
+        "assert list(x) == list(range(1000, 3000)) and list(x) == []",
+        "x, made = broken(700), []\ntry:\n    for y in x:\n        made.append(y)\n"
+        "except ValueError as error:\n    assert len(made) == 700 and str(error) == 'why'\n"
+        "else:\n    assert False",
+    ]
+    assert passes(code, *tests, seconds=60.0) == [True] * 3
+
+
+def test_a_setup_that_always_fails_ends_the_run(bubblewrap):
+    row = {"tests": ["assert f() == 1", "assert f() == 2"], "setup": "import nothing_of_this_name"}
+    for partial in (False, True):
+        with pytest.raises(RewardError, match="the setup fails with ModuleNotFoundError"):
+            code_asserts("", "```python\ndef f(): return 1\n```", row, partial=partial)
 
 
 def test_integers_of_any_length_pass_both_ways(bubblewrap):

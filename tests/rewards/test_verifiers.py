@@ -51,7 +51,12 @@ def test_the_last_box_ends_at_its_brace(text, box):
         ("The answer is C because heat rises", "C"),
         ("The answer is C due to friction.", "C"),
         ("The answer is C due to friction; option A is too small.", "C"),
-        ("I choose option C over the rest.", "C"),
+        ("Answer choice B from the table.", "B"),
+        ("Option B ignores friction. Option C fails too. So D.", "D"),
+        ("Option C fails. D is correct.", "D"),
+        ("Answer choice C does not fit. The correct option is D.", "D"),
+        ("The answer is B cells.", None),
+        ("Answer: C major", None),
         ("The answer is A due to friction.", None),  # as "Answer: A cat"
         ("The answer is C. Option A is wrong because", "C"),
         ("correct option: (d)", "D"),
