@@ -237,6 +237,7 @@ def update_cache(cache: KV, new: KV, index: Array) -> KV:
     if length == 1 and cache.keys.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
         # A scatter would copy the whole cache twice, as bits and back; this is one pass in place.
         start = jnp.clip(index, 0, room - 1)[..., None, None, None]
+        new = KV(*(x.astype(jnp.bfloat16) for x in new))
         keys = jnp.where(jnp.arange(room) == start, new.keys, cache.keys)
         values = jnp.where(jnp.arange(room)[:, None] == start, new.values, cache.values)
         return KV(keys, values)

@@ -153,7 +153,7 @@ def fetch_repository(repository: str, *, weights: bool = True) -> Path:
     # HTTPError is the base in httpx, also of a connection that breaks and of a proxy's failure.
     except (LocalEntryNotFoundError, HTTPError, ConnectionError) as error:
         for answer in (error, error.__cause__):  # a cause is why the cache was looked into
-            if isinstance(answer, HfHubHTTPError):
+            if isinstance(answer, HfHubHTTPError) and answer.response is not None:
                 raise _refusal(repository, answer.response.status_code) from error
         raise ConnectionError(
             f"resolve: the Hugging Face repository {repository!r} is not in the local cache and "

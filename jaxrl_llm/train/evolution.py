@@ -17,7 +17,7 @@ from jaxrl_llm.recipes import Batch, EvolutionRecipe
 from jaxrl_llm.rollout import Rollout, make_population_sampler, make_sampler
 from jaxrl_llm.rollout.sampler import PromptSpec, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
-from jaxrl_llm.train.optimizer import apply_if_finite
+from jaxrl_llm.train.optimizer import ClippedOptimizer, apply_if_finite
 from jaxrl_llm.train.state import TrainState
 
 
@@ -132,7 +132,9 @@ def moving_only(recipe, optimizer: optax.GradientTransformation) -> optax.Gradie
     """
     if not recipe.forward_only:
         return optimizer
-    return optax.masked(optimizer, lambda params: evolution.moving(recipe.classes(params)))
+    masked = optax.masked(optimizer, lambda params: evolution.moving(recipe.classes(params)))
+    # Gradients of frozen leaves are zero, so the norm of all is that of the others.
+    return ClippedOptimizer(*masked) if isinstance(optimizer, ClippedOptimizer) else masked
 
 
 def population_metrics(

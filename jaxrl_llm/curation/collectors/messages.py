@@ -219,9 +219,9 @@ def paraphrased(*, source: Collector | None = None) -> Collector:
         rows n N to n N + N - 1 = the N paraphrases of question n, G rollouts each
 
     The data's column ``paraphrases`` is a list of N texts, with the same N for every row; P is a
-    multiple of N. The fresh groups of a batch of :func:`replayed` may end within the paraphrases of
-    a question. The responses are graded as responses to the question, and train on the prompt that
-    they answer.
+    multiple of N. As a part of :func:`mixed` inside :func:`replayed`, its rows may end within the
+    paraphrases of a question. The responses are graded as responses to the question, and train on
+    the prompt that they answer.
 
     Args:
       source: The collector that proposes the questions; None for :func:`in_order`.

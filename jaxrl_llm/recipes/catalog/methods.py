@@ -74,7 +74,7 @@ METHODS = (
         "advantages.turn_starts", "advantages.turn_sums"), preset="gae_turn"),
     Method("poad", "POAD, discounting between actions but not within them", "2405.15821",
         "advantage", ("advantages.poad", "advantages.poad_returns"), preset="poad",
-        missing="that an update is skipped where its KL is above 0.02"),
+        missing="the skipping of updates whose KL is above 0.02"),
     Method("pdppo", "PDPPO, values before an action and before the environment's response",
         "2504.05150", "advantage", ("advantages.pdppo", "advantages.pdppo_returns",
         "advantages.turn_borders"), preset="pdppo", confidence="ABSTRACT"),
@@ -124,8 +124,8 @@ METHODS = (
     Method("vcpo", "VCPO, an off-policy optimal baseline; steps follow the effective sample size",
         "2602.17616", "correction", ("advantages.opob", "advantages.vcpo_advantage",
         "corrections.ess", "corrections.ess_lr_scale", "corrections.sequence_rollout_correction"),
-        preset="vcpo", missing="the norms of the gradients of responses, in place of which the "
-        "baseline has their lengths"),
+        preset="vcpo", missing="the gradient norms of responses, for which the baseline uses "
+        "their lengths"),
     # Objectives of the ratio.
     Method("luspo", "LUSPO, length-unbiased sequence policy optimization", "2602.05261",
         "surrogate", ("surrogates.luspo",), preset="luspo"),

@@ -484,7 +484,8 @@ def cgpo(*, budget: float = 5.0) -> Recipe:
     References:
       CGPO (arXiv:2409.20370), through third-party code that cites its equations. There the baseline
       is the reward of an answer of the data. Its other two optimizers are
-      :func:`jaxrl_llm.curation.constrained_pairs` and :func:`jaxrl_llm.curation.best_constrained`.
+      :func:`jaxrl_llm.curation.constrained_pairs` and :func:`jaxrl_llm.curation.best_constrained`,
+      and each task has judges and an optimizer of its own; here all have these.
     """
     judged = given(bind(rewards.crpg_rewards, budget=budget), baseline="greedy_rewards")
     return from_base(

@@ -7,7 +7,8 @@ later. A damaged checkpoint is skipped with a warning. The next save renames it 
 
 A save of a step that has an intact checkpoint replaces it: the old folder becomes
 ``step_00000010.replaced``, the new one takes its name, and the old one is deleted. A kill between
-these two renames leaves both complete, and the next restore or save puts the old one back.
+these two renames leaves both complete; the next :meth:`Checkpoints.restore`, resumed run or save
+puts the old one back, and until then others read the checkpoint before it.
 """
 
 import contextlib
@@ -386,8 +387,8 @@ class Checkpoints:
           ValueError: If the checkpoint belongs to another model, optimizer, recipe or run.
           CheckpointError: If there is none, or none can be read.
         """
-        if self._pending is None:  # a save under way may be between its two renames
-            processes.from_first(self._put_back)
+        # A save under way, which the first process alone may know, may be between its two renames.
+        processes.from_first(lambda: None if self._pending is not None else self._put_back())
         wanted = fingerprint(self.model, like) | self.run
         if any_precision:
             wanted["model"] = without_precision(config_text(self.model.config))
