@@ -74,7 +74,7 @@ def _child(dtype: str, new: int, tiny: bool) -> None:
     )
     matrices = jax.jit(lambda x: cast_params(model, x))(params)
     once = products(matrices, PROMPTS * ROLLOUTS)
-    sample.compile_for(params, jax.random.key(0), prompts).result()
+    sample.compile_for(params, jax.random.key(0), prompts).result()  # type: ignore[attr-defined]
     jax.block_until_ready(once())
     start = time.perf_counter()
     jax.block_until_ready([once() for _ in range(_PRODUCTS)])
