@@ -209,8 +209,10 @@ def collect(
                     f"collector {collector!r} neither completes the batch of {num_groups} groups "
                     f"nor asks for more, after {len(book.asked)} groups."
                 )
-            # Rows of the sampler that would be empty sample what may be asked for next.
-            if declares(collector, "asks_ahead") and (spare := backend.spare()):
+            # Rows of the sampler that would be empty sample what may be asked for next; but no
+            # group of several rows, of which some would be left for another round.
+            one_row = width_of(collector, group_size) == group_size
+            if one_row and declares(collector, "asks_ahead") and (spare := backend.spare()):
                 backend.submit(book.ahead(spare))
             book.finished |= backend.wait()
             book.take()
