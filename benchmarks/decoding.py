@@ -10,10 +10,8 @@ another; the sampler also reads the prompts, attends and draws. Both run in one 
 compiled everything before; each checkout has processes of its own, in turns.
 """
 
-import argparse
 import dataclasses
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -86,22 +84,13 @@ def _child(dtype: str, new: int, tiny: bool) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure and print one JSON line last."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", type=Path, help="a checkout to compare with")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="a small random model, for tests")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    parser.add_argument("--child", type=json.loads, help="used by the command itself")
-    options = parser.parse_args(argv)
+    options = harness.options_beside(__doc__.splitlines()[0], argv)
     if options.child is not None:
         _child(**options.child)
         return
-    if options.save and options.before is None:
-        parser.error("--save needs --before: the page compares the two")
     checkouts = harness.checkouts(options.before)
     slots = PROMPTS * ROLLOUTS
     ours: dict[str, Any] = {}
-    ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for dtype, new in TINY_CASES if options.tiny else CASES:
             request = {"dtype": dtype, "new": new, "tiny": options.tiny}
@@ -120,16 +109,16 @@ def main(argv: list[str] | None = None) -> None:
                 }
                 for name, taken in seconds.items()
             }
-            if options.before is not None:
-                before, now = (
-                    statistics.median(x["sampler"] for x in seconds[name])
-                    for name in ("before", "now")
-                )
-                ratios[case] = round(before / now, 2)
     size = {"model": "tiny" if options.tiny else "SmolLM2-135M", "slots": slots}
     if options.before is not None:
         size["before"] = harness.commit(options.before)
-    result = harness.of_ours("decoding", size, ours) | {"ratios": ratios}
+    result = harness.of_ours("decoding", size, ours)
+    if options.before is not None:
+        rates = {
+            case: {name: x["tokens_per_s"]["median"] for name, x in of.items()}
+            for case, of in ours.items()
+        }
+        result["ratios"] = {case: round(x["now"] / x["before"], 2) for case, x in rates.items()}
     harness.finish(result, to_file=options.save)
 
 

@@ -10,7 +10,6 @@ to 48, whose lengths are drawn, by SmolLM2-135M with random weights in bfloat16.
 process that has compiled everything before; each checkout runs in a process of its own, in turns.
 """
 
-import argparse
 import dataclasses
 import json
 import tempfile
@@ -74,18 +73,10 @@ def _seconds(checkout: Path, programs: Path, tiny: bool) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure and print one JSON line last."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", type=Path, help="a checkout to compare with")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="a small random model, for tests")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    parser.add_argument("--child", type=json.loads, help="used by the command itself")
-    options = parser.parse_args(argv)
+    options = harness.options_beside(__doc__.splitlines()[0], argv)
     if options.child is not None:
         _child(**options.child)
         return
-    if options.save and options.before is None:
-        parser.error("--save needs --before: the page compares the two")
     checkouts = harness.checkouts(options.before)
     rounds: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -316,6 +316,23 @@ def checkouts(before: Path | None) -> dict[str, Path]:
     return {"now": ROOT} if before is None else {"now": ROOT, "before": before}
 
 
+def options_beside(description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a benchmark whose children run the code of this checkout and another's.
+
+    A child has ``child``, the request that :func:`run_child` gives it.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--before", type=Path, help="a checkout to compare with")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="a small random model, for tests")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--child", type=json.loads, help="used by the command itself")
+    options = parser.parse_args(argv)
+    if options.save and options.before is None:
+        parser.error("--save needs --before: the page compares the two")
+    return options
+
+
 def run_child(script: str, request: Mapping[str, Any], checkout: Path, **environment: str) -> Any:
     """The JSON that ``script --child REQUEST`` prints, in a process with the code of a checkout."""
     run = subprocess.run(

@@ -122,7 +122,8 @@ def serve(path, requests, replies):
         if number in late:
             raise late.pop(number)
         taken = []
-        while len(taken) < most:
+        # That of a class may begin again, and has attributes that show how far it is.
+        while len(taken) < (most if bare(iterator) else 1):
             try:
                 taken.append((True, next(iterator)))
             except StopIteration as end:
@@ -259,7 +260,8 @@ class Remote:
 class Items(Remote):
     """An iterator of the candidate's process, which makes each item when a test takes it.
 
-    Of a long one, batches of items are made in advance, since each question takes a while.
+    Of a long one of Python's, such as a generator, batches of items are made in advance, since each
+    question takes a while.
     """
 
     def __init__(self, channel, number):

@@ -447,6 +447,8 @@ def test_long_iterators_come_in_batches(bubblewrap):
     code = (
         "def count(n):\n    for x in range(n):\n        yield x\n"
         "def broken(n):\n    yield from count(n)\n    raise ValueError('why')\n"
+        "class Up:\n    def __iter__(self):\n        self.n = 0\n        return self\n"
+        "    def __next__(self):\n        self.n += 1\n        return self.n\n"
     )
     tests = [
         "assert sum(count(100_000)) == 4999950000",
@@ -455,8 +457,11 @@ def test_long_iterators_come_in_batches(bubblewrap):
         "x, made = broken(700), []\ntry:\n    for y in x:\n        made.append(y)\n"
         "except ValueError as error:\n    assert len(made) == 700 and str(error) == 'why'\n"
         "else:\n    assert False",
+        # None of a class, which may begin again.
+        "x = iter(Up())\nassert [next(x) for _ in range(300)][-1] == x.n == 300\n"
+        "assert next(iter(x)) == 1",
     ]
-    assert passes(code, *tests, seconds=60.0) == [True] * 3
+    assert passes(code, *tests, seconds=60.0) == [True] * 4
 
 
 def test_a_setup_that_always_fails_ends_the_run(bubblewrap):
