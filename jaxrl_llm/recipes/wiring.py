@@ -116,8 +116,9 @@ class Computed(NamedTuple):
           state, which ``learn(state, sums)`` updates once per batch; ``reads_rate`` is whether it
           reads the learning rate of the update.
         - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
-          scalar, computed on the full batch after the advantages. The name ``"update_scale"`` is
-          a scalar by which the train step multiplies the optimizer's update.
+          scalar, computed on the full batch after the advantages. The name ``"update_scale"``,
+          here or from ``"update"``, is a scalar by which the train step multiplies the optimizer's
+          update; with 0 the step is not made.
         - ``"update"``: ``function(logp, old_logp, mask)``, an array with leading axis P or a
           scalar, of the policy before each optimizer step and all its rows, without a gradient.
           Before the first step of a batch the two policies are equal.

@@ -219,6 +219,46 @@ def kl_unbiased(
     return _inputs.scaled(coef, jnp.exp(log_ratio) * penalty)
 
 
+def kl_gate(logp: Array, old_logp: Array, mask: Array, *, max_kl: float) -> Array:
+    """Whether an optimizer step is made: not once the policy is too far from that of the batch.
+
+        scale = 1[mean over tokens of exp(d) - 1 - d <= max_kl],   d = logp - old_logp
+
+    For ``Computed("update_scale", bind(kl_gate, max_kl=0.02), "update")`` of a Recipe: the
+    divergence is measured on the minibatch before its step, and a scale of 0 leaves parameters and
+    optimizer unchanged. If a minibatch is the full batch, this is the early stopping of PPO, known
+    as ``target_kl``: the policy stays where it is, so the steps that remain are not made either.
+    Each of several minibatches has a divergence of its own, so a later one may be trained on.
+
+    Args:
+      logp: ``[..., T]`` under the policy before the step.
+      old_logp: ``[..., T]`` under the policy at the start of the batch.
+      mask: See the package.
+      max_kl: The largest divergence that allows a step, in nats per token, above 0.
+
+    Returns:
+      float32 ``[]``, 1 or 0; 1 if everything is masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old_logp, mask = jnp.array([-1.0, -2.0]), jnp.array([True, True])
+      >>> gate = jr.bind(jr.regularizers.kl_gate, max_kl=0.02)
+      >>> float(gate(old_logp + 0.1, old_logp, mask)), float(gate(old_logp + 0.3, old_logp, mask))
+      (1.0, 0.0)
+
+    References:
+      POAD (arXiv:2405.15821), whose released code leaves out an update above 0.02. Spinning Up,
+      Stable-Baselines3 and CleanRL end the updates of a batch above their ``target_kl``, the first
+      two above 1.5 times that number.
+    """
+    checks.check_positive("kl_gate", finite=True, max_kl=max_kl)
+    checks.check_mask("kl_gate", mask)
+    d = _difference("kl_gate", logp, old_logp, mask, name="old_logp")
+    divergence = masking.masked_mean(kl.estimate(-d, "k3"), mask)
+    return jnp.asarray(divergence <= max_kl, jnp.float32)
+
+
 def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
     """``logp - stop_gradient(other)``, checked, clamped, 0 where masked."""
     _inputs.check_tokens(function, mask, **{"logp": logp, name: other})

@@ -111,8 +111,8 @@ def summarize_updates(
     - Metrics of the rollouts and of pairs, and the policy's entropy: the mean over all rollouts,
       groups, responses, pairs or tokens of the first pass; for ``tokens`` and ``pairs`` the sum.
     - ``sampler_*`` and ``ref_kl``: from the first minibatch, before any update of the batch.
-    - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``updates`` and
-      ``skipped``: the sum.
+    - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``updates``, ``skipped``
+      and ``withheld``: the sum.
     - All others, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all steps.
     """
     first, last = jnp.argmax(there), there.size - 1 - jnp.argmax(there[::-1])
@@ -127,7 +127,7 @@ def summarize_updates(
         x = jnp.where(count > 0, x, 0.0)
         if name in picked:
             return x[picked[name]]
-        if name in ("updates", "skipped"):
+        if name in ("updates", "skipped", "withheld"):
             return jnp.sum(x)
         if name == "ratio_max":
             return jnp.max(x)
@@ -180,8 +180,8 @@ def run_passes(
 
 
 def _is_there(metrics: dict[str, Array]) -> Array:
-    """Whether an update had anything to train on: its step was then made, or skipped."""
-    return metrics["updates"] + metrics["skipped"] > 0
+    """Whether an update had anything to train on: its step was then made, skipped or withheld."""
+    return metrics["updates"] + metrics["skipped"] + metrics.get("withheld", 0.0) > 0
 
 
 def _sizes(part: Batch) -> dict[str, Array]:

@@ -267,18 +267,23 @@ def apply_if_finite(
       carry: Parameters and the optimizer's state.
       loss: ``[]``.
       grads: Gradient of the loss.
-      scale: ``[]``, multiplies the optimizer's update; None leaves the update unchanged.
+      scale: ``[]``, multiplies the optimizer's update; None leaves the update unchanged, and with 0
+        no step is made.
       finite: Whether everything else that the update depends on is finite.
       there: Whether there is anything to learn from; if not, no step is made, and none is skipped.
 
     Returns:
       Parameters and state after the step, and the metrics ``loss``, ``grad_norm``, ``update_norm``
-      (0 without a step), ``updates`` (1 if the step was made) and ``skipped`` (1 if skipped).
+      (0 without a step), ``updates`` (1 if the step was made), ``skipped`` (1 if skipped) and, with
+      a ``scale``, ``withheld`` (1 if it is 0).
     """
     norm = trees.norm(grads)  # non-finite if any gradient is
     applied = jnp.isfinite(loss) & jnp.isfinite(norm) & finite & there
+    withheld = jnp.zeros((), bool)
     if scale is not None:
         applied &= jnp.isfinite(scale)
+        withheld = applied & (scale == 0)
+        applied &= ~withheld
 
     known = {"grad_norm": norm} if isinstance(optimizer, ClippedOptimizer) else {}
 
@@ -297,8 +302,10 @@ def apply_if_finite(
         "grad_norm": norm,
         "update_norm": update_norm,
         "updates": applied.astype(jnp.float32),
-        "skipped": (there & ~applied).astype(jnp.float32),
+        "skipped": (there & ~applied & ~withheld).astype(jnp.float32),
     }
+    if scale is not None:
+        metrics["withheld"] = withheld.astype(jnp.float32)
     return carry, metrics
 
 

@@ -133,9 +133,10 @@ def make_step(
     bit for bit. If all steps of a batch are skipped, the recipe's state and the critic's target are
     unchanged too, but ``state.step`` still advances, and with it a moving reference, whose rule
     counts steps and may also move the policy (``extrapolated``). The critic's update has the same
-    guard. ``skipped`` and ``critic_skipped`` count the skipped steps. A minibatch without a token
-    to train on, as after a rule has dropped its groups, makes no step. It counts in no metric but
-    ``reward``, ``reward_std`` and ``informative``, and in these if a rollout of it takes part.
+    guard. ``skipped`` and ``critic_skipped`` count the skipped steps; ``withheld`` counts those
+    that an ``update_scale`` of 0 leaves out. A minibatch without a token to train on, as after a
+    rule has dropped its groups, makes no step. It counts in no metric but ``reward``,
+    ``reward_std`` and ``informative``, and in these if a rollout of it takes part.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
@@ -159,6 +160,7 @@ def make_step(
       ``grad_norm`` (before any clipping) and ``update_norm`` (of the change of the parameters, 0 if
       skipped), means over the optimizer steps; ``updates`` and ``skipped``, the numbers of steps
       that were made and that were skipped; the same five of a critic, prefixed with ``critic_``;
+      with a recipe's ``update_scale``, ``withheld``, the number of steps that it made 0;
       those of :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
       :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
       rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
@@ -332,7 +334,7 @@ class _StepParts:
             loss, grads, logp, entropy, _ = _policy_gradients(
                 scorer, recipe, state.base, carry[0], part, accumulated
             )
-            scale = _update_scale(recipe, part)
+            scale = _update_scale(recipe, part, logp)
             carry, metrics = apply_if_finite(
                 self.optimizer, carry, loss, grads, scale=scale, finite=finite, there=there
             )
@@ -518,7 +520,8 @@ def _policy_gradients(
 ) -> Gradients:
     """The gradient of the recipe's loss with respect to the trained parameters."""
     statistics = recipe.computed_from("policy")
-    measured = bool(recipe.computed_from("update")) and batch.old_logp is not None
+    measured = bool(recipe.computed_from("update").keys() - {"update_scale"})
+    measured &= batch.old_logp is not None
     if measured and microbatches > 1:  # measured on all rows, so before the first microbatch
         policy = merge_adapter(base, params)
         before = map_microbatches(lambda part: scorer(policy, part).logp, batch, microbatches)
@@ -535,9 +538,11 @@ def _policy_gradients(
     return Gradients(value, grads, logp, entropy)
 
 
-def _update_scale(recipe: Recipe, batch: Batch) -> Array | None:
-    """What the recipe multiplies the optimizer's update by; None for nothing."""
-    if "update_scale" not in recipe.computed_from("batch"):
+def _update_scale(recipe: Recipe, batch: Batch, logp: Array) -> Array | None:
+    """What the recipe multiplies the optimizer's update by, of a policy; None for nothing."""
+    if "update_scale" in recipe.computed_from("update"):
+        batch = recipe.measure(batch, logp)
+    elif "update_scale" not in recipe.computed_from("batch"):
         return None
     return batch.extras["update_scale"][0, 0, 0]
 
@@ -596,7 +601,7 @@ def make_gradients(
         if teacher is not None and recipe.reads_teacher_logits:
             trained = reads_logits_of(scorer, teacher.model, teacher_params)
         found = _policy_gradients(trained, recipe, base, params, batch, microbatches)
-        return found._replace(scale=_update_scale(recipe, batch))
+        return found._replace(scale=_update_scale(recipe, batch, found.logp))
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
     teacher_params = None if teacher is None else teacher.params
@@ -620,8 +625,8 @@ def apply_gradients(
 
     Returns:
       The state of the next step, and ``loss``, ``grad_norm``, ``update_norm``, ``updates`` and
-      ``skipped``. A step is made also if the batch had no token to train on, unlike in
-      :func:`make_step`.
+      ``skipped``, with an ``update_scale`` also ``withheld``. A step is made also if the batch had
+      no token to train on, unlike in :func:`make_step`.
 
     Example:
       >>> import jax.numpy as jnp

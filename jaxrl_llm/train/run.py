@@ -491,8 +491,8 @@ def _all_skipped(values: Mapping[str, Any]) -> bool:
 def _idle(values: Mapping[str, Any]) -> bool:
     """Whether a step had nothing to train on. Rows of earlier versions have no ``updates``."""
     made = [values.get(f"{x}updates") for x in _TRAINED]
-    skipped = any(values.get(f"{x}skipped") for x in _TRAINED)
-    return bool(values.get("no_signal")) or not (skipped or any(made) or made[0] is None)
+    others = any(values.get(f"{x}skipped") for x in _TRAINED) or values.get("withheld")
+    return bool(values.get("no_signal")) or not (others or any(made) or made[0] is None)
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

@@ -118,7 +118,8 @@ def test_a_preset_of_evolution_carries_its_key_and_its_paper(name):
 
 def test_a_preset_by_its_name():
     assert catalog.preset("dr_grpo", length=8) == jr.recipes.dr_grpo(length=8)
-    assert catalog.preset("dapo", length=8) == jr.recipes.dapo()
+    assert catalog.preset("grpo", length=8) == jr.recipes.grpo()
+    assert catalog.preset("dapo", length=8) == jr.recipes.dapo(length=8) != jr.recipes.dapo()
     assert catalog.preset("eggroll", length=8) == jr.recipes.eggroll()
     # The bytes of an experience are no budget in tokens.
     experienced = catalog.preset("training_free_grpo", length=8).collector

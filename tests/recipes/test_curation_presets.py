@@ -244,8 +244,8 @@ def options_of_dapo():
         "metric": {"metric": "accuracy"},
         "overlong": {
             "dynamic_sampling": False,
-            "max_length": 5,
-            "overlong_buffer": 3,
+            "length": 5,
+            "buffer_share": 0.6,
             "overlong_factor": 0.5,
         },
         "filter": {"dynamic_sampling": False, "overlong_filter": True},

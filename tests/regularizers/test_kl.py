@@ -11,6 +11,7 @@ from jaxrl_llm.regularizers import (
     k2,
     k3,
     kl_convex,
+    kl_gate,
     kl_to_reference,
     kl_token,
     kl_unbiased,
@@ -476,3 +477,29 @@ def test_bad_arrays_are_named():
         kl_convex(CONVEX_LOGP, OLD[0], CONVEX_REF, CONVEX_MASK)
     with pytest.raises(TypeError, match="remix_lambda: step must hold integers"):
         remix_lambda(1.5)
+
+
+def test_the_gate_closes_above_the_mean_divergence_of_all_tokens():
+    new, old = make()
+    d = np.where(MASK, new.astype(np.float64) - old, 0.0)
+    divergence = (np.exp(d) - 1 - d)[MASK].mean()
+    gate = jax.jit(kl_gate, static_argnames="max_kl")
+    junk = np.where(MASK, new, np.nan)
+    for logp in (new, junk):
+        assert float(gate(logp, old, MASK, max_kl=float(divergence) * 1.001)) == 1.0
+        assert float(gate(logp, old, MASK, max_kl=float(divergence) * 0.999)) == 0.0
+    assert float(gate(old, old, MASK, max_kl=1e-9)) == 1.0
+    assert float(gate(junk, old, np.zeros_like(MASK), max_kl=1e-9)) == 1.0
+    assert float(gate(np.full_like(old, np.nan), old, MASK, max_kl=1.0)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: kl_gate(jnp.zeros(3), jnp.zeros(3), jnp.ones(3, bool), max_kl=0.0), "max_kl must"),
+        (lambda: kl_gate(jnp.zeros(3), jnp.zeros(2), jnp.ones(3, bool), max_kl=0.1), "kl_gate: "),
+    ],
+)
+def test_the_gate_refuses_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -289,6 +289,24 @@ def test_greedy_responses_are_graded_where_a_method_asks(tmp_path):
     assert any(gain) == (result.history[0]["grad_norm"] > 0)
 
 
+@pytest.mark.slow
+def test_poad_leaves_out_updates_far_from_the_policy_that_sampled(tmp_path):
+    def reward(prompt, completion, metadata):
+        value = low_bytes(prompt, completion, metadata)
+        return {"reward": value, "turn_rewards": [value]}
+
+    options = {"recipe": "poad", "critic": CRITIC, "steps": 2, "minibatches": 1, "epochs": 3}
+    options |= {"reward": reward}
+    fast = OptimizerConfig(learning_rate=0.1)
+    rows = train(tiny_run(tmp_path, optimizer=fast, **options)).history
+    assert len(rows) == 2
+    for row in rows:
+        assert row["updates"] >= 1 and row["skipped"] == 0
+        assert row["updates"] + row["withheld"] == row["critic_updates"] == 3
+        assert (row["withheld"] > 0) == (row["approx_kl"] > 0.02)
+    assert any(row["withheld"] for row in rows)
+
+
 def test_a_judges_verdict_is_a_column_of_the_reward(tmp_path):
     losses = []
     for flaw in (False, True):

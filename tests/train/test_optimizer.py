@@ -189,6 +189,26 @@ def test_what_is_non_finite_changes_no_bit(name, bad):
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(better[0]))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.usefixtures("platform")
+def test_a_scale_of_zero_changes_no_bit_and_counts_as_withheld(name):
+    optimizer = OPTIMIZERS[name]
+    carry = PARAMS, optimizer.init(PARAMS)
+    zero, one, loss = jnp.float32(0.0), jnp.float32(1.0), jnp.float32(2.0)
+    after, metrics = module.apply_if_finite(optimizer, carry, loss, GRADS, scale=zero)
+    assert bits(after) == bits(carry)
+    names = ("updates", "skipped", "withheld", "update_norm")
+    assert [float(metrics[x]) for x in names] == [0.0, 0.0, 1.0, 0.0]
+    # What is non-finite is a fault whatever the scale; what is not there, no step at all.
+    _, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(jnp.nan), GRADS, scale=zero)
+    assert [float(metrics[x]) for x in names] == [0.0, 1.0, 0.0, 0.0]
+    _, metrics = module.apply_if_finite(optimizer, carry, loss, GRADS, scale=zero, there=False)
+    assert [float(metrics[x]) for x in names[:3]] == [0.0, 0.0, 0.0]
+    moved, metrics = module.apply_if_finite(optimizer, carry, loss, GRADS, scale=one)
+    assert bits(moved) != bits(carry) and float(metrics["withheld"]) == 0.0
+    assert "withheld" not in module.apply_if_finite(optimizer, carry, loss, GRADS)[1]
+
+
 def test_a_state_stays_finite():
     state = {"mean": jnp.array([0.0, 1.0]), "least": jnp.float32(jnp.inf), "n": jnp.int32(2)}
     assert module.stays_finite(state, state)  # what was infinite before may stay so

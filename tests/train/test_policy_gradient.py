@@ -719,6 +719,32 @@ def test_the_update_is_scaled_where_the_recipe_says_so():
     expect_same(moved.params, want, 1e-6)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_policy_too_far_from_that_of_the_batch_makes_no_further_step(microbatches):
+    gate = jr.bind(jr.regularizers.kl_gate, max_kl=1e-4)
+    plain, batch = jr.recipes.dapo(dynamic_sampling=False), make_batch(prompts=2)
+    batch = batch.replace(rewards=jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]))
+    gated = plain.replace(computed=(Computed("update_scale", gate, "update"),))
+    optimizer = optax.adamw(1e-2, weight_decay=0.1)
+    options = {"optimizer": optimizer, "microbatches": microbatches}
+    once, _, _ = run(plain, batch, **options)
+    after, metrics, _ = run(gated, batch, epochs=3, **options)
+    assert [float(metrics[x]) for x in ("updates", "withheld", "skipped")] == [1.0, 2.0, 0.0]
+    assert_close(after.params, once.params, atol=1e-6)
+    counts = [x for x in jax.tree.leaves(after.opt_state) if x.dtype == jnp.int32]
+    assert set(map(int, counts)) == {1}
+    # The metrics are of all three: the last one measured what kept the policy where it is.
+    score = shared_scorer(one_layer()[0])
+    old_logp, logp = (score(x, batch) for x in (one_layer()[1], after.params))
+    divergence = jr.diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
+    np.testing.assert_allclose(metrics["approx_kl"], divergence, rtol=1e-3)
+    assert float(divergence) > 1e-4
+    # Each minibatch has a divergence of its own.
+    halves = dict(options, microbatches=2)
+    _, metrics, _ = run(gated, batch, minibatches=2, **halves)
+    assert float(metrics["updates"] + metrics["withheld"]) == 2.0 and metrics["updates"] >= 1.0
+
+
 @pytest.mark.slow
 def test_a_recipe_draws_anew_in_each_step_from_the_runs_key():
     seen = []

@@ -2,7 +2,7 @@
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -91,36 +91,33 @@ def dapo(
     dynamic_sampling: bool = True,
     max_rounds: int | None = None,
     metric: str | None = None,
-    max_length: int | None = None,
-    overlong_buffer: int | None = None,
+    length: float | None = None,
+    buffer_share: float = 0.2,
     overlong_factor: float = 1.0,
     overlong_filter: bool = False,
 ) -> Recipe:
     """Decoupled clip and dynamic sampling policy optimization.
 
         dynamic sampling:  groups of equal metric are replaced, see curation.refill
-        overlong buffer:   r + clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
+        overlong penalty:  r + clip(-factor (tokens - (length - buffer)) / buffer, -factor, 0),
+                           buffer = buffer_share length
 
     Groups of equal rewards have advantage 0; without dynamic sampling they count in the
-    denominator. By default there is no overlong penalty, which is part of the paper's method:
-    ``max_length`` and ``overlong_buffer`` add it.
+    denominator.
 
     Args:
       dynamic_sampling: Whether groups of equal rewards are dropped and replaced by others.
       max_rounds: Maximum number of sampled groups as a multiple of the batch; None for 10.
       metric: Name of the reward component that dynamic sampling compares, such as the accuracy;
         None for the reward before the overlong penalty.
-      max_length: The generation budget in tokens; only with ``overlong_buffer``.
-      overlong_buffer: Width in tokens of the zone below the budget where the reward decreases
-        (4096 of 20480 in the paper); None for no penalty.
-      overlong_factor: Penalty of a response at the budget.
+      length: None for no penalty of long responses.
       overlong_filter: Whether truncated responses (``truncated``) do not train. They still count
         in the baselines.
 
     References:
-      Yu et al. (arXiv:2503.14476), with their 16 updates per batch. The dual clip of 10 and the
-      bound of 10 rounds, after which the run ends, are from the released scripts (verl's recipe);
-      the paper mentions neither.
+      Yu et al. (arXiv:2503.14476), with their 16 updates per batch and their buffer of 4096 of
+      20480 tokens. The dual clip of 10 and the bound of 10 rounds, after which the run ends, are
+      from the released scripts (verl's recipe); the paper mentions neither.
     """
     if max_rounds is not None and not dynamic_sampling:
         raise ValueError(
@@ -128,30 +125,20 @@ def dapo(
         )
     if metric is not None and not dynamic_sampling:
         raise ValueError(f"dapo: metric={metric!r} has no effect without dynamic_sampling=True.")
-    if (max_length is None) != (overlong_buffer is None):
-        raise ValueError(
-            "dapo: max_length and overlong_buffer go together; got "
-            f"{max_length} and {overlong_buffer}."
-        )
-    if overlong_buffer is None and overlong_factor != 1.0:
-        raise ValueError(
-            f"dapo: overlong_factor={overlong_factor:g} has no effect without overlong_buffer."
-        )
-    advantage = stateless(advantages.grpo)
-    if overlong_buffer is not None:
-        shaped = stateless(
-            rewards.overlong_rewards,
-            max_length=max_length,
-            buffer=overlong_buffer,
-            factor=overlong_factor,
-        )
-        advantage = chain(shaped, advantage)
+    penalty = overlong(
+        "dapo",
+        length=length,
+        buffer_share=buffer_share,
+        usual=0.2,
+        overlong_factor=overlong_factor,
+    )
+    grpo = stateless(advantages.grpo)
     informative = curation.informative_groups
     if metric is not None:
         informative = given(bind(informative, name=metric), metric="reward_components")
     return from_base(
         name="dapo",
-        advantage=advantage,
+        advantage=chain(*penalty, grpo) if penalty else grpo,
         surrogate=bind(
             surrogates.dapo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),

@@ -22,6 +22,7 @@ from jaxrl_llm.recipes.critic import Critic, means_of_heads
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import ppo, whitened
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
 
 
 def _of_turns(function: Callable) -> Callable:
@@ -147,20 +148,26 @@ def poad(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     entropy_coef: float = 0.01,
+    max_kl: float | None = 0.02,
 ) -> Recipe:
     """Advantages of tokens with a discount between turns and none within one.
 
         A = gae(R, V) with the discount gamma at the last token of a turn, intra_gamma elsewhere
+        no update of the policy on a minibatch whose KL(old || policy) is above max_kl
 
     Args:
       intra_gamma: Discount within a turn; ``gamma`` gives plain GAE (the paper's NTPO).
       entropy_coef: Weight of an entropy bonus; 0 disables it.
+      max_kl: Largest divergence, in nats per token, at which the policy is updated; the critic
+        always is. None for no bound.
 
     References:
       POAD (arXiv:2405.15821), the released code, with four minibatches. It standardizes over
-      nonzero entries; that it skips updates whose KL is above 0.02 is not included.
+      the nonzero advantages of each minibatch.
     """
     checks.check_non_negative("poad", entropy_coef=entropy_coef)
+    checks.check_positive("poad", finite=True, max_kl=max_kl)
+    gate = bind(regularizers.kl_gate, max_kl=max_kl)
     recipe = ppo(
         name="poad",
         paper="arXiv:2405.15821",
@@ -168,6 +175,7 @@ def poad(
         credit=bind(advantages.poad, gamma=gamma, intra_gamma=intra_gamma, lam=lam),
         returns=bind(advantages.poad_returns, gamma=gamma, intra_gamma=intra_gamma, lam=lam),
         after=whitened(whiten),
+        computed=() if max_kl is None else (Computed("update_scale", gate, "update"),),
         value_eps=value_eps,
         eps_low=eps_low,
         eps_high=eps_high,
