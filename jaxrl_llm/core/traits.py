@@ -3,8 +3,9 @@
 A sequence-level surrogate repeats one value over the tokens of a sequence; token weights would
 count long sequences more, so the Recipe refuses them. It also refuses an advantage with a value for
 each token where the surrogate would average that value away, a second update on a sampled batch
-with a surrogate that does not compare the policy with ``old_logp``, and an importance weight on a
-surrogate that is not a mean over samples. Rewards outside an advantage's range stop a run.
+with a surrogate that does not compare the policy with ``old_logp``, unless its method makes several
+passes over its samples, and an importance weight on a surrogate that is not a mean over samples.
+Rewards outside an advantage's range stop a run.
 """
 
 import dataclasses
@@ -23,6 +24,9 @@ class Traits:
         weighting under which that value keeps its meaning.
       has_ratio: Whether a surrogate compares the policy with ``old_logp``. Without a ratio the
         gradient is correct only for the sampling policy, so a sampled batch allows one update.
+      reuses_samples: Whether a surrogate without a ratio is the loss of a method that makes several
+        updates on a sampled batch nevertheless: a weighted likelihood of what the policy before the
+        first of them sampled. No effect on a surrogate with a ratio.
       token_values: Whether an advantage differs from token to token.
       token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
       policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of
@@ -51,6 +55,7 @@ class Traits:
 
     level: Literal["token", "sequence"] = "token"
     has_ratio: bool = True
+    reuses_samples: bool = False
     token_values: bool = False
     token_advantages: bool = False
     policy_gradient: bool = True

@@ -189,11 +189,14 @@ def sandwiched_likelihood(
     p: float = 0.0,
     beta: float = 1.5,
     mix: float = 0.5,
+    passes: int = 1,
 ) -> Likelihood:
     """The lower bound for good responses, an upper bound for bad ones: :func:`sandwiched`.
 
     Before advantages are known it is the lower bound. A recipe that compares with a reference, or
-    with the old policy over several optimizer steps, must therefore use another likelihood.
+    with the old policy over several optimizer steps, must therefore use another likelihood. One
+    without a ratio may make several passes if its surrogate says so, see
+    :class:`jaxrl_llm.core.Traits`.
 
     Args:
       samples: See the module.
@@ -202,6 +205,7 @@ def sandwiched_likelihood(
       p: Share of the prompt's tokens that are hidden, and with ``block`` of the tokens of earlier
         blocks, in [0, 1]. Those of the response are estimated like all that are masked.
       beta, mix: As in :func:`sandwiched`.
+      passes: As of :func:`coupled_likelihood`.
 
     Returns:
       A :class:`Likelihood`.
@@ -215,14 +219,15 @@ def sandwiched_likelihood(
       Wang et al., SPG (arXiv:2510.09541), whose released settings use p = 0.15.
     """
     name = "sandwiched_likelihood"
-    checks.check_count(name, samples=samples)
+    checks.check_count(name, samples=samples, passes=passes)
     checks.check_positive(name, finite=True, beta=beta)
     checks.check_share(name, p=p, mix=mix)
     draw = bind(_draw_exact, samples=samples, draws="independent", p=p)
     if block is not None:
         checks.check_count(name, block=block)
         draw = bind(_draw_blocks, samples=samples, block=block, p=p)
-    return Likelihood(draw, bind(_of_sandwiched, beta=beta, mix=mix), True)
+    one = Likelihood(draw, bind(_of_sandwiched, beta=beta, mix=mix), reads_advantages=True)
+    return _in_passes(one, passes, count=samples)
 
 
 def _in_passes(likelihood: Likelihood, passes: int, *, count: int) -> Likelihood:

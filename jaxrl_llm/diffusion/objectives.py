@@ -194,7 +194,7 @@ def wd1_weights(advantages: Array, *, where: Array | None = None, scale: float =
     return share(x) - share(-x)
 
 
-@traits(has_ratio=False, policy_gradient=False, takes_correction=False)
+@traits(has_ratio=False, reuses_samples=True, policy_gradient=False, takes_correction=False)
 def wd1(
     logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, scale: float = 1.0
 ) -> Array:
@@ -203,7 +203,8 @@ def wd1(
         loss[g, t] = -w_g logp[g, t],   w of :func:`wd1_weights`
 
     A ratio would take the exponential of two noisy estimates and so amplify their error. The
-    paper's loss is ``aggregate.sequence_sum`` times G: the sum over the group.
+    samples are those of the old policy, so the method makes several passes over them. The paper's
+    loss is ``aggregate.sequence_sum`` times G: the sum over the group.
 
     Args:
       logp: ``[..., G, T]``, floating point, an estimate such as :func:`mean_field`.

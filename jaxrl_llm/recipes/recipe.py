@@ -258,9 +258,19 @@ class Recipe:
         """Whether the surrogate compares the policy with ``old_logp``.
 
         A surrogate that does not (``core.traits(has_ratio=False)``) has the right gradient only on
-        policy, so each batch that a policy sampled has one optimizer step.
+        policy, so each batch that a policy sampled has one optimizer step; or several, if that is
+        its method (``reuses_samples=True``).
         """
         return traits_of(self.surrogate).has_ratio
+
+    @property
+    def compares_old(self) -> bool:
+        """Whether several optimizer steps on a batch need ``old_logp`` from before the first.
+
+        It is False if the surrogate reuses samples without a ratio and nothing else reads
+        ``old_logp``: then the old policy is not scored, and there are no metrics of it.
+        """
+        return wiring.compares_old(self)
 
     @property
     def needs_updates(self) -> bool:
@@ -310,8 +320,9 @@ class Recipe:
     def check_passes(self, epochs: int, minibatches: int) -> None:
         """Raises ValueError if a sampled batch has several optimizer steps and there is no ratio.
 
-        Also if each of its turns already is a step, or the likelihood draws masks for another
-        number of passes.
+        A surrogate that reuses samples (``core.traits(reuses_samples=True)``) needs none. Also if
+        each turn of the batch already is a step, the likelihood draws masks for another number of
+        passes, or the recipe compares with an old policy that the likelihood cannot score.
         """
         if self.likelihood and self.likelihood.passes not in (1, epochs):
             raise ValueError(
@@ -326,13 +337,13 @@ class Recipe:
                 f"recipe {self.name!r} makes an optimizer step of each turn of a batch; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
-        if self._only_on_policy:
+        if self._only_on_policy and not traits_of(self.surrogate).reuses_samples:
             raise ValueError(
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
-        if self.likelihood and self.likelihood.reads_advantages:
+        if self.likelihood and self.likelihood.reads_advantages and self.compares_old:
             raise ValueError(
                 f"recipe {self.name!r} has a likelihood that depends on the advantages, and "
                 "old_logp is scored without them, so the ratios of several optimizer steps on one "

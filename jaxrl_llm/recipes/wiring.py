@@ -274,10 +274,25 @@ def required_fields(recipe) -> RequiredFields:
         first |= set(recipe.likelihood.fields)
     every = first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
     if recipe.likelihood is not None and recipe.likelihood.passes > 1:
-        compared = {"old_logp", *every} & {"old_logp", "ref_logp"}
+        compared = every & {"old_logp", "ref_logp"}
+        compared |= {"old_logp"} if compares_old(recipe) else set()
         first |= (passes := {name.replace("logp", DRAW_LOGP) for name in compared})
         every |= passes
     return RequiredFields(first, every)
+
+
+def compares_old(recipe) -> bool:
+    """Whether several optimizer steps on a batch are compared with the policy before the first.
+
+    They are, at least for metrics, unless the surrogate reuses samples without a ratio and no other
+    function reads ``old_logp``.
+    """
+    surrogate = traits_of(recipe.surrogate)
+    if surrogate.has_ratio or not surrogate.reuses_samples:
+        return True
+    prepare, loss = readers(recipe)
+    others = [reader for reader in (*prepare, *loss) if reader.slot != "surrogate"]
+    return any("old_logp" in (*r.positional, *(p.name for p in unfilled(r))) for r in others)
 
 
 def of_likelihood(recipe, who: str) -> dict[str, str]:

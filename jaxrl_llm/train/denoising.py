@@ -82,8 +82,12 @@ def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
 def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Batch:
     """The batch of one pass: with the draws of that pass, and the estimates from these draws.
 
+    ``old_logp`` and ``ref_logp`` are None if the batch does not hold the terms of their draws: an
+    estimate from the draws of all passes is not comparable with one of this pass.
+
     Args:
-      batch: Part of a batch, with the draws of all passes and ``old_draw_logp``.
+      batch: Part of a batch, with the draws of all passes, and ``old_draw_logp`` and
+        ``ref_draw_logp`` if the recipe compares with these policies.
       number: ``[]`` integer, index of the pass, from 0.
       likelihood: The likelihood of the recipe, with several sets of draws.
     """
@@ -93,7 +97,9 @@ def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Bat
         count = x.shape[-1] // likelihood.passes
         return jax.lax.dynamic_slice_in_dim(x, number * count, count, axis=-1)
 
-    def estimate(name: str) -> Array:
+    def estimate(name: str) -> Array | None:
+        if name not in batch.extras:
+            return None
         logp = jnp.moveaxis(of(name), -1, 0) * t[..., None]
         return masking.zero_masked(
             likelihood.estimate(logp, draws, batch.extras["written"], advantages=None), batch.mask
@@ -103,10 +109,8 @@ def draws_of_pass(batch: Batch, number: Array, *, likelihood: Likelihood) -> Bat
     masked, t, prompt = (jnp.moveaxis(of(name), -1, 0) for name in names)
     draws = Draws(masked, t, prompt)
     extras = {**batch.extras, **{name: of(name) for name in names}}
-    batch = batch.replace(extras=extras, old_logp=estimate("old_" + DRAW_LOGP))
-    if "ref_" + DRAW_LOGP in extras:
-        batch = batch.replace(ref_logp=estimate("ref_" + DRAW_LOGP))
-    return batch
+    old_logp, ref_logp = (estimate(f"{who}_{DRAW_LOGP}") for who in ("old", "ref"))
+    return batch.replace(extras=extras, old_logp=old_logp, ref_logp=ref_logp)
 
 
 @dataclass(frozen=True)

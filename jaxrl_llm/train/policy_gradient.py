@@ -140,7 +140,8 @@ def make_step(
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
-    ``old_logp`` is computed before the first step, unless the batch already has it.
+    ``old_logp`` is computed before the first step, unless the batch already has it, or nothing
+    compares with it (``recipe.compares_old``).
 
     Args:
       model, recipe, optimizer, temperature, mesh, remat, chunk_size, shared_prefix_len: See the
@@ -290,7 +291,7 @@ class _StepParts:
             scorer,
             state=state,
             microbatches=slices,
-            score_old=self.passes.updates > 1,
+            score_old=self.passes.updates > 1 and self.recipe.compares_old,
             stale=self.stale,
             critic_model=self.critic_model,
             teacher=self.teacher_from(teacher_params),
@@ -357,8 +358,10 @@ class _StepParts:
 
     def logp_at_start(self, state: TrainState, batch: Batch) -> Array | None:
         """The log-probabilities before the step, from which a recipe reads its KL."""
-        of_older = self.stale and not self.recipe.reads_behavior  # old_logp, in such a run
-        if self.recipe.reads_last_kl and self.passes.updates > 1 and of_older:
+        # In such a run, old_logp is of older weights; without a comparison it is not scored.
+        of_older = self.stale and not self.recipe.reads_behavior
+        other = of_older or batch.old_logp is None
+        if self.recipe.reads_last_kl and self.passes.updates > 1 and other:
             return self.logp(state.policy, batch)
         return batch.old_logp
 

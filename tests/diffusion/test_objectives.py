@@ -149,6 +149,7 @@ def test_wd1_is_a_weighted_likelihood_of_the_group():
     )
     facts = traits_of(diffusion.wd1)
     assert not facts.has_ratio and not facts.policy_gradient
+    assert facts.reuses_samples
 
 
 def test_bad_input():

@@ -238,8 +238,7 @@ def test_a_preset_prints_the_same_in_every_process():
 
 
 # What each lacks of its method is in its row of the catalog.
-NOT_WHOLE = {"cgpo", "ppo_max", "sapo_swarm", "sol_rl", "sol_rl_flow"}
-NOT_WHOLE |= {"spg", "vcpo", "wd1"}
+NOT_WHOLE = {"ppo_max", "sapo_swarm"}
 
 
 def test_the_catalog_calls_all_other_presets_whole():

@@ -241,6 +241,7 @@ PASSES = {
     "scaf_grpo": (1, 4),
     "spark": (1, 8),
     "spo_chain": (2, 8),
+    "spg": (4, 1),
     "spo_tracker": (1, 8),
     "srpo_vla": (1, 16),
     "ttrl_majority": (1, 8),
@@ -249,6 +250,7 @@ PASSES = {
     "verl_erank": (1, 2),
     "vespo": (1, 8),
     "vineppo": (2, 8),
+    "wd1": (12, 1),
 }
 # Weights of the KL to the reference in the loss.
 KL = {

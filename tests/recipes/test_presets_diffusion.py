@@ -137,7 +137,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_loss(name):
-    several = ("coupled_grpo", "diffu_grpo", "espo", "gdpo_elbo")
+    several = ("coupled_grpo", "diffu_grpo", "espo", "gdpo_elbo", "spg", "wd1")
     recipe = getattr(jr.recipes, name)(**({"epochs": 1} if name in several else {}))
     prepared, _ = recipe.prepare(batch_of(), recipe.init())
     statistics = {"draw_logp": jnp.float32(DRAWS)} if name == "bgpo" else {}
@@ -162,8 +162,18 @@ def test_the_passes_of_the_released_code():
     draws = igpo.likelihood.draw(jax.random.key(0), jnp.ones((4, 6), bool), prompt)
     assert draws.masked.all() and not draws.prompt.any()
     assert igpo == jr.recipes.igpo_inpainting() and " at 0x" not in repr(igpo)
-    gdpo = jr.recipes.gdpo_elbo()
-    assert (gdpo.epochs, gdpo.likelihood.passes) == (12, 12)
+    for name, passes in (("gdpo_elbo", 12), ("wd1", 12), ("spg", 4)):
+        recipe = getattr(jr.recipes, name)()
+        assert (recipe.epochs, recipe.likelihood.passes) == (passes, passes)
+        recipe.check_passes(passes, 1)
+    for recipe in (jr.recipes.wd1(), jr.recipes.spg()):
+        assert not recipe.uses_ratio and not recipe.compares_old
+        with pytest.raises(
+            ValueError, match="draws masks for .* passes over a batch; got epochs 8"
+        ):
+            recipe.check_passes(8, 1)
+        with pytest.raises(ValueError, match="without a ratio to old_logp"):
+            recipe.replace(surrogate=jr.surrogates.reinforce).check_passes(recipe.epochs, 1)
 
 
 @pytest.mark.parametrize("block", [None, 4])
@@ -172,7 +182,7 @@ def test_spg_hides_a_share_of_the_prompt(block):
     valid, prompt = jnp.ones((3000, 12), bool), jnp.ones((3000, 4), bool)
     key = jax.random.key(1)
     draws, plain = (
-        jr.recipes.spg(block=block, **options).likelihood.draw(key, valid, prompt)
+        jr.recipes.spg(block=block, epochs=1, **options).likelihood.draw(key, valid, prompt)
         for options in ({}, {"p": 0.0})
     )
     np.testing.assert_allclose(draws.prompt.mean((0, 1)), 0.15, atol=0.02)
@@ -190,8 +200,16 @@ def test_spg_hides_a_share_of_the_prompt(block):
     np.testing.assert_allclose(before[clean].mean(), 0.15, atol=0.02)
 
 
-@pytest.mark.parametrize("make", [jr.recipes.coupled_grpo, jr.bind(jr.recipes.espo, samples=1)])
-def test_each_pass_has_masks_of_its_own(make):
+@pytest.mark.parametrize(
+    ("make", "advantages"),
+    [
+        (jr.recipes.coupled_grpo, None),
+        (jr.bind(jr.recipes.espo, samples=1), None),
+        (jr.recipes.spg, jnp.array([1.0, -1.0])),
+        (jr.bind(jr.recipes.spg, block=4), jnp.array([1.0, -1.0])),
+    ],
+)
+def test_each_pass_has_masks_of_its_own(make, advantages):
     """The draws of a pass follow one another, and are as those of a single pass."""
     passes = 3
     one, several = (make(epochs=n).likelihood for n in (1, passes))
@@ -207,12 +225,13 @@ def test_each_pass_has_masks_of_its_own(make):
         expected = one.draw(alone[number], valid, prompt)
         for a, b in zip(part, expected, strict=True):
             np.testing.assert_array_equal(a, b)
-        same = [x.estimate(logp, part, valid, advantages=None) for x in (one, several)]
+        same = [x.estimate(logp, part, valid, advantages=advantages) for x in (one, several)]
         np.testing.assert_array_equal(*same)
         estimates.append(same[0])
         masks.append(np.asarray(part.masked[-2:]))
-        np.testing.assert_array_equal(masks[-1].sum(0), 1)  # a mask and its complement
-    whole = several.estimate(jnp.tile(logp, (passes, 1, 1)), draws, valid, advantages=None)
+        if advantages is None:
+            np.testing.assert_array_equal(masks[-1].sum(0), 1)  # a mask and its complement
+    whole = several.estimate(jnp.tile(logp, (passes, 1, 1)), draws, valid, advantages=advantages)
     np.testing.assert_allclose(whole, np.mean(estimates, axis=0), rtol=1e-5)
     assert (masks[0] != masks[1]).any() and (masks[1] != masks[2]).any()
     assert make(epochs=passes) == make(epochs=passes)

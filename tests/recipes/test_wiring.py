@@ -362,6 +362,64 @@ def test_several_optimizer_steps_on_a_batch_take_a_ratio(passes):
         without.check_passes(*passes)
 
 
+@traits(has_ratio=False, reuses_samples=True)
+def weighted(logp, old_logp, advantages, mask):
+    return jr.surrogates.reinforce(logp, old_logp, advantages, mask)
+
+
+def anchored(logp, old_logp, mask):
+    """A regularizer that compares with the old policy."""
+    return jnp.where(mask, (logp - old_logp) ** 2, 0.0)
+
+
+def test_a_surrogate_that_reuses_samples_takes_several_steps():
+    """By its trait alone; the old policy is then compared only if another function reads it."""
+    reused = plain(surrogate=weighted)
+    assert not reused.uses_ratio and not reused.compares_old
+    reused.check_passes(3, 4)
+    with pytest.raises(ValueError, match="a surrogate without a ratio, so rollouts of older"):
+        reused.check_staleness(1)  # its method reuses what its latest weights sampled
+    for surrogate in (jr.surrogates.reinforce, jr.surrogates.ppo_clip):
+        assert plain(surrogate=surrogate).compares_old
+    assert jr.recipes.sft().compares_old  # for the metrics
+    with_ratio = traits(reuses_samples=True)(jr.surrogates.ppo_clip)
+    assert plain(surrogate=with_ratio).compares_old
+
+    def distance(logp, old_logp, mask):
+        return jnp.mean(logp - old_logp)
+
+    def prepared(advantages, mask, *, old_logp):
+        return mask & (old_logp < 0)
+
+    moved = (of("distance", distance, "update"),)
+    for changes in (
+        {"regularizers": (anchored,)},
+        {"computed": moved, "regularizers": (anything, read_distance)},
+        {"selection": prepared},
+    ):
+        assert plain(surrogate=weighted, **changes).compares_old
+
+
+def read_distance(mask, *, distance):
+    return jnp.where(mask, distance, 0.0)
+
+
+def test_a_bound_that_depends_on_the_advantages_is_not_compared():
+    """Several passes without a ratio take it, if no other function reads the old policy."""
+    likelihood = jr.diffusion.sandwiched_likelihood(passes=3)
+    reused = plain(surrogate=weighted, likelihood=likelihood)
+    reused.check_passes(3, 2)
+    drawn = {"masked", "masked_prompt", "noise", "written"}
+    assert reused.required_fields == drawn
+    compared = reused.replace(regularizers=(anchored,))
+    assert compared.required_fields == {*drawn, "old_draw_logp"}
+    for recipe in (compared, reused.replace(surrogate=jr.surrogates.ppo_clip)):
+        with pytest.raises(ValueError, match="a likelihood that depends on the advantages"):
+            recipe.check_passes(3, 1)
+    with pytest.raises(ValueError, match="without a ratio to old_logp"):
+        reused.replace(surrogate=jr.surrogates.reinforce).check_passes(3, 1)
+
+
 def test_responses_of_the_data_take_several_steps_at_any_age():
     """No policy sampled them, so a surrogate without a ratio is as right at the last step."""
     shown = jr.curation.only_demonstrations(reward=1.0)

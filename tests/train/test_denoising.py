@@ -195,6 +195,88 @@ def test_each_pass_has_its_masks_and_its_ratio(tiny):
         make_step(model, recipe, optimizer, epochs=3)
 
 
+def reads_last_kl(advantages, mask, *, last_kl):
+    return mask & (last_kl >= 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [jr.bind(jr.recipes.wd1, p=0.5), jr.bind(jr.recipes.spg, block=2, p=0.3)],
+    ids=["wd1", "spg"],
+)
+def test_passes_without_a_ratio_are_steps_on_the_same_samples(tiny, make, microbatches):
+    """Of the advantages of the first pass and the masks of each; the old policy is not scored."""
+    model, params = tiny
+    passes = 3
+    recipe, alone = (make(epochs=n).replace(selection=reads_last_kl) for n in (passes, 1))
+    batch, optimizer = batch_of(recipe.likelihood), optax.sgd(2.0)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    options = {"microbatches": microbatches, "donate": False}
+    whole = make_step(model, recipe, optimizer, epochs=passes, **options)
+    read = whole.prepared(state, batch)
+    assert read.old_logp is None and "old_draw_logp" not in read.extras
+    after, metrics = whole(state, batch)
+    assert metrics["updates"] == passes
+    assert not {"approx_kl", "ratio_max", "clip_fraction"} & set(metrics)
+
+    moved = init_state(params, optimizer, alone, key=jax.random.key(0))
+    count = batch.extras["noise"].shape[-1] // passes
+    step, gone = make_step(model, alone, optimizer, **options), []
+    for number in range(passes):
+        here = slice(number * count, (number + 1) * count)
+        extras = {k: batch.extras[k][..., here] for k in ("masked", "masked_prompt", "noise")}
+        part = batch.replace(extras={**batch.extras, **extras})
+        moved, _ = step(moved, part)
+        gone.append(jax.tree.map(jnp.subtract, moved.params, params))
+    for a, b in zip(*map(jax.tree.leaves, (after.params, moved.params)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    steps = [max(float(jnp.abs(x).max()) for x in jax.tree.leaves(g)) for g in gone]
+    assert steps[0] > 1e-2 and abs(steps[-1] - steps[0]) > 1e-3
+
+    # The KL of the update is of bounds of the same kinds, before the first pass and after the last.
+    prepared, _ = recipe.prepare(batch, recipe.init())
+    new, old = (scorer_of(recipe, model)(x, prepared).logp for x in (after.params, params))
+    kl = jr.diagnostics.approx_kl(new, old, prepared.mask, estimator="k3")
+    np.testing.assert_allclose(after.algo_state.last_kl, kl, rtol=1e-3)
+    assert kl > 1e-3
+    # An old policy that a batch brings is of the draws of all passes: no metric compares with it.
+    brought = batch.replace(old_logp=old)
+    assert set(whole(state, brought)[1]) == set(metrics)
+
+
+def test_the_old_policy_is_scored_if_something_compares_with_it(tiny):
+    """Several steps on one set of masks: a ratio does, and a regularizer that names old_logp."""
+    model, params = tiny
+    reused = jr.recipes.wd1(epochs=1)
+
+    def anchored(logp, old_logp, mask):
+        return jnp.where(mask, (logp - old_logp) ** 2, 0.0)
+
+    for recipe, scored in (
+        (reused, False),
+        (reused.replace(regularizers=(anchored,)), True),
+        (recipe_of(reused.likelihood), True),
+    ):
+        optimizer, batch = optax.sgd(0.1), batch_of(recipe.likelihood)
+        state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+        read = make_step(model, recipe, optimizer, epochs=2, donate=False).prepared(state, batch)
+        assert (read.old_logp is not None) == scored
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "passes"), [("wd1", 12), ("spg", 4)])
+def test_a_run_of_a_method_without_a_ratio_makes_its_passes(tmp_path, name, passes):
+    config = tiny_run(tmp_path / "run", model=denoiser, recipe=name, steps=3, microbatches=2)
+    rows = train(config).history
+    assert [row["updates"] for row in rows] == [passes] * 3
+    assert all(row["grad_norm"] > 0 and row["skipped"] == 0 for row in rows)
+    assert not any("approx_kl" in row for row in rows)
+    with pytest.raises(ValueError, match="draws masks for .* passes over a batch; got epochs 2"):
+        train(dataclasses.replace(config, epochs=2))
+
+
 def test_bgpo_is_the_mean_ratio_where_nothing_moved(tiny):
     """On policy its gradient is that of the exact ratio: A grad of the lower bound."""
     model, params = tiny

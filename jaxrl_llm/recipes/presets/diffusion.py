@@ -173,10 +173,12 @@ def spg(
     p: float = 0.15,
     beta: float = 1.5,
     mix: float = 0.5,
+    epochs: int = 4,
 ) -> Recipe:
     """Policy gradient on a lower bound for good responses and an upper bound for bad ones.
 
-    Advantages are rewards minus the mean of their group.
+    Advantages are rewards minus the mean of their group. The loss of each pass over a batch is that
+    of the first, without a ratio, so the old policy is not scored.
 
     Args:
       samples: Forward passes per response.
@@ -184,43 +186,50 @@ def spg(
       p: Share of the prompt that is hidden, and with ``block`` of the blocks before the masked one,
         whose hidden tokens are estimated too.
       beta, mix: Power of the upper bound, and its weight.
+      epochs: Passes over a batch, each with other masks and an update.
 
     References:
-      Wang et al., SPG (arXiv:2510.09541). The released scripts mask block by block (``block=32``)
-      and make four passes over a batch, which are refused here, since the likelihood of the old
-      policy is not known before the advantages. ``block=None`` is ours.
+      Wang et al., SPG (arXiv:2510.09541), with the four passes of the released scripts, which mask
+      block by block (``block=32``). ``block=None`` is ours. Their index of a pass counts parts of a
+      batch, of which a step has two, so a part has two sets of masks, each in two passes; here each
+      pass has masks of its own.
     """
     return from_base(
         name="spg",
         advantage=stateless(advantages.dr_grpo),
-        surrogate=surrogates.reinforce,
+        surrogate=_reinforce_in_passes,
         likelihood=diffusion.sandwiched_likelihood(
-            samples=samples, block=block, p=p, beta=beta, mix=mix
+            samples=samples, block=block, p=p, beta=beta, mix=mix, passes=epochs
         ),
+        epochs=epochs,
         paper="arXiv:2510.09541",
     )
 
 
-def wd1(*, scale: float = 1.0, p: float = 0.15) -> Recipe:
+def wd1(*, scale: float = 1.0, p: float = 0.15, epochs: int = 12) -> Recipe:
     """Weighted likelihood of one denoising step: no ratio, no old policy.
 
-    The loss is the paper's loss divided by the size of a group.
+    The loss is the paper's loss divided by the size of a group. It is the same in each pass over a
+    batch, whose responses and weights are those of the policy before the first.
 
     Args:
       scale: Scale of the advantages in the weights; they are rewards minus their group mean.
       p: Share of the prompt that is hidden.
+      epochs: Passes over a batch, each with other masks of the prompt and an update.
 
     References:
-      Tang et al., wd1 (arXiv:2507.08838). The released scripts make 12 passes over a batch, 8 for
-      Sudoku, each with another part of the prompt hidden; here a batch has one, and several are
-      refused, as there is no ratio.
+      Tang et al., wd1 (arXiv:2507.08838), with the 12 passes of the released scripts, which make 8
+      for Sudoku; ``epochs=1`` is much cheaper. Their index of a pass counts parts of a batch, of
+      which a step has two, so a part has six masks of its prompts, each in two passes; here each
+      pass has masks of its own.
     """
     return from_base(
         name="wd1",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(diffusion.wd1, scale=scale),
         weights=aggregate.sequence_sum,
-        likelihood=diffusion.mean_field_likelihood(p=p),
+        likelihood=diffusion.mean_field_likelihood(p=p, passes=epochs),
+        epochs=epochs,
         paper="arXiv:2507.08838",
     )
 
@@ -314,6 +323,19 @@ def igpo_inpainting(
 def _by_tokens(mask: Array) -> Array:
     """:func:`aggregate.token_mean` for one value per response: long ones count more."""
     return aggregate.token_mean(mask)
+
+
+@traits(has_ratio=False, reuses_samples=True)
+def _reinforce_in_passes(
+    logp: Array, old_logp: Array | None, advantages: Array, mask: Array
+) -> Array:
+    """The plain policy gradient in each of several passes over a batch, without a ratio.
+
+        loss[t] = -A[t] * logp[t]
+
+    The samples and the advantages are those of before the first pass.
+    """
+    return surrogates.reinforce(logp, old_logp, advantages, mask)
 
 
 def _uncertain_hints(
