@@ -67,7 +67,7 @@ ADVANTAGES = (
     _advantage("v05_baseline", A.v05_baseline),
     _advantage("jspo", A.jspo),
     _advantage("hbpo", jr.bind(A.hbpo, max_length=4096)),
-    _advantage("vcpo_advantage", A.vcpo_advantage),
+    _advantage("vcpo_advantage", jr.bind(A.vcpo_advantage, grad_sq_norms=None)),
     _advantage("informative_groups", jr.curation.informative_groups),
     _advantage("max_variance_subset", jr.bind(jr.curation.max_variance_subset, n=8), x="rewards"),
 )

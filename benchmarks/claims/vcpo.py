@@ -86,7 +86,7 @@ def updates(key, age, logits, stale, rewards):
     advantages = {
         "mean": jr.advantages.dr_grpo(rewards),
         "optimal": optimal(grad_sq_norms=jnp.sum(scores**2, axis=-1)),
-        "optimal, lengths": optimal(),
+        "optimal, lengths": optimal(grad_sq_norms=None),
     }
     found = {}
     for name, advantage in advantages.items():

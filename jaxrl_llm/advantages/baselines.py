@@ -205,8 +205,8 @@ def vcpo_advantage(
     old_logp: Array,
     behavior_logp: Array,
     mask: Array,
+    grad_sq_norms: Array | None,
     where: Array | None = None,
-    grad_sq_norms: Array | None = None,
     scale: Literal["group", "none"] = "group",
 ) -> Array:
     """Rewards minus the off-policy optimal baseline, over the deviation of the group.
@@ -220,7 +220,8 @@ def vcpo_advantage(
       rewards, mask, where: See the module.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy before the update.
       behavior_logp: ``[..., G, T]`` under the policy that sampled.
-      grad_sq_norms: As in :func:`opob`; None uses the lengths instead, a proxy of ours.
+      grad_sq_norms: ``[..., G]``, as in :func:`opob`, which the train step computes for a recipe;
+        None uses the lengths instead, a proxy of ours that costs nothing.
       scale: "group" divides by the population deviation where that is above 1e-8, "none" does not.
 
     Returns:
@@ -231,8 +232,9 @@ def vcpo_advantage(
       >>> import jaxrl_llm as jr
       >>> old_logp, mask = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
       >>> jr.advantages.vcpo_advantage(jnp.array([1.0, 0.0]), old_logp=old_logp,
-      ...     behavior_logp=old_logp, mask=mask, scale="none").tolist()
-      [0.5, -0.5]
+      ...     behavior_logp=old_logp, mask=mask, grad_sq_norms=jnp.array([1.0, 3.0]),
+      ...     scale="none").tolist()
+      [0.75, -0.25]
 
     References:
       Huang et al., VCPO (arXiv:2602.17616).

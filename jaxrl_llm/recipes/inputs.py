@@ -43,7 +43,7 @@ EXTRAS: dict[str, Extra] = {
     "similarity": Extra("PGH", "float", "to the rollouts of the same question's paraphrases"),
     "hidden_rank": Extra("PGN", "float", "RankGrowth of the last hidden states, old policy"),
     "embeddings": Extra("PGD", "float", "of each response, by a frozen encoder"),
-    "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
+    "grad_sq_norms": Extra("PG", "float", "squared norm of the gradient of its logp, old policy"),
     "call_advantages": Extra("PG", "float", "of a subagent's answer, among all of its query"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
     "truncated": Extra("PG", "bool", "ended by its length and not by a stop token"),

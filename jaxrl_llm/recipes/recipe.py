@@ -193,6 +193,7 @@ class Recipe:
         """Which of ``required_fields`` the train step computes; the batch holds the others."""
         names = set(self.computed_from(*wiring.BEFORE_PREPARE, "optimizer"))
         names |= {"old_entropy", "hidden_sq", "hidden_rank", "kl_logp", "kl_ref_logp"}
+        names |= {"grad_sq_norms"}
         if wiring.ANSWER_TEXTS in self.computed_from("responses"):
             names |= {"answer_logp"}
         if self.critic is not None:

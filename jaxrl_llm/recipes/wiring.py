@@ -633,6 +633,7 @@ def _check_likelihood(recipe) -> None:
             f"{name} a teacher, which scores tokens from left to right; leave one of them out."
         )
     causal = {"behavior_logp", "hidden_sq", "hidden_rank", "kl_logp", "kl_ref_logp", "answer_logp"}
+    causal |= {"grad_sq_norms"}
     if names := sorted(causal & recipe.required_fields):
         raise ValueError(f"{name} reads {names[0]}, which only a causal model has.")
     scored = sorted({"old_logp", "ref_logp"} & recipe.required_fields)

@@ -39,6 +39,7 @@ from jaxrl_llm.train.policy_gradient import (
 )
 from jaxrl_llm.train.score import Scorer, score
 from jaxrl_llm.train.score_batch import apply_rules, score_batch, score_visits
+from jaxrl_llm.train.score_norms import score_sq_norms
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.teachers import (
     AlignedTeacher,
@@ -116,6 +117,7 @@ __all__ = [
     "save_adapter",
     "score",
     "score_batch",
+    "score_sq_norms",
     "score_visits",
     "train",
     "wilson",

@@ -29,6 +29,7 @@ from jaxrl_llm.train.critic import critic_values
 from jaxrl_llm.train.denoising import PolicyScorer
 from jaxrl_llm.train.optimizer import next_rate
 from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
+from jaxrl_llm.train.score_norms import score_sq_norms
 from jaxrl_llm.train.state import TrainState
 
 
@@ -69,6 +70,8 @@ def score_batch(
       reference, see :func:`score_reference`.
     - Statistics with source "teacher", and ``teacher_hidden`` if the recipe reads the teacher's
       logits: of another model; or of the policy or the moving reference after the teacher's prompt.
+    - ``grad_sq_norms``: of the same policy, with one backward pass for each response; see
+      :func:`~jaxrl_llm.train.score_sq_norms`.
     - ``answer_logp``: under the policy at the start of the step, after each turn.
     - ``kl_logp``: under the policy at the start of the step, after the previous row's prompt.
     - ``earlier_logp``: the weighted mean under the policies of earlier iterations.
@@ -107,6 +110,9 @@ def score_batch(
     if stale and not recipe.reads_behavior and batch.old_logp is None:
         batch = batch.replace(old_logp=batch.behavior_logp)
     batch = _score_old(batch, recipe, scorer, state, microbatches, score_old=score_old)
+    if "grad_sq_norms" in recipe.required_fields and "grad_sq_norms" not in batch.extras:
+        norms = score_sq_norms(scorer, state.params, batch, base=state.base)
+        batch = batch.with_extras({"grad_sq_norms": norms})
     if recipe.reference is not None:
         reference = state.reference_policy
         batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)

@@ -25,7 +25,7 @@ PRM = {"prm_logp": TOKENS, "old_logp": TOKENS, "mask": MASK, "turn_ids": MASK.as
 PRM |= {"turn_where": MASK}
 PENALTY = {"old_logp": TOKENS, "ref_logp": TOKENS, "kl_coef": 0.1}
 OTB = {"old_logp": TOKENS, "sum_pi_sq": TOKENS}
-VCPO = {"old_logp": TOKENS, "behavior_logp": TOKENS, "mask": MASK}
+VCPO = {"old_logp": TOKENS, "behavior_logp": TOKENS, "mask": MASK, "grad_sq_norms": REWARDS}
 
 BAD_VALUES = {
     # baselines
@@ -51,7 +51,7 @@ BAD_VALUES = {
         REWARDS, **VCPO | {"behavior_logp": TOKENS[0]}
     ),
     r"vcpo_advantage: grad_sq_norms must have shape \(2, 3\); got \(": lambda: adv.vcpo_advantage(
-        REWARDS, **VCPO, grad_sq_norms=TOKENS
+        REWARDS, **VCPO | {"grad_sq_norms": TOKENS}
     ),
     "mc_grpo: scale must be one of .* got 'mean'": lambda: adv.mc_grpo(REWARDS, scale="mean"),
     "mc_grpo: eps=0.1 has no effect with scale='none'": lambda: adv.mc_grpo(

@@ -87,15 +87,17 @@ def test_equals_the_float64_reference(scale, proxy):
 def test_on_policy_with_the_proxy_it_is_opo_and_with_equal_norms_dr_grpo():
     rewards, logp, _, mask, *_ = data(1)
     options = {"old_logp": logp, "behavior_logp": logp, "mask": mask, "scale": "none"}
-    np.testing.assert_allclose(compiled(rewards, **options), opo(rewards, mask), atol=1e-5)
+    lengths = compiled(rewards, **options, grad_sq_norms=None)
+    np.testing.assert_allclose(lengths, opo(rewards, mask), atol=1e-5)
     equal = compiled(rewards, **options, grad_sq_norms=jnp.full((3, 4), 7.0))
     np.testing.assert_allclose(equal, dr_grpo(rewards), atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [0.1, -3.3])
 def test_equal_rewards_and_singletons_give_exactly_zero(value):
-    _, old_logp, behavior_logp, mask, *_ = data(2)
+    _, old_logp, behavior_logp, mask, _, norms = data(2)
     options = {"old_logp": old_logp, "behavior_logp": behavior_logp, "mask": mask}
+    options |= {"grad_sq_norms": norms}
     rewards = jnp.full((3, 4), value)
     assert not compiled(rewards, **options).any()
     alone = jnp.zeros((3, 4), bool).at[:, 1].set(True)
@@ -138,7 +140,7 @@ def test_gradient_dtype_and_jit():
         )
 
     check_grads(function, (rewards, old_logp), 1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
-    options = {"behavior_logp": behavior_logp, "mask": mask}
+    options = {"behavior_logp": behavior_logp, "mask": mask, "grad_sq_norms": norms}
     np.testing.assert_allclose(
         compiled(rewards, old_logp=old_logp, **options),
         vcpo_advantage(rewards, old_logp=old_logp, **options),

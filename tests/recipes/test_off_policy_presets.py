@@ -11,6 +11,10 @@ from jaxrl_llm.recipes import Batch
 P, G, T = 3, 4, 5
 
 
+# Squared norms of the gradients of responses, which do not follow their lengths.
+NORMS = np.array([[0.5, 8, 1, 3], [2, 1, 4, 1], [1, 7, 6, 2]], np.float32)
+
+
 def make_batch() -> tuple[np.ndarray, Batch]:
     """A group that agrees, an empty response, a rollout left out; policies that are far apart."""
     rng = np.random.default_rng(3)
@@ -26,6 +30,7 @@ def make_batch() -> tuple[np.ndarray, Batch]:
         prompt_mask=jnp.ones((P, 2), bool),
         old_logp=jnp.asarray(logp + rng.normal(0, 0.4, (P, G, T)), jnp.float32),
         behavior_logp=jnp.asarray(logp + rng.normal(0, 0.6, (P, G, T)), jnp.float32),
+        extras={"grad_sq_norms": jnp.asarray(NORMS * (lengths > 0))},
     )
     return logp, batch
 
@@ -108,8 +113,9 @@ def vespo(logp, batch):
     return np.concatenate(tokens).mean()
 
 
-def vcpo(logp, batch):
-    """Each group's rewards minus the baseline with lengths for norms, over their deviation."""
+def vcpo(logp, batch, norms=None):
+    """Each group's rewards minus the off-policy baseline, over their deviation."""
+    norms = np.asarray(batch.extras["grad_sq_norms"] if norms is None else norms)
     losses = []
     for p in range(P):
         members = np.flatnonzero(batch.where[p])
@@ -117,12 +123,16 @@ def vcpo(logp, batch):
         masks = [np.asarray(batch.mask[p, g]) for g in members]
         gaps = np.asarray(batch.old_logp, np.float64) - np.asarray(batch.behavior_logp)
         w = np.exp([gaps[p, g][m].sum() for g, m in zip(members, masks, strict=True)])
-        v = w**2 * [m.sum() for m in masks]
+        v = w**2 * norms[p, members]
         a = (r - (v * r).sum() / v.sum()) / r.std() if r.max() > r.min() else 0.0 * r
         for g, m, weight, advantage in zip(members, masks, w, a, strict=True):
             if m.any():
                 losses.append((-min(weight, 1.2) * advantage * logp[p, g][m]).mean())
     return np.mean(losses)
+
+
+def vcpo_by_length(logp, batch):
+    return vcpo(logp, batch, batch.mask.sum(-1))
 
 
 RULE = jr.bind(jr.corrections.rejection_mask, statistic="k2", level="sequence_mean", upper=0.15)
@@ -138,6 +148,7 @@ CASES = {
     "areal_m2": (jr.recipes.areal, {"cap": 1.5, "m2_threshold": 0.2}, areal_m2),
     "vespo": (jr.recipes.vespo, {}, vespo),
     "vcpo": (jr.recipes.vcpo, {"cap": 1.2}, vcpo),
+    "vcpo_by_length": (jr.recipes.vcpo, {"cap": 1.2, "norms": "length"}, vcpo_by_length),
 }
 
 
@@ -190,6 +201,7 @@ def test_on_policy_the_gradient_is_the_policy_gradient(name):
         ("vespo", {"k_neg": 1.0}),
         ("vespo", {"lambda_neg": 1.0}),
         ("vcpo", {"cap": 1.0}),
+        ("vcpo", {"norms": "length"}),
     ],
 )
 def test_every_option_changes_the_loss(name, options):

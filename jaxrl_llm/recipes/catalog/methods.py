@@ -123,8 +123,7 @@ METHODS = (
     Method("vcpo", "VCPO, an off-policy optimal baseline; steps follow the effective sample size",
         "2602.17616", "correction", ("advantages.opob", "advantages.vcpo_advantage",
         "corrections.ess", "corrections.ess_lr_scale", "corrections.sequence_rollout_correction"),
-        preset="vcpo", missing="the gradient norms of responses, for which the baseline uses "
-        "their lengths"),
+        preset="vcpo"),
     # Objectives of the ratio.
     Method("luspo", "LUSPO, length-unbiased sequence policy optimization", "2602.05261",
         "surrogate", ("surrogates.luspo",), preset="luspo"),

@@ -196,7 +196,13 @@ def vespo(
     )
 
 
-def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Recipe:
+def vcpo(
+    *,
+    cap: float = 8.0,
+    rho_base: float = 1.0,
+    power: float = 0.5,
+    norms: Literal["exact", "length"] = "exact",
+) -> Recipe:
     """Policy gradient on stale data with a bounded variance.
 
         w = product over the response of old / behavior;  b = sum w^2 n r / sum w^2 n in each group
@@ -204,24 +210,34 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
         loss = mean over responses of the mean over tokens of -min(w, cap) A logp
         update = min(1, effective share of samples / rho_base)^power times the optimizer's
 
-    ``n`` is the squared norm of the gradient of a response's log-probability, the optional extra
-    ``grad_sq_norms``; without it the length is used. Each batch has one update. The data are older
-    than the policy only if the run sets ``asynchrony.max_staleness``.
+    ``n`` is the squared norm of the gradient of a response's log-probability under the policy at
+    the start of the step. The train step computes it with one more backward pass over the batch,
+    response by response (:func:`~jaxrl_llm.train.score_sq_norms`). Each batch has one update. The
+    data are older than the policy only if the run sets ``asynchrony.max_staleness``.
 
     Args:
       cap: Largest weight in the loss, at least 1; the baseline and the step are uncapped.
       rho_base: Share of effective samples from which the step has full size.
       power: 0.5 for optimizers that normalize the gradient, 1 for SGD.
+      norms: "length" takes the length of a response for ``n``, a proxy of ours without any backward
+        pass.
 
     References:
-      VCPO, Stable Asynchrony (arXiv:2602.17616). The released code measures ``n`` in a first
-      backward pass.
+      VCPO, Stable Asynchrony (arXiv:2602.17616). The released code reads one response at a time for
+      the update too: it sums gradients with and without the reward and subtracts the baseline at
+      the end, so ``n`` needs no pass of its own, but memory for a second gradient, and packing and
+      larger microbatches are not possible. Its ``n`` has the truncated weight inside, which then
+      counts twice; ours is the paper's.
     """
     weights = bind(corrections.importance_weights, level="sequence", cap=cap)
     scale = bind(corrections.ess_lr_scale, rho_base=rho_base, power=power)
+    checks.check_option("vcpo", "norms", norms, ("exact", "length"))
+    advantage: Callable = advantages.vcpo_advantage
+    if norms == "length":
+        advantage = bind(advantage, grad_sq_norms=None)
     return from_base(
         name="vcpo",
-        advantage=stateless(advantages.vcpo_advantage),
+        advantage=stateless(advantage),
         surrogate=surrogates.reinforce,
         weights=aggregate.sequence_mean,
         correction=bind(corrections.sequence_rollout_correction, weights=weights),

@@ -1,0 +1,348 @@
+"""Squared norms of the gradients of responses, beside gradients that each test takes itself."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+from on_meshes import mesh_of
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.core.packing import plan_packing, plan_tree, row_trees
+from jaxrl_llm.core.support import Support
+from jaxrl_llm.models import ExpertsConfig, param_shardings
+from jaxrl_llm.models.sharding import batch_shards, on_mesh, shard
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.train import (
+    Adapted,
+    AsyncConfig,
+    LoRAConfig,
+    Scorer,
+    adapted_model,
+    init_lora,
+    init_state,
+    make_step,
+    merge_lora,
+    pack_batch,
+    score_batch,
+    score_sq_norms,
+    train,
+)
+from jaxrl_llm.train.batches import Passes
+from jaxrl_llm.train.mesh import place_batch
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+TEMPERATURE = 0.7
+
+
+def small_batch():
+    """Responses of unequal lengths: one is empty, one has a hole, one takes no part."""
+    batch = make_batch(prompts=2, group=3, length=6)
+    mask = np.arange(6) < np.array([[6, 2, 3], [4, 0, 5]])[..., None]
+    mask[1, 2, 1:3] = False  # as of tokens that an environment wrote
+    where = jnp.ones((2, 3), bool).at[0, 2].set(False)
+    return batch.replace(mask=jnp.asarray(mask), where=where)
+
+
+BATCH = small_batch()
+NONE = np.array([[False, False, True], [False, True, False]])  # without a token to train on
+
+
+@functools.cache
+def tiny():
+    return tiny_model(num_layers=1)
+
+
+@functools.cache
+def measured(model, temperature=TEMPERATURE, **options):
+    scorer = Scorer(model, temperature, **options)
+    return jax.jit(lambda params, batch, base=(): score_sq_norms(scorer, params, batch, base=base))
+
+
+def sq_norm(grads):
+    leaves = (np.asarray(x, np.float64) for x in jax.tree.leaves(grads))
+    return sum((x**2).sum() for x in leaves)
+
+
+def of_each(logp_of, params, batch):
+    """Squared norms from one gradient of the whole batch's log-probabilities for each response."""
+
+    @jax.jit
+    def grads(params, member):
+        def total(params):
+            return jnp.sum(jnp.where(member, logp_of(params), 0.0))
+
+        return jax.grad(total)(params)
+
+    found = np.zeros(batch.where.shape)
+    for place in zip(*np.nonzero(batch.where), strict=True):
+        member = jnp.zeros(batch.mask.shape, bool).at[place].set(True)
+        found[place] = sq_norm(grads(params, member))
+    return found
+
+
+@functools.cache
+def expected():
+    model, params = tiny()
+    scorer = Scorer(model, TEMPERATURE)
+    return of_each(lambda p: scorer(p, BATCH).logp, params, BATCH)
+
+
+def test_worked_numbers_of_a_softmax():
+    """A model whose hidden states do not move: the gradient is sum (e_y - pi) h^T / T."""
+    model, params = tiny()
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(259, 4)).astype(np.float32)
+    params = {"w": jnp.asarray(rng.normal(size=(259, 4)), jnp.float32)}
+
+    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+        return jnp.asarray(table)[tokens], ()
+
+    model = model._replace(apply=apply, output_matrix=lambda params: params["w"])
+    want = np.zeros(BATCH.where.shape)
+    for p, g in np.ndindex(want.shape):
+        mask = np.asarray(BATCH.mask[p, g]) & bool(BATCH.where[p, g])
+        tokens = np.asarray(BATCH.tokens[p, g])
+        last = np.asarray(BATCH.prompt_tokens[p])[np.asarray(BATCH.prompt_mask[p]).sum() - 1]
+        hidden = np.float64(table)[np.concatenate([[last], tokens[:-1]])] / TEMPERATURE
+        logits = hidden @ np.float64(params["w"]).T
+        chance = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
+        error = (np.eye(259)[tokens] - chance) * mask[:, None]
+        want[p, g] = ((error.T @ hidden) ** 2).sum()
+    got = measured(model)(params, BATCH)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert got.dtype == jnp.float32
+
+
+def test_equals_a_gradient_of_each_response_alone():
+    """Of a plain softmax over whole logits, of rows without padding, one and all by ``vmap``."""
+    model, params = tiny()
+    got = measured(model)(params, BATCH)
+    np.testing.assert_allclose(got, expected(), rtol=1e-5)
+    assert (np.asarray(got == 0) == NONE).all()
+
+    def logp(params, row, start, trains):
+        context = jr.models.AttentionContext(mask=jnp.ones((1, 1, len(row)), bool))
+        places = jnp.arange(len(row), dtype=jnp.int32)[None, None]
+        hidden, _ = model.apply(params, row[None, None], places, context)
+        logits = hidden[0, 0] @ model.output_matrix(params).T / TEMPERATURE
+        taken = jnp.take_along_axis(jax.nn.log_softmax(logits[:-1]), row[1:, None], -1)[:, 0]
+        before = jnp.arange(len(row) - 1) - (start - 1)
+        there = (before >= 0) & (before < len(trains))
+        return jnp.sum(jnp.where(there & trains[jnp.clip(before, 0, 5)], taken, 0.0))
+
+    starts = np.asarray(BATCH.prompt_mask).sum(-1)
+    rows = np.zeros((2, 3, 12), np.int32)
+    for p, g in np.ndindex(2, 3):
+        rows[p, g, : starts[p]] = np.asarray(BATCH.prompt_tokens[p])[: starts[p]]
+        rows[p, g, starts[p] : starts[p] + 6] = BATCH.tokens[p, g]
+    grads = jax.jit(jax.vmap(jax.grad(logp), (None, 0, 0, 0)))(
+        params,
+        rows.reshape(6, 12),
+        starts.repeat(3),
+        (BATCH.mask & BATCH.where[..., None]).reshape(6, 6),
+    )
+    each = [sq_norm(jax.tree.map(lambda x, i=i: x[i], grads)) for i in range(6)]
+    np.testing.assert_allclose(got.ravel(), each, rtol=1e-5)
+
+
+def test_what_is_masked_is_never_read():
+    model, params = tiny()
+    trains = BATCH.mask & BATCH.where[..., None]
+    after = jnp.flip(jnp.cumsum(jnp.flip(trains, -1), -1), -1) == 0  # behind the last
+    junk = BATCH.replace(
+        tokens=jnp.where(after, 10_000, BATCH.tokens),
+        prompt_tokens=jnp.where(BATCH.prompt_mask, BATCH.prompt_tokens, -5),
+        rewards=jnp.full((2, 3), jnp.nan),
+    )
+    np.testing.assert_array_equal(measured(model)(params, junk), measured(model)(params, BATCH))
+
+
+def test_a_support_and_the_temperature_are_those_of_the_policy():
+    model, params = tiny()
+    ids = np.random.default_rng(2).integers(0, 259, (2, 3, 6, 9))
+    ids[..., 0] = BATCH.tokens
+    batch = BATCH.replace(support=Support(ids=jnp.asarray(ids, jnp.int32)))
+    scorer = Scorer(model, 1.3)
+    want = of_each(lambda p: scorer(p, batch).logp, params, batch)
+    np.testing.assert_allclose(measured(model, 1.3)(params, batch), want, rtol=1e-5)
+    assert not np.allclose(want, expected(), rtol=0.1)
+
+
+def test_rewritten_responses_are_read_as_they_were():
+    model, params = tiny()
+    ends = np.broadcast_to([6, 3, 3, 6, 6, 6], BATCH.mask.shape)
+    batch = BATCH.replace(packing=jax.tree.map(jnp.asarray, row_trees(ends)))
+    scorer = Scorer(model, TEMPERATURE)
+    want = of_each(lambda p: scorer(p, batch).logp, params, batch)
+    np.testing.assert_allclose(measured(model)(params, batch), want, rtol=1e-5)
+    assert not np.allclose(want[0, 0], expected()[0, 0], rtol=1e-3)
+
+
+RECIPE = jr.recipes.vcpo()
+
+
+def rows_of(layout):
+    tokens, mask = np.asarray(BATCH.tokens), np.asarray(BATCH.mask)
+    if layout == "packed":
+        return BATCH.replace(packing=jax.tree.map(jnp.asarray, plan_packing(mask, size=12)))
+    if layout == "tree":
+        return BATCH.replace(packing=jax.tree.map(jnp.asarray, plan_tree(tokens, mask, size=12)))
+    host = jax.tree.map(np.asarray, BATCH)
+    flat, _ = pack_batch(host, "flat", model=tiny()[0], passes=Passes(microbatches=2))
+    return flat
+
+
+@pytest.mark.parametrize("layout", ["packed", "tree", "flat", "shared"])
+def test_any_layout_and_microbatches_have_the_norms_of_padded_rows(layout):
+    model, params = tiny()
+    options, batch = {"remat": "full"}, BATCH
+    if layout == "shared":
+        same = jnp.broadcast_to(BATCH.prompt_tokens[1], BATCH.prompt_tokens.shape)
+        batch = BATCH.replace(prompt_tokens=same, prompt_mask=jnp.ones(same.shape, bool))
+        want = measured(model)(params, batch)
+        options["shared_prefix_len"] = 3
+    else:
+        batch, want = rows_of(layout), expected()
+        assert batch.packing is not None
+    batch = batch.replace(old_logp=jnp.zeros(BATCH.mask.shape), behavior_logp=jnp.zeros((2, 3, 6)))
+    state = init_state(params, optax.sgd(1.0), RECIPE, key=jax.random.key(0))
+    scorer = Scorer(model, TEMPERATURE, **options)
+    scored = jax.jit(lambda s, b: score_batch(b, RECIPE, scorer, state=s, microbatches=2))
+    np.testing.assert_allclose(
+        scored(state, batch).extras["grad_sq_norms"], want, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_of_an_adapter_only_its_matrices_count():
+    model, params = tiny()
+    config = LoRAConfig(rank=2)
+    adapted, adapter = adapted_model(model, config), init_lora(params, config)
+    adapter = jax.tree.map(lambda x: x + 0.05, adapter)
+    scorer = Scorer(model, TEMPERATURE)
+
+    def merged_logp(adapter):
+        return scorer(merge_lora(Adapted(params, adapter), config), BATCH).logp
+
+    want = of_each(merged_logp, adapter, BATCH)
+    got = measured(adapted)(adapter, BATCH, params)
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+    assert not np.allclose(want, expected(), rtol=0.1)
+
+
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
+EXPERTS = {"experts": ExpertsConfig(count=8, active=2, width=16, bias=True, limit=7.0)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ({"data": 4}, {}),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, {}, marks=SLOW),
+        pytest.param({"fsdp": 4}, {"scan_layers": True}, marks=SLOW),
+        pytest.param({"data": 2, "context": 2}, {}, marks=SLOW),
+        pytest.param({"data": 2, "expert": 2, "tensor": 2}, EXPERTS, marks=SLOW),
+        pytest.param({"data": 8}, {}, marks=SLOW),  # which does not divide the prompts
+    ],
+)
+def test_devices_of_a_mesh_compute_the_norms_of_one(sizes, parts):
+    model, params = tiny_model(num_layers=1, **parts)
+    mesh, batch = mesh_of(sizes), make_batch(4, 3, 6, 5)
+    batch = batch.replace(where=batch.where.at[:, 0].set(False))  # all devices skip these
+    want = measured(model)(params, batch)
+    assert (np.asarray(want == 0) == [[True, False, False]] * 4).all()
+    spread = shard(params, param_shardings(params, mesh, model.sharding_rules))
+    function = on_mesh(functools.partial(score_sq_norms, Scorer(model, TEMPERATURE)), mesh)
+    if batch_shards(mesh) <= 4:
+        batch = place_batch(batch, mesh)
+    program = jax.jit(function).lower(spread, batch).compile()
+    np.testing.assert_allclose(program(spread, batch), want, rtol=1e-5)
+    if sizes == {"data": 4}:  # of gradients, nothing goes from one device to another
+        lines = [x for x in program.as_text().splitlines() if " all-" in x or " reduce-sc" in x]
+        assert lines and all(" = pred[]" in x for x in lines)
+
+
+def stepped(recipe, batch, params, **options):
+    model = tiny()[0]
+    state = init_state(params, optax.sgd(0.5), recipe, key=jax.random.key(0))
+    step = make_step(model, recipe, optax.sgd(0.5), temperature=TEMPERATURE, **options)
+    prepared = step.prepared(state, batch)
+    after, metrics = step(state, batch)
+    assert metrics["updates"] == 1
+    return prepared, jax.device_get(after.params)
+
+
+def test_a_step_reads_the_norms_of_its_first_policy():
+    """Its update is that of a batch that brings them, and not that of lengths."""
+    params = tiny()[1]
+    copies = functools.partial(jax.tree.map, jnp.copy, params)
+    rng = np.random.default_rng(5)
+    behavior = rng.normal(-5.5, 0.3, BATCH.mask.shape).astype(np.float32)
+    batch = BATCH.replace(
+        behavior_logp=jnp.asarray(behavior), rewards=jnp.array([[1.0, 0.2, 0.5], [0.1, 0.9, 0.7]])
+    )
+    prepared, after = stepped(RECIPE, batch, copies(), microbatches=2)
+    norms = expected()
+    np.testing.assert_allclose(prepared.extras["grad_sq_norms"], norms, rtol=1e-5)
+    want = jr.advantages.vcpo_advantage(
+        batch.rewards,
+        old_logp=prepared.old_logp,
+        behavior_logp=behavior,
+        mask=batch.mask,
+        where=batch.where,
+        grad_sq_norms=jnp.asarray(norms, jnp.float32),
+    )
+    np.testing.assert_allclose(prepared.advantages, want, rtol=1e-4, atol=1e-5)
+    brought = batch.with_extras({"grad_sq_norms": jnp.asarray(norms, jnp.float32)})
+    _, same = stepped(RECIPE, brought, copies())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after, same)
+    lengths, other = stepped(jr.recipes.vcpo(norms="length"), batch, copies())
+    assert "grad_sq_norms" not in lengths.extras
+    changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, other)
+    assert max(jax.tree.leaves(changes)) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{}, {"data": 4}])
+def test_a_step_takes_no_more_memory_with_norms(sizes):
+    """A gradient is reduced leaf by leaf, and ends before that of the update begins."""
+    model, params = tiny_model(num_layers=2, width=128, mlp_width=256)
+    mesh, batch = mesh_of(sizes), make_batch(8, 4, 16, 8)
+    batch = place_batch(batch.replace(behavior_logp=-1.0 * batch.mask), mesh)
+    memory = []
+    for norms in ("length", "exact"):
+        recipe, optimizer = jr.recipes.vcpo(norms=norms), optax.sgd(1.0)
+        state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+        step = make_step(model, recipe, optimizer, mesh=mesh, microbatches=2)
+        memory.append(step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes)
+    assert memory[1] <= 1.02 * memory[0]
+
+
+def model():
+    return *tiny(), ByteTokenizer()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora": LoRAConfig(rank=2)}], ids=["stale", "stale_adapter"]
+)
+def test_a_run_of_the_preset_computes_them(tmp_path, changes):
+    """Three steps on data up to two updates old; with lengths it takes another path."""
+    changes |= {"model": model, "steps": 3, "asynchrony": AsyncConfig(max_staleness=2)}
+    run = train(tiny_run(tmp_path / "exact", recipe="vcpo", **changes))
+    length = jr.recipes.vcpo(norms="length")
+    other = train(tiny_run(tmp_path / "length", recipe=length, **changes))
+    assert all(np.isfinite(row["loss"]) and row["skipped"] == 0 for row in run.history)
+    assert any(row["update_norm"] > 0 for row in run.history)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), run.state.params, other.state.params)
+    assert max(jax.tree.leaves(moved)) > 0
+
+
+def test_a_likelihood_of_a_denoiser_has_none():
+    advantage = jr.stateless(lambda rewards, *, grad_sq_norms: rewards)
+    with pytest.raises(ValueError, match="reads grad_sq_norms, which only a causal model has"):
+        jr.recipes.diffu_grpo().replace(advantage=advantage)
