@@ -492,7 +492,11 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
 
 
 def best_constrained(
-    rewards: Array, *, reference: Array | None = None, where: Array | None = None
+    rewards: Array,
+    *,
+    reference: Array | None = None,
+    ties: Literal["first", "all"] = "first",
+    where: Array | None = None,
 ) -> Array:
     """The reward of the best rollout of each group, 0 for the others; an advantage for imitation.
 
@@ -503,6 +507,7 @@ def best_constrained(
       rewards, where: See the module; ``rewards.constrained_rewards(soft=False)``.
       reference: bool ``[..., G]``, True for reference answers of the dataset; their calibrated
         reward is 1/2. None for none.
+      ties: Which of several best rollouts get their reward.
 
     Returns:
       ``[..., G]`` float32, not negative.
@@ -522,11 +527,15 @@ def best_constrained(
     stats.check_group(function, rewards, where)
     checks.check_bool(function, reference=reference)
     checks.check_same_shape(function, rewards=rewards, reference=reference)
+    checks.check_option(function, "ties", ties, ("first", "all"))
     valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
     rewards = masking.zero_masked(rewards, where)
     aside = jnp.zeros(jnp.shape(rewards), bool) if reference is None else jnp.asarray(reference)
     positive = valid & (rewards > 0)
     first = positive & ~aside
     eligible = jnp.where(jnp.any(first, axis=-1, keepdims=True), first, positive)
+    if ties == "all":
+        rewards = jnp.where(eligible, rewards, 0.0)
+        return jnp.where(rewards == jnp.max(rewards, axis=-1, keepdims=True), rewards, 0.0)
     _, rank = stats.order_and_ranks(jnp.where(eligible, -rewards, jnp.inf))
     return jnp.where(eligible & (rank == 0), rewards, 0.0)

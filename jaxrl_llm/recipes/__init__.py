@@ -6,6 +6,7 @@ from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.presets import *  # noqa: F403
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
+from jaxrl_llm.recipes.presets.constrained import CgpoTask
 from jaxrl_llm.recipes.presets.evolution import eggroll, es_qiu, open_es
 from jaxrl_llm.recipes.presets.preferences import listwise, pairwise, unpaired
 from jaxrl_llm.recipes.prm import ProcessRewardModel
@@ -19,6 +20,7 @@ __all__ = [
     "PRESETS",
     "AlgoState",
     "Batch",
+    "CgpoTask",
     "Computed",
     "Critic",
     "EvolutionRecipe",

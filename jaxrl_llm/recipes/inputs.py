@@ -23,6 +23,7 @@ EXTRAS: dict[str, Extra] = {
     # Of a prompt.
     "prompt_ids": Extra("P", "int", "place of the prompt in its data set"),
     "greedy_rewards": Extra("P", "float", "reward of the most likely response"),
+    "task_ids": Extra("P", "int", "which of the recipe's tasks the prompt belongs to"),
     "prior": Extra("P", "float", "predicted reward, before any rollout"),
     "density": Extra("P", "float", "how much more often good responses have such a prompt"),
     "margin": Extra("P", "float", "by how much the better response of a pair is better"),

@@ -106,7 +106,9 @@ class Computed(NamedTuple):
           ``"teacher_texts"`` is for P lists of G messages for the teacher, None for a response
           without one: the loop turns them into ``has_teacher`` and the teacher's prompts. The name
           ``"answer_texts"`` is for P pairs of texts, the text before a reference answer and the
-          answer: the train step turns them into ``answer_logp``.
+          answer: the train step turns them into ``answer_logp``. A method ``check(metadata)`` of
+          the function is called with that of every prompt before the run, and raises ValueError for
+          one that the function cannot read.
         - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state; or
           a coefficient per token, ``[P, G, T]``.
         - ``"optimizer"``: a rule on the optimizer step of each single token, for the selection:

@@ -187,32 +187,41 @@ def crpg_rewards(
     rewards: Array,
     *,
     satisfied: Array,
-    baseline: Array,
     old_logp: Array,
     ref_logp: Array,
     mask: Array,
     budget: float,
+    baseline: Array | None = None,
+    reference: Array | None = None,
+    soft: bool = True,
     where: Array | None = None,
 ) -> Array:
-    """Calibrated rewards of rollouts that satisfy all judges, reduced toward a KL budget.
+    """Calibrated rewards of rollouts that satisfy all judges, within a KL budget.
 
         r_i = [satisfied_i] sigmoid(rewards_i - baseline) max(0, 1 - d_i / budget)
         d_i = sum over t of old_logp[i, t] - ref_logp[i, t]
+        soft=False:  [d_i <= budget] in place of max(0, 1 - d_i / budget)
 
     It is :func:`constrained_rewards` of :func:`calibrated_rewards`.
 
     Args:
       rewards: ``[..., G]``, floating point.
       satisfied: bool ``[..., G]``, True where all judges agree.
-      baseline: ``[...]``, floating point, the reward of a reference answer of each prompt.
       old_logp: ``[..., G, T]``, floating point, log-probabilities (nats) under the policy.
       ref_logp: ``[..., G, T]``, floating point, under the reference.
       mask: bool ``[..., G, T]``, True for the tokens of the response.
       budget: In nats, above 0.
+      baseline: ``[...]``, floating point, the reward of a reference answer of each prompt.
+      reference: bool ``[..., G]`` in place of ``baseline``, True for reference answers of the
+        prompt, whose mean reward is the baseline. A group without one gets 0.
+      soft: Whether the reward decreases toward the budget (CRPG) or is cut at it (CRRAFT).
       where: bool ``[..., G]``, True for rollouts that take part; the others get 0.
 
     Returns:
       Rewards ``[..., G]``, float32.
+
+    Raises:
+      ValueError: Also unless one of ``baseline`` and ``reference`` is set.
 
     Example:
       >>> import jax.numpy as jnp
@@ -224,17 +233,29 @@ def crpg_rewards(
       [0.5, 0.0]
 
     References:
-      CGPO (arXiv:2409.20370), CRPG, from third-party code that cites its equations.
+      CGPO (arXiv:2409.20370), CRPG and CRRAFT, from third-party code that cites its equations.
     """
     function = "crpg_rewards"
     checks.check_mask(function, mask)
     checks.check_float(function, old_logp=old_logp, ref_logp=ref_logp)
     checks.check_same_shape(function, old_logp=old_logp, ref_logp=ref_logp, mask=mask)
+    if (baseline is None) == (reference is None):
+        raise ValueError(f"{function}: pass either baseline or reference.")
+    if baseline is None:
+        stats.check_group(function, rewards, where)
+        checks.check_bool(function, reference=reference)
+        checks.check_same_shape(function, rewards=rewards, reference=reference)
+        answers = jnp.asarray(reference) if where is None else where & reference
+        baseline = masking.masked_mean(rewards, answers, axis=-1)
+        answered = jnp.any(answers, axis=-1, keepdims=True)
+        where = answered if where is None else where & answered
+        where = jnp.broadcast_to(where, jnp.shape(rewards))
     gap = masking.zero_masked(old_logp, mask) - masking.zero_masked(ref_logp, mask)
     return constrained_rewards(
         calibrated_rewards(rewards, baseline=baseline, where=where),
         satisfied=satisfied,
         log_ratio=jnp.sum(gap, axis=-1),
         budget=budget,
+        soft=soft,
         where=where,
     )

@@ -128,6 +128,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
     floats["call_advantages"] = rng.normal(0, 1, (p, g))
     # Seven tokens, since a second axis of length g is that of the rollouts.
     ints["ground_truth"] = np.concatenate([ground_truth, rng.integers(0, 100, (p, 3))], -1)
+    ints["task_ids"] = np.arange(p) % 2
     for name in ("turn_ids", "segment_ids", "span_ids", "versions"):  # -1 for none, as in a run
         ints[name] = np.where(mask, ints[name], -1)
     kinds = ((floats, np.float32), (ints, np.int32), (bools, np.bool_))

@@ -131,7 +131,12 @@ def check_fields(
             f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
             f"set config.environment, or replace the collector {recipe.collector!r}."
         )
-    made = set(recipe.computed_from("responses"))
+    computed = recipe.computed_from("responses")
+    for function in computed.values():
+        if (check := getattr(function, "check", None)) is not None:
+            for question in questions:
+                check(question.prompt.metadata)
+    made = set(computed)
     made |= {*_KNOWN, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
     made |= set() if recipe.likelihood is None else {*recipe.likelihood.fields}
     made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())} | {*(_PARTS if environment else ())}

@@ -201,6 +201,8 @@ def test_the_best_rollout_is_imitated_or_the_reference():
     np.testing.assert_allclose(ours, [[0.73, 0, 0, 0], [0, 0, 0, 0.5], [0] * 4], rtol=1e-6)
     ties = curation.best_constrained(jnp.array([0.5, 0.5, 0.1]))
     assert ties.tolist() == [0.5, 0.0, 0.0]
+    every = curation.best_constrained(jnp.array([[0.5, 0.5, 0.1], [0.0, -1.0, 0.0]]), ties="all")
+    assert every.tolist() == [[0.5, 0.5, 0], [0, 0, 0]]
     where = jnp.array([False, True, True])
     for junk in JUNK:
         assert curation.best_constrained(jnp.array([junk, 0.25, 0.5]), where=where).tolist() == [

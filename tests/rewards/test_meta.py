@@ -136,3 +136,18 @@ def test_crpg_rewards_of_the_entry():
     np.testing.assert_allclose(got, [0.584847, 0.0, 0.161365, 0.0], atol=1e-6)
     centered = center(got)
     np.testing.assert_allclose(centered, [0.398294, -0.186553, -0.025188, -0.186553], atol=1e-6)
+
+
+def test_crpg_rewards_against_answers_in_the_group():
+    logp, mask = np.zeros((2, 3, 1), np.float32), np.ones((2, 3, 1), bool)
+    reference = np.array([[False, True, True], [False, False, False]])
+    rewards = np.float32([[3, 1, 2], [1, 1, 1]])
+    options = {"satisfied": ~np.zeros((2, 3), bool), "mask": mask, "budget": 5.0}
+    got = rw.crpg_rewards(
+        rewards, reference=reference, old_logp=logp, ref_logp=logp, soft=False, **options
+    )
+    expected = 1 / (1 + np.exp(1.5 - rewards[0]))  # the second group has no answer
+    np.testing.assert_allclose(got, [expected, [0, 0, 0]], rtol=1e-6)
+    for answers in ({}, {"reference": reference, "baseline": np.zeros(2, np.float32)}):
+        with pytest.raises(ValueError, match="crpg_rewards: pass either baseline or reference"):
+            rw.crpg_rewards(rewards, old_logp=logp, ref_logp=logp, **options, **answers)

@@ -460,11 +460,10 @@ METHODS = (
         "curation.mixed_subset", "curation.pooled", "curation.pooled_groups",
         "curation.top_entropy_steps"), preset="dart"),
     Method("cgpo", "CGPO, rewards of rollouts that satisfy all judges", "2409.20370", "curation",
-        ("curation.best_constrained", "curation.constrained_pairs", "preferences.mpo",
+        ("curation.best_constrained", "curation.constrained_pairs", "preferences.dpo",
         "advantages.center",
         "rewards.calibrated_rewards", "rewards.constrained_rewards", "rewards.crpg_rewards"),
-        preset="cgpo", missing="its other two optimizers, and tasks with judges and optimizers of "
-        "their own"),
+        preset="cgpo"),
     # Exploration, and trees of rollouts.
     Method("hapo", "HAPO, clipping and advantages by the entropy of each token", "2509.16591",
         "surrogate", ("advantages.entropy_signal", "advantages.signal_temperature",

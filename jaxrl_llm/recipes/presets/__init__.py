@@ -58,6 +58,7 @@ from jaxrl_llm.recipes.presets.clipping import (
     rover,
     sapo,
 )
+from jaxrl_llm.recipes.presets.constrained import cgpo
 from jaxrl_llm.recipes.presets.critics import adaptive_kl, ppo_max, safe, t_ppo, vtrace
 from jaxrl_llm.recipes.presets.curation import (
     capo,
@@ -167,7 +168,6 @@ from jaxrl_llm.recipes.presets.reinforce_family import (
     verpo,
 )
 from jaxrl_llm.recipes.presets.replayed import (
-    cgpo,
     dart,
     dots,
     fading_replay,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl_llm import advantages, corrections, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm import corrections, curation, regularizers, rewards, surrogates
+from jaxrl_llm.core import bind, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import ppo_max
 from jaxrl_llm.recipes.recipe import Recipe
@@ -466,32 +466,4 @@ def dart(
         selection=bind(curation.top_entropy_steps, turns=turns, keep=keep),
         collector=curation.pooled(capacity=capacity, low=low, high=high, threshold=threshold),
         paper="arXiv:2509.23866",
-    )
-
-
-def cgpo(*, budget: float = 5.0) -> Recipe:
-    """Rewards count only if all judges agree and the policy is near the reference (CRPG).
-
-        d = log pi(y) - log pi_ref(y);   r = sigmoid(reward - reward of the greedy response)
-        A = R - mean R over the batch,   R = [satisfied] r max(0, 1 - d / budget)
-        loss = mean over tokens of -A logp
-
-    The reward's component "satisfied" is 1 where all judges agree, else 0.
-
-    Args:
-      budget: Divergence of a response in nats from which its reward is 0.
-
-    References:
-      CGPO (arXiv:2409.20370), through third-party code that cites its equations. There the baseline
-      is the reward of an answer of the data. Its other two optimizers are
-      :func:`jaxrl_llm.curation.constrained_pairs` and :func:`jaxrl_llm.curation.best_constrained`,
-      and each task has judges and an optimizer of its own; here all have these.
-    """
-    judged = given(bind(rewards.crpg_rewards, budget=budget), baseline="greedy_rewards")
-    return from_base(
-        name="cgpo",
-        advantage=chain(stateless(judged), stateless(advantages.center)),
-        surrogate=surrogates.reinforce,
-        group_relative=False,
-        paper="arXiv:2409.20370",
     )

@@ -1,0 +1,438 @@
+"""CGPO: its three losses and their gradients in float64 NumPy, groups that do not train, tasks."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.recipes import Batch, CgpoTask, cgpo
+from jaxrl_llm.testing import assert_recipe_ok, loop_checks
+from jaxrl_llm.train import train
+
+G, T = 4, 5
+OPTIMIZERS = ("crpg", "codpo", "crraft")
+
+
+def make_batch(groups=6, seed=0, **changes) -> tuple[np.ndarray, Batch]:
+    """Rewards without ties, rollouts far from the reference, an empty one and a dropped one."""
+    rng = np.random.default_rng(seed)
+    shape = (groups, G, T)
+    logp = rng.normal(-1.5, 0.5, shape).astype(np.float32)
+    lengths = rng.integers(1, T + 1, shape[:2])
+    lengths[1, 0] = 0
+    where = np.ones(shape[:2], bool)
+    where[2, 1] = False
+    rewards = rng.normal(size=shape[:2]).astype(np.float32)
+    satisfied = rng.random(shape[:2]) < 0.6
+    satisfied[0], satisfied[3], satisfied[4] = [True, False, True, True], False, True
+    fields = {
+        "tokens": jnp.zeros(shape, jnp.int32),
+        "mask": jnp.asarray(np.arange(T) < lengths[..., None]),
+        "rewards": jnp.asarray(np.where(where, rewards, np.nan)),
+        "where": jnp.asarray(where),
+        "prompt_tokens": jnp.ones((groups, 2), jnp.int32),
+        "prompt_mask": jnp.ones((groups, 2), bool),
+        "old_logp": jnp.asarray(logp),
+        "ref_logp": jnp.asarray(logp + rng.normal(-0.3, 1.5, shape), jnp.float32),
+        "extras": {
+            "greedy_rewards": jnp.asarray(rng.normal(size=groups), jnp.float32),
+            "satisfied": jnp.asarray(satisfied),
+            "task_ids": jnp.asarray(np.arange(groups) % 3, jnp.int32),
+            "imitated": jnp.zeros(shape[:2], bool),
+        },
+    }
+    return logp, Batch(**(fields | changes))
+
+
+def worked(judges=(True, False, True, True), rewards=(1.0, 2.0, -1.0, 0.0), shift=0.0):
+    """The group of the specification: rewards (1, 2, -1, 0), divergences (1, 0, 2, 6)."""
+    lengths, far = np.array([2, 1, 4, 3]), np.array([1.0, 0.0, 2.0, 6.0])
+    mask = np.arange(T) < lengths[:, None]
+    logp = np.where(mask, -1.0 - np.arange(T) / 8, 0.0).astype(np.float32)
+    ref = logp - (far / lengths)[:, None] * mask
+    extras = {
+        "greedy_rewards": jnp.full(1, shift),
+        "satisfied": jnp.array([judges]),
+        "imitated": jnp.zeros((1, G), bool),
+    }
+    _, batch = make_batch()
+    return logp[None], batch.replace(
+        tokens=jnp.zeros((1, G, T), jnp.int32),
+        mask=jnp.asarray(mask)[None],
+        rewards=jnp.array([rewards], jnp.float32) + shift,
+        where=jnp.ones((1, G), bool),
+        prompt_tokens=jnp.ones((1, 2), jnp.int32),
+        prompt_mask=jnp.ones((1, 2), bool),
+        old_logp=jnp.asarray(logp)[None],
+        ref_logp=jnp.asarray(ref, jnp.float32)[None],
+        extras=extras,
+    )
+
+
+def loss_and_grad(recipe, logp, batch):
+    ready, _ = recipe.prepare(batch, recipe.init())
+    value, grad = jax.value_and_grad(lambda x: recipe.loss(x, ready))(jnp.asarray(logp))
+    return float(value), np.asarray(grad), ready
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_crpg_of_the_specification():
+    logp, batch = worked()
+    value, grad, ready = loss_and_grad(cgpo(), logp, batch)
+    a = np.array([0.398294, -0.186553, -0.025188, -0.186553])
+    np.testing.assert_allclose(ready.advantages[0], a, atol=1e-6)
+    mask = np.asarray(batch.mask[0])
+    assert value == pytest.approx(-(a @ logp[0].sum(-1)) / 10, rel=1e-5)  # of ten tokens
+    np.testing.assert_allclose(grad[0], -a[:, None] * mask / 10, atol=1e-6)
+
+
+def test_crraft_of_the_specification():
+    logp, batch = worked()
+    value, grad, ready = loss_and_grad(cgpo(optimizer="crraft"), logp, batch)
+    np.testing.assert_allclose(ready.advantages[0], [0.731059, 0, 0, 0], atol=1e-6)
+    assert value == pytest.approx(-0.731059 * logp[0, 0].sum() / 2, rel=1e-5)  # of its two tokens
+    expected = np.zeros((G, T))
+    expected[0, :2] = -0.731059 / 2
+    np.testing.assert_allclose(grad[0], expected, atol=1e-6)
+
+
+def test_codpo_of_the_specification():
+    """Rollouts 0 and 1 are the pair: d = 1 and 0 at the start, lengths 2 and 1."""
+    logp, batch = worked()
+    value, grad, ready = loss_and_grad(cgpo(optimizer="codpo"), logp, batch)
+    assert ready.advantages[0].tolist() == [1, -1, 0, 0]
+    z = 0.1 * (1.0 - 0.0)
+    assert value == pytest.approx(np.log1p(np.exp(-z)) - 5 / 2 * logp[0, 0].sum(), rel=1e-5)
+    expected = np.zeros((G, T))
+    expected[0, :2] = -0.1 * sigmoid(-z) - 5 / 2
+    expected[1, 0] = 0.1 * sigmoid(-z)
+    np.testing.assert_allclose(grad[0], expected, atol=1e-5)
+
+
+def in_numpy(optimizer, logp, batch, groups=None, budget=5.0, beta=0.1, likelihood=5.0):
+    """The loss of some groups, one rollout after another."""
+    x, ref = np.float64(logp), np.float64(batch.ref_logp)
+    old, mask = np.float64(batch.old_logp), np.asarray(batch.mask)
+    satisfied, where = np.asarray(batch.extras["satisfied"]), np.asarray(batch.where)
+    sums = {k: np.where(mask, v, 0).sum(-1) for k, v in (("x", x), ("old", old), ("ref", ref))}
+    d, rewards = sums["old"] - sums["ref"], np.float64(batch.rewards)
+    calibrated = sigmoid(rewards - np.float64(batch.extras["greedy_rewards"])[:, None])
+    tokens = mask.sum(-1)
+    groups = range(len(x)) if groups is None else groups
+    rows = [(p, g) for p in groups for g in range(G) if where[p, g]]
+    if optimizer == "crpg":
+        r = [satisfied[i] * calibrated[i] * max(0, 1 - d[i] / budget) for i in rows]
+        terms = [-(a - np.mean(r)) * sums["x"][i] for a, i in zip(r, rows, strict=True)]
+        return sum(terms) / sum(tokens[i] for i in rows)
+    losses, used = [], 0
+    for p in groups:
+        own = [i for i in rows if i[0] == p]
+        if optimizer == "crraft":
+            good = [i for i in own if satisfied[i] and d[i] <= budget]
+            if good:
+                best = max(good, key=lambda i: rewards[i])
+                losses.append(-calibrated[best] * sums["x"][best])
+                used += tokens[best]
+            continue
+        own = [i for i in own if tokens[i]]
+        good, bad = ([i for i in own if satisfied[i] == v] for v in (True, False))
+        if not good:
+            continue
+        w = max(good, key=lambda i: rewards[i])
+        l = min(bad or own, key=lambda i: rewards[i])  # noqa: E741
+        if w != l:
+            z = beta * (sums["x"][w] - sums["ref"][w] - sums["x"][l] + sums["ref"][l])
+            losses.append(np.log1p(np.exp(-z)) - likelihood / tokens[w] * sums["x"][w])
+            used += 1
+    return sum(losses) / used
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_loss_of_a_batch(optimizer):
+    logp, batch = make_batch()
+    options = {"beta": 0.3, "likelihood": 0.5} if optimizer == "codpo" else {"budget": 2.0}
+    for given in ({}, options):
+        recipe = cgpo(optimizer=optimizer, **given)
+        value, grad, _ = loss_and_grad(recipe, logp, batch)
+        assert value == pytest.approx(in_numpy(optimizer, logp, batch, **given), rel=1e-5)
+        assert np.isfinite(grad).all() and grad.any()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_adding_a_constant_to_all_rewards_changes_nothing(optimizer):
+    recipe = cgpo(optimizer=optimizer)
+    for shift in (8.0, -8.0):  # below 0 too, where the verdict times the reward would choose others
+        value, grad, _ = loss_and_grad(recipe, *worked(shift=shift))
+        expected = loss_and_grad(recipe, *worked())
+        assert value == pytest.approx(expected[0], rel=1e-4)
+        np.testing.assert_allclose(grad, expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_without_a_satisfied_rollout_nothing_trains(optimizer):
+    value, grad, ready = loss_and_grad(cgpo(optimizer=optimizer), *worked(judges=[False] * 4))
+    assert value == 0 and not grad.any()
+    # In CRPG such rollouts are in the mean of the batch, so their tokens count.
+    assert bool(ready.weights.any()) is (optimizer == "crpg")
+
+
+def test_codpo_without_a_pair():
+    recipe = cgpo(optimizer="codpo")
+    agree = worked(judges=[True] * 4, rewards=[1.0] * 4)
+    assert not loss_and_grad(recipe, *agree)[2].weights.any()  # the chosen is the rejected
+    logp, batch = worked(judges=[True] * 4)
+    one = batch.replace(where=jnp.array([[True, False, False, False]]))
+    assert not loss_and_grad(recipe, logp, one)[2].weights.any()
+    # All are satisfied, so the worst of all is rejected.
+    assert loss_and_grad(recipe, logp, batch)[2].advantages[0].tolist() == [0, 1, -1, 0]
+    with pytest.raises(ValueError, match="group_size must be at least 2"):
+        recipe.check_group_size(1)
+
+
+def test_rollouts_that_tie_share_the_place_of_one():
+    logp, batch = worked(rewards=[1.0, 0.0, 1.0, 0.0])
+    ready = loss_and_grad(cgpo(optimizer="codpo"), logp, batch)[2]
+    assert ready.advantages[0].tolist() == [1, -1, 1, 0]  # the last is satisfied
+    # Beside a group with one best rollout, of two tokens.
+    both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), batch, worked()[1])
+    sums = logp[0].sum(-1)
+    value, grad, ready = loss_and_grad(cgpo(optimizer="crraft"), np.concatenate([logp] * 2), both)
+    assert ready.weights.sum() == pytest.approx(1.0)
+    expected = -0.731059 * ((sums[0] + sums[2]) / 2 + sums[0]) / ((2 + 4) / 2 + 2)
+    assert value == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(grad[:, 0, 0], [-0.731059 / 2 / 5, -0.731059 / 5], rtol=1e-5)
+
+
+def test_no_judges_and_no_budget_is_calibrated_reinforce():
+    logp, batch = worked(judges=[True] * 4)
+    _, grad, _ = loss_and_grad(cgpo(budget=1e12), logp, batch)
+    r = sigmoid(np.array([1.0, 2.0, -1.0, 0.0]))
+    np.testing.assert_allclose(grad[0, :, 0], -(r - r.mean()) / 10, rtol=1e-4)
+
+
+# Answers of the data
+
+
+def with_answer(optimizer, *, judges, rewards=(1.0, 2.0, -1.0, 0.0)):
+    """The last rollout is an answer of the data; the greedy reward is not read."""
+    logp, batch = worked(judges=judges, rewards=rewards)
+    ref = batch.ref_logp.at[0, 3].set(batch.old_logp[0, 3])  # near the reference
+    extras = {
+        "satisfied": batch.extras["satisfied"],
+        "imitated": jnp.array([[False, False, False, True]]),
+    }
+    batch = batch.replace(ref_logp=ref, extras=extras)
+    return loss_and_grad(cgpo(optimizer=optimizer, answers="demonstration"), logp, batch)
+
+
+def test_crpg_against_an_answer_of_the_data():
+    _, grad, ready = with_answer("crpg", judges=[True, False, True, True], rewards=[2, 3, 0, 1])
+    r = np.array([0.584847, 0.0, 0.161365])  # as against 0
+    a = np.append(r - r.mean(), 0.0)
+    np.testing.assert_allclose(ready.advantages[0], a, atol=1e-6)
+    assert not ready.mask[0, 3].any()
+    mask = np.asarray(ready.mask[0])
+    np.testing.assert_allclose(grad[0], -a[:, None] * mask / 7, atol=1e-6)  # seven are sampled
+
+
+def test_crraft_imitates_the_answer_if_no_rollout_counts():
+    _, grad, ready = with_answer("crraft", judges=[False, False, False, True])
+    np.testing.assert_allclose(ready.advantages[0], [0, 0, 0, 0.5])
+    np.testing.assert_allclose(grad[0, 3, :3], -0.5 / 3, rtol=1e-5)
+    assert not grad[0, :3].any()
+    # A rollout that counts comes first, and an answer that violates a constraint is not imitated.
+    _, _, ready = with_answer("crraft", judges=[False, False, True, True])
+    np.testing.assert_allclose(ready.advantages[0], [0, 0, sigmoid(-1.0), 0], rtol=1e-5)
+    assert not with_answer("crraft", judges=[False] * 4)[2].weights.any()
+
+
+@pytest.mark.parametrize("optimizer", ["crpg", "crraft"])
+def test_a_group_whose_answer_failed_does_not_train(optimizer):
+    logp, batch = make_batch()
+    imitated = jnp.zeros((6, G), bool).at[:, 1].set(True)  # group 2 has dropped this one
+    recipe = cgpo(optimizer=optimizer, answers="demonstration")
+    ready = recipe.prepare(batch.with_extras({"imitated": imitated}), recipe.init())[0]
+    assert ready.where.any(-1).tolist() == [True, True, False, True, True, True]
+
+
+# Tasks
+
+
+def mixture(**changes):
+    tasks = {
+        "a": CgpoTask(weight=2.0, budget=3.0),
+        "b": CgpoTask(optimizer="codpo", likelihood=1.0),
+        "c": CgpoTask(optimizer="crraft", weight=0.5),
+    }
+    return cgpo(tasks=tasks, **changes)
+
+
+def test_tasks_add_their_losses():
+    logp, batch = make_batch(groups=9)
+    value, grad, _ = loss_and_grad(mixture(), logp, batch)
+    terms = [
+        2.0 * in_numpy("crpg", logp, batch, (0, 3, 6), budget=3.0),
+        in_numpy("codpo", logp, batch, (1, 4, 7), likelihood=1.0),
+        0.5 * in_numpy("crraft", logp, batch, (2, 5, 8)),
+    ]
+    assert value == pytest.approx(sum(terms), rel=1e-5)
+    singles = (
+        (2.0, cgpo(budget=3.0)),
+        (1.0, cgpo(optimizer="codpo", likelihood=1.0)),
+        (0.5, cgpo(optimizer="crraft")),
+    )
+    for task, (weight, recipe) in enumerate(singles):
+        part = jax.tree.map(lambda x, task=task: x[task::3], batch)
+        expected = weight * loss_and_grad(recipe, logp[task::3], part)[1]
+        np.testing.assert_allclose(grad[task::3], expected, rtol=1e-5, atol=1e-8)
+
+
+def test_a_task_without_groups_adds_nothing():
+    logp, batch = make_batch()
+    for task, recipe in enumerate((cgpo(budget=3.0), cgpo(optimizer="codpo", likelihood=1.0))):
+        ids = jnp.full(6, task, jnp.int32)
+        value, grad, _ = loss_and_grad(mixture(), logp, batch.with_extras({"task_ids": ids}))
+        expected, of_task, _ = loss_and_grad(recipe, logp, batch)
+        assert value == pytest.approx((2.0, 1.0)[task] * expected, rel=1e-5)
+        np.testing.assert_allclose(grad, (2.0, 1.0)[task] * of_task, rtol=1e-5, atol=1e-8)
+
+
+def test_tasks_with_answers_train_the_policys_pairs():
+    logp, batch = make_batch()
+    imitated = jnp.zeros((6, G), bool).at[:, 3].set(True)
+    batch = batch.with_extras({"imitated": imitated})
+    recipe = mixture(answers="demonstration")
+    ready = recipe.prepare(batch, recipe.init())[0]
+    assert not ready.mask[jnp.array([0, 1, 3, 4]), 3].any()  # the tasks of CRPG and CODPO
+    sampled = batch.replace(where=batch.where & ~imitated)
+    single = cgpo(optimizer="codpo", likelihood=1.0)
+    part = jax.tree.map(lambda x: x[1::3], sampled)
+    expected = single.prepare(part, single.init())[0]
+    np.testing.assert_array_equal(ready.advantages[1::3], expected.advantages)
+
+
+CHEAP = ["microbatches", "junk", "permutation", "degenerate_groups", "on_policy"]
+PAIR = {"x": CgpoTask(optimizer="codpo"), "y": CgpoTask(optimizer="crraft", weight=2.0)}
+MADE = {
+    "codpo": cgpo(optimizer="codpo"),
+    "crraft": cgpo(optimizer="crraft"),
+    "tasks": cgpo(tasks=PAIR),
+    "tasks of crpg": cgpo(tasks={"x": CgpoTask(budget=2.0), "y": CgpoTask(weight=3.0)}),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_they_pass_the_battery_of_arrays(name):
+    assert_recipe_ok(MADE[name], only=CHEAP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_they_pass_the_whole_battery(name):
+    assert_recipe_ok(MADE[name])
+
+
+# In the loop
+
+
+def prompts(task=lambda n: ("math", "chat", "code")[n % 3]):
+    """Ten prompts of three tasks; the answers of the data are digits."""
+    rows = ({"task": task(n), "demonstration": "0123"[: 2 + n % 3]} for n in range(10))
+    every = (Prompt(f"q{n:02}", metadata=row, id=f"q{n:02}") for n, row in enumerate(rows))
+    return PromptSet(every, source="tiny")
+
+
+def judged(prompt, completion, metadata):
+    """Each task has a judge of its own, which reads the task."""
+    low = sum(ord(c) < 64 for c in completion)
+    satisfied = {
+        "math": low % 2 == 0,
+        "chat": len(set(completion)) > 1,
+        "code": completion[:1] != "z",
+    }
+    return {"reward": low / 3 - 1, "satisfied": satisfied[metadata["task"]]}
+
+
+THREE = {
+    "math": CgpoTask(budget=20.0),
+    "chat": CgpoTask(optimizer="codpo", weight=2.0),
+    "code": CgpoTask(optimizer="crraft", budget=20.0),
+}
+RUNS = {
+    "crpg": cgpo(),
+    "codpo": cgpo(optimizer="codpo"),
+    "crraft": cgpo(optimizer="crraft"),
+    "crpg with answers": cgpo(answers="demonstration"),
+    "crraft with answers": cgpo(optimizer="crraft", answers="demonstration"),
+    "tasks": cgpo(tasks=THREE),
+    "tasks with answers": cgpo(tasks=THREE, answers="demonstration"),
+}
+QUICK = ("tasks with answers", "codpo")
+
+
+@pytest.fixture
+def config():
+    data = dataclasses.replace(loop_checks._CONFIG.data, prompts=prompts)
+    return dataclasses.replace(loop_checks._CONFIG, data=data, reward=judged)
+
+
+@pytest.mark.usefixtures("shared_programs")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in RUNS]
+)
+def test_the_loop_runs_it_whole(name, config):
+    jr.testing.assert_loop_runs_whole(RUNS[name], config=config)
+
+
+def test_a_prompt_of_another_task_ends_before_the_run(config, tmp_path):
+    wrong = dataclasses.replace(
+        config.data, prompts=lambda: prompts(lambda n: "art" if n == 7 else "math")
+    )
+    run = dataclasses.replace(config, recipe=RUNS["tasks"], run_dir=str(tmp_path), data=wrong)
+    with pytest.raises(ValueError, match="'q07' has the task 'art' in column 'task'; the recipe"):
+        train(run)
+    elsewhere = dataclasses.replace(run, recipe=cgpo(tasks=THREE, column="domain"))
+    with pytest.raises(ValueError, match="cgpo: prompt 'q00' has no 'domain' in its row"):
+        train(dataclasses.replace(elsewhere, data=config.data))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: cgpo(optimizer="ppo"), ValueError, "CgpoTask: optimizer must be one of"),
+        (lambda: cgpo(optimizer="codpo", budget=3.0), ValueError, "budget=3.0 has no effect with"),
+        (lambda: cgpo(beta=0.2), ValueError, "beta=0.2 has no effect with optimizer='crpg'"),
+        (
+            lambda: cgpo(optimizer="crraft", likelihood=1.0),
+            ValueError,
+            "likelihood=1.0 has no effect with optimizer='crraft'",
+        ),
+        (
+            lambda: cgpo(optimizer="codpo", answers="demonstration"),
+            ValueError,
+            "answers='demonstration' has no effect with optimizer='codpo'",
+        ),
+        (lambda: cgpo(column="domain"), ValueError, "column='domain' has no effect without tasks"),
+        (lambda: cgpo(tasks=PAIR, budget=2.0), ValueError, "cgpo: budget=2.0 has no effect with t"),
+        (lambda: cgpo(tasks=PAIR, optimizer="codpo"), ValueError, "optimizer='codpo' has no effec"),
+        (lambda: cgpo(tasks={}), ValueError, "cgpo: tasks must name at least one task"),
+        (lambda: cgpo(tasks={"a": "crpg"}), TypeError, r"tasks\['a'\] must be a CgpoTask; got"),
+        (
+            lambda: cgpo(tasks={"a": PAIR["x"]}, answers="demonstration"),
+            ValueError,
+            "no effect if all tasks have optimizer='codpo'",
+        ),
+        (lambda: CgpoTask(weight=0.0), ValueError, "CgpoTask: weight must be above 0"),
+        (lambda: CgpoTask(budget=-1.0), ValueError, "CgpoTask: budget must be above 0"),
+    ],
+)
+def test_bad_options(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
