@@ -48,6 +48,7 @@ _HOMES = {
     "quantize_block": "quantize",
     "quantized_matmul": "quantize",
     "resolve": "names",
+    "round_params": "protocol",
     "save_adapter": "peft",
     "save_safetensors": "export",
     "pretrain_flow": "flow",

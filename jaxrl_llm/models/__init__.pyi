@@ -40,6 +40,7 @@ from jaxrl_llm.models.protocol import PromptTree as PromptTree
 from jaxrl_llm.models.protocol import cast_params as cast_params
 from jaxrl_llm.models.protocol import empty_cache as empty_cache
 from jaxrl_llm.models.protocol import prefill as prefill
+from jaxrl_llm.models.protocol import round_params as round_params
 from jaxrl_llm.models.quantize import quantize_block as quantize_block
 from jaxrl_llm.models.quantize import quantized_matmul as quantized_matmul
 from jaxrl_llm.models.rope import LinearScaling as LinearScaling

@@ -20,6 +20,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.quantize import RoundedWeights, check_quantization, quantized_matmul
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class FlowConfig:
       depth: Number of hidden layers.
       vocab_size: Vocabulary of the tokenizer; the model reads the mean embedding of the prompt.
       max_length: Maximum number of prompt tokens plus denoising steps.
+      quantization: Rounds both operands of the hidden layers to 8 bits, as in a
+        :class:`~jaxrl_llm.models.ModelConfig`; None does not.
     """
 
     latent_dim: int = 2
@@ -40,10 +43,12 @@ class FlowConfig:
     vocab_size: int = 260
     max_length: int = 128
     dtype: str = "float32"
+    quantization: str | None = None
     causal: bool = False
     mask_id: None = None
 
     def __post_init__(self):
+        check_quantization("FlowConfig", self.quantization)
         checks.check_count(
             "FlowConfig",
             latent_dim=self.latent_dim,
@@ -54,20 +59,46 @@ class FlowConfig:
         )
 
 
+class _Hidden(nnx.Linear):
+    """A hidden layer, whose operands are rounded if its weights are, or in the mode of a config."""
+
+    def __init__(self, inputs: int, outputs: int, *, quantization: str | None, rngs: nnx.Rngs):
+        super().__init__(inputs, outputs, rngs=rngs)
+        self.quantization = quantization
+
+    def __call__(self, inputs: Array) -> Array:
+        """``[..., in] -> [..., out]``."""
+        kernel = self.kernel.get_value()
+        mode = kernel.mode if isinstance(kernel, RoundedWeights) else self.quantization
+        if mode is None:
+            return super().__call__(inputs)
+        return quantized_matmul(inputs, kernel, mode=mode) + self.bias[...]
+
+
 class Velocity(nnx.Module):
     """A multilayer perceptron of a latent, its noise level and a condition.
 
     The condition is the mean embedding of a prompt, or, with ``condition``, a vector of that size.
     """
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, *, condition: int | None = None):
+    def __init__(
+        self,
+        config: Any,
+        rngs: nnx.Rngs,
+        *,
+        condition: int | None = None,
+        quantization: str | None = None,
+    ):
         c = config
         if condition is None:
             self.embed = nnx.Embed(c.vocab_size, c.width, rngs=rngs)
             condition = c.width
         sizes = [c.latent_dim + 3 + condition, *[c.width] * c.depth]
         self.layers = nnx.List(
-            [nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+            [
+                _Hidden(a, b, quantization=quantization, rngs=rngs)
+                for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+            ]
         )
         self.head = nnx.Linear(c.width, c.latent_dim, rngs=rngs)
 
@@ -112,10 +143,14 @@ def make_flow_model(config: FlowConfig) -> Model:
     References:
       Lipman et al., Flow Matching (arXiv:2210.02747), the straight path.
     """
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: Velocity(config, nnx.Rngs(0))))
+
+    def make(rngs: nnx.Rngs) -> Velocity:
+        return Velocity(config, rngs, quantization=config.quantization)
+
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
     def init(key: Array) -> ArrayTree:
-        return nnx.to_pure_dict(nnx.state(Velocity(config, nnx.Rngs(params=key)), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(params=key)), nnx.Param))
 
     def apply(params, tokens, positions, context, *, delta=None, remat="none"):
         raise ValueError("Model.apply: a flow model denoises latents; it reads no tokens.")

@@ -11,7 +11,7 @@ from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.delta import over_axes, row_product
 from jaxrl_llm.models.norms import rms_norm
-from jaxrl_llm.models.quantize import quantized_matmul
+from jaxrl_llm.models.quantize import RoundedWeights, quantized_matmul
 from jaxrl_llm.models.remat import product
 
 
@@ -29,7 +29,8 @@ def drawn(init: Callable, rngs: nnx.Rngs | None, *shape: int) -> nnx.Param:
 class Linear(nnx.Module):
     """``y = x W + b``, plus ``scale (x A) B`` with a low-rank delta.
 
-    Quantization rounds ``x`` and ``W`` for their product; the rest stays as it is.
+    Quantization rounds ``x`` and ``W`` for their product; the rest stays as it is. A layer whose
+    ``W`` is rounded already (:func:`~jaxrl_llm.models.round_params`) rounds ``x`` in the same mode.
 
     A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without
     leading axes it is one adapter for all rows, with leading axes ``[P, G]`` there is one for
@@ -45,10 +46,11 @@ class Linear(nnx.Module):
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., T, in] -> [..., T, out]``."""
         kernel = self.kernel.get_value()
-        if self.quantization is None:
+        mode = kernel.mode if isinstance(kernel, RoundedWeights) else self.quantization
+        if mode is None:
             y = project(x, kernel.astype(self.dtype))
         else:
-            y = quantized_matmul(x, kernel, mode=self.quantization)
+            y = quantized_matmul(x, kernel, mode=mode)
         if self.bias is not None:
             y = y + self.bias[...].astype(self.dtype)
         if delta is not None:

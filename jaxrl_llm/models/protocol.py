@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.quantize import RoundedWeights, round_weights
+from jaxrl_llm.models.quantize import RoundedWeights, check_quantization, round_weights
 from jaxrl_llm.models.sharding import RULES, ShardingRules
 
 # Of the experts that tokens took: it holds any expert's index, at half of int32's memory.
@@ -323,16 +323,81 @@ def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> Arr
       >>> cast["embed"]["embedding"].dtype.name, cast["norm"]["scale"].dtype.name
       ('bfloat16', 'float32')
     """
-    dtype = jnp.dtype(model.config.dtype)
-    quantization = getattr(model.config, "quantization", None)
+    quantization = getattr(model.config, "quantization", None) if rounded else None
+    return _cast(params, jnp.dtype(model.config.dtype), quantization)
+
+
+def round_params(model: Model, params: ArrayTree, *, mode: str) -> ArrayTree:
+    """Parameters by which a model in full precision samples as one that rounds to 8 bits.
+
+    The weights of linear layers become 8-bit ones, and a layer that has them also rounds
+    its inputs, as if ``model.config.quantization`` were ``mode``; all other matrices are cast as
+    :func:`cast_params` casts them. A sampler that gets the result reads 8-bit weights in every
+    step, while the same model scores and trains with ``params``. The result has no gradient.
+
+    Args:
+      model: Its configuration has a ``quantization``, which is None.
+      params: Its parameters, a part of them, or parameters with an adapter, which is not rounded.
+      mode: "fp8" or "int8", see :func:`~jaxrl_llm.models.quantized_matmul`.
+
+    Returns:
+      The parameters, with ``RoundedWeights`` in the place of the kernel of each linear layer.
+
+    Raises:
+      ValueError: If the mode is unknown, or the model rounds already, has experts, or does not take
+        rounded weights.
+      ImportError: If qwix is missing.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> rounded = jr.models.round_params(model, params, mode="int8")
+      >>> rounded["layers"]["0"]["mlp"]["up"]["kernel"].q.dtype.name
+      'int8'
+
+    References:
+      FlashRL (Liu et al., 2025), NOTES: 8-bit rollouts beside a trainer in bfloat16, and weights
+      that correct the difference.
+    """
+    check_rounds("round_params", model, mode)
+    return _cast(params, jnp.dtype(model.config.dtype), mode)
+
+
+def check_rounds(function: str, model: Model, mode: str) -> None:
+    """Raises unless :func:`round_params` can round the parameters of a model; see there."""
+    check_quantization(function, mode)
+    if not hasattr(model.config, "quantization"):
+        raise ValueError(
+            f"{function}: the linear layers of this model take no weights in {mode}; its "
+            f"configuration, a {type(model.config).__name__}, has no `quantization`."
+        )
+    if model.config.quantization is not None:
+        raise ValueError(
+            f"{function}: {mode} has no effect on a model that rounds to "
+            f"{model.config.quantization} itself, wherever it runs."
+        )
+    if getattr(model.config, "experts", None) is not None:
+        raise ValueError(f"{function}: {mode} does not round `experts`; use None.")
+
+
+def is_rounded(x: Any) -> bool:
+    """Whether a parameter is rounded weights, as the ``is_leaf`` of a tree's functions asks."""
+    return isinstance(x, RoundedWeights)
+
+
+def has_rounded(params: ArrayTree) -> bool:
+    """Whether some parameters are rounded."""
+    return any(map(is_rounded, jax.tree.leaves(params, is_leaf=is_rounded)))
+
+
+def _cast(params: ArrayTree, dtype: Any, quantization: str | None) -> ArrayTree:
+    """Matrices in a dtype, those of linear layers in 8 bits if there is a quantization."""
 
     def cast(path, x: Array | RoundedWeights) -> Array | RoundedWeights:
         if isinstance(x, RoundedWeights) or x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         x, name = x.astype(dtype), trees.path_str(path)
         linear = name.endswith("/kernel") and not name.endswith("head/kernel")
-        return round_weights(x, quantization) if rounded and linear and quantization else x
+        return round_weights(x, quantization) if linear and quantization else x
 
-    return jax.tree_util.tree_map_with_path(
-        cast, params, is_leaf=lambda x: isinstance(x, RoundedWeights)
-    )
+    return jax.tree_util.tree_map_with_path(cast, params, is_leaf=is_rounded)

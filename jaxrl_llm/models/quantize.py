@@ -49,6 +49,11 @@ class RoundedWeights(NamedTuple):
         """That of the weights, which tells those of a linear layer from those of experts."""
         return self.q.ndim
 
+    @property
+    def mode(self) -> str:
+        """How they are rounded: "fp8" or "int8"."""
+        return "int8" if self.q.dtype == jnp.int8 else "fp8"
+
 
 def check_quantization(function: str, mode: str | None) -> None:
     """Raises unless ``mode`` is None or known; ImportError if the package for it is missing."""
@@ -221,8 +226,7 @@ def _rounded(x: Array, block: tuple[int | None, ...], mode: str) -> Array:
 def _values(w: RoundedWeights, dtype) -> Array:
     """The weights that rounded ones stand for."""
     qwix = _qwix("quantized_matmul")
-    mode = "int8" if w.q.dtype == jnp.int8 else "fp8"
-    q, _ = _pad_blocks(w.q, _MODES[mode].weights)
+    q, _ = _pad_blocks(w.q, _MODES[w.mode].weights)
     values = qwix.dequantize(qwix.QArray(q, w.scale))
     return values[tuple(map(slice, w.q.shape))].astype(dtype)
 

@@ -119,6 +119,8 @@ def _axes_of(path: str, rules: ShardingRules) -> tuple[str | tuple[str, ...] | N
         if path.endswith(end):
             return axes
     layer, _, name = path.rpartition("/")
+    if layer.endswith("/kernel"):  # rounded weights, and their scales, one for many of them
+        return _axes_of(layer, rules) if name == "q" else ()
     # The matrices of an adapter, [in, rank] and [rank, out], are split as those of their kernel;
     # those of experts have one more axis.
     kernel = _axes_of(f"{layer}/kernel", rules) if layer and name in ("a", "b") else ()

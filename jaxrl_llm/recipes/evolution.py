@@ -110,6 +110,7 @@ class EvolutionRecipe:
     learns_from_model: ClassVar[bool] = False
     reads_behavior: ClassVar[bool] = False
     sampled_by: ClassVar[str] = "policy"
+    sampler_quantization: ClassVar[None] = None
 
     def __post_init__(self):
         name = f"EvolutionRecipe {self.name!r}"

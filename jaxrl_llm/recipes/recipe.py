@@ -20,7 +20,7 @@ from jaxrl_llm.core import (
     traits_of,
 )
 from jaxrl_llm.curation import Collector
-from jaxrl_llm.curation.collectors.protocol import declares
+from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
@@ -100,6 +100,9 @@ class Recipe:
       teacher_mixture: Weight of the teacher in the sampling distribution, in [0, 1): each token is
         drawn from ``(1 - w) policy + w teacher``, and ``behavior_logp`` is of this mixture. The
         teacher is another model.
+      sampler_quantization: "int8" or "fp8" if rollouts are sampled with the policy's linear layers
+        rounded to 8 bits, and ``behavior_logp`` is of the rounded policy; with a collector of
+        drafts, only the drafts are. None for full precision. A run's config may override it.
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       subagent: A second policy that answers what the environment asks it, and is trained on its
         answers; see :class:`~jaxrl_llm.recipes.Subagent`. None for none.
@@ -146,6 +149,7 @@ class Recipe:
     earlier: EarlierPolicies | None = None
     sampled_by: Literal["policy", "reference"] = "policy"
     teacher_mixture: float = 0.0
+    sampler_quantization: str | None = None
     turn_updates: TurnUpdates | None = None
     subagent: Subagent | None = None
     inputs: tuple[str, ...] = ()
@@ -386,19 +390,60 @@ class Recipe:
                 f"its update, so those of older weights (max_staleness {max_staleness}) would have "
                 f"no ratio to them; {remedy}, or use 0."
             )
+        self._check_ratio_to("older weights", f"max_staleness {max_staleness}", instead="0")
+
+    def _check_ratio_to(self, sampler: str, option: str, *, instead: str) -> None:
+        """Raises ValueError if another policy samples, and old_logp cannot be of that policy.
+
+        Without a correction the ratio of the surrogate is to the policy that sampled.
+        """
+        if self.reads_behavior:
+            return
         of_step = [x.name for x in self.computed if x.source == "old_policy" and not _is_choice(x)]
-        if of_step and self.samples_responses and not self.reads_behavior:
+        if of_step and self.samples_responses:
             raise ValueError(
                 f"recipe {self.name!r} reads {of_step[0]!r} of the policy at the start of the step "
-                "beside old_logp, which would be that of the older weights that sampled "
-                f"(max_staleness {max_staleness}); use 0, or add a correction."
+                f"beside old_logp, which would be that of the {sampler} that sampled ({option}); "
+                f"use {instead}, or add a correction."
             )
-        if self._only_on_policy and not self.reads_behavior:
+        if self._only_on_policy:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
-                f"rollouts of older weights (max_staleness {max_staleness}) would bias it; use 0, "
-                "or a recipe such as rollout_correction."
+                f"rollouts of {sampler} ({option}) would bias it; use {instead}, or a recipe such "
+                "as rollout_correction."
             )
+
+    def check_quantization(self, mode: str) -> None:
+        """Raises ValueError if the policy may not be rounded to 8 bits where it samples.
+
+        What only drops tokens by ``behavior_logp`` is made for such a sampler, so unlike older
+        weights it needs no weights of tokens.
+        """
+        option = f"quantization {mode!r}"
+        if not self.samples_responses:
+            raise ValueError(
+                f"recipe {self.name!r} samples nothing, so {option} of the sampler has no effect; "
+                "use None."
+            )
+        if draft_steps_of(self.collector) is not None:
+            return
+        if self.likelihood is not None:
+            raise ValueError(
+                f"recipe {self.name!r} estimates likelihoods without a comparison to the policy "
+                f"that sampled, which {option} would round; use None, or for a flow policy a "
+                "collector of drafts, such as curation.drafted."
+            )
+        if self.subagent is not None:
+            raise ValueError(
+                f"recipe {self.name!r} samples two policies, and {option} of the sampler rounds "
+                "one; use None."
+            )
+        if self.turn_updates is not None:
+            raise ValueError(
+                f"recipe {self.name!r} takes the ratio of each turn to the policy just before its "
+                f"step, so rollouts of a rounded policy ({option}) would bias it; use None."
+            )
+        self._check_ratio_to("rounded weights", option, instead="None")
 
     def init(self, output_shape: tuple[int, int] | None = None) -> AlgoState:
         """The first state of the recipe's Transforms.

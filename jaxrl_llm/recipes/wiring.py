@@ -728,6 +728,8 @@ def _check_models(recipe) -> None:
             f"{name}: sampled_by='reference' needs a reference that moves; set "
             "Recipe(reference=...)."
         )
+    modes = (None, "int8", "fp8")
+    checks.check_option(name, "sampler_quantization", recipe.sampler_quantization, modes)
     checks.check_share(name, one=False, teacher_mixture=recipe.teacher_mixture)
     if recipe.teacher_mixture and not (recipe.learns_from_model and corrects_behavior(recipe)):
         raise ValueError(

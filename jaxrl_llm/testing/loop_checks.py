@@ -30,6 +30,7 @@ from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.run_models import load_reference
 from jaxrl_llm.train.setup import load_experiment
 
+_ROUNDED = 1e-4  # of float32, sampler and trainer differ by less, in nats a token
 _PROMPTS = 10  # of the data set; no other axis of a state has this size
 _EQUAL = "37"  # last digits of the prompts whose rewards are equal
 
@@ -200,6 +201,9 @@ def assert_loop_runs_whole(
             loss = math.nan
         _require(row.get("skipped", 0) == 0, f"{what} was skipped, with a loss of {loss}")
         _require(math.isfinite(loss), f"{what} has a loss of {loss}")
+    if config.rounds_rollouts:
+        gaps = [row.get("sampler_gap", 0.0) for row in result.history]
+        _require(min(gaps) > _ROUNDED, f"{name}: the sampler is not rounded")
     trained = (state.params, start.params)
     moved = _differ(*(x["model"] for x in trained) if made.head else trained)
     if ("update_scale", no_update) not in made.computed_from("batch").items():

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
-from jaxrl_llm.curation.collectors.protocol import collector_parts, declares, width_of
+from jaxrl_llm.curation.collectors.protocol import (
+    collector_parts,
+    declares,
+    draft_steps_of,
+    width_of,
+)
 from jaxrl_llm.environments.protocol import truncation_reward_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
@@ -89,6 +94,10 @@ class SamplingConfig:
       slots: Number of rollouts that decode at once. Grading then starts with the first finished
         group, and the last long responses decode in fewer slots; the rollouts are the same. None
         decodes all rollouts of a step in one program, which is fastest if lengths are similar.
+      quantization: "int8" or "fp8" rounds the operands of linear layers to 8 bits where rollouts
+        are sampled, and nowhere else: scoring, training and evaluation have the policy in full
+        precision. With a recipe that makes drafts, only drafts are rounded. None is the recipe's
+        own choice, which is no rounding for all but a few.
       denoising: For a denoising model: its steps, its blocks, and which tokens to keep.
       prompt_length: Maximum length of prompts that a collector or a teacher writes, in tokens; None
         for 1,024 more than the longest prompt of the data (for a teacher, with a response), up to
@@ -103,6 +112,7 @@ class SamplingConfig:
     min_p: float | None = None
     slots: int | None = None
     prompt_length: int | None = None
+    quantization: str | None = None
     denoising: DenoisingOptions = field(default_factory=DenoisingOptions)
 
     def __post_init__(self):
@@ -124,6 +134,7 @@ class SamplingConfig:
                     f"sampling: {option} must be below 1; got {value:g}. None turns it off."
                 )
         checks.check_positive(name, slots=self.slots, prompt_length=self.prompt_length)
+        check_quantization(name, self.quantization)
         self.denoising.schedule(self.max_new_tokens)
 
     def grid(self, prompts: int, *, prompt_length: int | None = None) -> tuple[int, int]:
@@ -365,7 +376,8 @@ class TrainConfig:
         took for each token (R3, arXiv:2510.11370), as the log-probabilities that it compares with
         then do. A token that the policy did not sample, a reference and a teacher choose.
       quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, both in sampling
-        and in training; None for no rounding.
+        and in training; None for no rounding. `sampling.quantization` rounds where rollouts are
+        sampled only.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
         reward that takes full batches. A `VerifierPool` has its own deadline and patience.
       reward_on_error: Treatment of a response if its call in a `VerifierPool` hangs, raises or
@@ -629,6 +641,7 @@ class TrainConfig:
             recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
+        self._check_rounding(recipe)
         self._check_subagent(recipe)
         if recipe.second_model is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
@@ -712,6 +725,25 @@ class TrainConfig:
                 f"{pairs})), or make them 1."
             )
 
+    def _check_rounding(self, recipe: "AnyRecipe") -> None:
+        """Raises ValueError for a quantization of the sampler without effect, or with a bias."""
+        own, mode = self.sampling.quantization, self.sampler_quantization
+        if own is not None and recipe.forward_only:
+            raise ValueError(
+                f"sampling: quantization {own!r} has no effect with {recipe.name!r}, which trains "
+                "by what its members sample; config.quantization rounds them."
+            )
+        if mode is None:
+            return
+        if self.quantization is not None:
+            whose = "sampling.quantization" if own else f"recipe {recipe.name!r}"
+            raise ValueError(
+                f"config: quantization {self.quantization!r} rounds sampling and training alike, "
+                f"but {whose} asks for a sampler in {mode} beside a trainer in full precision; "
+                "leave one of them out."
+            )
+        recipe.check_quantization(mode)
+
     def _check_subagent(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError unless the options of a subagent have an effect."""
         if recipe.subagent is None:
@@ -781,6 +813,23 @@ class TrainConfig:
                 raise ValueError(f"{name}: {option} {what}.")
         if self.sampling.temperature != 1.0:
             raise ValueError(f"sampling: temperature {what}.")
+
+    @property
+    def sampler_quantization(self) -> str | None:
+        """How the policy is rounded where it samples rollouts or drafts; None if it is not."""
+        return self.sampling.quantization or self.resolved_recipe.sampler_quantization
+
+    @property
+    def rounds_rollouts(self) -> bool:
+        """Whether the policy is rounded where it samples what trains, not only its drafts."""
+        drafts = draft_steps_of(self.resolved_recipe.collector)
+        return self.sampler_quantization is not None and drafts is None
+
+    @property
+    def samples_off_policy(self) -> bool:
+        """Whether rollouts are of other weights than those that a step begins with."""
+        stale = self.asynchrony.max_staleness > 0
+        return stale or self.rounds_rollouts or self.resolved_recipe.sampled_by == "reference"
 
     @property
     def offline(self) -> bool:

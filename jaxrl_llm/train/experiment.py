@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import watchdog
@@ -15,8 +16,13 @@ from jaxrl_llm.curation.collectors.protocol import declares, sized, width_of
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.lora import describe_params
-from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards, param_shardings, with_axes_of
+from jaxrl_llm.models.protocol import Model, has_rounded, round_params
+from jaxrl_llm.models.sharding import (
+    batch_shards,
+    leaf_shardings,
+    param_shardings,
+    with_axes_of,
+)
 from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import bucket_of
@@ -114,6 +120,41 @@ class Experiment:
         if self.recipe.forward_only or not self.recipe.teacher_mixture:
             return params
         return {"first": params, "second": self.on_rollout_mesh(self.teacher.params)}
+
+    def behavior(self, params: ArrayTree) -> ArrayTree:
+        """The policy's parameters where it samples rollouts: rounded if the run rounds them.
+
+        They may be the frozen ones below an adapter, an adapter alone, or rounded already.
+        """
+        return self.rounded(params) if self._rounds_rollouts else params
+
+    def rounded(self, params: ArrayTree) -> ArrayTree:
+        """Parameters in the run's quantization of the sampler, made once for many tokens."""
+        if self._round is None or has_rounded(params):
+            return params
+        shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(params))
+        meshes = (x.mesh for x in shardings if isinstance(x, NamedSharding))
+        return self._round(params, next(meshes, None))
+
+    @functools.cached_property
+    def _rounds_rollouts(self) -> bool:
+        return self.config.rounds_rollouts
+
+    @functools.cached_property
+    def _round(self) -> Callable | None:
+        """``(params, mesh) -> params``, compiled; None if the sampler is as precise as the step."""
+        model, mode = self.model, self.config.sampler_quantization
+        if mode is None:
+            return None
+
+        def rounded(params: ArrayTree, mesh: jax.sharding.Mesh | None) -> ArrayTree:
+            made = round_params(model, params, mode=mode)
+            if mesh is None:
+                return made
+            shardings = leaf_shardings(made, mesh, model.sharding_rules)
+            return jax.lax.with_sharding_constraint(made, shardings)
+
+        return jax.jit(rounded, static_argnums=1)
 
     @property
     def grader(self) -> Grader:
@@ -216,10 +257,13 @@ class Experiment:
             return
         if self.sampler_mesh is not None or samplers.engine is not None:
             return
+        if self._rounds_rollouts and self.mesh is not None:  # its shapes would lack shardings
+            return
         widths = {bucket_of(len(question.tokens)) for question in self.train}
         if len(widths) == 1 and not declares(recipe.collector, "sends_text"):
             params, key = self.on_rollout_mesh((params, key))
             size = self.config.prompts_per_step
+            params = jax.eval_shape(self.behavior, params)
             compile_sampler(samplers.rollouts, params, key, self.train, size)
 
     def compile_greedy(

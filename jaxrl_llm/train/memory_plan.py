@@ -26,8 +26,14 @@ from jaxrl_llm.curation.collectors.protocol import declares, in_order, width_of
 from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
-from jaxrl_llm.models.protocol import EXPERT_DTYPE, Model, cast_params, expert_shape
-from jaxrl_llm.models.quantize import RoundedWeights
+from jaxrl_llm.models.protocol import (
+    EXPERT_DTYPE,
+    Model,
+    cast_params,
+    expert_shape,
+    is_rounded,
+    round_params,
+)
 from jaxrl_llm.models.sharding import BATCH_AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
@@ -64,7 +70,7 @@ from jaxrl_llm.train.run_data import (
     text_room,
 )
 from jaxrl_llm.train.run_models import holds_reference, with_trained
-from jaxrl_llm.train.samplers import check_replay, engine_grid
+from jaxrl_llm.train.samplers import check_replay, check_rounding, engine_grid
 from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
@@ -363,6 +369,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
         raise ValueError("config: the memory of a flow model cannot be planned; leave out --plan.")
     check_reads_rows("train", model, config.layout)
     check_replay(config, model)
+    check_rounding(config, model)
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
@@ -543,6 +550,13 @@ class _Run(NamedTuple):
         """Bytes of a number in the dtype of the matrix products."""
         return jnp.dtype(self.model.config.dtype).itemsize
 
+    def of_sampler(self, params: ArrayTree) -> ArrayTree:
+        """The shapes of parameters as a sampler of rollouts gets them."""
+        mode = self.config.sampler_quantization if self.config.rounds_rollouts else None
+        if mode is None:
+            return params
+        return jax.eval_shape(lambda p: round_params(self.model, p, mode=mode), params)
+
     @property
     def unknown_sizes(self) -> tuple[str, ...]:
         """Sizes that the activations depend on and the model's configuration lacks."""
@@ -598,15 +612,17 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     plays = config.environment is not None and config.evaluation.enabled
     between = plays and config.evaluation.every > 0
     if overlap:
-        sampling["weights of the sampler"] = _published_bytes(run)
+        sampling["weights of the sampler"] = _published_bytes(run) + _rounded_base_bytes(run)
         if between:
             episodes = _decoding_bytes(run, [_rollout_shape(run)]) | _answering_bytes(run)
     if separate:
         other = run._replace(mesh=sampler_mesh(config))
         whole = other.bytes_of(other.params)
         frozen = whole - other.bytes_of(other.trained)
-        weights = {"weights": frozen + _published_bytes(other)}
-        decoding = _decoding_bytes(other, [_rollout_shape(other)])
+        of_base = _rounded_base_bytes(other) or frozen
+        weights = {"weights": of_base + _published_bytes(other)}
+        published = other._replace(params=other.of_sampler(other.params))
+        decoding = _decoding_bytes(published, [_rollout_shape(other)])
         sampler = weights | {name: (1 + between) * size for name, size in decoding.items()}
         # The evaluation's copy of the policy. Before the first step and after the last, its trained
         # weights take the place of published ones.
@@ -906,7 +922,14 @@ def _published_bytes(run: _Run) -> int:
     They are the old weights of the batch in progress, the newest, and the ones that replace these.
     """
     copies = 2 if run.config.asynchrony.max_staleness == 1 else 3
-    return copies * run.bytes_of(run.trained)
+    return copies * run.bytes_of(run.of_sampler(run.trained))
+
+
+def _rounded_base_bytes(run: _Run) -> int:
+    """The rounded copy of the frozen weights below an adapter, beside which a step trains."""
+    if not (isinstance(run.params, Adapted) and run.config.rounds_rollouts):
+        return 0
+    return run.bytes_of(run.of_sampler(run.params.base))
 
 
 def _rollout_shape(run: _Run) -> DecodeShape:
@@ -973,17 +996,19 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
         "logits of the sampler": 4 * run.model.config.vocab_size * logits,
     }
 
-    def is_rounded(x) -> bool:
-        return isinstance(x, RoundedWeights)
-
     def made(new, old):
         if is_rounded(new):
-            return new.q
+            return None if is_rounded(old) else new.q
         return None if new.dtype == old.dtype else new
 
-    # The weights that a sampler casts or rounds to 8 bits before it decodes.
-    cast = jax.eval_shape(lambda p: cast_params(run.model, p), run.params)
-    if size := run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded)):
+    # The weights that a sampler casts or rounds to 8 bits before it decodes; an evaluation may
+    # decode others than the rollouts.
+    casts = [jax.eval_shape(lambda p: cast_params(run.model, p), run.params)]
+    if not (run.config.asynchrony.max_staleness and run.config.rounds_rollouts):
+        casts.append(run.of_sampler(run.params))  # else rounded when they are published
+    if size := max(
+        run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded)) for cast in casts
+    ):
         sizes["weights as multiplied"] = size
     return sizes
 

@@ -15,6 +15,7 @@ P of them; ``pending``, batches from a checkpoint, numbered from ``state.step``.
 
 import atexit
 import dataclasses
+import functools
 import sys
 import threading
 import time
@@ -117,7 +118,7 @@ def collect_rollouts(
 
     Args:
       experiment: See the module.
-      params: The weights that sample.
+      params: The weights of the policy that samples; see ``Experiment.behavior``.
       key: The key of the run's state.
       cursor: Position of the batch's first question in the data order.
       collector_state: State of the recipe's collector.
@@ -131,7 +132,7 @@ def collect_rollouts(
       RewardError: If the reward fails; the message names the prompt.
     """
     config, recipe = experiment.config, experiment.recipe
-    params, key = experiment.on_rollout_mesh((params, key))
+    params, key = experiment.on_rollout_mesh((experiment.behavior(params), key))
     state_before = collector_state
     follow = getattr(experiment.collector, "follow", None)
     if learned is not None and follow is not None:
@@ -545,6 +546,7 @@ def _batch_sampler(
     A population draws its noise from ``run_key``, everything else from the batch's ``key``.
     """
     recipe, samplers = experiment.recipe, experiment.samplers
+    of_drafts = functools.cache(lambda: experiment.rounded(params))
 
     def sample(
         prompts: list[list[int]],
@@ -552,8 +554,10 @@ def _batch_sampler(
         fixed: np.ndarray | None = None,
         draft: bool = False,
     ) -> Rollout:
-        sampler = samplers.drafts if draft and samplers.drafts else samplers.rollouts
-        if fixed is not None:
+        sampler = samplers.rollouts
+        if draft and samplers.drafts:
+            rollout = samplers.drafts(of_drafts(), key, prompts, request_ids=ids, version=version)
+        elif fixed is not None:
             length = experiment.config.sampling.max_new_tokens
             more = ((0, 0), (0, 0), (0, length - fixed.shape[-1]))
             fixed = np.pad(fixed, more, constant_values=-1)
@@ -692,6 +696,7 @@ class AsyncRollouts:
         if self._mesh is not None:
             self._key = jax.device_put(state.key, replicated(self._mesh))
             self._base = self._copy(state.base)
+        self._base = experiment.behavior(self._base)
         self._finished = deque(pending)  # in order; a batch stays until it has been trained on
         self._number = int(state.step) + len(pending)
         self._cursor, self._collector_state = state.data_cursor, state.collector_state
@@ -735,7 +740,8 @@ class AsyncRollouts:
     def publish(self, state: TrainState) -> None:
         """Hands the weights after a step to the sampler, and drops the batch of that step."""
         version = int(state.step)
-        params = merge_adapter(self._base, self._copy(sampling_params(self._experiment, state)))
+        params = self._copy(sampling_params(self._experiment, state))
+        params = merge_adapter(self._base, self._experiment.behavior(params))
         learned = learned_of(self._experiment, state)
         with self._changed:
             self._weights = (version, params, learned)

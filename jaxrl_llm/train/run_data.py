@@ -345,8 +345,7 @@ def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
         return
     if config.passes.updates > 1 or recipe.turn_updates is not None:
         return
-    # Older weights sampled: the policy has changed since then.
-    if config.asynchrony.max_staleness or recipe.sampled_by == "reference":
+    if config.samples_off_policy:  # the policy differs from the one that sampled
         return
     warnings.warn(
         f"config: {recipe.name!r} makes one update on a batch, where its own term is 0; choose "

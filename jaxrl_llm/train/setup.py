@@ -58,7 +58,7 @@ from jaxrl_llm.train.run_models import (
     open_trained,
     teacher_digest,
 )
-from jaxrl_llm.train.samplers import make_samplers
+from jaxrl_llm.train.samplers import check_rounding, make_samplers
 from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.state import SubagentState, TrainState, init_state
 from jaxrl_llm.train.subagent import SubagentParts, with_subagent
@@ -128,6 +128,7 @@ def load_experiment(
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     teacher = None
     if trains:
+        check_rounding(config, model)
         compared = held_out if config.offline else []
         check_responses(config, recipe, [*train, *compared], encoder)
         check_classes(recipe, encoder)
@@ -219,7 +220,7 @@ def make_algorithm(
         remat=config.remat,
         shared_prefix_len=experiment.shared_prefix_len,
         packing=config.packing,
-        stale=config.asynchrony.max_staleness > 0 or recipe.sampled_by == "reference",
+        stale=config.samples_off_policy,
         mesh=experiment.mesh,
         learning_rate=make_schedule(config.optimizer, updates=config.passes.updates),
         tokens_per_microbatch=config.tokens_per_microbatch,

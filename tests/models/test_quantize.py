@@ -1,5 +1,6 @@
 """Products of rounded operands against plain NumPy, and one precision in sampling and training."""
 
+import dataclasses
 import sys
 
 import jax
@@ -11,8 +12,15 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxrl_llm as jr
-from jaxrl_llm.models import AttentionContext, cast_params, quantize_block, quantized_matmul
+from jaxrl_llm.models import (
+    AttentionContext,
+    cast_params,
+    quantize_block,
+    quantized_matmul,
+    round_params,
+)
 from jaxrl_llm.models.quantize import RoundedWeights, round_weights
+from jaxrl_llm.models.sharding import param_spec
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train.mesh import make_mesh
 from jaxrl_llm.train.score import score
@@ -359,3 +367,58 @@ def test_a_prompt_and_its_responses_have_a_gradient_of_their_own():
     first, second, both = (gradient(params, jnp.array(x)) for x in ([1.0, 0], [0, 1.0], [1.0, 1]))
     for a, b, c in zip(*map(jax.tree.leaves, (first, second, both)), strict=True):
         np.testing.assert_allclose(a + b, c, atol=1e-5 * np.abs(c).max())
+
+
+# Rounded parameters of a model that does not round
+
+
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_rounded_parameters_make_a_model_one_that_rounds(mode):
+    """What a sampler reads in its loop is also what a plain model reads, adapter or not."""
+    rounds, params = tiny_model(num_layers=1, quantization=mode)
+    plain, _ = tiny_model(num_layers=1)
+    rounded = round_params(plain, params, mode=mode)
+    for a, b in zip(*map(jax.tree.leaves, (rounded, cast_params(rounds, params))), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert rounded["layers"]["0"]["mlp"]["up"]["kernel"].mode == mode
+    again = round_params(plain, rounded, mode=mode)
+    assert jax.tree.structure(again) == jax.tree.structure(rounded)
+    tokens = jnp.arange(12).reshape(1, 2, 6)
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
+    config = jr.train.LoRAConfig(rank=2)
+    adapter = jax.tree.map(lambda x: x + 0.05, jr.train.init_lora(params, config))
+    for with_adapter in (False, True):
+        models, both = (plain, rounds), params
+        if with_adapter:
+            models = [jr.train.adapted_model(model, config) for model in models]
+            both = jr.train.Adapted(params, adapter)
+        read = round_params(models[0], both, mode=mode)
+        got, full = (models[0].apply(p, tokens, places, context)[0] for p in (read, both))
+        want = models[1].apply(cast_params(models[1], both), tokens, places, context)[0]
+        np.testing.assert_array_equal(got, want)
+        assert np.abs(got - full).max() > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_a_flow_model_rounds_its_hidden_layers(mode):
+    plain, params = jr.testing.tiny_flow_model()
+    config = dataclasses.replace(plain.config, quantization=mode)
+    rounds = jr.models.make_flow_model(config)
+    prompts = jnp.array([[65, 66]])
+    x, sigma = jnp.full((1, 3, 2), 0.7), jnp.full((1, 3), 0.5)
+    inputs = (x, sigma, prompts, prompts > 0)
+    read = round_params(plain, params, mode=mode)
+    assert not isinstance(read["head"]["kernel"], RoundedWeights)
+    got = plain.velocity(read, *inputs)
+    np.testing.assert_allclose(got, rounds.velocity(params, *inputs), atol=1e-6)
+    assert np.abs(got - plain.velocity(params, *inputs)).max() > 1e-4
+    with pytest.raises(ValueError, match="FlowConfig: quantization must be one of"):
+        jr.models.FlowConfig(quantization="int4")
+
+
+def test_rounded_weights_are_split_as_their_matrix():
+    mesh = jax.sharding.AbstractMesh((2, 2), ("fsdp", "tensor"))
+    path, shape = "layers/0/mlp/up/kernel", (64, 128)
+    assert param_spec(f"{path}/q", shape, mesh) == param_spec(path, shape, mesh)
+    assert not any(param_spec(f"{path}/scale", (1, 128), mesh))

@@ -326,7 +326,7 @@ def test_one_reward_trains_the_text_and_the_steps(tmp_path):
 
 def test_drafts_choose_the_noise_that_trains(tmp_path):
     """Of 16 seeds a prompt the best 4 and the worst 4 by their drafts, from the same noise."""
-    recipe = jr.recipes.sol_rl_flow(oversample=2, draft_steps=2)
+    recipe = jr.recipes.sol_rl_flow(oversample=2, draft_steps=2, quantization=None)
     config = tiny_run(tmp_path, **RUN | {"recipe": recipe})
     experiment, params = load_experiment(config)
     key = jax.random.key(0)

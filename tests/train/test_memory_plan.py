@@ -548,6 +548,23 @@ def test_weights_that_are_rounded_for_the_sampler(plans):
     assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(inputs)
 
 
+def test_a_sampler_in_8_bits_alone_has_a_copy_of_its_weights(plans):
+    """While it samples; ahead of a step it has no other weights, of which two exist at a time."""
+    config, inputs, _ = plans
+    linear = matrix_numbers(inputs, linear=True)
+    sampling = dataclasses.replace(config.sampling, quantization="int8")
+    config = dataclasses.replace(config, recipe="dr_grpo", sampling=sampling)
+    assert make_plan(config, inputs).sampling["weights as multiplied"] == linear
+    ahead = dataclasses.replace(config, asynchrony=AsyncConfig(max_staleness=1))
+    found, numbers = make_plan(ahead, inputs), sum(x.size for x in jax.tree.leaves(inputs.params))
+    assert "weights as multiplied" not in found.sampling
+    others = 4 * (numbers - linear) + linear
+    scales = found.sampling["weights of the sampler"] // 2 - others
+    assert 0 < scales < 0.2 * linear
+    adapted = make_plan(dataclasses.replace(ahead, lora=LoRAConfig(rank=4)), inputs)
+    assert adapted.sampling["weights of the sampler"] > others + scales
+
+
 def test_statistics_have_larger_chunks_of_logits(plans):
     config, inputs, plan = plans
     vocab_size, sampling = inputs.model.config.vocab_size, config.sampling

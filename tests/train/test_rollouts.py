@@ -142,6 +142,7 @@ def ahead(monkeypatch, most, make, pending=(), steps=40, start=0, follows=None):
             sampler_mesh=None,
             collector=SimpleNamespace(follows=follows),
             recipe=SimpleNamespace(sampled_by="policy"),
+            behavior=lambda params: params,
         ),
         state_of(start),
         pending,

@@ -118,6 +118,9 @@ def test_what_does_not_decide_a_score_leaves_it():
     new = {"sampling.temperature": 0.5, "sampling.slots": 8, "reward": "b", "episodes.max_turns": 3}
     pairs = {name: (old[name], new[name]) for name in old}
     assert changed_score(old, new, "sampled") == pairs
+    rounded = [{"sampling.quantization": mode} for mode in (None, "int8")]
+    for metric in ("greedy", "sampled", "pairs", "reward"):
+        assert bool(changed_score(*rounded, metric)) == (metric == "reward")
     assert set(changed_score(old, new, "greedy")) == {"reward", "episodes.max_turns"}
     assert set(changed_score(old, new, "pairs")) == {"sampling.temperature"}
     agents = ({**each, "recipe.subagent": "Subagent()"} for each in (old, new))

@@ -242,21 +242,27 @@ def grpo_roc(
 
 
 def sol_rl(
-    *, oversample: int = 4, cap: float = 2.0, eps_low: float = 0.2, eps_high: float = 0.2
+    *,
+    oversample: int = 4,
+    cap: float = 2.0,
+    quantization: Literal["int8", "fp8"] | None = "int8",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
 ) -> Recipe:
-    """The best and the worst of many rollouts train, weighted by the distance to their sampler.
+    """The best and the worst of many low-precision rollouts train, weighted by old / behavior.
 
+        behavior: the policy with linear layers in 8 bits;   old: the policy in full precision
         w = min(old / behavior, cap);   A over the rollouts that train
 
     Args:
       oversample: Sampled rollouts as a multiple of G; half of G are the best, half the worst.
       cap: Largest weight of a token.
+      quantization: How the sampler rounds; None for a sampler as precise as the trainer.
 
     References:
       Sol-RL (arXiv:2604.06916), CODE reading, for diffusion models: 24 of 96 seeds, which are
-      drawn in low precision and sampled again in full precision. Here a response is scored, not
-      sampled again. In a run, sampler and trainer have one precision (``TrainConfig(dtype=,
-      quantization=)``), so the weights correct rounding, and older weights with ``max_staleness``.
+      drawn in 4 bits (NVFP4) and sampled again in full precision. Here it is 8 bits, and a response
+      is scored in full precision, not sampled again; the weights, which are ours, correct for it.
     """
     weights = bind(corrections.importance_weights, cap=cap)
     return from_base(
@@ -264,6 +270,7 @@ def sol_rl(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         correction=bind(corrections.rollout_correction, weights=weights),
         collector=curation.downsampled(curation.contrasts, oversample=oversample),
+        sampler_quantization=quantization,
         paper="arXiv:2604.06916",
     )
 

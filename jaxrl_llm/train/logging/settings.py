@@ -246,11 +246,13 @@ _OF_EVALUATION = ("environment", "episodes", "reward", "reward_on_error", "sampl
 _OF_QUESTIONS = ("data.chat", "data.system")
 # Of these, what has no effect on one metric.
 _OF_DRAWS = tuple(f"sampling.{name}" for name in ("top_k", "top_p", "min_p", "slots"))
+_OF_ROLLOUTS = ("sampling.quantization",)  # an evaluation has the policy in full precision
 _OF_ANSWERS = ("environment", "episodes", "reward", "reward_on_error")
 _NOT_OF_SCORE = {
     "reward": ("evaluation.limit", "evaluation.samples"),
-    "greedy": ("evaluation.samples", "sampling.temperature", *_OF_DRAWS),
-    "pairs": ("evaluation.samples", *_OF_DRAWS, *_OF_ANSWERS),
+    "greedy": ("evaluation.samples", "sampling.temperature", *_OF_DRAWS, *_OF_ROLLOUTS),
+    "sampled": _OF_ROLLOUTS,
+    "pairs": ("evaluation.samples", *_OF_DRAWS, *_OF_ROLLOUTS, *_OF_ANSWERS),
 }
 
 
