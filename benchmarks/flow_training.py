@@ -19,7 +19,7 @@ from benchmarks.diffusion_training import measure
 from benchmarks.worker import jax_device_name, package_versions
 
 CONFIG = harness.ROOT / "configs" / "flow.py"
-METHODS = ("flow_grpo", "branch_grpo_flow", "sol_rl_flow", "unigrpo")
+METHODS = ("flow_grpo", "branch_grpo_flow", "diffusion_nft", "sol_rl_flow", "unigrpo")
 SEEDS = (0, 1, 2)
 
 

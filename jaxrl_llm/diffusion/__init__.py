@@ -39,6 +39,7 @@ flow_tree                           latents that share their first steps
 FlowLikelihood, flow_levels,        the slot of a recipe: how a flow policy samples, and its steps
 flow_likelihood, branch_likelihood
 flow_kl, flow_mse, flow_clip        its penalties, and a clip of normed ratios
+forward_likelihood, diffusion_nft   training on the forward process of samples without noise
 ==================================  ================================================================
 
 Arguments that the functions share, and what they raise:
@@ -70,11 +71,13 @@ from jaxrl_llm.diffusion.estimators import (
 from jaxrl_llm.diffusion.flow_policies import (
     FlowLikelihood,
     branch_likelihood,
+    diffusion_nft,
     flow_clip,
     flow_kl,
     flow_levels,
     flow_likelihood,
     flow_mse,
+    forward_likelihood,
 )
 from jaxrl_llm.diffusion.flow_trees import FlowTree, flow_tree
 from jaxrl_llm.diffusion.flows import (
@@ -123,6 +126,7 @@ __all__ = [
     "coupled_likelihood",
     "diffu_mask",
     "diffusion_mse",
+    "diffusion_nft",
     "draw_hints",
     "elbo",
     "elbo_kl",
@@ -137,6 +141,7 @@ __all__ = [
     "flow_mse",
     "flow_sde_step",
     "flow_tree",
+    "forward_likelihood",
     "gaussian_logprob",
     "hint_chunks",
     "hint_mask",

@@ -69,6 +69,8 @@ class Likelihood(NamedTuple):
     # t of each draw, with the number of axes behind [P, G, T].
     fields = ("masked", "masked_prompt", "noise", "written")
     statistics = (("draw_logp", 1),)
+    # Its estimates are on draws of a batch, so the sampler's log-probabilities are not comparable.
+    draws = True
 
 
 def mean_field_likelihood(*, p: float = 0.15, samples: int = 1, passes: int = 1) -> Likelihood:

@@ -32,7 +32,9 @@ class FlowLikelihood(NamedTuple):
 
     Attributes:
       step: ``(x, v, sigma, sigma_next, *, eps, x_next) -> FlowStep``, and ``sigma_1`` if it names
-        that: a bound :func:`flow_sde_step` or :func:`branch_sde_step`.
+        that: a bound :func:`flow_sde_step` or :func:`branch_sde_step`. None if no step is random:
+        the last latent is then trained at all levels of its forward process, see
+        :func:`forward_likelihood`.
       window: ``(first, end)``: steps from ``first`` to ``end - 1`` are random and train; the other
         steps follow the flow itself. None for all.
       splits: Steps at which each latent splits in two; see :func:`flow_tree`.
@@ -41,28 +43,46 @@ class FlowLikelihood(NamedTuple):
         None if all positions are steps.
     """
 
-    step: Callable
+    step: Callable | None
     window: tuple[int, int] | None = None
     splits: tuple[int, ...] = ()
     split_noise: float = 1.0
     steps: int | None = None
 
-    # As of a Likelihood: what its scorer returns of each step besides, with the number of axes
-    # behind [P, G, T].
-    statistics = (("step_mean", 1), ("step_scale", 0), ("step_std", 0), ("velocity", 1))
     reads_advantages = False
     passes = 1
 
     @property
+    def draws(self) -> bool:
+        """Whether it is scored on noise that is drawn for a batch, not at the sampled latents."""
+        return self.step is None
+
+    @property
+    def statistics(self) -> tuple[tuple[str, int], ...]:
+        """What its scorer returns of each step besides, as of a Likelihood.
+
+        Each with the number of axes behind ``[P, G, T]``.
+        """
+        if self.draws:
+            return ("velocity", 1), ("target_velocity", 1), ("level", 0)
+        return ("step_mean", 1), ("step_scale", 0), ("step_std", 0), ("velocity", 1)
+
+    @property
     def fields(self) -> tuple[str, ...]:
-        """What a batch holds for it: the latents, and which cells of a text are its tokens."""
-        return ("latents",) if self.steps is None else ("latents", "written")
+        """What a batch holds for it.
+
+        The latents, the noise of a forward process, and which cells of a text are its tokens.
+        """
+        noise = ("forward_noise",) if self.draws else ()
+        return ("latents", *noise) if self.steps is None else ("latents", *noise, "written")
 
     def at(self, x: Array, v: Array, steps: Array, levels: np.ndarray, **drawn) -> FlowStep:
         """Steps by their numbers, int ``[...]``, from latents ``[..., D]``.
 
         ``drawn`` is either ``eps``, to sample, or ``x_next``, to score, ``[..., D]``.
         """
+        if self.step is None:
+            raise ValueError("FlowLikelihood: without a step it has no densities.")
         levels = jnp.asarray(levels, jnp.float32)
         context = {"sigma_1": levels[1], **drawn}
         return call_with(self.step, x, v, levels[steps], levels[steps + 1], context=context)
@@ -72,7 +92,7 @@ class FlowLikelihood(NamedTuple):
         return 0 if self.steps is None else max(cells - self.steps, 0)
 
     def trains(self, steps: int) -> np.ndarray:
-        """The steps that are random and train, bool ``[K]``."""
+        """The steps that train, bool ``[K]``; they are random, unless ``step`` is None."""
         first, end = self.window or (0, steps)
         return (first <= np.arange(steps)) & (np.arange(steps) < end)
 
@@ -214,6 +234,35 @@ def branch_likelihood(
     return FlowLikelihood(bind(branch_sde_step, eta=eta), None, tuple(splits), split_noise)
 
 
+def forward_likelihood() -> FlowLikelihood:
+    """A flow policy that samples without randomness and trains on its forward process.
+
+        x = last latent of a trajectory of K steps;   noise_k ~ N(0, 1), drawn for each batch
+        x_k = (1 - sigma_k) x + sigma_k noise_k,   target_k = noise_k - x
+        logp_k = -mean over D of (velocity(x_k) - target_k)^2
+
+    A trajectory without noise has no densities, and only its last latent is used. All K levels of
+    the sampler train, those of :func:`flow_levels` above 0. ``logp`` is minus the loss of flow
+    matching: up to a weight of the level it bounds the log-likelihood of the latent from below. The
+    policy being trained, the old policy and a reference share the noise.
+
+    Returns:
+      A :class:`FlowLikelihood`. Its scorer returns ``velocity`` and ``target_velocity`` ``[..., K,
+      D]`` and ``level`` ``[..., K]`` besides; see :func:`diffusion_nft`.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> likelihood = jr.diffusion.forward_likelihood()
+      >>> likelihood.fields, likelihood.trains(3).tolist()
+      (('latents', 'forward_noise'), [True, True, True])
+
+    References:
+      Zheng et al., DiffusionNFT (arXiv:2509.16117), the released code, which leaves out one of the
+      K levels of each sample, at random; the expected loss is the same.
+    """
+    return FlowLikelihood(None)
+
+
 def flow_kl(
     step_mean: Array,
     ref_step_mean: Array,
@@ -255,14 +304,21 @@ def flow_kl(
 
 
 def flow_mse(
-    velocity: Array, ref_velocity: Array, mask: Array, *, coef: float | Array = 1.5e-5
+    velocity: Array,
+    ref_velocity: Array,
+    mask: Array,
+    *,
+    coef: float | Array = 1.5e-5,
+    reduce: str = "sum",
 ) -> Array:
     """:func:`velocity_mse` of each step, times ``coef``, as a regularizer.
 
     Args:
       velocity, ref_velocity: ``[..., T, D]``, floating point; ``ref_velocity`` is a constant.
       mask: bool ``[..., T]``, True for steps that train.
-      coef: Not negative. Sources use 1.5e-5 and 0.1; it depends on the number of dimensions.
+      coef: Not negative. For a sum, sources use 1.5e-5 and 0.1; it depends on the number of
+        dimensions. For a mean, DiffusionNFT uses 1e-4.
+      reduce: "sum" over the D dimensions, or their "mean".
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
@@ -275,11 +331,14 @@ def flow_mse(
       [0.5]
 
     References:
-      UniGRPO (arXiv:2603.23500); confidence PAPER, from notes on it.
+      UniGRPO (arXiv:2603.23500), the sum; confidence PAPER, from notes on it. Zheng et al.,
+      DiffusionNFT (arXiv:2509.16117), the mean, in the released code.
     """
     _inputs.check_token_mask("flow_mse", "mask", mask)
     checks.check_non_negative("flow_mse", coef=coef)
-    return coef * velocity_mse(velocity, ref_velocity, where=mask)
+    checks.check_option("flow_mse", "reduce", reduce, ("sum", "mean"))
+    squares = velocity_mse(velocity, ref_velocity, where=mask)
+    return coef * (squares / jnp.shape(velocity)[-1] if reduce == "mean" else squares)
 
 
 @traits(policy_gradient=False)
@@ -342,6 +401,93 @@ def flow_clip(
     ratio = jnp.exp(ratio_norm(log_ratio, mean, old_mean, scale, reduce=reduce))
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     return masking.zero_masked(-jnp.minimum(ratio * advantages, clipped * advantages), where)
+
+
+@traits(policy_gradient=False)
+def diffusion_nft(
+    logp: Array,
+    old_logp: Array,
+    advantages: Array,
+    mask: Array,
+    *,
+    velocity: Array,
+    ref_velocity: Array,
+    target_velocity: Array,
+    level: Array,
+    beta: float = 1.0,
+    bound: float = 5.0,
+    normalized: bool = True,
+) -> Array:
+    """Flow matching toward good samples, and away from bad ones by an implicit negative policy.
+
+        r = 1/2 + clip(A / bound, -1, 1) / 2
+        v+ = (1 - beta) ref_v + beta v,     v- = (1 + beta) ref_v - beta v
+        loss[t] = bound / beta (r E(v+) + (1 - r) E(v-))
+        E(u) = mean over D of e^2 / max(mean over D of |e|, 1e-5),    e = level (u - target_v)
+
+    ``e`` is the error of the clean sample that ``u`` predicts, and the denominator of ``E`` is a
+    constant. Where the policy is the reference, the gradient is that of ``E(v)`` times the
+    advantage, clipped to ``[-bound, bound]``: toward the sample, away from it, or none. Without
+    the denominators a sample's term is least at ``ref_v + (2 r - 1) / beta (target_v - ref_v)``, so
+    ``beta`` bounds how far the policy leaves the reference. With ``r = 1`` everywhere it is flow
+    matching of ``v+``, which is the policy itself for ``beta = 1``.
+
+    It needs no density, so any sampler may make the samples. It compares the policy with the
+    reference in place of ``old_logp``, so a batch may have several optimizer steps.
+
+    Args:
+      logp, old_logp: Not read.
+      advantages: ``[..., T]``, or ``[...]``, one per sample; a constant.
+      mask: bool ``[..., T]``, True for levels that train.
+      velocity: ``[..., T, D]``, floating point, of the policy at latents of the forward process.
+      ref_velocity: ``[..., T, D]``, of the policy that sampled, at the same; a constant.
+      target_velocity: ``[..., T, D]``, noise minus clean sample.
+      level: ``[..., T]``, noise levels in (0, 1].
+      beta: Strength of the implicit policies, above 0.
+      bound: Bound of the advantages, above 0.
+      normalized: Whether the errors are those of the clean sample, over their own size, as in the
+        released code; else ``E(u)`` is the mean over D of ``(u - target_v)^2``, as in the paper.
+
+    Returns:
+      ``[..., T]`` float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask, zeros = jnp.zeros(1), jnp.ones(1, bool), jnp.zeros((1, 2))
+      >>> jr.diffusion.diffusion_nft(logp, logp, jnp.array(5.0), mask, velocity=zeros + 0.5,
+      ...     ref_velocity=zeros, target_velocity=zeros + 1.0, level=jnp.array([0.5])).tolist()
+      [1.25]
+
+    References:
+      Zheng et al., DiffusionNFT (arXiv:2509.16117), and the released code, which adds the
+      factor ``bound / beta``.
+    """
+    del logp, old_logp
+    function = "diffusion_nft"
+    _inputs.check_token_mask(function, "mask", mask)
+    velocities = {"velocity": velocity, "ref_velocity": ref_velocity}
+    velocities["target_velocity"] = target_velocity
+    checks.check_float(function, advantages=advantages, level=level, **velocities)
+    checks.check_same_shape(function, **velocities)
+    checks.check_min_rank(function, 2, velocity=velocity)
+    checks.check_shape(function, "velocity", velocity, (*jnp.shape(mask), jnp.shape(velocity)[-1]))
+    checks.check_same_shape(function, level=level, mask=mask)
+    checks.check_positive(function, finite=True, beta=beta, bound=bound)
+    advantages = masking.spread(function, "advantages", advantages, mask)
+    r = 0.5 + 0.5 * jnp.clip(advantages / bound, -1.0, 1.0)
+    v, old, target = (_read(x, mask) for x in (velocity, ref_velocity, target_velocity))
+    r, old, target = map(jax.lax.stop_gradient, (r, old, target))
+    level = masking.zero_masked(level, mask)[..., None] if normalized else 1.0
+
+    def error(u: Array) -> Array:
+        e = level * (u - target)
+        size = jnp.mean(jnp.abs(e), axis=-1, keepdims=True) if normalized else 1.0
+        return jnp.mean(e**2 / jax.lax.stop_gradient(jnp.maximum(size, 1e-5)), axis=-1)
+
+    positive = error((1.0 - beta) * old + beta * v)
+    negative = error((1.0 + beta) * old - beta * v)
+    return masking.zero_masked(bound / beta * (r * positive + (1.0 - r) * negative), mask)
 
 
 def _read(x: Array, mask: Array) -> Array:

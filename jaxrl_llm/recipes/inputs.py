@@ -65,6 +65,8 @@ EXTRAS: dict[str, Extra] = {
     "old_step_mean": Extra("PGTD", "float", "mean of the step's Gaussian under the old policy"),
     "ref_step_mean": Extra("PGTD", "float", "the same under the reference"),
     "ref_velocity": Extra("PGTD", "float", "velocity under the reference"),
+    "anchor_velocity": Extra("PGTD", "float", "velocity under the first reference, which moved"),
+    "forward_noise": Extra("PGTD", "float", "noise of the forward process at each level"),
     # Of a turn.
     "turn_rewards": Extra("PGK", "float", "reward of each turn"),
     "turn_formats": Extra("PGK", "float", "what the form of each turn earns"),

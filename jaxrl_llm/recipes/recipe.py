@@ -93,7 +93,8 @@ class Recipe:
         :class:`jaxrl_llm.diffusion.FlowLikelihood`. None for a causal model.
       reference: ``(reference, params, step) -> reference``, the update of the reference model after
         each step; None for a frozen one. It may name ``key``, a key of the run's seed. A rule with
-        ``init`` also changes the policy, see :mod:`jaxrl_llm.regularizers.references`.
+        ``init`` has a state, and may also change the policy; see
+        :mod:`jaxrl_llm.regularizers.references`.
       earlier: Policies of earlier iterations, whose weighted log-probabilities are the extra
         ``earlier_logp``; see :func:`jaxrl_llm.regularizers.earlier_policies`. None for none.
       sampled_by: "policy", or "reference" if a moving reference samples the rollouts.
@@ -204,7 +205,8 @@ class Recipe:
             names |= {"values", "old_values"}
         if self.prm is not None:
             names |= {"prm_logp"}
-        names |= {*wiring.of_likelihood(self, "old"), *wiring.of_likelihood(self, "ref")}
+        for who in ("old", "ref", "anchor"):
+            names |= {*wiring.of_likelihood(self, who)}
         if self.earlier is not None:
             names |= {"earlier_logp"}
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})

@@ -28,7 +28,7 @@ from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import name_of
 from jaxrl_llm.recipes.subagent import Subagent
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
-from jaxrl_llm.regularizers import EarlierPolicies
+from jaxrl_llm.regularizers import AnchoredReference, EarlierPolicies
 
 # What `prepare` offers to its slots, and `loss` to the surrogate and the regularizers, by keyword;
 # the batch's extras and what the recipe computes come on top.
@@ -300,7 +300,8 @@ def compares_old(recipe) -> bool:
 def of_likelihood(recipe, who: str) -> dict[str, str]:
     """The required extras that hold the results of a likelihood's scorer, by the scorer's names.
 
-    ``who`` is the policy that is scored: "old", or "ref" for the reference.
+    ``who`` is the policy that is scored: "old", "ref" for the reference, or "anchor" for the one
+    that a moving reference began with.
     """
     if recipe.likelihood is None:
         return {}
@@ -717,6 +718,17 @@ def _check_models(recipe) -> None:
         raise ValueError(
             f"{name}: reference {name_of(recipe.reference)} moves a model that nothing uses: no "
             "function names ref_logp, and nothing is computed from the reference or the teacher."
+        )
+    of_anchor = sorted(of_likelihood(recipe, "anchor"))
+    if of_anchor and not isinstance(recipe.reference, AnchoredReference):
+        raise ValueError(
+            f"{name} reads {of_anchor[0]}, of the policy that a moving reference began with; its "
+            "reference must be made by regularizers.anchored."
+        )
+    if isinstance(recipe.reference, AnchoredReference) and not of_anchor:
+        raise ValueError(
+            f"{name}: reference {recipe.reference!r} stores a policy that nothing uses: no "
+            "function reads an extra of the anchor, such as anchor_velocity."
         )
     if recipe.earlier is not None and "earlier_logp" not in recipe.required_fields:
         raise ValueError(

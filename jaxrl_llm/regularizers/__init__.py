@@ -50,12 +50,16 @@ from jaxrl_llm.regularizers.kl import (
     remix_schedule,
 )
 from jaxrl_llm.regularizers.references import (
+    Anchored,
+    AnchoredReference,
     Earlier,
     EarlierPolicies,
     Iterates,
+    anchored,
     earlier_policies,
     ema_reference,
     extrapolated,
+    ramped_reference,
     random_reference,
     reset_reference,
 )
@@ -78,6 +82,8 @@ from jaxrl_llm.regularizers.safe import (
 
 __all__ = [
     "Iterates",
+    "Anchored",
+    "AnchoredReference",
     "AsymmetricControl",
     "AsymmetricState",
     "Earlier",
@@ -91,6 +97,7 @@ __all__ = [
     "adaptive_entropy",
     "adaptive_kl",
     "adaptive_kl_update",
+    "anchored",
     "asymmetric_init",
     "asymmetric_kl",
     "asymmetric_step",
@@ -121,6 +128,7 @@ __all__ = [
     "pid_step",
     "remix_lambda",
     "remix_schedule",
+    "ramped_reference",
     "random_reference",
     "reset_reference",
     "safe_controller",

@@ -5,18 +5,19 @@ otherwise ValueError is raised. A rule works leaf by leaf, computes in float32, 
 in the dtypes of ``reference``. A rule with an argument ``key`` gets a key of the run's seed, the
 same in every step.
 
-A rule with ``init(params) -> state`` also changes the policy: it is called as
-``rule(state, params, step) -> (state, params)``, and its state is :class:`Iterates`.
+A rule with ``init(params) -> state`` has a state in place of ``reference``: :class:`Anchored`, or
+:class:`Iterates` for one that also changes the policy and is called as
+``rule(state, params, step) -> (state, params)``.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, ArrayTree, checks, trees
+from jaxrl_llm.core import Array, ArrayTree, accepted, checks, trees
 
 
 def ema_reference(
@@ -70,6 +71,53 @@ def ema_reference(
     if step is None:
         raise ValueError(f"ema_reference: every={every} needs step; got None.")
     return reset_reference(reference, mixed, step, every=every)
+
+
+def ramped_reference(
+    reference: ArrayTree,
+    params: ArrayTree,
+    step: int | Array,
+    *,
+    slope: float = 0.001,
+    most: float = 0.5,
+    flat: int = 0,
+) -> ArrayTree:
+    """A moving average of the policy whose memory grows: it follows closely at first, later less.
+
+        decay = min(slope max(step - flat, 0), most)
+        reference = decay * reference + (1 - decay) * params
+
+    For the policy that samples: its samples are nearly those of the policy being trained while that
+    improves fast, and come from a steadier one later. With ``slope=0`` it is the policy itself.
+
+    Args:
+      reference, params: See the module.
+      step: Number of updates so far; may be traced.
+      slope: Growth of the decay per step, not negative.
+      most: Largest decay, in [0, 1).
+      flat: Steps with a decay of 0, not negative.
+
+    Returns:
+      A pytree like ``reference``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old, new = {"w": jnp.ones(1)}, {"w": jnp.zeros(1)}
+      >>> rule = jr.bind(jr.regularizers.ramped_reference, slope=0.125, flat=2)
+      >>> [rule(old, new, n)["w"].item() for n in (2, 3, 4, 9)]
+      [0.0, 0.125, 0.25, 0.5]
+
+    References:
+      Zheng et al., DiffusionNFT (arXiv:2509.16117), the released code: the defaults, or
+      ``slope=0.0075, most=0.999, flat=75``. It counts optimizer steps; a run counts batches.
+    """
+    function = "ramped_reference"
+    checks.check_non_negative(function, finite=True, slope=slope, flat=flat)
+    checks.check_share(function, one=False, most=most)
+    steps = jnp.maximum(jnp.asarray(step) - flat, 0).astype(jnp.float32)
+    decay = jnp.minimum(slope * steps, most)
+    return ema_reference(reference, params, rate=1.0 - decay)
 
 
 def reset_reference(
@@ -163,6 +211,70 @@ def random_reference(
         reference,
         params,
     )
+
+
+class Anchored(NamedTuple):
+    """State of :func:`anchored`.
+
+    Attributes:
+      reference: Parameters of the moving reference.
+      anchor: Those that it began with.
+    """
+
+    reference: ArrayTree
+    anchor: ArrayTree
+
+
+@dataclasses.dataclass(frozen=True)
+class AnchoredReference:
+    """Made by :func:`anchored`."""
+
+    rule: Callable
+
+    def init(self, params: ArrayTree) -> Anchored:
+        """Both are the first policy."""
+        return Anchored(params, params)
+
+    def __call__(self, state: Anchored, params: ArrayTree, step: int | Array) -> Anchored:
+        """The state after a step, in which only the moving one has moved."""
+        return state._replace(reference=self.rule(state.reference, params, step))
+
+    def __repr__(self) -> str:
+        return f"anchored({self.rule!r})"
+
+
+def anchored(rule: Callable) -> AnchoredReference:
+    """A moving reference, and beside it the one that it began with, which does not move.
+
+    For a method that samples from a moving average and penalizes the distance from the first
+    policy. What the second says is an extra whose name begins with ``anchor_``.
+
+    Args:
+      rule: A rule of this module without ``init`` and ``key``.
+
+    Returns:
+      A rule for ``Recipe.reference``; its state is :class:`Anchored`.
+
+    Raises:
+      TypeError: If ``rule`` is not a function, or has a state or draws random numbers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rule = jr.regularizers.anchored(jr.bind(jr.regularizers.ema_reference, rate=0.25))
+      >>> state = rule(rule.init({"w": jnp.zeros(1)}), {"w": jnp.ones(1)}, 1)
+      >>> state.reference["w"].item(), state.anchor["w"].item()
+      (0.25, 0.0)
+
+    References:
+      Zheng et al., DiffusionNFT (arXiv:2509.16117), whose two are an adapter and none.
+    """
+    if not callable(rule) or hasattr(rule, "init") or "key" in accepted(rule):
+        raise TypeError(
+            "anchored: rule must be a function of reference, params and step without a state or a "
+            f"key, such as ema_reference; got {rule!r}."
+        )
+    return AnchoredReference(rule)
 
 
 class Iterates(NamedTuple):

@@ -55,8 +55,8 @@ def make_flow_sampler(
         split.
       steps: K, at the levels of ``diffusion.flow_levels``.
       group_size: G, trajectories per prompt.
-      deterministic: Whether no step is random and nothing splits, as in an evaluation. A text is
-        then sampled greedily.
+      deterministic: Whether no step is random or trains and nothing splits, as in an evaluation. A
+        text is then sampled greedily.
       text_length: Maximum tokens of the text before the steps, for a model that writes; 0 for none.
       stop_ids, pad_id: For the text, as in :func:`~jaxrl_llm.rollout.make_sampler`.
       buckets, mesh: As of :func:`~jaxrl_llm.rollout.make_sampler`.
@@ -64,7 +64,7 @@ def make_flow_sampler(
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``, with the
       arguments of :func:`~jaxrl_llm.rollout.make_sampler`'s. Its ``latents`` are ``[P, G, K, 2,
-      D]``, before and after each step, ``mask`` is True for random steps, and the tokens are 0.
+      D]``, before and after each step, ``mask`` is True for steps that train, and the tokens are 0.
       With a text, its tokens and their cells come before those of the steps; their latents are 0.
 
     Raises:
@@ -96,8 +96,8 @@ def make_flow_sampler(
         raise ValueError(f"{name}: members that share latents cannot write texts of their own.")
     room = prompt_room(name, model, steps + text_length)
     prompt_spec = PromptSpec(model.config.vocab_size, room, buckets)
-    random = likelihood.trains(steps) & (not deterministic)
-    make, write = _make_run(model, likelihood, steps, random), None
+    trains = likelihood.trains(steps) & (not deterministic)
+    make, write = _make_run(model, likelihood, steps, trains), None
     if text_length:
         write = make_sampler(
             writer_of(name, model),
@@ -176,9 +176,10 @@ def _after_texts(run: Callable[..., Rollout]) -> Callable[..., Rollout]:
     return after
 
 
-def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.ndarray):
+def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, trains: np.ndarray):
     """``run(params, key, prompts, prompt_mask, ids, version) -> Rollout``, not compiled."""
     velocity = velocity_of("sample", model)
+    random = trains & (likelihood.step is not None)
     levels, splits = flow_levels(steps), likelihood.splits
     begins = sorted({0, *splits})
     stretches = list(zip(begins, [*begins[1:], steps], strict=True))
@@ -199,9 +200,11 @@ def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.n
             at = jnp.broadcast_to(step, x.shape[:-1])
             sigma = jnp.asarray(levels)[at]
             v = velocity(params, x, sigma, prompts, prompt_mask)
+            after = x + v * (levels[1] - levels[0])
+            if not random.any():
+                return (after, keys), (x, after, jnp.zeros(x.shape[:-1]))
             made = likelihood.at(x, v, at, levels, eps=enlarged * noise(keys, step))
-            flow = x + v * (levels[1] - levels[0])
-            after = jnp.where(is_random, made.x, flow)
+            after = jnp.where(is_random, made.x, after)
             return (after, keys), (x, after, jnp.where(is_random, made.logp, 0.0))
 
         shared = 2 ** len(splits)  # members that a latent serves
@@ -217,7 +220,7 @@ def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, random: np.n
         before, after, logp = (
             jnp.moveaxis(jnp.concatenate([part[i] for part in parts]), 0, 2) for i in range(3)
         )
-        mask = jnp.broadcast_to(jnp.asarray(random), (P, G, steps))
+        mask = jnp.broadcast_to(jnp.asarray(trains), (P, G, steps))
         zeros = jnp.zeros(mask.shape, jnp.float32)
         finite = jnp.all(jnp.isfinite(after), axis=(-2, -1))
         return Rollout(

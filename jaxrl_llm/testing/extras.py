@@ -129,6 +129,8 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
     # Seven tokens, since a second axis of length g is that of the rollouts.
     ints["ground_truth"] = np.concatenate([ground_truth, rng.integers(0, 100, (p, 3))], -1)
     ints["task_ids"] = np.arange(p) % 2
+    floats["forward_noise"] = rng.normal(0.0, 1.0, latents[..., 1, :].shape)
+    floats["anchor_velocity"] = near(latents[..., 1, :])
     for name in ("turn_ids", "segment_ids", "span_ids", "versions"):  # -1 for none, as in a run
         ints[name] = np.where(mask, ints[name], -1)
     kinds = ((floats, np.float32), (ints, np.int32), (bools, np.bool_))

@@ -21,7 +21,7 @@ from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
 from jaxrl_llm.train.denoising import DenoisingScorer, draw_masks
 from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate
 from jaxrl_llm.train.evolution import make_evolution_step, make_population
-from jaxrl_llm.train.flows import FlowScorer
+from jaxrl_llm.train.flows import FlowScorer, draw_noise
 from jaxrl_llm.train.intervals import wilson
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.run_folder import OccupiedError, TrainingError
@@ -95,6 +95,7 @@ __all__ = [
     "bootstrap",
     "critic_values",
     "draw_masks",
+    "draw_noise",
     "evaluate",
     "init_critic",
     "init_lora",

@@ -35,7 +35,7 @@ from jaxrl_llm.core.runtime.threads import SIGNAL_SECONDS
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
+from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
@@ -53,6 +53,7 @@ from jaxrl_llm.train.denoising import check_unmasked, draw_masks
 from jaxrl_llm.train.evaluate import play_groups
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import Texts, attach_fields
+from jaxrl_llm.train.flows import draw_noise
 from jaxrl_llm.train.grading import check_finite, sample_rows, spread_rows
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
@@ -230,8 +231,8 @@ def _graded_batch(experiment: Experiment, collected: Collected) -> Batch:
     )
     known = batch.extras.get("behavior_known")
     nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
-    if nobody or isinstance(recipe.likelihood, Likelihood):
-        # No behavior_logp is known, or a denoiser sampled, which has none: nothing to compare.
+    if nobody or (recipe.likelihood is not None and recipe.likelihood.draws):
+        # No behavior_logp is known, or what sampled has none: nothing to compare.
         extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
         batch = batch.replace(behavior_logp=None, extras=extras)
     return batch
@@ -350,7 +351,9 @@ def _with_fields(
         questions=questions,
         texts=texts_of_batch(experiment, collected),
         greedy=greedy_rewards,
-        draws=_draws(experiment, batch, questions, key, number=number),
+        draws=_draws(
+            experiment, batch, questions, key, number=number, latents=collected.rollout.latents
+        ),
         sums=getattr(experiment.config.reward, "weights_of_sum", None) is not None,
     )
     for each in sampled:
@@ -382,15 +385,26 @@ def _nodes(experiment: Experiment, collected: Collected) -> np.ndarray | None:
 
 
 def _draws(
-    experiment: Experiment, batch: Batch, questions: Sequence[Question], key: Array, *, number: int
+    experiment: Experiment,
+    batch: Batch,
+    questions: Sequence[Question],
+    key: Array,
+    *,
+    number: int,
+    latents: np.ndarray | None,
 ) -> Any:
-    """The masks of a denoiser's likelihood, on the host; None for other models."""
+    """What the scores of a likelihood are computed at, on the host; None if it draws nothing.
+
+    The masks of a denoiser's, or the noise of a flow's forward process.
+    """
     likelihood = experiment.recipe.likelihood
-    if not isinstance(likelihood, Likelihood):
+    if likelihood is None or not likelihood.draws:
         return None
-    check_unmasked(batch, experiment.model, [q.prompt.name for q in questions])
     drawn = jax.random.fold_in(jax.random.fold_in(key, number), _MASKS)
     drawn = jax.random.wrap_key_data(processes.to_host(jax.random.key_data(drawn)))
+    if isinstance(likelihood, FlowLikelihood):
+        return processes.to_host(draw_noise(drawn, latents))
+    check_unmasked(batch, experiment.model, [q.prompt.name for q in questions])
     return processes.to_host(draw_masks(likelihood, drawn, batch))
 
 

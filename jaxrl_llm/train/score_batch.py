@@ -68,6 +68,8 @@ def score_batch(
     - Other results of a likelihood's scorer, such as ``old_draw_logp``: under the same policy.
     - ``ref_logp`` and statistics with source "reference": under a moving reference. For a frozen
       reference, see :func:`score_reference`.
+    - Results of a likelihood's scorer under the policy that an anchored reference began with, as
+      ``anchor_velocity``.
     - Statistics with source "teacher", and ``teacher_hidden`` if the recipe reads the teacher's
       logits: of another model; or of the policy or the moving reference after the teacher's prompt.
     - ``grad_sq_norms``: of the same policy, with one backward pass for each response; see
@@ -116,6 +118,7 @@ def score_batch(
     if recipe.reference is not None:
         reference = state.reference_policy
         batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)
+        batch = _score_anchor(batch, recipe, scorer, state, microbatches)
     batch = _score_teacher(batch, recipe, scorer, state, microbatches, teacher=teacher)
     batch = _score_answers(batch, recipe, scorer, state, microbatches)
     if "kl_logp" in recipe.required_fields and "kl_logp" not in batch.extras:
@@ -176,6 +179,18 @@ def _score_old(
     if recipe.likelihood is not None:
         computed = _constants(computed, besides)
     return batch.with_extras(computed | ({"old_entropy": scores.entropy} if entropy else {}))
+
+
+def _score_anchor(
+    batch: Batch, recipe: Recipe, scorer: PolicyScorer, state: TrainState, microbatches: int
+) -> Batch:
+    """The batch with what the recipe reads of the policy that its reference began with."""
+    names = of_likelihood(recipe, "anchor")
+    if not any(extra not in batch.extras for extra in names):
+        return batch
+    policy = state.anchor_policy
+    scores = map_microbatches(lambda part: scorer(policy, part), batch, microbatches)
+    return batch.with_extras(_constants(scores.statistics, names))
 
 
 def _score_teacher(

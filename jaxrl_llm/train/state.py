@@ -32,7 +32,7 @@ from jaxrl_llm.models.sharding import (
     update_shardings,
 )
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.regularizers import Iterates
+from jaxrl_llm.regularizers import Anchored, Iterates
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
 
@@ -96,7 +96,12 @@ class TrainState(NamedTuple):
     def reference_params(self) -> ArrayTree:
         """Parameters of a moving reference, with the structure of ``params``."""
         state = self.reference
-        return state.reference if isinstance(state, Iterates) else state
+        return state.reference if isinstance(state, Iterates | Anchored) else state
+
+    @property
+    def anchor_policy(self) -> ArrayTree:
+        """Parameters that an anchored reference began with, in the form that the model takes."""
+        return self.with_base(self.reference.anchor)
 
     @property
     def reference_policy(self) -> ArrayTree:

@@ -216,6 +216,8 @@ def test_penalties_are_zero_at_the_reference_and_ignore_other_steps():
     reference = jax.grad(lambda x: diffusion.velocity_mse(v, x).sum())(ref)
     assert not reference.any()
     np.testing.assert_allclose(diffusion.diffusion_mse(v, ref), expected, rtol=1e-5)
+    mean = diffusion.flow_mse(v, ref, jnp.ones((3, 2), bool), coef=2.0, reduce="mean")
+    np.testing.assert_allclose(mean, 2 * expected / v.shape[-1], rtol=1e-5)
 
 
 def test_errors_of_noise_stand_where_log_probabilities_of_pairs_stand():
@@ -226,6 +228,120 @@ def test_errors_of_noise_stand_where_log_probabilities_of_pairs_stand():
     np.testing.assert_allclose(mse, errors, rtol=1e-6)
     loss = preferences.seppo(-mse[0], -mse[1], -mse[2], -mse[3], beta=1.0)
     np.testing.assert_allclose(loss, [0.620957], rtol=1e-5)
+
+
+def nft(v, old, target, level, advantages, mask=None, **options):
+    mask = jnp.ones(jnp.shape(level), bool) if mask is None else mask
+    return diffusion.diffusion_nft(
+        jnp.zeros(mask.shape),
+        None,
+        advantages,
+        mask,
+        velocity=v,
+        ref_velocity=old,
+        target_velocity=target,
+        level=level,
+        **options,
+    )
+
+
+def test_diffusion_nft_worked_numbers():
+    """Errors of the clean sample at level 0.5: (0.5, 1) of v+ and (1, 0.5) of v-, mean 0.75."""
+    v, old, target = (jnp.array([x]) for x in ([1.0, 2.0], [0.5, 2.5], [2.0, 4.0]))
+    # beta 1: v+ = (1, 2), v- = (0, 3); r = 0.5 + 0.5 * 2 / 5 = 0.7.
+    positive = (0.5**2 + 1.0**2) / 2 / 0.75
+    negative = (1.0**2 + 0.5**2) / 2 / 0.75
+    loss = nft(v, old, target, jnp.array([0.5]), jnp.array(2.0))
+    np.testing.assert_allclose(loss, [5 * (0.7 * positive + 0.3 * negative)], rtol=1e-6)
+    # beta 0.5: v+ = (0.75, 2.25), v- = (0.25, 2.75); an advantage of -10 is clipped: r = 0.
+    loss = nft(v, old, target, jnp.array([0.5]), jnp.array(-10.0), beta=0.5)
+    np.testing.assert_allclose(loss, [5 / 0.5 * (0.875**2 + 0.625**2) / 2 / 0.75], rtol=1e-6)
+    plain = nft(v, old, target, jnp.array([0.5]), jnp.array(-10.0), beta=0.5, normalized=False)
+    np.testing.assert_allclose(plain, [5 / 0.5 * (1.75**2 + 1.25**2) / 2], rtol=1e-6)
+    far = nft(v, old, target, jnp.array([0.5]), jnp.array(1.0), bound=0.5)
+    np.testing.assert_allclose(far, [0.5 * positive], rtol=1e-6)
+
+
+NFT_LEVEL = jnp.array([[1.0, 0.6], [0.3, 0.9], [0.5, 0.2]])
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_at_the_reference_the_gradient_of_diffusion_nft_is_weighted_flow_matching(normalized):
+    """By the clipped advantage, and whatever beta; an advantage of 0 has none."""
+    v, target, *_ = sample(7)
+    A = jnp.array([2.0, 0.0, -9.0])
+
+    def gradient(beta):
+        return jax.grad(
+            lambda x: nft(x, v, target, NFT_LEVEL, A, beta=beta, normalized=normalized).sum()
+        )(v)
+
+    u, t, level = np.float64(v), np.float64(target), np.float64(NFT_LEVEL)[..., None]
+    e = u - t if not normalized else level * (u - t)
+    of_matching = 2 * e / 4
+    if normalized:
+        of_matching *= level / np.abs(e).mean(-1, keepdims=True)
+    want = np.array([2.0, 0.0, -5.0])[:, None, None] * of_matching
+    for beta in (0.1, 1.0, 3.0):
+        np.testing.assert_allclose(gradient(beta), want, rtol=1e-4, atol=1e-4)
+
+
+def test_diffusion_nft_is_flow_matching_of_the_positive_policy_for_good_samples():
+    v, old, target, _ = sample(8)
+    good = jnp.full(3, 5.0)
+    plain = nft(v, old, target, NFT_LEVEL, good, normalized=False)
+    error = ((np.float64(v) - np.float64(target)) ** 2).mean(-1)
+    np.testing.assert_allclose(plain, 5 * error, rtol=1e-5)
+    assert not jax.grad(lambda x: nft(v, x, target, NFT_LEVEL, good).sum())(old).any()
+    weaker = nft(v, old, target, NFT_LEVEL, good, normalized=False, beta=0.5)
+    between = ((np.float64(v + old) / 2 - np.float64(target)) ** 2).mean(-1)
+    np.testing.assert_allclose(weaker, 10 * between, rtol=1e-5)
+
+
+def test_a_sample_moves_the_policy_by_its_advantage_over_beta():
+    """The least loss of one sample without denominators, and that of its opposite."""
+    _, old, target, _ = sample(9)
+    A = jnp.array([2.0, -2.0, 0.0])
+    for beta in (0.5, 2.0):
+        best = old + (A / 5 / beta)[:, None, None] * (target - old)
+
+        def loss(x, beta=beta):
+            return nft(x, old, target, NFT_LEVEL, A, beta=beta, normalized=False).sum()
+
+        np.testing.assert_allclose(jax.grad(loss)(best), 0.0, atol=1e-5)
+        assert (jnp.abs(jax.grad(loss)(best + 0.1)) > 1e-2).all()
+
+
+def test_masked_levels_of_diffusion_nft_are_not_read():
+    v, old, target, _ = sample(10)
+    mask = jnp.array([[True, False]] * 3)
+    A, junk = jnp.array([1.0, -1.0, 0.5]), jnp.where(mask[..., None], 0.0, jnp.nan)
+
+    def loss(x):
+        return nft(x, old + junk, target + junk, NFT_LEVEL + junk[..., 0], A, mask)
+
+    want = nft(v, old, target, NFT_LEVEL, A) * mask
+    np.testing.assert_array_equal(loss(v + junk), want)
+    slope = jax.grad(lambda x: loss(x).sum())(v + junk)
+    assert np.isfinite(slope).all() and not slope[:, 1].any() and slope[:, 0].all()
+    per_level = nft(v, old, target, NFT_LEVEL, jnp.broadcast_to(A[:, None], (3, 2)), mask)
+    np.testing.assert_array_equal(per_level, want)
+
+
+def test_diffusion_nft_is_finite_where_a_prediction_is_exact():
+    """The denominator of an error of 0."""
+    _, old, _, _ = sample(11)
+    value, slope = jax.value_and_grad(lambda x: nft(x, old, old, NFT_LEVEL, jnp.ones(3)).sum())(old)
+    assert value == 0 and not slope.any()
+
+
+def test_a_flow_without_random_steps():
+    likelihood = diffusion.forward_likelihood()
+    assert likelihood == diffusion.forward_likelihood() != diffusion.flow_likelihood()
+    assert likelihood.draws and not diffusion.flow_likelihood().draws
+    assert [name for name, _ in likelihood.statistics] == ["velocity", "target_velocity", "level"]
+    with pytest.raises(ValueError, match="without a step it has no densities"):
+        likelihood.at(ONE, ONE, jnp.array(0), diffusion.flow_levels(2), eps=ONE)
 
 
 def test_trees_of_latents():
@@ -277,3 +393,21 @@ def test_bad_input():
         diffusion.flow_tree(3, (0,), children=1)
     with pytest.raises(ValueError, match="text must have 0 axes"):
         diffusion.joint_loss(jnp.ones(2), jnp.ones(2), jnp.ones(2), gamma=0.1)
+    mask = jnp.ones((3, 2), bool)
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        diffusion.flow_mse(x, v, mask, reduce="max")
+    level, A = jnp.full((3, 2), 0.5), jnp.zeros(3)
+    with pytest.raises(ValueError, match="diffusion_nft: beta must be above 0"):
+        nft(x, v, v, level, A, beta=0.0)
+    with pytest.raises(ValueError, match="diffusion_nft: bound must be above 0"):
+        nft(x, v, v, level, A, bound=0.0)
+    with pytest.raises(ValueError, match="diffusion_nft: .*ref_velocity"):
+        nft(x, v[:2], v, level, A)
+    with pytest.raises(ValueError, match="diffusion_nft: velocity must have shape"):
+        nft(x, v, v, level[:2], A[:2])
+    with pytest.raises(ValueError, match="diffusion_nft: .*level"):
+        nft(x, v, v, level[0], A, mask)
+    with pytest.raises(ValueError, match="diffusion_nft: advantages must have the shape"):
+        nft(x, v, v, level, jnp.zeros(2))
+    with pytest.raises(TypeError, match="diffusion_nft: mask must be bool"):
+        nft(x, v, v, level, A, mask.astype(int))

@@ -99,6 +99,47 @@ def branch(a):
     return {"logp": logp, "gradient": gradient}
 
 
+def nft(beta):
+    """The loss of six samples at one level each."""
+
+    def run(a):
+        def loss(v):
+            mask = jnp.ones((6, 1), bool)
+            v, old, first = (x[:, None] for x in (v, a["ref_velocity"], a["anchor_velocity"]))
+            each = diffusion.diffusion_nft(
+                jnp.zeros((6, 1)),
+                None,
+                a["advantages"],
+                mask,
+                velocity=v,
+                ref_velocity=old,
+                target_velocity=(a["noise"] - a["clean"])[:, None],
+                level=a["level"][:, None],
+                beta=beta,
+            )
+            each += diffusion.flow_mse(v, first, mask, coef=0.01, reduce="mean")
+            return each.mean()
+
+        value, gradient = jax.value_and_grad(loss)(a["velocity"])
+        return {"loss": value, "gradient": gradient}
+
+    return run
+
+
+def decay(**options):
+    """A reference of ones that moves to a policy of zeros keeps the decay."""
+
+    def run(a):
+        def moved(step):
+            return regularizers.ramped_reference(
+                {"w": jnp.ones(())}, {"w": jnp.zeros(())}, step, **options
+            )["w"]
+
+        return {"decay": jax.vmap(moved)(a["steps"])}
+
+    return run
+
+
 TABLES = {
     "d1": {"loss": Ours(differentiated(lambda a, logp: clipped(one_step, a, logp, 0.04)))},
     "diffucoder": {"loss": Ours(differentiated(lambda a, logp: clipped(coupled, a, logp, 0.01)))},
@@ -114,6 +155,12 @@ TABLES = {
     "wd1": {"loss": Ours(differentiated(wd1))},
     "flow_grpo": {"step": Ours(flow(0.7)), "more_noise": Ours(flow(1.0))},
     "branch_flow": {"step": Ours(branch)},
+    "diffusion_nft": {
+        "loss": Ours(nft(1.0)),
+        "weaker": Ours(nft(0.1)),
+        "decay_1": Ours(decay()),
+        "decay_2": Ours(decay(slope=0.0075, most=0.999, flat=75)),
+    },
 }
 PEERS = {name: golden_data.load(name) for name in TABLES}
 CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]

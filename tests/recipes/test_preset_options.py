@@ -155,7 +155,8 @@ REQUIRED = {
     "igpo_inpainting": f"{DRAWN} hint_mask old_entropy ref_logp",
     "flow_grpo": "latents ref_step_mean",
     "branch_grpo_flow": "latents node_ids",
-    "sol_rl_flow": "latents ref_step_mean",
+    "diffusion_nft": "anchor_velocity forward_noise latents ref_velocity",
+    "sol_rl_flow": "anchor_velocity forward_noise latents ref_velocity",
     "unigrpo": "latents old_step_mean ref_velocity written",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
@@ -167,7 +168,7 @@ WITH_THE_BATCH = """
     turn_ids turn_rewards turn_where unfinished versions
     action_ids expert_match next_state_ids state_ids step_rewards won
     subgoal_ids switches token_roles truncated
-    masked masked_prompt noise written latents
+    masked masked_prompt noise written latents forward_noise
 """
 
 

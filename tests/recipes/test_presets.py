@@ -237,7 +237,6 @@ PASSES = {
     "safe": (2, 1),
     "sage": (1, 2),
     "sapo": (1, 4),
-    "sol_rl_flow": (1, 2),
     "scaf_grpo": (1, 4),
     "spark": (1, 8),
     "spo_chain": (2, 8),

@@ -13,6 +13,8 @@ REWARDS = np.array([[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 1.0, 0.25]])
 OLD, LOGP = (RNG.normal(-1.0, 4e-4, (P, G, K)) for _ in range(2))
 MEAN, OLD_MEAN, REF_MEAN, V, REF_V = (RNG.normal(0.0, 0.5, (P, G, K, D)) for _ in range(5))
 OLD_MEAN = MEAN + 0.02 * OLD_MEAN
+TARGET, FIRST_V = (RNG.normal(0.0, 0.5, (P, G, K, D)) for _ in range(2))
+LEVEL = np.broadcast_to(np.array([1.0, 2 / 3, 1 / 3]), (P, G, K))
 STD = np.broadcast_to(np.array([2.0, 1.4, 0.7]), (P, G, K))
 SCALE = 0.5 * STD
 MASK = np.ones((P, G, K), bool)
@@ -27,6 +29,8 @@ def prepared_of(recipe, mask=MASK):
         "old_step_mean": OLD_MEAN,
         "ref_step_mean": REF_MEAN,
         "ref_velocity": REF_V,
+        "anchor_velocity": FIRST_V,
+        "forward_noise": np.zeros((P, G, K, D)),
     }
     extras = {name: jnp.float32(x) for name, x in extras.items()} | {"node_ids": jnp.array(NODES)}
     batch = jr.recipes.Batch(
@@ -56,6 +60,25 @@ def flow_grpo():
     return (clipped(np.exp(LOGP - OLD), A, 1e-4) + 0.04 * kl).mean()
 
 
+def diffusion_nft(beta=1.0, kl_coef=1e-4):
+    """REF_V is of the policy that sampled; the errors are those of the clean sample."""
+    A = centered(REWARDS) / (REWARDS.std() + 1e-4)
+    r = 0.5 + np.clip(A / 5, -1, 1) / 2
+
+    def error(u):
+        e = LEVEL[..., None] * (u - TARGET)
+        return (e**2).mean(-1) / np.maximum(np.abs(e).mean(-1), 1e-5)
+
+    positive = error(beta * V + (1 - beta) * REF_V)
+    negative = error((1 + beta) * REF_V - beta * V)
+    loss = 5 / beta * (r[..., None] * positive + (1 - r[..., None]) * negative)
+    return (loss + kl_coef * ((V - FIRST_V) ** 2).mean(-1)).mean()
+
+
+def weak_nft():
+    return diffusion_nft(beta=0.1, kl_coef=0.5)
+
+
 def unigrpo():
     A = (centered(REWARDS) / (REWARDS.std(-1, ddof=1, keepdims=True) + 1e-6))[..., None]
     shift = ((MEAN - OLD_MEAN) ** 2).mean(-1)
@@ -81,7 +104,8 @@ def branch_grpo_flow():
 
 REFERENCES = {
     "flow_grpo": (flow_grpo, {}, MASK),
-    "sol_rl_flow": (flow_grpo, {}, MASK),
+    "diffusion_nft": (diffusion_nft, {}, MASK),
+    "sol_rl_flow": (weak_nft, {"beta": 0.1, "kl_coef": 0.5}, MASK),
     "unigrpo": (unigrpo, {"steps": None}, WINDOW),
     "branch_grpo_flow": (branch_grpo_flow, {"splits": (0, 1), "ratio": 0.5}, MASK),
 }
@@ -93,6 +117,7 @@ def test_the_loss(name):
     recipe = getattr(jr.recipes, name)(**options)
     prepared = prepared_of(recipe, mask)
     statistics = {"step_mean": MEAN, "step_scale": SCALE, "step_std": STD, "velocity": V}
+    statistics |= {"target_velocity": TARGET, "level": LEVEL}
     statistics = {k: jnp.float32(x) for k, x in statistics.items()}
     loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)
     np.testing.assert_allclose(loss, reference(), rtol=1e-4, atol=1e-6)
@@ -167,6 +192,9 @@ def test_options_that_leave_out_the_reference():
     assert not jr.recipes.flow_grpo(kl_coef=0.0).uses_reference
     assert not jr.recipes.unigrpo(mse_coef=0.0).uses_reference
     assert jr.recipes.unigrpo().uses_reference
+    nft = jr.recipes.diffusion_nft(kl_coef=0.0)
+    assert "anchor_velocity" not in nft.required_fields and "ref_velocity" in nft.required_fields
+    assert nft.reference.function is jr.regularizers.ramped_reference
     with pytest.raises(ValueError, match="text_eps and flow_coef have no effect without steps"):
         jr.recipes.unigrpo(steps=None, flow_coef=0.5)
     every = jr.recipes.branch_grpo_flow(splits=(0, 1))

@@ -753,6 +753,12 @@ def test_a_reference_that_nobody_reads_is_refused():
     loose(reference=rule, computed=(of("a", mean_logit, "reference"),))
     kl = jr.bind(jr.regularizers.kl_to_reference, coef=0.1)
     plain(reference=rule, regularizers=(kl,))
+    with pytest.raises(ValueError, match=r"anchored\(.*stores a policy that nothing uses"):
+        plain(reference=jr.regularizers.anchored(rule), regularizers=(kl,))
+    nft = jr.recipes.diffusion_nft()
+    with pytest.raises(ValueError, match="reads anchor_velocity, of the policy that a moving"):
+        nft.replace(reference=rule)
+    nft.replace(reference=jr.regularizers.anchored(rule))
 
 
 # What it looks like

@@ -5,9 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.core import bind
 from jaxrl_llm.regularizers import (
+    Anchored,
+    anchored,
     ema_reference,
     extrapolated,
+    ramped_reference,
     random_reference,
     reset_reference,
 )
@@ -75,6 +79,36 @@ def test_two_moves_in_eight_steps_are_those_of_trl():
     np.testing.assert_allclose(reference["w"], expected, rtol=1e-6)
 
 
+def test_the_memory_of_a_ramped_average_grows():
+    a, b = tree(1, jnp.bfloat16), tree(2)
+    step = jax.jit(lambda n: ramped_reference(a, b, n, slope=0.25, most=0.6, flat=1))
+    for n, decay in enumerate((0.0, 0.0, 0.25, 0.5, 0.6, 0.6)):
+        assert_same(step(n), ema_reference(a, b, rate=1 - decay), rtol=1e-2, atol=1e-2)
+        assert step(n)["head"].dtype == jnp.bfloat16 and step(n)["count"] == 2
+    assert_same(ramped_reference(tree(1), b, 7, slope=0.0), b, rtol=1e-6)  # on policy
+    assert_same(ramped_reference(tree(1), b, 100), ema_reference(tree(1), b, rate=0.9), rtol=1e-5)
+    reference, want = {"w": jnp.ones(())}, 1.0
+    for n in range(1, 6):
+        reference = ramped_reference(reference, {"w": jnp.zeros(())}, n, slope=0.2, most=0.7)
+        want *= min(0.2 * n, 0.7)
+    np.testing.assert_allclose(reference["w"], want, rtol=1e-6)
+
+
+def test_an_anchored_reference_keeps_what_it_began_with():
+    rule = anchored(bind(ema_reference, rate=0.5))
+    assert rule == anchored(bind(ema_reference, rate=0.5)) != anchored(ema_reference)
+    state = rule.init(tree(1))
+    for n in (1, 2):
+        state = jax.jit(rule)(state, tree(2), n)
+    assert isinstance(state, Anchored)
+    assert_same(state.anchor, tree(1))
+    twice = ema_reference(tree(1), tree(2), rate=0.75)
+    assert_same(state.reference, twice, rtol=1e-6, atol=1e-6)
+    for wrong in (0.5, extrapolated(every=2), random_reference):
+        with pytest.raises(TypeError, match="anchored: rule must be a function of reference"):
+            anchored(wrong)
+
+
 def test_resets_come_at_multiples_but_not_at_the_start():
     a, b = tree(1, jnp.bfloat16), tree(2)
     step = jax.jit(lambda n: reset_reference(a, b, n, every=3))
@@ -134,6 +168,15 @@ TREE = tree(1)
         ),
         "ema_reference: every must be an integer above 0; got 0": lambda: ema_reference(
             TREE, TREE, 1, every=0
+        ),
+        "ramped_reference: slope must not be negative": lambda: ramped_reference(
+            TREE, TREE, 1, slope=-0.1
+        ),
+        r"ramped_reference: most must be in \[0, 1\); got 1": lambda: ramped_reference(
+            TREE, TREE, 1, most=1.0
+        ),
+        "ramped_reference: flat must not be negative": lambda: ramped_reference(
+            TREE, TREE, 1, flat=-1
         ),
         r"extrapolated: alpha must be in \[0, 1\); got 1": lambda: extrapolated(every=1, alpha=1),
         "extrapolated: every must be above 0": lambda: extrapolated(every=0),

@@ -30,7 +30,7 @@ from jaxrl_llm.rollout import DenoisingOptions, make_flow_sampler
 from jaxrl_llm.testing import ByteTokenizer, tiny_config, tiny_flow_model, tiny_text_flow_model
 from jaxrl_llm.train import DataConfig, SamplingConfig, init_state, make_step, train
 from jaxrl_llm.train.denoising import scorer_of
-from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.rollouts import collect_rollouts, sampling_params
 from jaxrl_llm.train.score_batch import score_reference
 from jaxrl_llm.train.setup import load_experiment
 
@@ -170,6 +170,59 @@ def test_the_update_is_the_gradient_of_the_densities():
         np.testing.assert_allclose(got, value, rtol=1e-3, atol=1e-5)
 
 
+def test_the_update_of_diffusion_nft_is_the_gradient_of_its_errors():
+    """One step of plain descent against float64, at freshly noised last latents of an ODE.
+
+    Three velocities share the noise: the policy, the one that sampled, and the first.
+    """
+    model, params = linear_flow()
+    P, G, K, beta, coef = 2, 4, 3, 0.5, 0.2
+    recipe = jr.recipes.diffusion_nft(beta=beta, kl_coef=coef)
+    optimizer = optax.sgd(1.0)
+    old, first = (jax.tree.map(lambda x, f=f: f * x, params) for f in (0.7, 0.4))
+    sample = make_flow_sampler(model, recipe.likelihood, steps=K, group_size=G)
+    rollout = sample(old, jax.random.key(0), [[65], [66]])
+    latents = np.float64(rollout.latents)
+    assert rollout.mask.all()
+    w, b = np.float64(old["w"]), np.float64(old["b"])
+    x = latents[..., 0, :]
+    np.testing.assert_allclose(latents[..., 1, :], x - (x @ w + b) / K, rtol=1e-4, atol=1e-5)
+    rewards = np.array([[1.0, 0.0, 0.25, 0.5], [1.0, 1.0, 1.0, 1.0]])
+    batch = jr.recipes.Batch.from_rollout(rollout, jnp.float32(rewards))
+    drawn = jr.train.draw_noise(jax.random.key(5), rollout.latents)
+    extras = {"latents": rollout.latents, **drawn}
+    batch = batch.replace(behavior_logp=None, extras=extras)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    state = state._replace(reference=jr.regularizers.Anchored(old, first))
+    after, _ = make_step(model, recipe, optimizer, donate=False)(state, batch)
+
+    noise, clean = np.float64(drawn["forward_noise"]), latents[:, :, -1:, 1]
+    level = np.array([1, 2 / 3, 1 / 3])[:, None]
+    x, target = (1 - level) * clean + level * noise, noise - clean
+    v, old_v, first_v = (x @ np.float64(z["w"]) + np.float64(z["b"]) for z in (params, old, first))
+    A = (rewards - rewards.mean(-1, keepdims=True)) / (rewards.std() + 1e-4)
+    r = (0.5 + A / 10)[..., None, None]
+
+    def slope(u):
+        e = level * (u - target)
+        return 2 * e * level / np.abs(e).mean(-1, keepdims=True) / 2
+
+    positive = slope(beta * v + (1 - beta) * old_v)
+    negative = slope((1 + beta) * old_v - beta * v)
+    d_v = 5 * (r * positive - (1 - r) * negative) + coef * (v - first_v)
+    d_v = -d_v / (P * G * K)
+    want = {"w": np.einsum("pgki,pgkj->ij", x, d_v), "b": d_v.sum((0, 1, 2))}
+    for name, value in want.items():
+        got = np.float64(after.params[name]) - np.float64(params[name])
+        np.testing.assert_allclose(got, value, rtol=1e-3, atol=1e-5)
+    decay = np.float64(0.001)  # of the first step
+    moved = decay * np.float64(old["w"]) + (1 - decay) * np.float64(after.params["w"])
+    np.testing.assert_allclose(after.reference.reference["w"], moved, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(after.reference.anchor["w"], first["w"])
+    with pytest.raises(ValueError, match="has no forward_noise in its extras; draw it with"):
+        scorer_of(recipe, model)(params, batch.replace(extras={"latents": rollout.latents}))
+
+
 def to_the_right(prompt, completion, metadata):
     return 1 / (1 + np.exp(-2 * float(completion.split()[0])))
 
@@ -218,6 +271,7 @@ def test_a_run_resumes_exactly(tmp_path):
     [
         jr.recipes.flow_grpo(),
         jr.recipes.branch_grpo_flow(splits=(0, 1, 2)),
+        jr.recipes.diffusion_nft(),
         jr.recipes.sol_rl_flow(oversample=2, draft_steps=2),
         jr.recipes.unigrpo(steps=None, window=(0, 3)),
     ],
@@ -347,9 +401,60 @@ def test_drafts_choose_the_noise_that_trains(tmp_path):
     rewards = 1 / (1 + np.exp(-2 * made.batch.extras["latents"][:, :, -1, 1, 0]))
     np.testing.assert_allclose(made.batch.rewards, rewards, rtol=1e-5)
     np.testing.assert_allclose(made.metrics["sampled_reward"], rewards.mean(), rtol=1e-5)
-    causal = tiny_run(tmp_path / "causal", recipe=recipe.replace(likelihood=None, regularizers=()))
+    without = jr.recipes.grpo().replace(collector=recipe.collector)
+    causal = tiny_run(tmp_path / "causal", recipe=without)
     with pytest.raises(ValueError, match="asks for drafts, which only a flow model makes"):
         train(causal)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        jr.recipes.diffusion_nft(slope=0.25),
+        jr.recipes.sol_rl_flow(oversample=2, draft_steps=2, slope=0.25),
+    ],
+    ids=lambda x: x.name,
+)
+def test_the_moving_policy_samples_without_noise(recipe, tmp_path):
+    """Its samples of the next batch are those of an ODE under it, and its noise is drawn anew."""
+    optimizer = jr.train.OptimizerConfig(learning_rate=1e-2)
+    config = tiny_run(tmp_path, **RUN | {"recipe": recipe, "steps": 2, "optimizer": optimizer})
+    state = train(config).state
+    experiment, start = load_experiment(config)
+
+    def apart(a, b):
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        return max(float(jnp.abs(x - y).max()) for x, y in pairs)
+
+    assert apart(state.reference_params, start) > 1e-4
+    assert apart(state.reference_params, state.params) > 1e-4
+    assert apart(state.reference.anchor, start) == 0
+    sampled_by = sampling_params(experiment, state)
+    key, cursor = jax.random.key(3), jr.data.Cursor()
+    made = collect_rollouts(experiment, sampled_by, key, cursor, number=0, version=0)
+    batch = made.batch
+    assert batch.mask.all() and batch.behavior_logp is None
+    x, following = np.moveaxis(np.asarray(batch.extras["latents"]), -2, 0)
+    sigma = jnp.broadcast_to(jnp.linspace(1, 0, 5)[:-1], x.shape[:-1])
+    velocity = experiment.model.velocity
+
+    def ode(params):
+        rows = (len(x), -1, 2)
+        v = velocity(
+            params,
+            jnp.asarray(x.reshape(rows)),
+            sigma.reshape(rows[:2]),
+            jnp.asarray(batch.prompt_tokens),
+            jnp.asarray(batch.prompt_mask),
+        )
+        return x - np.asarray(v).reshape(x.shape) / 4
+
+    np.testing.assert_allclose(following, ode(state.reference_params), rtol=1e-4, atol=1e-5)
+    assert np.abs(following - ode(state.params)).max() > 1e-4
+    noise = np.asarray(batch.extras["forward_noise"])
+    assert noise.shape == x.shape and np.unique(noise).size == noise.size
+    again = collect_rollouts(experiment, sampled_by, key, cursor, number=1, version=1)
+    assert not np.isin(again.batch.extras["forward_noise"], noise).any()
 
 
 @pytest.mark.parametrize("more", [False, True], ids=["selected", "uneven"])

@@ -120,7 +120,7 @@ PAPERS = (
     Paper("MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout "
         "Reinforcement Learning", "2601.22582", ("mc_grpo",)),
     Paper("FP4 Explore, BF16 Train: Diffusion Reinforcement Learning via Efficient Rollout "
-        "Scaling", "2604.06916", ("sol_rl",)),
+        "Scaling", "2604.06916", ("sol_rl", "sol_rl_flow", "diffusion_nft")),
     Paper("Stable and Efficient Single-Rollout RL for Multimodal Reasoning",
         "2512.18215", ("mssr",)),
     Paper("Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-"

@@ -91,7 +91,13 @@ from jaxrl_llm.recipes.presets.distillation import (
 )
 from jaxrl_llm.recipes.presets.experiences import training_free_grpo
 from jaxrl_llm.recipes.presets.exploration import epo, verl_erank
-from jaxrl_llm.recipes.presets.flows import branch_grpo_flow, flow_grpo, sol_rl_flow, unigrpo
+from jaxrl_llm.recipes.presets.flows import (
+    branch_grpo_flow,
+    diffusion_nft,
+    flow_grpo,
+    sol_rl_flow,
+    unigrpo,
+)
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -258,6 +264,7 @@ __all__ = [
     "dcpo_distribution",
     "dcpo_dynamic_clip",
     "diffu_grpo",
+    "diffusion_nft",
     "discopop",
     "dispo",
     "dots",
