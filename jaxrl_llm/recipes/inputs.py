@@ -40,6 +40,7 @@ EXTRAS: dict[str, Extra] = {
     "answer_ids": Extra("PG", "int", "its answer: equal numbers for equal ones, below 0 for none"),
     "budgets": Extra("PG", "float", "token budget in the rollout's prompt"),
     "steered": Extra("PG", "bool", "sampled with help, or by another policy"),
+    "texts": Extra("PG", "bool", "a text of the data, which is no response"),
     "has_teacher": Extra("PG", "bool", "whether the teacher reads a different prompt"),
     "similarity": Extra("PGH", "float", "to the rollouts of the same question's paraphrases"),
     "hidden_rank": Extra("PGN", "float", "RankGrowth of the last hidden states, old policy"),

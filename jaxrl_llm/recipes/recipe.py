@@ -57,6 +57,7 @@ class Recipe:
     """A policy-gradient method: one function per slot. It holds no arrays.
 
         loss = sum_t weights_t * (correction_t * surrogate_t + sum_r regularizer_t)
+               - text_coef * mean of logp over the tokens of texts
 
     The slots are orthogonal. An inconsistent combination raises an error with the reason when the
     Recipe is created.
@@ -107,6 +108,10 @@ class Recipe:
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       subagent: A second policy that answers what the environment asks it, and is trained on its
         answers; see :class:`~jaxrl_llm.recipes.Subagent`. None for none.
+      text_coef: Weight of the loss on texts, such as those of the pretraining: rollouts that are
+        True in the extra ``texts``, which ``curation.plain_texts`` brings. All other slots see the
+        batch without them (:meth:`without_texts`). The mean is over the tokens of one optimizer
+        step. 0 for no texts.
       inputs: Names of further extras that the batch holds.
       epochs: Number of passes over a batch; a run's config may override it.
       minibatches: Number of parts of a batch, each with an optimizer step; a run's config may
@@ -153,6 +158,7 @@ class Recipe:
     sampler_quantization: str | None = None
     turn_updates: TurnUpdates | None = None
     subagent: Subagent | None = None
+    text_coef: float = 0.0
     inputs: tuple[str, ...] = ()
     epochs: int = 1
     minibatches: int = 1
@@ -476,7 +482,7 @@ class Recipe:
         In order: controllers; curation clears ``where`` and with it ``mask``; the correction drops
         tokens from ``mask``; advantages; the selection drops more tokens; entries computed from the
         batch; the critic's returns, with the mask from before the selection; weights. All in
-        float32.
+        float32. Texts take part only in the weights: they are in ``mask`` again, not in ``where``.
 
         Args:
           batch: ``[P, G, T]`` arrays of all prompts of this update. The prepared batch may be
@@ -496,6 +502,8 @@ class Recipe:
         self._check_present(batch, wiring.required_fields(self).to_prepare - {"entropy"}, "prepare")
         if self.draws and key is None:
             raise ValueError(f"Recipe {self.name!r}.prepare draws random numbers; give it a key.")
+        present = batch.mask & batch.where[..., None]
+        batch = self.without_texts(batch)
         state = AlgoState._make(algo_state)
         step = {} if key is None else {"key": key}
         if self.reads_last_kl:  # else the train step does not measure it
@@ -552,8 +560,20 @@ class Recipe:
             if self.selection is not None:
                 places = _weights(self, self.critic.weights, whole, context, *shapes) != 0
                 batch = _with_extra(batch, "critic_places", places)
+        if self.text_coef:
+            batch = batch.replace(mask=batch.mask | (present & batch.extras["texts"][..., None]))
         batch = self.weigh(batch).check()
         return batch, AlgoState(advantage, curation, controllers, state.last_kl, state.rules)
+
+    def without_texts(self, batch: Batch) -> Batch:
+        """The batch in which texts have no part: False in ``where`` and ``mask``.
+
+        The same batch if ``text_coef`` is 0.
+        """
+        if not self.text_coef:
+            return batch
+        responses = ~batch.extras["texts"]
+        return batch.replace(where=batch.where & responses, mask=batch.mask & responses[..., None])
 
     def measure(self, batch: Batch, logp: Array | None) -> Batch:
         """The batch with the entries computed from "update", for a policy's log-probabilities.
@@ -565,7 +585,8 @@ class Recipe:
             old_logp = batch.old_logp
             if logp is None or old_logp is None:
                 logp = old_logp = jnp.zeros(batch.mask.shape, jnp.float32)
-            value = function(jax.lax.stop_gradient(logp), old_logp, batch.mask)
+            mask = self.without_texts(batch).mask
+            value = function(jax.lax.stop_gradient(logp), old_logp, mask)
             batch = _with_extra(batch, name, value)
         return batch
 
@@ -579,7 +600,7 @@ class Recipe:
           algo_state: The state that ``prepare`` returned with it.
           logp: ``[P, G, T]``, each row under the policy before its first optimizer step.
         """
-        context = wiring.context(batch, wiring.LEARN_CONTEXT)
+        context = wiring.context(self.without_texts(batch), wiring.LEARN_CONTEXT)
         old_logp = logp if batch.old_logp is None else batch.old_logp
         context |= {"logp": logp, "old_logp": old_logp}
 
@@ -605,14 +626,19 @@ class Recipe:
         Raises ValueError if a weighting returns a wrong shape, TypeError if it is not floating
         point.
         """
-        context = wiring.context(batch, wiring.PREPARE_CONTEXT)
-        batch = batch.replace(weights=_weights(self, self.weights, batch, context))
+        responses = self.without_texts(batch)
+        context = wiring.context(responses, wiring.PREPARE_CONTEXT)
+        weights = _weights(self, self.weights, responses, context)
+        if self.text_coef:
+            texts = aggregate.token_mean(batch.mask & batch.extras["texts"][..., None])
+            weights = weights + self.text_coef * texts
+        batch = batch.replace(weights=weights)
         if self.critic is not None:
             shapes = wiring.head_shapes(self, batch)
             if self.selection is None:
-                weights = _weights(self, self.critic.weights, batch, context, *shapes)
+                weights = _weights(self, self.critic.weights, responses, context, *shapes)
             else:
-                weights = _weights_at(self, batch, *shapes)
+                weights = _weights_at(self, responses, *shapes)
             batch = _with_extra(batch, "critic_weights", weights)
         return batch
 
@@ -653,10 +679,11 @@ class Recipe:
             if name not in (statistics or {}):
                 raise ValueError(f"Recipe {self.name!r}.loss: statistics has no {name!r}.")
         old_logp = jax.lax.stop_gradient(logp) if batch.old_logp is None else batch.old_logp
-        context = wiring.context(batch, wiring.LOSS_CONTEXT) | dict(statistics or {})
+        responses = self.without_texts(batch)
+        context = wiring.context(responses, wiring.LOSS_CONTEXT) | dict(statistics or {})
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
         loss = call_with(
-            self.surrogate, logp, old_logp, batch.advantages, batch.mask, context=context
+            self.surrogate, logp, old_logp, batch.advantages, responses.mask, context=context
         )
         what = f"the loss of surrogate {name_of(self.surrogate)}"
         wiring.check_output(self.name, what, loss, batch.mask.shape)
@@ -667,6 +694,8 @@ class Recipe:
             what = f"the loss of regularizer {name_of(term)}"
             wiring.check_output(self.name, what, added, batch.mask.shape)
             loss = loss + added
+        if self.text_coef:
+            loss = jnp.where(batch.extras["texts"][..., None], -logp, loss)
         return aggregate.weighted_sum(loss, batch.weights)
 
     def _check_present(self, batch: Batch, names, where: str, hint: str = "") -> None:

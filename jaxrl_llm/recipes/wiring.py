@@ -272,6 +272,8 @@ def required_fields(recipe) -> RequiredFields:
         first |= {"prm_logp", "old_logp"}
     if recipe.turn_updates is not None:
         first |= {"turn_ids", "turn_where"}
+    if recipe.text_coef:
+        first |= {"texts"}
     if recipe.likelihood is not None:
         first |= set(recipe.likelihood.fields)
     every = first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
@@ -660,6 +662,7 @@ def _check_meaning(recipe) -> None:
         _check_likelihood(recipe)
     if recipe.correction is not None:
         _check_correction(recipe)
+    _check_texts(recipe)
     ungraded = declares(recipe.collector, "lacks_components")
     if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
@@ -678,6 +681,27 @@ def _check_meaning(recipe) -> None:
             )
     if traits_of(recipe.surrogate).level == "sequence":
         _check_levels(recipe)
+
+
+def _check_texts(recipe) -> None:
+    """Raises ValueError if texts are combined with what reads a batch of responses only."""
+    name = f"Recipe {recipe.name!r}"
+    checks.check_non_negative(name, finite=True, text_coef=recipe.text_coef)
+    if not recipe.text_coef:
+        return
+    for what, there in (
+        ("a likelihood of a denoising model", recipe.likelihood is not None),
+        ("a process reward model", recipe.prm is not None),
+        ("turn_updates", recipe.turn_updates is not None),
+        ("a subagent", recipe.subagent is not None),
+        ("a surrogate that trains a reward model", recipe.head is not None),
+        ("numbers computed from the last visit", bool(recipe.computed_from("last_visit"))),
+    ):
+        if there:
+            raise ValueError(
+                f"{name} has text_coef {recipe.text_coef:g} and {what}, which would read texts as "
+                "responses; leave one of them out."
+            )
 
 
 def _check_correction(recipe) -> None:

@@ -17,6 +17,7 @@ from jaxrl_llm.core.support import Support
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
     OWN,
+    TEXT,
     Collection,
     Collector,
     Outcome,
@@ -35,7 +36,7 @@ from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED, Rollout
 
-_ROLES = range(OWN, JUDGE + 1)
+_ROLES = range(OWN, TEXT + 1)
 # What a response may say of each of its tokens.
 _OF_TOKENS = (
     "behavior_logp",

@@ -67,24 +67,19 @@ def minillm(
     mask: Array,
     *,
     behavior_logp: Array,
-    steered: Array | None = None,
     eps: float = 0.2,
-    text_coef: float | None = None,
 ) -> Array:
-    """The clipped ratio to the sampling policy for rollouts, and the likelihood of dataset texts.
+    """The clipped ratio to the sampling policy.
 
-        rollouts: loss[t] = max(-A r, -A clip(r, 1 - eps, 1 + eps)),  r = exp(logp - behavior_logp)
-        texts:    loss[t] = -text_coef logp[t]
+        loss[t] = max(-A r, -A clip(r, 1 - eps, 1 + eps)),  r = exp(logp - behavior_logp)
 
     If the tokens were sampled from a mixture of policy and teacher, the initial r is the importance
     weight of the policy relative to the mixture, and the clip bounds it as well.
 
     Args:
       logp, old_logp, advantages, mask: See the package; ``old_logp`` is checked and not used.
-      behavior_logp: ``[..., T]`` under the sampling policy; not read in texts.
-      steered: bool ``[...]``, True for texts; None for none.
+      behavior_logp: ``[..., T]`` under the sampling policy.
       eps: Distance of the clip bounds from 1, above 0.
-      text_coef: Weight of texts, not negative; only with ``steered``. None means 1.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -92,12 +87,11 @@ def minillm(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> p = jnp.array([[0.2], [0.2]])
-      >>> loss = jr.surrogates.minillm(
-      ...     jnp.log(p), None, jnp.ones(2), jnp.ones((2, 1), bool),
-      ...     behavior_logp=jnp.log(0.8 * p + 0.2 * 0.7), steered=jnp.array([False, True]))
-      >>> [round(float(x), 4) for x in loss.ravel()]  # -0.2 / 0.3 and -log 0.2
-      [-0.6667, 1.6094]
+      >>> p = jnp.array([0.2])
+      >>> jr.surrogates.minillm(
+      ...     jnp.log(p), None, jnp.ones(1), jnp.ones(1, bool),
+      ...     behavior_logp=jnp.log(0.8 * p + 0.2 * 0.7)).round(4)  # -0.2 / 0.3
+      Array([-0.6667], dtype=float32)
 
     References:
       Gu et al., MiniLLM (arXiv:2306.08543), with the weight of the single token; in the released
@@ -105,21 +99,10 @@ def minillm(
     """
     name = "minillm"
     checks.check_positive(name, finite=True, eps=eps)
-    checks.check_non_negative(name, finite=True, text_coef=text_coef)
     masking.check_tokens(name, mask, logp=logp, old_logp=old_logp)
     masking.check_tokens(name, mask, behavior_logp=behavior_logp)
-    sampled = mask
-    if steered is not None:
-        checks.check_bool(name, steered=steered)
-        checks.check_shape(name, "steered", steered, jnp.shape(mask)[:-1])
-        sampled = mask & ~steered[..., None]
-    else:
-        checks.check_no_effect(name, "without steered", text_coef=text_coef)
-    x = _inputs.prepare(name, logp, behavior_logp, advantages, sampled)
-    policy = _inputs.clipped_loss(x.ratio, x.advantages, eps, eps)
-    text_coef = 1.0 if text_coef is None else text_coef
-    texts = masking.product(-text_coef, masking.zero_masked(logp, mask & ~sampled))
-    return masking.zero_masked(jnp.where(sampled, policy, texts), mask)
+    x = _inputs.prepare(name, logp, behavior_logp, advantages, mask)
+    return x.finish(_inputs.clipped_loss(x.ratio, x.advantages, eps, eps))
 
 
 @traits(policy_gradient=False)

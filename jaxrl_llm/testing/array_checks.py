@@ -318,6 +318,8 @@ def _penalties(recipe: Recipe) -> Callable:
 def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: float) -> None:
     """Raises unless the gradient is the plain policy gradient plus that of the regularizers.
 
+    Of texts it is that of their likelihood.
+
     The case must be on policy: ``old_logp`` is None or equals ``logp``, and ``ref_logp`` equals
     ``logp``. A surrogate with another objective must only be finite.
     """
@@ -331,14 +333,15 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
         weights = weights * prepared.correction
     advantages = advantages if advantages.ndim == 3 else advantages[..., None]
 
-    want = -weights * advantages
+    want, responses = -weights * advantages, recipe.without_texts(prepared)
     if recipe.regularizers:
-        values = wiring.context(prepared, wiring.LOSS_CONTEXT) | dict(case.statistics)
+        values = wiring.context(responses, wiring.LOSS_CONTEXT) | dict(case.statistics)
         values |= {"entropy": case.entropy, "old_logp": case.logp}
-        distance, gradient = _penalties(recipe)(case.logp, values, prepared.mask, prepared.weights)
+        distance, gradient = _penalties(recipe)(case.logp, values, responses.mask, prepared.weights)
         if abs(distance) > tolerance:
             fail(check, recipe, f"the distance to an equal reference is {distance:.2g}, not 0.")
         want = want + gradient
+    want = jnp.where(prepared.mask & ~responses.mask, -jnp.asarray(prepared.weights), want)
     expect_close(check, recipe, "on policy, the gradient", grad, want, tolerance=tolerance)
 
 

@@ -97,6 +97,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, np.
     floats["kl_logp"] = -rng.uniform(5, 9, (p, g))
     floats["kl_ref_logp"] = floats["kl_logp"] - 1.0
     bools["imitated"] = np.zeros((p, g), bool)
+    bools["texts"] = np.broadcast_to(np.arange(p)[:, None] % 3 == 2, (p, g))
     bools["hint_mask"] = np.zeros(mask.shape, bool)
     bools["written"] = mask
     bools["masked"] = mask[..., None] & (rng.random((*mask.shape, _DRAWS)) < 0.7)

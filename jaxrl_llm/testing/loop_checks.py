@@ -136,7 +136,7 @@ def assert_loop_runs_whole(
     of prompts has counted the prompts that were drawn. The critic, a moving reference, a subagent,
     and the states of every controller and of the collector have changed. If the run covered an
     epoch, a collector that resamples groups with equal rewards, or adds help where all rewards are
-    low, has done so. Help that every group gets, and stored groups, are in a batch.
+    low, has done so. Help that every group gets, texts and stored groups are in a batch.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -292,7 +292,7 @@ def _check_memory(
 def _check_collector(collector, result, name: str, config: TrainConfig, num_prompts: int) -> None:
     """Raises AssertionError unless a collector replaced what it dropped, or changed its state.
 
-    Help from the data or for every group, and stored groups, must be in a batch.
+    Help from the data or for every group, texts and stored groups must be in a batch.
     """
     size, batch, steps = config.sampling.group_size, config.prompts_per_step, config.steps
     length = config.sampling.max_new_tokens
@@ -330,7 +330,7 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
 
 
 def _check_roles(part, history, name: str, config: TrainConfig, covered: bool) -> None:
-    """Raises AssertionError if no batch has the help, or the stored groups, of a collector.
+    """Raises AssertionError if no batch has the help, texts or stored groups of a collector.
 
     Responses of the data may help only groups that fail: in an epoch, that is ``covered``, some do.
     """
@@ -340,6 +340,8 @@ def _check_roles(part, history, name: str, config: TrainConfig, covered: bool) -
         if from_data or _always_helps(policy, config.sampling.group_size):
             helped = not entered.isdisjoint({"rollouts/hinted", "rollouts/demonstration"})
             _require(helped, f"{name}: no help of its collector is in a batch")
+    if declares(part, "brings_texts"):
+        _require("rollouts/text" in entered, f"{name}: no text of its collector is in a batch")
     # Nothing is stored before the first batch. A store that others fill has no start.
     start = getattr(part, "start", None)
     if getattr(part, "stores_responses", False) and start is not None:

@@ -83,7 +83,7 @@ class Passes(NamedTuple):
 
 
 # How metrics of several optimizer steps become one per batch; others are the mean over all steps.
-_SUMS = ("tokens", "pairs")
+_SUMS = ("tokens", "text_tokens", "pairs")
 # Means over the first pass, and what they are means of: minibatches may have unequal numbers of it.
 _MEANS_OF = {
     "reward": "rollouts",
@@ -91,6 +91,7 @@ _MEANS_OF = {
     "informative": "groups",
     "length": "responses",
     "entropy": "tokens",
+    "text_loss": "text_tokens",
     "pair_accuracy": "pairs",
     "pair_margin": "pairs",
     "pair_chosen": "pairs",
@@ -108,8 +109,9 @@ def summarize_updates(
     none is. Rewards count where a rollout takes part, whatever of it trains. ``sizes`` are the
     numbers ``[updates]`` of rollouts, groups and responses of the minibatches.
 
-    - Metrics of the rollouts and of pairs, and the policy's entropy: the mean over all rollouts,
-      groups, responses, pairs or tokens of the first pass; for ``tokens`` and ``pairs`` the sum.
+    - Metrics of the rollouts, of texts and of pairs, and the policy's entropy: the mean over all
+      rollouts, groups, responses, pairs or tokens of the first pass; for ``tokens``,
+      ``text_tokens`` and ``pairs`` the sum.
     - ``sampler_*`` and ``ref_kl``: from the first minibatch, before any update of the batch.
     - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``updates``, ``skipped``
       and ``withheld``: the sum.
@@ -189,7 +191,7 @@ def _sizes(part: Batch) -> dict[str, Array]:
     present = {
         "rollouts": part.where,
         "groups": jnp.any(part.where, axis=-1),
-        "responses": jnp.any(part.mask, axis=-1),
+        "responses": part.where & jnp.any(part.mask, axis=-1),
     }
     return {name: jnp.sum(x, dtype=jnp.float32) for name, x in present.items()}
 

@@ -124,6 +124,7 @@ def update_critic(
     remat: str,
 ) -> tuple[CriticState, dict[str, Array]]:
     """The critic after the optimizer steps of a prepared batch, and their metrics."""
+    batch = recipe.without_texts(batch)
 
     def loss(params: ArrayTree, part: Batch):
         return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()

@@ -17,6 +17,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     GRADED_BY_RUN,
     HINTED,
+    TEXT,
     UNFINISHED,
     declares,
 )
@@ -45,6 +46,7 @@ _KNOWN = (
     "current_version",
     "roles",
     "imitated",
+    "texts",
     "hint_mask",
     "node_ids",
 )
@@ -130,6 +132,17 @@ def check_fields(
         raise ValueError(
             f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
             f"set config.environment, or replace the collector {recipe.collector!r}."
+        )
+    if bool(recipe.text_coef) != declares(recipe.collector, "brings_texts"):
+        what = f"recipe {recipe.name!r} has text_coef {recipe.text_coef:g}"
+        if recipe.text_coef:
+            raise ValueError(
+                f"{what}, but its collector brings no texts; mix curation.plain_texts() into it, "
+                "or set text_coef to 0."
+            )
+        raise ValueError(
+            f"{what}, so it would train on the texts of {recipe.collector!r} as on responses; set "
+            "text_coef above 0, or leave them out."
         )
     computed = recipe.computed_from("responses")
     for function in computed.values():
@@ -250,6 +263,7 @@ def attach_fields(
         "hint_mask": lambda: np.asarray(rollout.mask) & (np.asarray(rollout.version) < 0),
         "imitated": lambda: np.isin(np.zeros(shape) if roles is None else roles, DEMONSTRATION),
         "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
+        "texts": lambda: np.isin(np.zeros(shape) if roles is None else roles, TEXT),
         "node_ids": lambda: drawn if nodes is None else nodes[..., : batch.mask.shape[-1]],
         "latents": lambda: rollout.latents,
         "written": lambda: np.asarray(batch.mask),

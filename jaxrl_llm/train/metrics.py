@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm import corrections, diagnostics, preferences
 from jaxrl_llm.core import Array, masking, traits_of
+from jaxrl_llm.curation import TEXT
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
@@ -17,7 +18,7 @@ from jaxrl_llm.rollout.episodes import EPISODES
 from jaxrl_llm.train.episode_fields import episode_metrics
 
 # Indexed by the roles of curation.collectors.protocol.
-_ROLES = ("own", "hinted", "demonstration", "replayed", "judge")
+_ROLES = ("own", "hinted", "demonstration", "replayed", "judge", "text")
 
 
 def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
@@ -27,6 +28,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``informative``: share of groups whose rewards differ; the others give no gradient.
     - ``length``: mean number of tokens per response; ``tokens``: number of tokens that train.
     - ``entropy``: nats per token.
+    - ``text_loss``, ``text_tokens``: for a recipe with texts, mean of ``-logp`` over their tokens,
+      and their number. Texts count in none of the others.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: relative to
       ``old_logp``, if the batch has it; the fractions only for surrogates with such a clip.
     - ``ref_kl``: an estimate of KL(policy || reference), if the batch has ``ref_logp``.
@@ -47,6 +50,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
       entropy: ``[P, G, T]``.
       batch: The prepared batch.
     """
+    whole, batch = batch, recipe.without_texts(batch)
     spread = diagnostics.group_spread(batch.rewards, where=batch.where)
     metrics = {
         "reward": masking.masked_mean(batch.rewards, batch.where),
@@ -56,6 +60,10 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         "tokens": jnp.sum(batch.mask, dtype=jnp.float32),
         "entropy": diagnostics.mean_entropy(entropy, batch.mask),
     }
+    if recipe.text_coef:
+        texts = whole.mask & ~batch.mask
+        metrics["text_loss"] = -masking.masked_mean(logp, texts)
+        metrics["text_tokens"] = jnp.sum(texts, dtype=jnp.float32)
     if batch.old_logp is not None and not recipe.head:
         new, old = (_as_compared(recipe, x, batch.mask) for x in (logp, batch.old_logp))
         metrics["approx_kl"] = diagnostics.approx_kl(new, old, batch.mask, estimator="k3")
@@ -205,11 +213,12 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.
     - For episodes, the metrics of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
 
-    Those of rewards and responses are over the rollouts that take part; if none does, over those
-    that have a reward.
+    Those of rewards and responses are over the rollouts that take part and are no texts; if there
+    are none, over those that have a reward.
     """
     where, scores = collected.where, collected.scores
-    present = where.reshape(-1) if where.any() else ~scores.failed
+    responses = where & (collected.roles != TEXT)
+    present = responses.reshape(-1) if responses.any() else ~scores.failed
     present = present if present.any() else np.ones(where.size, bool)
     values = {}
     for name, x in scores.reward_components.items():
@@ -255,7 +264,8 @@ def host_metrics(
     values |= numbers
     values |= {f"seconds_{name}": value for name, value in seconds.items()}
     busy = seconds["wait"] + seconds["score"] + seconds["train"]
-    values["tokens_per_second"] = values["tokens"] / max(busy, 1e-9)
+    trained = values["tokens"] + values.get("text_tokens", 0.0)
+    values["tokens_per_second"] = trained / max(busy, 1e-9)
     return values
 
 

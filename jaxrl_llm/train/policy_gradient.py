@@ -256,7 +256,8 @@ class _StepParts:
     ) -> tuple[TrainState, dict[str, Array]]:
         """The state after the updates of a batch, without its ``base``, and their metrics."""
         state = state._replace(base=base)
-        where, sampled = batch.where, batch.mask & batch.where[..., None]
+        responses = self.recipe.without_texts(batch)
+        where, sampled = responses.where, responses.mask & responses.where[..., None]
         of_critic: dict[str, Array] = {}
         if (prm := self.recipe.prm) is not None:
             state, batch, of_critic = self.update_prm(prm, state, batch)
@@ -383,6 +384,7 @@ class _StepParts:
           before: Of :meth:`logp_at_start`.
         """
         recipe = self.recipe
+        batch = recipe.without_texts(batch)
         if recipe.reads_last_kl:
             first = self.passes.updates == 1 or recipe.turn_updates is not None
             old_logp = logp if first else before

@@ -503,7 +503,7 @@ def apply_rules(
     others = tuple(entry for entry in recipe.computed if entry.source != "optimizer")
     unselected = recipe.replace(selection=None, computed=others)
     prepared, _ = unselected.prepare(batch, state.algo_state, key=key)
-    mask, extras = prepared.mask, dict(batch.extras)
+    mask, extras = recipe.without_texts(prepared).mask, dict(batch.extras)
     advantages = masking.spread("apply_rules", "advantages", prepared.advantages, mask)
     parts = split_microbatches((batch.replace(mask=mask), advantages), microbatches)
     for name, rule in rules.items():

@@ -19,7 +19,7 @@ def case():
     logp, old, teacher, span = -rng.uniform(0.1, 2.0, (4, P, G, T))
     extras = {
         "teacher_token_logp": teacher,
-        "steered": np.array([[False] * G, [True] * G]),  # texts are groups of their own
+        "texts": np.array([[False] * G, [True] * G]),  # which are groups of their own
         "divergence": rng.uniform(0.0, 1.0, (P, G, T)),
         "teacher_span_logp": span,
         "span_ids": np.broadcast_to(SPANS, (P, G, T)),
@@ -107,7 +107,7 @@ def test_minillm_weighs_by_what_sampled_and_learns_texts(case, texts):
     mixture = 0.8 * np.exp(old) + 0.2 * np.exp(extras["teacher_token_logp"])
     ratio = np.exp(logp) / mixture
     loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a) + extras["divergence"]
-    sampled = mask & ~extras["steered"][..., None] if texts else mask
+    sampled = mask & ~extras["texts"][..., None] if texts else mask
     expected = loss[sampled].mean()
     if texts:
         expected -= 0.5 * logp[mask & ~sampled].mean()

@@ -102,7 +102,7 @@ REQUIRED = {
     "safe": "entropy old_entropy old_logp old_values ref_logp values",
     "scope": "hint_mask",
     "iw_opd": "old_logp teacher_token_logp",
-    "minillm": "behavior_logp old_logp steered teacher_token_logp",
+    "minillm": "behavior_logp old_logp teacher_token_logp texts",
     "on_policy_distillation": "old_logp teacher_token_logp",
     "span_distillation": "old_logp span_ids teacher_span_logp",
     "sdpo": "has_teacher teacher_logp top_ids",
@@ -167,7 +167,7 @@ WITH_THE_BATCH = """
     segment_ids segment_where similarity span_ids steered teacher_span_logp test_passes test_where
     turn_ids turn_rewards turn_where unfinished versions
     action_ids expert_match next_state_ids state_ids step_rewards won
-    subgoal_ids switches token_roles truncated
+    subgoal_ids switches texts token_roles truncated
     masked masked_prompt noise written latents forward_noise
 """
 

@@ -297,7 +297,7 @@ ONE = Response("a")
         (Request(1, 1, fixed=(np.ones(7, int),)), "tokens of shape (7,) and dtype int64"),
         (Request(1, 1, fixed=(0.5 * CELLS,)), "they must be integers, at most 6"),
         (Request(1, 1, fixed=(CELLS,)), "with fixed tokens, which slots cannot serve"),
-        (Request(1, 1, role=5), "with role 5; roles are 0 to 4"),
+        (Request(1, 1, role=6), "with role 6; roles are 0 to 5"),
         (
             Request(1, 1, sampled=False, responses=(Response(np.int32([300])),)),
             "a response to prompt '1' holds token 300, outside the vocabulary of 259",

@@ -13,7 +13,6 @@ from jaxrl_llm.surrogates import (
     entropy_weights,
     gkd,
     keep_taught,
-    minillm,
     ppo_clip,
     sdpo,
     sdpo_sampled,
@@ -223,29 +222,6 @@ def test_a_token_that_neither_student_nor_teacher_can_produce_is_not_learned():
 
     np.testing.assert_array_equal(loss(logp), [0.0, 1.5])
     np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
-
-
-def test_texts_of_weight_zero_may_hold_impossible_tokens():
-    logp, mask = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool)
-
-    def loss(x):
-        return minillm(
-            x, None, jnp.zeros(1), mask, behavior_logp=x, steered=jnp.array([True]), text_coef=0.0
-        )
-
-    assert not np.any(loss(logp))
-    assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
-
-
-def test_a_weight_of_texts_needs_texts():
-    x, mask = jnp.zeros((1, 2)), jnp.ones((1, 2), bool)
-    arrays = {"behavior_logp": x, "steered": jnp.array([True])}
-    np.testing.assert_array_equal(
-        minillm(x - 1.0, None, jnp.zeros(1), mask, **arrays),
-        minillm(x - 1.0, None, jnp.zeros(1), mask, text_coef=1.0, **arrays),
-    )
-    with pytest.raises(ValueError, match="minillm: text_coef=5.0 has no effect without steered"):
-        minillm(x, None, jnp.zeros(1), mask, behavior_logp=x, text_coef=5.0)
 
 
 def test_without_a_teacher_nothing_is_learned_or_counted():

@@ -58,8 +58,7 @@ def ref_gkd(x, c):
 
 
 def ref_minillm(x, c):
-    sampled = _clipped(_ratio(x["logp"], c["behavior_logp"]), c["advantages"], 0.3, 0.3, None)
-    return np.where(STEERED[..., None], -0.5 * x["logp"], sampled)
+    return _clipped(_ratio(x["logp"], c["behavior_logp"]), c["advantages"], 0.3, 0.3, None)
 
 
 def ref_sdpo(x, c, alpha=0.3):
@@ -107,8 +106,8 @@ CASES = {
     "gkd": (surrogates.gkd, {}, {"divergence": "token"}, ref_gkd),
     "minillm": (
         surrogates.minillm,
-        {"eps": 0.3, "text_coef": 0.5},
-        {"behavior_logp": "logp", "steered": STEERED},
+        {"eps": 0.3},
+        {"behavior_logp": "logp"},
         ref_minillm,
     ),
     "sdpo": (surrogates.sdpo, {"alpha": 0.3, "cap": 1.1}, SDPO, ref_sdpo),

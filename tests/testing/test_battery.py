@@ -187,6 +187,13 @@ COMPOSED = {
         weights=jr.aggregate.sequence_mean,
     ),
     "tracked": plain(name="tracked", advantage=baseline(), weights=jr.aggregate.sequence_sum),
+    "texts": plain(
+        name="texts",
+        surrogate=jr.surrogates.gspo,
+        weights=jr.aggregate.sequence_mean,
+        regularizers=(jr.bind(jr.regularizers.kl_to_reference, estimator="k1", coef=0.1),),
+        text_coef=0.5,
+    ),
 }
 
 

@@ -215,7 +215,7 @@ def test_a_column_of_the_name_of_the_prompt_is_refused(tmp_path):
 
 def test_a_share_of_a_batch_is_at_least_one_group(tmp_path):
     collector = curation.mixed((curation.in_order(), 0.95), (curation.plain_texts(), 0.05))
-    recipe = jr.recipes.grpo().replace(name="texts", collector=collector)
+    recipe = jr.recipes.grpo().replace(name="texts", text_coef=1.0, collector=collector)
     with pytest.raises(
         ValueError, match="share of plain_texts.* is no group .* prompts_per_step 4"
     ):

@@ -145,7 +145,7 @@ def test_policy_and_teacher_sample_together_beside_texts(config):
         experiment, params, jax.random.key(0), Cursor(), state, number=0, version=0
     )
     batch = jax.tree.map(np.asarray, made.batch)
-    np.testing.assert_array_equal(batch.extras["steered"], [[False] * 2] * 2 + [[True] * 2] * 2)
+    np.testing.assert_array_equal(batch.extras["texts"], [[False] * 2] * 2 + [[True] * 2] * 2)
     assert made.metrics["rollouts_sampled"] == 4 and made.cursor.index == 2
     assert int(made.collector_state[1]) == 0  # four texts of four rows: it begins anew
     tokenizer = ByteTokenizer()

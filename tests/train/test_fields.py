@@ -287,6 +287,16 @@ def test_what_the_reward_gives_is_there_for_all_responses_of_a_collector(recipe,
         check_fields(recipe.replace(collector=collector), questions())
 
 
+def test_texts_come_with_their_weight():
+    texts = jr.curation.mixed((jr.curation.in_order(), 0.5), (jr.curation.plain_texts(), 0.5))
+    recipe = jr.recipes.rloo()
+    check_fields(recipe.replace(text_coef=0.5, collector=texts), questions())
+    with pytest.raises(ValueError, match=r"'rloo' has text_coef 0, so it would train on the text"):
+        check_fields(recipe.replace(collector=texts), questions())
+    with pytest.raises(ValueError, match=r"has text_coef 0.5, but its collector brings no texts"):
+        check_fields(recipe.replace(text_coef=0.5), questions())
+
+
 def test_what_does_not_come_from_the_reward_is_there_for_stored_responses():
     recipe = needing("steered", "truncated", "prior", "mine", inputs=("mine",))
     recipe = recipe.replace(collector=jr.curation.replayed(capacity=8, share=0.5))

@@ -57,6 +57,13 @@ def with_prior(prior):
     return dataclasses.replace(CONFIG.data, prompts=lambda: PromptSet(prompts, source="tiny"))
 
 
+def texts_too():
+    """The prompts, with a text of the pretraining beside each."""
+    rows = (dataclasses.replace(p, metadata={"pretraining": p.id * 3}) for p in tiny_prompts())
+    prompts = PromptSet(rows, source="tiny")
+    return dataclasses.replace(CONFIG.data, prompts=lambda: prompts)
+
+
 def moving_reference():
     """GRPO with a reference that follows the policy."""
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.25)
@@ -67,6 +74,7 @@ RUNS = {
     "spo_tracker": {"recipe": "spo_tracker"},
     "mssr": {"recipe": "mssr"},
     "ppo_max": {"recipe": "ppo_max", "critic": CRITIC},
+    "texts": {"recipe": jr.recipes.ppo_max(text_coef=1.0), "critic": CRITIC, "data": texts_too()},
     "moving reference": {"recipe": moving_reference()},
     "controller": {"recipe": "adaptive_kl", "critic": CRITIC, "epochs": 2},
     "capo": {"recipe": "capo", "optimizer": OptimizerConfig(learning_rate=1e-5)},
@@ -121,6 +129,11 @@ def check_memory(name, result):
         body = state.critic.params["model"]
         assert distance(body, first) > 0 and distance(body, state.params) > 0
         assert state.critic.target == () == state.reference
+    elif name == "texts":
+        assert int(state.collector_state[1]) == 8  # the next text, after two groups a batch
+        assert [row["rollouts/text"] for row in result.history] == [4, 4]
+        assert int(algo.controllers["score_std"].count) == 8  # rollouts of two batches
+        assert distance(state.critic.params["model"], first) > 0
     elif name == "capo":
         moments = algo.rules["step_effects"]
         assert int(moments.count) == 2 and moments.mu.shape == (259, 32)

@@ -8,6 +8,7 @@ from helpers import make_batch
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits, traits_of
+from jaxrl_llm.curation import TEXT
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.types import LENGTH, STOP
@@ -127,7 +128,7 @@ def espo_bound():
     return jr.diffusion.elbo_likelihood(samples=1, masks="complementary")
 
 
-def of_rollouts(where, failed, finish, versions, aged=True):
+def of_rollouts(where, failed, finish, versions, aged=True, roles=(0, 0, 0, 0)):
     """Metrics of four rollouts of one prompt, of two tokens each, in batch 5."""
     scores = Scores(
         np.array([1, 0, 1, 0], np.float32),
@@ -135,7 +136,7 @@ def of_rollouts(where, failed, finish, versions, aged=True):
         np.array(failed),
     )
     collected = SimpleNamespace(
-        where=np.array([where]), scores=scores, failures=0, roles=np.zeros((1, 4), np.int32),
+        where=np.array([where]), scores=scores, failures=0, roles=np.array([roles], np.int32),
         continued=0, groups=1, rollouts=4, tokens=8, reward=0.5,
     )  # fmt: skip
     version = np.broadcast_to(np.array(versions)[None, :, None], (1, 4, 2))
@@ -168,6 +169,12 @@ def test_a_batch_without_signal_describes_the_rollouts_that_have_a_reward():
     options["where"] = [False, False, False, True]
     found = of_rollouts(failed=[False] * 4, **options)
     assert (found["reward/right"], found["truncated"]) == (0, 1)
+
+
+def test_texts_are_no_responses_of_a_batch():
+    roles, finish = (0, 0, TEXT, TEXT), [STOP, LENGTH, LENGTH, LENGTH]
+    found = of_rollouts([True] * 4, [False] * 4, finish, [5, 5, -1, -1], roles=roles)
+    assert (found["reward/right"], found["truncated"], found["rollouts/text"]) == (0.5, 0.5, 2)
 
 
 def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():

@@ -37,6 +37,8 @@ collector built of others has their attributes (:func:`declares`):
   such as answers or the rewards of steps, is rejected.
 - ``brings_responses = True``: responses of the data, or their beginnings. They are no turns of an
   episode, so a run with an environment is rejected.
+- ``brings_texts = True``: texts of role ``TEXT``, which are no responses. A recipe whose
+  ``text_coef`` is 0, which would train on them as on responses, is rejected.
 - ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the
   whole-batch sampler does not support; the run decodes in slots.
 - ``needs_environment = True``: episodes that branch after their turns, so a run without an
@@ -96,8 +98,9 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree, checks
 
 # Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
-# policy; sampled for an earlier batch; an answer to a question about other rollouts.
-OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
+# policy; sampled for an earlier batch; an answer to a question about other rollouts; a text of the
+# data, which answers nothing.
+OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE, TEXT = range(6)
 # Attributes that a collector built of others has only if all of them do.
 _OF_ALL_SOURCES = ("offline", "has_rewards", "always_sends_text")
 # All attributes that the module describes, but samples_nothing, which a mixture says of itself.
@@ -109,6 +112,7 @@ DECLARATIONS = (
     "stores_responses",
     "lacks_components",
     "brings_responses",
+    "brings_texts",
     "needs_slots",
     "needs_environment",
     "needs_fresh_weights",
@@ -254,8 +258,8 @@ class Request(NamedTuple):
       entropy_stats: The statistics by which that temperature follows the entropy of the next token,
         for a collector with ``entropy_tau``: pivot, scale, high and low of
         ``advantages.EntropyStats``.
-      role: Role of its rollouts in the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
-        or ``JUDGE``.
+      role: Role of its rollouts in the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``,
+        ``JUDGE`` or ``TEXT``.
       reward: ``texts -> rewards [n]`` in place of the run's reward, as for a judge.
       fixed: int ``[t]``, one per rollout, or none: tokens that are fixed at their positions in a
         denoising model, -1 where it writes its own; t is at most the maximum length. Their version

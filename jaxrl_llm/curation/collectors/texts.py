@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.core import ArrayTree
 from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
 from jaxrl_llm.curation.collectors.protocol import (
-    DEMONSTRATION,
+    TEXT,
     Collection,
     Collector,
     Decision,
@@ -31,6 +31,7 @@ class _PlainTexts:
 
     sets_prompts = True
     brings_responses = True
+    brings_texts = True
     samples_nothing = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_PlainTexts":
@@ -71,7 +72,7 @@ class _PlainTexts:
             prompt=places[0],
             responses=responses,
             sampled=False,
-            role=DEMONSTRATION,
+            role=TEXT,
             prompt_tokens=tuple(collection.stop_ids[:1]) or (0,),
         )
 
@@ -90,8 +91,9 @@ def plain_texts(*, column: str = "pretraining") -> Collector:
 
         group = G texts of the next G rows, each truncated to the maximum length
 
-    They have no log-probabilities and reward 0; the batch has them as ``steered``. Use it in
-    :func:`mixed`, since a batch of only texts learns no task.
+    They have no log-probabilities and reward 0; the batch has them as ``texts``, and
+    ``Recipe.text_coef`` is the weight of their loss. Use it in :func:`mixed`, since a batch of only
+    texts learns no task.
 
     Args:
       column: The column with a text in each row; the rows are read in order, repeatedly.

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxrl_llm import advantages, aggregate, curation, rewards, surrogates
 from jaxrl_llm.core import Transform, bind, checks, stateless
+from jaxrl_llm.curation import Collector
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.recipes.wiring import validate
@@ -50,6 +51,24 @@ def overlong(
         rewards.overlong_rewards, max_length=length, buffer=buffer, factor=overlong_factor
     )
     return (penalized,)
+
+
+def with_texts(name: str, *, text_coef: float, text_share: float, column: str) -> Collector | None:
+    """The collector of prompts in order and of texts of the data; None if ``text_coef`` is 0.
+
+    Args:
+      name: The preset's name, for errors.
+      text_coef: The recipe's.
+      text_share: Share of the groups of a batch that are texts; 0.5 is the default of presets.
+      column: Column of the data with a text in each row; "pretraining" is the default.
+    """
+    if not text_coef:
+        if (text_share, column) != (0.5, "pretraining"):
+            raise ValueError(f"{name}: text_share and column have no effect with text_coef 0.")
+        return None
+    checks.check_share(name, zero=False, one=False, text_share=text_share)
+    texts = curation.plain_texts(column=column)
+    return curation.mixed((curation.in_order(), 1.0 - text_share), (texts, text_share))
 
 
 def refilled(recipe: Recipe, enabled: bool = True) -> Recipe:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.core import Transform, bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -119,6 +119,9 @@ def ppo_max(
     score_clip: float | None = 10.0,
     whiten: bool = False,
     advantage_clip: float | None = None,
+    text_coef: float = 0.0,
+    text_share: float = 0.5,
+    column: str = "pretraining",
 ) -> Recipe:
     """PPO for language models with scaled scores, a KL penalty at every token and a clipped critic.
 
@@ -126,8 +129,10 @@ def ppo_max(
         R[t] = 1[t is last] s - kl_coef log(old[t] / ref[t])
         A = gae(R, V; gamma, lam), optionally whitened and clipped;  returns = gae + V
         critic's token loss = max((V - returns)^2, (clipped V - returns)^2) / 2
+        policy's loss = mean of its token loss - text_coef mean of logp over tokens of texts
 
     It is best to start the critic from a reward model, and policy and reference from one model.
+    Texts have no rewards and values: they are in no score, advantage or target.
 
     Args:
       kl_coef: Penalty per nat of divergence from the reference, in scaled reward. 0 disables it and
@@ -135,6 +140,9 @@ def ppo_max(
       score_clip: Largest magnitude of a scaled score; None for no bound.
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
       advantage_clip: Largest magnitude of an advantage (0.5 in the paper's study); None for none.
+      text_coef: Weight of the loss on texts of the pretraining (PPO-ptx); 0 for no texts.
+      text_share: Share of the groups of a batch that are texts.
+      column: Column of the data with a text in each row.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -146,8 +154,12 @@ def ppo_max(
       Zheng et al., Secrets of RLHF, PPO-max (arXiv:2307.04964), as in MOSS-RLHF. The numbers are
       the defaults of its options. Its scripts scale the scores without clipping them, have a
       penalty of 0.1 (Chinese) or 0.01 (English), and make one update per batch, as here, in which
-      the clips of the ratio and the values have no effect. Not included: the pretraining loss, the
-      entropy term (its weight is 0 there), and gradient clipping, which belongs to the optimizer.
+      the clips of the ratio and the values have no effect. The paper adds the loss on texts of
+      InstructGPT (arXiv:2203.02155, whose weight is 27.8) and gives no weight; the scripts have the
+      weight 0, and one text per response, dialogues of which only the replies train. Here all
+      tokens of a text train, up to the maximum length of a response. Not included: the training of
+      the critic before the policy's, the entropy term (its weight is 0 there), and gradient
+      clipping, which belongs to the optimizer.
     """
     scaled = bind(advantages.scale_scores, clip=score_clip)
     shaped = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
@@ -155,7 +167,8 @@ def ppo_max(
     after = whitened(whiten)
     if advantage_clip is not None:
         after.append(stateless(advantages.clip, bound=advantage_clip))
-    return ppo(
+    texts = with_texts("ppo_max", text_coef=text_coef, text_share=text_share, column=column)
+    recipe = ppo(
         name="ppo_max",
         paper="arXiv:2307.04964",
         token_rewards=token_rewards,
@@ -167,6 +180,7 @@ def ppo_max(
         eps_low=eps_low,
         eps_high=eps_high,
     )
+    return recipe.replace(text_coef=text_coef, collector=texts)
 
 
 def safe(

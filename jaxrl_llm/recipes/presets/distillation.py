@@ -6,7 +6,7 @@ methods only ``minillm(rewards=True)`` also trains on them.
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import Array, bind, chain, given, masking, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.presets.teachers import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -174,33 +174,22 @@ def minillm(
       of the next token counts in both terms. The released code normalizes the advantages over the
       batch, scales and clips the log-ratios, and also learns from the teacher on texts.
     """
-    if not text_coef and (text_share, column) != (0.5, "pretraining"):
-        raise ValueError("minillm: text_share and column have no effect with text_coef 0.")
     first = advantages.grpo if rewards else no_advantages
     teacher = bind(
         advantages.teacher_advantages, coef=coef, discount=discount, normalize=discount > 0
     )
     divergence = bind(surrogates.teacher_divergence, alpha=1.0)
-    surrogate = bind(surrogates.minillm, eps=eps, steered=None)
-    exact = bind(next_token_divergence, coef=single_step, steered=None)
-    collector, weights = None, aggregate.token_mean
-    if text_coef:
-        surrogate = bind(surrogates.minillm, eps=eps, text_coef=text_coef)
-        exact = bind(next_token_divergence, coef=single_step)
-        texts = curation.plain_texts(column=column)
-        collector = curation.mixed((curation.in_order(), 1.0 - text_share), (texts, text_share))
-        weights = means_by_source
     return from_base(
         name="minillm",
         advantage=chain(stateless(first), stateless(teacher)),
-        surrogate=surrogate,
-        weights=weights,
+        surrogate=bind(surrogates.minillm, eps=eps),
         computed=(
             _OF_TOKENS,
             *([Computed("divergence", divergence, "policy")] if single_step else []),
         ),
-        regularizers=(exact,) if single_step else (),
-        collector=collector,
+        regularizers=nonzero_term(next_token_divergence, coef=single_step),
+        text_coef=text_coef,
+        collector=with_texts("minillm", text_coef=text_coef, text_share=text_share, column=column),
         teacher_mixture=mixture,
         epochs=epochs,
         paper="arXiv:2306.08543",
@@ -208,18 +197,9 @@ def minillm(
     )
 
 
-def next_token_divergence(
-    *, divergence: Array, mask: Array, steered: Array | None = None, coef: float = 1.0
-) -> Array:
-    """``coef divergence[t]`` of sampled tokens, the exact term next to a policy gradient."""
-    sampled = mask if steered is None else mask & ~steered[..., None]
-    return coef * masking.zero_masked(divergence, sampled)
-
-
-def means_by_source(mask: Array, *, steered: Array) -> Array:
-    """Weights of the sum of two means: over sampled tokens, and over those of the data."""
-    of_data = steered[..., None]
-    return aggregate.token_mean(mask & ~of_data) + aggregate.token_mean(mask & of_data)
+def next_token_divergence(*, divergence: Array, mask: Array, coef: float = 1.0) -> Array:
+    """``coef divergence[t]``, the exact term next to a policy gradient."""
+    return coef * masking.zero_masked(divergence, mask)
 
 
 def span_distillation(*, coef: float = 1.0) -> Recipe:
