@@ -244,14 +244,14 @@ EXPERTS = {"experts": ExpertsConfig(count=8, active=2, width=16, bias=True, limi
     [
         ({"data": 4}, {}),
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, {}, marks=SLOW),
-        pytest.param({"fsdp": 4}, {"scan_layers": True}, marks=SLOW),
+        pytest.param({"fsdp": 4}, {"num_layers": 2, "scan_layers": True}, marks=SLOW),
         pytest.param({"data": 2, "context": 2}, {}, marks=SLOW),
         pytest.param({"data": 2, "expert": 2, "tensor": 2}, EXPERTS, marks=SLOW),
         pytest.param({"data": 8}, {}, marks=SLOW),  # which does not divide the prompts
     ],
 )
 def test_devices_of_a_mesh_compute_the_norms_of_one(sizes, parts):
-    model, params = tiny_model(num_layers=1, **parts)
+    model, params = tiny_model(**{"num_layers": 1} | parts)
     mesh, batch = mesh_of(sizes), make_batch(4, 3, 6, 5)
     batch = batch.replace(where=batch.where.at[:, 0].set(False))  # all devices skip these
     want = measured(model)(params, batch)
@@ -314,6 +314,8 @@ def test_a_step_takes_no_more_memory_with_norms(sizes):
     model, params = tiny_model(num_layers=2, width=128, mlp_width=256)
     mesh, batch = mesh_of(sizes), make_batch(8, 4, 16, 8)
     batch = place_batch(batch.replace(behavior_logp=-1.0 * batch.mask), mesh)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh, model.sharding_rules))
     memory = []
     for norms in ("length", "exact"):
         recipe, optimizer = jr.recipes.vcpo(norms=norms), optax.sgd(1.0)
