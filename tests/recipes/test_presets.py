@@ -84,10 +84,10 @@ def reference(name, logp, batch) -> float:
     for p in range(P):
         members = np.flatnonzero(batch.where[p])
         r = np.asarray(batch.rewards[p], float)[members]
-        if name == "cispo":
-            r = r + overlong(np.asarray(batch.mask[p]).sum(-1)[members], 0.2)
         if name == "dapo" and r.max() == r.min():
             continue  # dynamic sampling
+        if name in ("cispo", "dapo"):
+            r = r + overlong(np.asarray(batch.mask[p]).sum(-1)[members], 0.2)
         for g, a in zip(members, group_advantages(name, r), strict=True):
             m = np.asarray(batch.mask[p, g])
             if m.any():
