@@ -257,13 +257,14 @@ class Experiment:
             return
         if self.sampler_mesh is not None or samplers.engine is not None:
             return
-        if self._rounds_rollouts and self.mesh is not None:  # its shapes would lack shardings
-            return
+        if self._rounds_rollouts and self.mesh is not None:
+            return  # the shapes of rounded weights have no shardings
         widths = {bucket_of(len(question.tokens)) for question in self.train}
         if len(widths) == 1 and not declares(recipe.collector, "sends_text"):
             params, key = self.on_rollout_mesh((params, key))
             size = self.config.prompts_per_step
-            params = jax.eval_shape(self.behavior, params)
+            if self._rounds_rollouts:
+                params = jax.eval_shape(self.behavior, params)
             compile_sampler(samplers.rollouts, params, key, self.train, size)
 
     def compile_greedy(
