@@ -7,7 +7,8 @@ Expected: in five to ten minutes, accuracy on held-out questions rises by more t
 answers and by at least 0.25 for greedy ones.
 The task has some two hundred distinct questions; a fifth of them is held out and never trained on.
 
-configs/quickstart.py:dapo is DAPO: a higher upper clip, more rounds and two updates a step.
+configs/quickstart.py:dapo is DAPO: a higher upper clip, a penalty of long responses, more rounds
+and two updates a step.
 """
 
 import dataclasses

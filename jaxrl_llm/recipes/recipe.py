@@ -287,10 +287,14 @@ class Recipe:
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a term of the loss, or a state, moves only after the first update on a batch."""
+        """Whether a part of the method has an effect only after the first update on a batch.
+
+        Such as a term of the loss, a state, or what is computed before each update.
+        """
         adjusts = parts_of(self.advantage) or (self.advantage,)
         functions = (self.surrogate, *self.regularizers, *(each.update for each in adjusts))
-        return any(traits_of(each).needs_updates for each in functions)
+        measured = bool(self.computed_from("update"))
+        return measured or any(traits_of(each).needs_updates for each in functions)
 
     @property
     def samples_responses(self) -> bool:
@@ -545,7 +549,7 @@ class Recipe:
         batch = batch.replace(advantages=advantages)
 
         for name, function in self.computed_from("batch").items():
-            batch = _with_extra(batch, name, call(function, advantages))
+            batch = _with_computed(self, batch, name, call(function, advantages))
         batch = self.measure(batch, batch.old_logp)
         if self.critic is not None:
             # The rewards of tokens that the selection drops still count, as in the advantages.
@@ -587,7 +591,7 @@ class Recipe:
                 logp = old_logp = jnp.zeros(batch.mask.shape, jnp.float32)
             mask = self.without_texts(batch).mask
             value = function(jax.lax.stop_gradient(logp), old_logp, mask)
-            batch = _with_extra(batch, name, value)
+            batch = _with_computed(self, batch, name, value)
         return batch
 
     def learn(self, batch: Batch, algo_state: AlgoState, *, logp: Array) -> AlgoState:
@@ -715,6 +719,13 @@ def _with_extra(batch: Batch, name: str, value: Array) -> Batch:
     if jnp.ndim(value) == 0:
         value = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
     return batch.with_extras({name: value})
+
+
+def _with_computed(recipe, batch: Batch, name: str, value: Array) -> Batch:
+    """The batch with one more computed entry; what scales the update must be a scalar."""
+    if name == wiring.UPDATE_SCALE:
+        wiring.check_output(recipe.name, f"computed {name!r}", value, ())
+    return _with_extra(batch, name, value)
 
 
 def _corrected(recipe, batch: Batch) -> Batch:

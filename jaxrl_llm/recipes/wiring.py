@@ -84,6 +84,8 @@ BEFORE_PREPARE = (*STATISTICS, "last_visit")
 COMPUTED_BEFORE = ("responses", *BEFORE_PREPARE, "optimizer")
 # What a statistic of the policy names to read all of the teacher's logits.
 TEACHER_LOGITS = "teacher_logits"
+# What the train step multiplies the optimizer's update by; no function reads it.
+UPDATE_SCALE = "update_scale"
 # What the loop makes the prompts of a teacher of; no function reads it.
 TEACHER_TEXTS = "teacher_texts"
 # And what it makes the reference answers of, whose log-probabilities the train step computes.
@@ -289,14 +291,17 @@ def compares_old(recipe) -> bool:
     """Whether several optimizer steps on a batch are compared with the policy before the first.
 
     They are, at least for metrics, unless the surrogate reuses samples without a ratio and no other
-    function reads ``old_logp``.
+    function reads ``old_logp``, as a regularizer with ``**context`` may.
     """
     surrogate = traits_of(recipe.surrogate)
     if surrogate.has_ratio or not surrogate.reuses_samples:
         return True
     prepare, loss = readers(recipe)
     others = [reader for reader in (*prepare, *loss) if reader.slot != "surrogate"]
-    return any("old_logp" in (*r.positional, *(p.name for p in unfilled(r))) for r in others)
+    if any("old_logp" in (*r.positional, *(p.name for p in unfilled(r))) for r in others):
+        return True
+    every = [p for term in recipe.regularizers for p in accepted(term).values()]
+    return any(p.kind is p.VAR_KEYWORD for p in every)
 
 
 def of_likelihood(recipe, who: str) -> dict[str, str]:
@@ -332,7 +337,7 @@ def corrects_behavior(recipe) -> bool:
     if recipe.correction is not None and (composed is None or composed.get("weights") is not None):
         return True
     prepare, loss = readers(recipe)
-    scales = recipe.computed_from("batch").get("update_scale")
+    scales = recipe.computed_from("batch").get(UPDATE_SCALE)
     weighing = (
         reader
         for reader in (*prepare, *loss)
@@ -612,7 +617,8 @@ def _check_functions(recipe) -> None:
     others = [accepted(r.function).values() for r in called if r.slot not in controllers]
     if any(p.kind is p.VAR_KEYWORD for parameters in others for p in parameters):
         return
-    read = {p.name for r in called for p in unfilled(r)} | {"update_scale"}
+    read = {p.name for r in called for p in unfilled(r)}
+    read |= {UPDATE_SCALE} & set(recipe.computed_from("batch", "update"))
     if recipe.has_teacher:
         read.add(TEACHER_TEXTS)
     if "answer_logp" in read:
@@ -662,6 +668,12 @@ def _check_meaning(recipe) -> None:
         _check_likelihood(recipe)
     if recipe.correction is not None:
         _check_correction(recipe)
+    if recipe.turn_updates is not None and (measured := recipe.computed_from("update")):
+        raise ValueError(
+            f"Recipe {recipe.name!r}: computed {next(iter(measured))!r} (update) compares the "
+            "policy with old_logp, which turn_updates scores before each step, so they are always "
+            "equal; leave one of them out."
+        )
     _check_texts(recipe)
     ungraded = declares(recipe.collector, "lacks_components")
     if ungraded and "reward_components" in recipe.required_fields:

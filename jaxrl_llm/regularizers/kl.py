@@ -230,9 +230,13 @@ def kl_gate(logp: Array, old_logp: Array, mask: Array, *, max_kl: float) -> Arra
     as ``target_kl``: the policy stays where it is, so the steps that remain are not made either.
     Each of several minibatches has a divergence of its own, so a later one may be trained on.
 
+    In a run whose rollouts come from older or rounded weights, ``old_logp`` is of these weights
+    unless the recipe reads ``behavior_logp``. A batch that is too old is then left out; a bound
+    below the divergence of the rounding leaves out every update (metric ``withheld``).
+
     Args:
       logp: ``[..., T]`` under the policy before the step.
-      old_logp: ``[..., T]`` under the policy at the start of the batch.
+      old_logp: ``[..., T]`` under the policy of the batch.
       mask: See the package.
       max_kl: The largest divergence that allows a step, in nats per token, above 0.
 

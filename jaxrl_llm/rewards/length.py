@@ -51,8 +51,8 @@ def overlong_penalty(
       manager has no lower bound, since responses cannot exceed its limit.
     """
     function = "overlong_penalty"
-    checks.check_positive(function, max_length=max_length, buffer=buffer)
-    checks.check_non_negative(function, factor=factor)
+    checks.check_positive(function, finite=True, max_length=max_length, buffer=buffer)
+    checks.check_non_negative(function, finite=True, factor=factor)
     if buffer > max_length:
         raise ValueError(
             f"{function}: buffer must not exceed max_length; got {buffer:g} and {max_length:g}."

@@ -28,7 +28,7 @@ class OptimizerConfig:
       max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
       warmup_steps: Steps of a run, each of one batch, over which the step size rises from zero; of
         a recipe that updates turn by turn, each turn counts as a step. A step without an update
-        does not count.
+        does not count; of several updates a step, those that are skipped or withheld do not.
       decay_steps: Steps after warmup over which the step size falls to zero; None for no decay.
       moment_dtype: Dtype of the mean of gradients: "bfloat16" halves its size and saves a quarter
         of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 the change

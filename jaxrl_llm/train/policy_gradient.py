@@ -50,6 +50,7 @@ from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.prm import ProcessRewardModel
+from jaxrl_llm.recipes.wiring import UPDATE_SCALE
 from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
@@ -158,11 +159,11 @@ def make_step(
 
     Returns:
       ``step(state, batch) -> (state, metrics)``. The metrics are float32 scalars: ``loss``,
-      ``grad_norm`` (before any clipping) and ``update_norm`` (of the change of the parameters, 0 if
-      skipped), means over the optimizer steps; ``updates`` and ``skipped``, the numbers of steps
-      that were made and that were skipped; the same five of a critic, prefixed with ``critic_``;
-      with a recipe's ``update_scale``, ``withheld``, the number of steps that it made 0;
-      those of :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
+      ``grad_norm`` (before any clipping) and ``update_norm`` (of the change of the parameters, 0
+      without a step), means over the optimizer steps; ``updates`` and ``skipped``, the numbers of
+      steps that were made and that were skipped; the same five of a critic, prefixed with
+      ``critic_``; with a recipe's ``update_scale``, ``withheld``, the number of steps that it made
+      0; those of :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
       :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
       rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
@@ -265,7 +266,8 @@ class _StepParts:
         algo_state = _next_state(self.recipe, algo_state, state.algo_state)
         before = self.logp_at_start(state, batch)
         state, metrics, logp = self.update_policy(state, batch, algo_state, key, teacher_params)
-        applied = (metrics["updates"] > 0) | (metrics["skipped"] == 0)
+        sound = metrics["updates"] + metrics.get("withheld", 0.0) > 0
+        applied = sound | (metrics["skipped"] == 0)
         applied &= stays_finite(state.algo_state, algo_state)
         algo_state = self.learn(state, batch, algo_state, logp, before)
         state = self.move_reference(state, key)
@@ -525,7 +527,7 @@ def _policy_gradients(
 ) -> Gradients:
     """The gradient of the recipe's loss with respect to the trained parameters."""
     statistics = recipe.computed_from("policy")
-    measured = bool(recipe.computed_from("update").keys() - {"update_scale"})
+    measured = bool(recipe.computed_from("update").keys() - {UPDATE_SCALE})
     measured &= batch.old_logp is not None
     if measured and microbatches > 1:  # measured on all rows, so before the first microbatch
         policy = merge_adapter(base, params)
@@ -545,11 +547,11 @@ def _policy_gradients(
 
 def _update_scale(recipe: Recipe, batch: Batch, logp: Array) -> Array | None:
     """What the recipe multiplies the optimizer's update by, of a policy; None for nothing."""
-    if "update_scale" in recipe.computed_from("update"):
+    if UPDATE_SCALE in recipe.computed_from("update"):
         batch = recipe.measure(batch, logp)
-    elif "update_scale" not in recipe.computed_from("batch"):
+    elif UPDATE_SCALE not in recipe.computed_from("batch"):
         return None
-    return batch.extras["update_scale"][0, 0, 0]
+    return batch.extras[UPDATE_SCALE][0, 0, 0]
 
 
 def prepare_key(key: Array, step: int | Array) -> Array:

@@ -430,12 +430,12 @@ class UpdateGuard:
         if not _all_skipped(values):
             self.in_a_row = self.in_a_row + 1 if _idle(values) else 0
             for who in skipped:
-                made, not_made = values[f"{who}updates"], values[f"{who}skipped"]
-                some = f"{not_made:g} of {made + not_made:g} updates"
+                not_made = values[f"{who}skipped"]
+                some = f"{not_made:g} of {_not_skipped(values, who) + not_made:g} updates"
                 self._folder.log(f"{text}, so {some} of {_TRAINED[who]} are skipped.")
             return
         self.in_a_row += 1
-        first = next(who for who in skipped if not values.get(f"{who}updates"))
+        first = next(who for who in skipped if not _not_skipped(values, who))
         whose = f"{_TRAINED[first]}'s" if first else "its"
         text = f"{text}, so {whose} update is skipped"
         if self.in_a_row < self._limit:
@@ -485,14 +485,18 @@ _TRAINED = {"": "the policy", "critic_": "the critic", "subagent_": "the subagen
 
 def _all_skipped(values: Mapping[str, Any]) -> bool:
     """Whether all updates of a step were skipped, of the policy or of another that it trains."""
-    return any(values.get(f"{x}skipped") and not values.get(f"{x}updates") for x in _TRAINED)
+    return any(values.get(f"{x}skipped") and not _not_skipped(values, x) for x in _TRAINED)
+
+
+def _not_skipped(values: Mapping[str, Any], who: str) -> float:
+    """Updates that were made, or that the recipe withheld."""
+    return (values.get(f"{who}updates") or 0) + (values.get(f"{who}withheld") or 0)
 
 
 def _idle(values: Mapping[str, Any]) -> bool:
     """Whether a step had nothing to train on. Rows of earlier versions have no ``updates``."""
-    made = [values.get(f"{x}updates") for x in _TRAINED]
-    others = any(values.get(f"{x}skipped") for x in _TRAINED) or values.get("withheld")
-    return bool(values.get("no_signal")) or not (others or any(made) or made[0] is None)
+    trained = any(_not_skipped(values, x) or values.get(f"{x}skipped") for x in _TRAINED)
+    return bool(values.get("no_signal")) or not (trained or values.get("updates") is None)
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

@@ -340,7 +340,7 @@ def warn_of_warmup(config: TrainConfig, recipe: Any) -> None:
 
 
 def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
-    """Warns if a batch has one update, in which a term of the recipe is 0."""
+    """Warns if a batch has one update, in which a part of the recipe has no effect."""
     if recipe.forward_only or not recipe.needs_updates:
         return
     if config.passes.updates > 1 or recipe.turn_updates is not None:
@@ -348,9 +348,9 @@ def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
     if config.samples_off_policy:  # the policy differs from the one that sampled
         return
     warnings.warn(
-        f"config: {recipe.name!r} makes one update on a batch, where its own term is 0; choose "
-        "prompts_per_step that divides into minibatches of at least two groups, or set minibatches "
-        "or epochs.",
+        f"config: {recipe.name!r} makes one update on a batch, where its own term, or its distance "
+        "from the policy of the batch, is 0; choose prompts_per_step that divides into minibatches "
+        "of at least two groups, or set minibatches or epochs.",
         stacklevel=2,
     )
 

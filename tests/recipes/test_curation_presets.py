@@ -282,6 +282,21 @@ def test_the_options_of_dapo(form):
     assert float(recipe.loss(logp, ready)) == pytest.approx(expected, rel=5e-6)
 
 
+def test_dapo_by_its_name_has_the_penalty_of_the_paper():
+    """With 4096 of 20480 tokens; groups are still compared by the reward before it."""
+    recipe = catalog.preset("dapo", length=20480)
+    tokens, where = jnp.array([[1000, 16384, 18432, 20480]]), jnp.ones((1, 4), bool)
+    context = {"mask": jnp.arange(20480) < tokens[..., None], "where": where}
+    rewards = jnp.array([[1.0, -1.0, 1.0, 1.0]])
+    advantages, _ = recipe.advantage.update(rewards, recipe.init().advantage, **context)
+    shaped = np.array([1.0, -1.0, 1.0 - 0.5, 1.0 - 1.0])
+    expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
+    np.testing.assert_allclose(advantages, [expected], rtol=1e-6)
+    for values, keeps in ((rewards, True), (jnp.ones((1, 4)), False)):
+        keep, _ = recipe.curation.update(values, recipe.init().curation, **context)
+        assert keep.all() == keep.any() == keeps
+
+
 def test_dynamic_sampling_looks_at_the_named_column():
     _, batch = make_batch()
     agreeing = batch.replace(reward_components={"accuracy": jnp.ones((P, G))})

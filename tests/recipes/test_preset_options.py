@@ -348,6 +348,11 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.dapo(buffer_share=0.5), "dapo: buffer_share has no effect without len"),
         (lambda: jr.recipes.dapo(overlong_factor=2.0), "overlong_factor has no effect without len"),
         (lambda: jr.recipes.dapo(length=8, buffer_share=1.5), r"buffer_share must be in \(0, 1\]"),
+        (lambda: jr.recipes.dapo(length=float("inf")), "dapo: length must be finite; got inf"),
+        (
+            lambda: jr.recipes.dapo(length=8, overlong_factor=-1.0),
+            "dapo: overlong_factor must not be negative; got -1",
+        ),
         (lambda: jr.recipes.poad(max_kl=0.0), "poad: max_kl must be above 0"),
         (lambda: jr.recipes.ulorl(old="pois"), "ulorl: old must be one of 'recomputed', 'sampled'"),
         (lambda: jr.recipes.ulorl(tau=0.0), r"tau must be in \(0, 1\]"),

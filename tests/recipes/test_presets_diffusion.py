@@ -205,7 +205,7 @@ def test_spg_hides_a_share_of_the_prompt(block):
     [
         (jr.recipes.coupled_grpo, None),
         (jr.bind(jr.recipes.espo, samples=1), None),
-        (jr.recipes.spg, jnp.array([1.0, -1.0])),
+        (jr.bind(jr.recipes.spg, samples=3), jnp.array([1.0, -1.0])),
         (jr.bind(jr.recipes.spg, block=4), jnp.array([1.0, -1.0])),
     ],
 )

@@ -305,6 +305,12 @@ def test_the_loss_of_a_hierarchy_and_of_its_three_critics():
     np.testing.assert_allclose(found, sum(each), rtol=2e-4)
 
 
+def test_poad_leaves_out_updates_above_the_divergence_of_its_code():
+    gate = jr.bind(jr.regularizers.kl_gate, max_kl=0.02)
+    assert jr.recipes.poad().computed_from("update") == {"update_scale": gate}
+    assert not jr.recipes.poad(max_kl=None).computed
+
+
 def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
     logp, batch = make_batch()
     ref = jnp.asarray(np.random.default_rng(2).normal(-1.2, 0.3, (P, G, T)), jnp.float32)

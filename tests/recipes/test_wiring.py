@@ -385,19 +385,21 @@ def test_a_surrogate_that_reuses_samples_takes_several_steps():
     with_ratio = traits(reuses_samples=True)(jr.surrogates.ppo_clip)
     assert plain(surrogate=with_ratio).compares_old
 
-    def distance(logp, old_logp, mask):
-        return jnp.mean(logp - old_logp)
-
     def prepared(advantages, mask, *, old_logp):
         return mask & (old_logp < 0)
 
     moved = (of("distance", distance, "update"),)
     for changes in (
         {"regularizers": (anchored,)},
-        {"computed": moved, "regularizers": (anything, read_distance)},
+        {"regularizers": (anything,)},
+        {"computed": moved, "regularizers": (read_distance,)},
         {"selection": prepared},
     ):
         assert plain(surrogate=weighted, **changes).compares_old
+
+
+def distance(logp, old_logp, mask):
+    return jnp.mean(logp - old_logp)
 
 
 def read_distance(mask, *, distance):
@@ -820,3 +822,31 @@ def test_what_nobody_reads_is_refused():
         with pytest.raises(ValueError, match=rf"no function reads computed 'late' \({source}\)"):
             plain(computed=(of("late", function, source),))
     plain(computed=(of("update_scale", lambda advantages: jnp.float32(0.5)),))
+    plain(computed=(of("update_scale", distance, "update"),))
+    for source, function in (("controller", controller), ("policy", mean_logit)):
+        with pytest.raises(
+            ValueError, match=rf"no function reads computed 'update_scale' \({source}\)"
+        ):
+            plain(computed=(of("update_scale", function, source),))
+
+
+def test_what_scales_the_update_is_a_scalar():
+    def per_prompt(logp, old_logp, mask):
+        return jnp.ones(logp.shape[0])
+
+    for recipe in (
+        plain(computed=(of("update_scale", lambda advantages: advantages[:, 0]),)),
+        plain(computed=(of("update_scale", per_prompt, "update"),)),
+    ):
+        with pytest.raises(ValueError, match=r"'update_scale' must have shape \(\); got \(2,\)"):
+            prepare(recipe, make_batch())
+
+
+def test_a_distance_from_the_old_policy_takes_several_updates_of_all_turns():
+    """With one, and in turns that are scored one by one, the two policies are always equal."""
+    recipe = plain(computed=(of("update_scale", distance, "update"),))
+    assert recipe.needs_updates and not plain().needs_updates
+    with pytest.raises(
+        ValueError, match=r"'update_scale' \(update\) .* turn_updates scores before"
+    ):
+        recipe.replace(turn_updates=jr.recipes.seeupo().turn_updates)

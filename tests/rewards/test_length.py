@@ -150,6 +150,11 @@ REWARDS, MASK = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool)
             "overlong_penalty: factor must not be negative",
         ),
         (
+            lambda: overlong_penalty(jnp.ones(2), max_length=float("inf"), buffer=2),
+            ValueError,
+            "overlong_penalty: max_length must be finite; got inf",
+        ),
+        (
             lambda: overlong_rewards(REWARDS, MASK[:, :2], max_length=4, buffer=2),
             ValueError,
             r"overlong_rewards: mask must have shape \(2, 3, 4\)",

@@ -451,6 +451,8 @@ BY_FAILURE = jr.chain(
         (GDRO.replace(advantage=BY_FAILURE), {"prompts_per_step": 5}, False),
         ("grpo", {"prompts_per_step": 3}, False),
         ("dapo", {"prompts_per_step": 3}, False),
+        ("poad", {"prompts_per_step": 3}, True),
+        ("poad", {}, False),
         ("eggroll", {"remat": "full"}, False),
     ],
 )
@@ -460,7 +462,7 @@ def test_a_term_that_one_update_makes_zero_warns(recipe, changes, warns):
         warnings.simplefilter("always")
         warn_of_one_update(config, config.resolved_recipe)
     name = config.resolved_recipe.name
-    expected = f"config: {name!r} makes one update on a batch, where its own term is 0; choose"
+    expected = f"config: {name!r} makes one update on a batch, where its own term, or its distance "
     assert [str(each.message).startswith(expected) for each in told] == [True] * warns
 
 

@@ -739,10 +739,42 @@ def test_a_policy_too_far_from_that_of_the_batch_makes_no_further_step(microbatc
     divergence = jr.diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
     np.testing.assert_allclose(metrics["approx_kl"], divergence, rtol=1e-3)
     assert float(divergence) > 1e-4
+    # A loop of one's own measures it too.
+    ready, _ = gated.prepare(batch.replace(old_logp=old_logp), gated.init())
+    gradients = make_gradients(one_layer()[0], gated, microbatches=microbatches)
+    assert [float(gradients(x, ready).scale) for x in (once, after)] == [0.0, 0.0]
+    start = init_state(one_layer()[1], optimizer, gated, key=jax.random.key(0))
+    assert float(gradients(start, ready).scale) == 1.0
     # Each minibatch has a divergence of its own.
     halves = dict(options, microbatches=2)
     _, metrics, _ = run(gated, batch, minibatches=2, **halves)
     assert float(metrics["updates"] + metrics["withheld"]) == 2.0 and metrics["updates"] >= 1.0
+
+
+def test_a_batch_with_withheld_and_skipped_steps_still_moves_the_recipes_state():
+    """As the batch itself is sound: a minibatch alone had a loss that is non-finite."""
+
+    def of_good(logp, old_logp, advantages, mask, *, rewards):
+        loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+        return jnp.where(jnp.any(rewards > 5), jnp.nan, loss)
+
+    def count(rewards, state):
+        return rewards, state + 1
+
+    gate = jr.bind(jr.regularizers.kl_gate, max_kl=1e-4)
+    recipe = plain(
+        advantage=jr.Transform(lambda: jnp.int32(0), count),
+        surrogate=of_good,
+        computed=(Computed("update_scale", gate, "update"),),
+    )
+    fresh = make_batch(prompts=2, rewards=jnp.array([[9.0, 0.0, 0.0], [0.0, 1.0, 1.0]]))
+    stale = fresh.replace(old_logp=jnp.where(fresh.mask, -1.0, 0.0))
+    for batch, numbers in ((stale, [0.0, 1.0, 1.0]), (fresh, [1.0, 0.0, 1.0])):
+        state, metrics, _ = run(recipe, batch, minibatches=2)
+        assert [float(metrics[x]) for x in ("updates", "withheld", "skipped")] == numbers
+        assert int(state.algo_state.advantage) == 1
+    bad = stale.replace(rewards=stale.rewards + 9.0)
+    assert int(run(recipe, bad, minibatches=2)[0].algo_state.advantage) == 0
 
 
 @pytest.mark.slow

@@ -247,6 +247,16 @@ def test_a_step_with_some_of_its_updates_is_none_without(tmp_path):
         note(6, some | of_critic | {"critic_skipped": 4.0}, None, make_batch(prompts=2))
 
 
+def test_updates_that_the_recipe_withholds_end_no_run(tmp_path):
+    folder = Folder(tmp_path)
+    note, withheld = guard(folder, limit=1), {"updates": 0.0, "withheld": 2.0}
+    note(1, NUMBERS | {"loss": 1.0, "skipped": 0.0} | withheld, None, None)
+    assert note.in_a_row == 0 and not folder.said
+    note(2, NUMBERS | withheld, None, None)
+    assert note.in_a_row == 0
+    assert folder.said[0].endswith("so 1 of 3 updates of the policy are skipped.")
+
+
 def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):
     def make(config: OptimizerConfig, *, updates):
         def spoiled(updates, params):  # by a matrix product: the update is not computed twice

@@ -45,7 +45,9 @@ def overlong(
         for option in (option for option, is_changed in changed.items() if is_changed):
             raise ValueError(f"{name}: {option} has no effect without length.")
         return ()
+    checks.check_positive(name, finite=True, length=length)
     checks.check_share(name, zero=False, buffer_share=buffer_share)
+    checks.check_non_negative(name, finite=True, overlong_factor=overlong_factor)
     buffer = buffer_share * length
     penalized = stateless(
         rewards.overlong_rewards, max_length=length, buffer=buffer, factor=overlong_factor

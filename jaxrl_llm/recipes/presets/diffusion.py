@@ -191,8 +191,8 @@ def spg(
     References:
       Wang et al., SPG (arXiv:2510.09541), with the four passes of the released scripts, which mask
       block by block (``block=32``). ``block=None`` is ours. Their index of a pass counts parts of a
-      batch, of which a step has two, so a part has two sets of masks, each in two passes; here each
-      pass has masks of its own.
+      batch, of which a step has two, so a part has two sets of masks, each in two passes (of four
+      parts for Sudoku, each has one set); here each pass has masks of its own.
     """
     return from_base(
         name="spg",

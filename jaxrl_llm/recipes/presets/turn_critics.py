@@ -162,8 +162,8 @@ def poad(
         always is. None for no bound.
 
     References:
-      POAD (arXiv:2405.15821), the released code, with four minibatches. It standardizes over
-      the nonzero advantages of each minibatch.
+      POAD (arXiv:2405.15821), the released code, with four minibatches. That code standardizes
+      over the nonzero advantages of each minibatch.
     """
     checks.check_non_negative("poad", entropy_coef=entropy_coef)
     checks.check_positive("poad", finite=True, max_kl=max_kl)
