@@ -111,8 +111,8 @@ class FlowLikelihood(NamedTuple):
             The result is then ``[..., K]``.
 
         Raises:
-          ValueError: If a split is out of range, no step trains, or the leaves of a tree do not
-            divide a group.
+          ValueError: If a split is out of range, no step trains, the leaves of a tree do not divide
+            a group, or there is no ``step`` whose noise tells them apart.
 
         Example:
           >>> import jaxrl_llm as jr
@@ -121,6 +121,11 @@ class FlowLikelihood(NamedTuple):
         """
         function = "FlowLikelihood"
         flow_tree(steps, self.splits)
+        if self.splits and self.draws:
+            raise ValueError(
+                f"{function}: without a step there is no noise, so the members that share a latent "
+                f"would be equal to the end; leave out splits {self.splits}."
+            )
         leaves = 2 ** len(self.splits)
         if group_size % leaves:
             raise ValueError(
@@ -258,7 +263,8 @@ def forward_likelihood() -> FlowLikelihood:
 
     References:
       Zheng et al., DiffusionNFT (arXiv:2509.16117), the released code, which leaves out one of the
-      K levels of each sample, at random; the expected loss is the same.
+      K levels of each sample, at random; the expected loss is the same. Its levels are the shifted
+      ones of its model, here those of :func:`flow_levels`.
     """
     return FlowLikelihood(None)
 

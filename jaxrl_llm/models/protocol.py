@@ -369,7 +369,7 @@ def check_rounds(function: str, model: Model, mode: str) -> None:
     if not hasattr(model.config, "quantization"):
         raise ValueError(
             f"{function}: the linear layers of this model take no weights in {mode}; its "
-            f"configuration, a {type(model.config).__name__}, has no `quantization`."
+            f"configuration, a {type(model.config).__name__}, has no `quantization`. Use None."
         )
     if model.config.quantization is not None:
         raise ValueError(

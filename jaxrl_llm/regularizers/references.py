@@ -80,7 +80,7 @@ def ramped_reference(
     *,
     slope: float = 0.001,
     most: float = 0.5,
-    flat: int = 0,
+    flat: float = 0,
 ) -> ArrayTree:
     """A moving average of the policy whose memory grows: it follows closely at first, later less.
 
@@ -92,7 +92,7 @@ def ramped_reference(
 
     Args:
       reference, params: See the module.
-      step: Number of updates so far; may be traced.
+      step: Number of steps so far, in a run that of batches; may be traced.
       slope: Growth of the decay per step, not negative.
       most: Largest decay, in [0, 1).
       flat: Steps with a decay of 0, not negative.
@@ -110,7 +110,9 @@ def ramped_reference(
 
     References:
       Zheng et al., DiffusionNFT (arXiv:2509.16117), the released code: the defaults, or
-      ``slope=0.0075, most=0.999, flat=75``. It counts optimizer steps; a run counts batches.
+      ``slope=0.0075, most=0.999, flat=75``. It moves the average once a batch too, but ``step``
+      counts its optimizer steps. With n of them a batch, a run of ours has the same decays by
+      ``n * slope`` and ``flat / n``.
     """
     function = "ramped_reference"
     checks.check_non_negative(function, finite=True, slope=slope, flat=flat)

@@ -136,6 +136,14 @@ class Experiment:
         meshes = (x.mesh for x in shardings if isinstance(x, NamedSharding))
         return self._round(params, next(meshes, None))
 
+    def _rounded_shapes(self, params: ArrayTree) -> ArrayTree:
+        """The shapes of :meth:`rounded` parameters, with their shardings on the training mesh."""
+        made = jax.eval_shape(self.rounded, params)
+        if self.mesh is None:
+            return made
+        shardings = leaf_shardings(made, self.mesh, self.model.sharding_rules)
+        return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), made, shardings)
+
     @functools.cached_property
     def _rounds_rollouts(self) -> bool:
         return self.config.rounds_rollouts
@@ -257,14 +265,12 @@ class Experiment:
             return
         if self.sampler_mesh is not None or samplers.engine is not None:
             return
-        if self._rounds_rollouts and self.mesh is not None:
-            return  # the shapes of rounded weights have no shardings
         widths = {bucket_of(len(question.tokens)) for question in self.train}
         if len(widths) == 1 and not declares(recipe.collector, "sends_text"):
             params, key = self.on_rollout_mesh((params, key))
             size = self.config.prompts_per_step
             if self._rounds_rollouts:
-                params = jax.eval_shape(self.behavior, params)
+                params = self._rounded_shapes(params)
             compile_sampler(samplers.rollouts, params, key, self.train, size)
 
     def compile_greedy(

@@ -345,8 +345,8 @@ def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
         return
     if config.passes.updates > 1 or recipe.turn_updates is not None:
         return
-    if config.samples_off_policy:  # the policy differs from the one that sampled
-        return
+    if config.samples_off_policy and not recipe.reads_behavior:
+        return  # the ratio is to the policy that sampled, which differs
     warnings.warn(
         f"config: {recipe.name!r} makes one update on a batch, where its own term, or its distance "
         "from the policy of the batch, is 0; choose prompts_per_step that divides into minibatches "

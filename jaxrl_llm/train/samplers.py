@@ -183,7 +183,8 @@ def make_samplers(
     is_flow = model.velocity is not None
     samples = config.evaluation.samples or group_size
     same = behavior is model and sampler_mesh is None and samples == group_size
-    if same and not (recipe.forward_only or is_flow):
+    # A program that takes rounded weights does not take those of an evaluation.
+    if same and not (recipe.forward_only or is_flow or config.rounds_rollouts):
         sampled = rollouts
     else:
         sampled = sampler(model, mesh=mesh, group_size=samples, greedy=is_flow)

@@ -92,6 +92,10 @@ def test_the_memory_of_a_ramped_average_grows():
         reference = ramped_reference(reference, {"w": jnp.zeros(())}, n, slope=0.2, most=0.7)
         want *= min(0.2 * n, 0.7)
     np.testing.assert_allclose(reference["w"], want, rtol=1e-6)
+    for n in (37, 38, 60, 200):  # the count of two updates on a batch, and of batches
+        updates = ramped_reference(tree(1), b, 2 * n, slope=0.0075, flat=75, most=0.999)
+        batches = ramped_reference(tree(1), b, n, slope=0.015, flat=37.5, most=0.999)
+        assert_same(updates, batches, rtol=1e-5, atol=1e-6)
 
 
 def test_an_anchored_reference_keeps_what_it_began_with():

@@ -437,6 +437,10 @@ BY_FAILURE = jr.chain(
 )
 
 
+CORRECTED = jr.recipes.llds().replace(correction=jr.recipes.sol_rl().correction)
+IN_8_BITS = dataclasses.replace(CONFIG.sampling, quantization="int8")
+
+
 @pytest.mark.parametrize(
     ("recipe", "changes", "warns"),
     [
@@ -445,6 +449,10 @@ BY_FAILURE = jr.chain(
         ("llds", {"prompts_per_step": 8}, False),
         ("llds", {"prompts_per_step": 3, "epochs": 2}, False),
         ("llds", {"prompts_per_step": 3, "asynchrony": AsyncConfig(max_staleness=1)}, False),
+        ("llds", {"prompts_per_step": 3, "sampling": IN_8_BITS}, False),
+        # With a correction the ratio is to the policy at the start of the step.
+        (CORRECTED, {"prompts_per_step": 3, "sampling": IN_8_BITS}, True),
+        (CORRECTED, {"prompts_per_step": 3, "asynchrony": AsyncConfig(max_staleness=1)}, True),
         ("kl_cov", {"minibatches": 1}, True),
         (GDRO, {"prompts_per_step": 5}, True),
         (GDRO, {}, False),

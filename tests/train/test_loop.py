@@ -640,22 +640,29 @@ def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch, mesh
     assert int(run("plain", steps=3, scan_layers=True).state.step) == 3
 
 
+MESH = MeshConfig(data=2, fsdp=2, tensor=2)
+
+
 @pytest.mark.parametrize(
-    ("mesh", "samples", "named"),
+    ("mesh", "samples", "named", "mode"),
     [
-        (MeshConfig(), None, False),
-        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, False, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(), 5, False, marks=pytest.mark.slow),
-        (MeshConfig(), None, True),
-        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), None, True, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(), 5, True, marks=pytest.mark.slow),
+        (MeshConfig(), None, False, None),
+        pytest.param(MESH, None, False, None, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(), 5, False, None, marks=pytest.mark.slow),
+        (MeshConfig(), None, True, None),
+        pytest.param(MESH, None, True, None, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(), 5, True, None, marks=pytest.mark.slow),
+        pytest.param(MESH, None, True, "int8", marks=pytest.mark.slow),
+        pytest.param(MESH, None, True, "fp8", marks=pytest.mark.slow),
     ],
 )
-def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh, samples, named):
+def test_programs_are_compiled_side_by_side_and_once(
+    tmp_path, monkeypatch, mesh, samples, named, mode
+):
     """The greedy sampler beside that of rollouts, and the step while the evaluation decodes.
 
-    Another sampled evaluation is compiled beside the greedy one. The samplers of a named model are
-    compiled while its weights are read.
+    A sampled evaluation of other rollouts, or of other weights than rounded ones, is compiled
+    beside the greedy one. The samplers of a named model are compiled while its weights are read.
     """
     threads = collections.defaultdict(list)
 
@@ -667,7 +674,7 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh
 
     # Sizes of no other test, nor of another case.
     sizes = {"max_new_tokens": 7 if samples is None else 9, "group_size": 4 if named else 3}
-    sampling = dataclasses.replace(CONFIG.sampling, **sizes)
+    sampling = dataclasses.replace(CONFIG.sampling, quantization=mode, **sizes)
     changes = {
         "sampling": sampling,
         "data": dataclasses.replace(CONFIG.data, held_out=0.5),
@@ -690,7 +697,8 @@ def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch, mesh
         train(tiny_run(tmp_path / "run", **changes))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    aside = ["compile a sampler"] * (1 + named + (samples is not None))
+    apart = samples is not None or mode is not None
+    aside = ["compile a sampler"] * (1 + named + apart)
     assert sorted(threads["decode"]) == ["MainThread"] * (not named) + aside
     assert while_reading.count("compile a sampler") == 2 * named
     assert threads["step"] == ["compile a step"]

@@ -25,6 +25,7 @@ from jaxrl_llm.train import (
     AsyncConfig,
     CheckpointConfig,
     Checkpoints,
+    LoRAConfig,
     MeshConfig,
     SamplingConfig,
     TrainingError,
@@ -477,6 +478,38 @@ def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, s
     assert graded[before:] in (steps[5] + steps[6], steps[6])
     last = tmp_path / "checkpoints" / "step_00000006"
     assert last.is_dir() and not (last / "extras").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [None, "int8"])
+def test_a_run_ahead_resumes_exactly(mode, tmp_path, monkeypatch, source):
+    """Each batch is of the version before its own, and the one that waited is trained on."""
+    write, stopped = JsonLines.write, []
+
+    def wait_and_write(self, row):  # weights are published after this
+        if "loss" in row and row["step"] < 4:
+            until(lambda: len(source[-1].pending(row["step"])) == 1)
+            if len(source) == 2 and row["step"] == 2 and not stopped:
+                stopped.append(signal.raise_signal(signal.SIGINT))
+        write(self, row)
+
+    monkeypatch.setattr(JsonLines, "write", wait_and_write)
+    options = {
+        "recipe": "areal",
+        "sampling": dataclasses.replace(CONFIG.sampling, quantization=mode, slots=4),
+        "lora": LoRAConfig(rank=2),
+        "steps": 4,
+    }
+    whole = train(ahead_run(tmp_path / "whole", 1, **options))
+    cut = ahead_run(tmp_path / "cut", 1, **options)
+    assert train(cut).interrupted == signal.SIGINT
+    assert (tmp_path / "cut" / "checkpoints" / "step_00000002" / "extras").is_dir()
+    done = train(cut, resume=True)
+    assert_same(whole.state.params, done.state.params)
+    names = ("reward", "loss", "sampler_gap", "staleness")
+    rows, again = ([[row[x] for x in names] for row in y.history] for y in (whole, done))
+    assert rows == again and [row[-1] for row in rows] == [0, 1, 1, 1]
+    assert (min(row[-2] for row in rows) > 1e-3) == (mode is not None)
 
 
 def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, experiment_and_params):

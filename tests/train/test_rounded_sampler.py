@@ -165,6 +165,24 @@ def test_an_evaluation_has_the_policy_in_full_precision(tmp_path):
     assert found[0] == found[1]
 
 
+def test_a_greedy_baseline_is_of_the_rounded_policy(tmp_path):
+    remax = jr.recipes.remax()
+    with pytest.raises(ValueError, match="'remax' has no correction"):
+        tiny_run(tmp_path, recipe=remax, sampling=sampling())
+    recipe = remax.replace(correction=jr.recipes.sol_rl().correction)
+    experiment, params = load_experiment(tiny_run(tmp_path, recipe=recipe, sampling=sampling()))
+    samplers, weights = experiment.samplers, []
+
+    def baseline(params, *arguments):
+        weights.append(params)
+        return samplers.baseline(params, *arguments)
+
+    experiment = dataclasses.replace(experiment, samplers=samplers._replace(baseline=baseline))
+    start = KEY, Cursor(), experiment.collector.init(len(experiment.train))
+    batch = collect_rollouts(experiment, params, *start, number=0, version=0).batch
+    assert "greedy_rewards" in batch.extras and [has_rounded(x) for x in weights] == [True]
+
+
 def test_without_a_correction_the_ratio_is_to_the_rounded_policy(tmp_path):
     """As with rollouts of older weights: reported, and within the clip of the surrogate."""
     rows = {}
@@ -272,7 +290,7 @@ def experts():
         ({"recipe": "flow_grpo", "model": flow}, "a collector of drafts"),
         ({"recipe": "rloo"}, "a surrogate without a ratio, so rollouts of rounded weights"),
         ({"model": "smollm2-135m", "quantization": "fp8"}, "sampling.quantization asks for a sa"),
-        ({"model": own_model}, "a OwnConfig, has no `quantization`"),
+        ({"model": own_model}, "a OwnConfig, has no `quantization`. Use None"),
         ({"model": eight_bits}, "int8 has no effect on a model that rounds to int8 itself"),
         ({"model": experts}, "sampling: quantization: int8 does not round `experts`"),
     ],

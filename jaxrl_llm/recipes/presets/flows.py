@@ -101,7 +101,7 @@ def diffusion_nft(
     kl_coef: float = 1e-4,
     slope: float = 0.001,
     most: float = 0.5,
-    flat: int = 0,
+    flat: float = 0,
 ) -> Recipe:
     """Flow matching toward good samples of a past policy and away from bad ones.
 
@@ -120,11 +120,15 @@ def diffusion_nft(
       slope, most, flat: Decay of the policy that samples, see ``regularizers.ramped_reference``.
 
     References:
-      Zheng et al., DiffusionNFT (arXiv:2509.16117), the released code: 10 steps of a solver of
-      second order, here of first order; ``beta=0.1`` for text in images and for several rewards;
-      the former with ``slope=0.0075, most=0.999, flat=75`` and two updates on a batch. It trains
-      K - 1 of the K levels of each sample, chosen at random, here all. It evaluates and saves a
-      moving average of the weights, which is not included here.
+      Zheng et al., DiffusionNFT (arXiv:2509.16117), the released code: 10 steps and one update on a
+      batch. Its other settings are ``beta=0.1`` and 25 steps for several rewards; for text in
+      images ``beta=0.1``, two updates on a batch (``minibatches=2`` of a run) and decays that
+      count both, which are ``slope=0.015, most=0.999, flat=37.5`` here, where they count batches.
+      Its sampler is DPM-Solver++ of second order, but for its first and last step, here Euler's
+      method. The levels of its model are denser near 1, here they are in equal steps; of the K a
+      sample trains at K - 1, chosen at random, here at all. It evaluates and saves a moving average
+      of the weights, with a decay of ``min((1 + n) / (10 + n), 0.9)`` after n updates, which is not
+      included here.
     """
     rule = bind(regularizers.ramped_reference, slope=slope, most=most, flat=flat)
     return from_base(
@@ -154,7 +158,7 @@ def sol_rl_flow(
     kl_coef: float = 1e-4,
     slope: float = 0.001,
     most: float = 0.5,
-    flat: int = 0,
+    flat: float = 0,
 ) -> Recipe:
     """Drafts of many seeds in few steps; the best and the worst are generated again, and train.
 
